@@ -71,6 +71,10 @@ class DataError(DflopError):
     """The dataset cannot be used (not: a single bad sample, which becomes a quarantine row)."""
 
 
+class CostError(DflopError):
+    """The cost of a module cannot be predicted: no table for it, or probes that do not determine one."""
+
+
 class TrainError(DflopError):
     """Training stopped; the message names rank, stage and microbatch."""
 

@@ -1,0 +1,257 @@
+"""YAML that a person edits -> one frozen, validated configuration.
+
+A section (`model`, `cluster`, `dataset`) may be written in place or be the path of another YAML file, relative to
+the file that names it. Relative paths inside a file are relative to the working directory, as in every other tool.
+Precedence: `--set a.b=value` over the file over defaults. Unknown keys are errors that list the valid ones; nothing
+here imports torch, so a bad file is reported before anything slow happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.records import ClusterSpec
+
+_SECTION_FILES = ("model", "cluster", "dataset")
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    family: str
+    """Name of a family in `dflop/models/`."""
+    hf_config: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the family's Hugging Face config class."""
+    media: dict[str, Any] = Field(default_factory=dict)
+    """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+
+
+class DatasetConfig(Section):
+    annotations: Path
+    """LLaVA-format JSON, JSONL or JSONL.gz."""
+    media_root: Path
+    tokenizer: Path
+    """A `tokenizer.json` of the `tokenizers` library with the family's special tokens."""
+    max_llm_tokens: int = Field(default=8192, ge=8)
+    demo: bool = False
+    """Build the demo dataset in the folder of `annotations` when it is not there."""
+    demo_num_samples: int = Field(default=320, ge=1)
+
+
+class ClusterConfig(Section):
+    name: str
+    backend: Literal["inline", "local", "slurm"] = "local"
+    num_nodes: int = Field(default=1, ge=1)
+    num_processes_per_node: int = Field(ge=1)
+    memory_per_process_gib: float = Field(gt=0)
+    device: Literal["cpu", "cuda"] = "cpu"
+    num_cores_per_node: int | None = Field(default=None, ge=1)
+    """CPU cores per node; default: this machine's."""
+    hardware: str = "auto"
+    """Label of the hardware in the store; `auto` reads this machine's."""
+    slurm: dict[str, Any] = Field(default_factory=dict)
+    """Options of the Slurm launcher (`partition`, `setup`, `time_limit_min`, ...)."""
+
+    def spec(self) -> ClusterSpec:
+        """The cluster as the planner sees it."""
+        return ClusterSpec(
+            name=self.name,
+            backend=self.backend,
+            num_nodes=self.num_nodes,
+            num_processes_per_node=self.num_processes_per_node,
+            memory_per_process_bytes=int(self.memory_per_process_gib * 2**30),
+            device=self.device,
+            num_cores_per_node=self.num_cores_per_node or os.cpu_count() or 1,
+        )
+
+
+class DataProfileConfig(Section):
+    num_shards: int = Field(default=1, ge=1)
+    """Jobs the dataset is split over."""
+    max_bad_frac: float = Field(default=0.01, ge=0, le=1)
+    """More quarantined samples than this stop the run."""
+
+
+class ModelProfileConfig(Section):
+    budget_s: float = Field(default=45, gt=0)
+    """Time for probes, split over the modules; start-up of the job not counted."""
+    num_layers: tuple[int, int] = (1, 2)
+    """The two shallow depths; everything deeper is extrapolated."""
+    num_repeats: int = Field(default=3, ge=1)
+    num_probes: int = Field(default=18, ge=4)
+    """Packed groups per module and depth."""
+
+
+class PlanConfig(Section):
+    global_batch_size: int = Field(default=24, ge=1)
+    """Samples per optimizer step."""
+    microbatch_choices: tuple[int, ...] = (2, 4, 6, 8)
+    num_scenarios: int = Field(default=6, ge=1)
+    """Global batches sampled from the data distribution."""
+    top: int = Field(default=8, ge=1)
+    """Candidates re-ranked by the simulator."""
+
+
+class TrainConfig(Section):
+    num_steps: int = Field(default=40, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    warmup_steps: int = Field(default=4, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    checkpoint_every: int = Field(default=10, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    schedule_ahead: int = Field(default=2, ge=1)
+    """Steps the scheduler works ahead of training."""
+    seed: int = 0
+    """Seed of the sample order."""
+    timeout_s: float = Field(default=120, gt=0)
+    """A collective or a message slower than this ends the job."""
+
+
+class CompareConfig(Section):
+    num_batches: int = Field(default=5, ge=0)
+    """Global batches trained under both policies; 0 skips the comparison."""
+    num_repeats: int = Field(default=2, ge=1)
+
+
+class Config(Section):
+    """One run of the pipeline."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    model: ModelConfig
+    cluster: ClusterConfig
+    dataset: DatasetConfig
+    store: Path = Path(".dflop/store")
+    runs: Path = Path("runs")
+    data_profile: DataProfileConfig = DataProfileConfig()
+    model_profile: ModelProfileConfig = ModelProfileConfig()
+    plan: PlanConfig = PlanConfig()
+    train: TrainConfig = TrainConfig()
+    compare: CompareConfig = CompareConfig()
+
+    @property
+    def key(self) -> str:
+        """Hash of everything in the file: two runs with the same key are the same run."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read, compose and validate a run configuration.
+
+    Args:
+        path: YAML file.
+        overrides: `a.b.c=value` strings; the value is parsed as YAML.
+
+    Raises:
+        ConfigError: naming file and key, with the valid keys where one is unknown.
+    """
+    data = _read_yaml(path)
+    files = {"": path}
+    for section in _SECTION_FILES:
+        if isinstance(data.get(section), str):
+            files[section] = _section_path(path, section, data[section])
+            data[section] = _read_yaml(files[section])
+    for override in overrides:
+        _apply(data, override)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise _config_error(error, files) from None
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML-compatible JSON that `load_config` reads back to an equal value."""
+    return json.dumps(config.model_dump(mode="json"), indent=2) + "\n"
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration: {error.strerror}", where=str(path)) from None
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"not valid YAML: {problem}", where=f"{path}{line}") from None
+    if not isinstance(data, dict):
+        raise ConfigError("the file must hold a mapping of keys", where=str(path))
+    return data
+
+
+def _section_path(parent: Path, section: str, name: str) -> Path:
+    found = parent.parent / name
+    if not found.is_file():
+        raise ConfigError(
+            f"file `{name}` of section `{section}` does not exist",
+            where=f"{parent}: {section}",
+            hint=f"the path is relative to {parent.parent}; or write the section in place",
+        )
+    return found
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, sep, text = override.partition("=")
+    if not sep or not key:
+        raise ConfigError(f"cannot read override `{override}`", where="--set", hint="write it as section.key=value")
+    node = data
+    *parents, leaf = key.split(".")
+    for name in parents:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"`{name}` is not a section", where=f"--set {override}")
+        node = child
+    node[leaf] = YAML(typ="safe", pure=True).load(text)
+
+
+def _config_error(error: ValidationError, files: Mapping[str, Path]) -> ConfigError:
+    problems = [_describe(e, files) for e in error.errors()]
+    what, where, hint = problems[0]
+    if len(problems) > 1:
+        hint += f"{'; ' if hint else ''}and {len(problems) - 1} more: " + ", ".join(p[1] for p in problems[1:])
+    return ConfigError(what, where=where, hint=hint)
+
+
+def _describe(error: Any, files: Mapping[str, Path]) -> tuple[str, str, str]:
+    loc = [str(part) for part in error["loc"]]
+    section = loc[0] if loc and loc[0] in files else ""
+    where = f"{files[section]}: {'.'.join(loc[1:] if section else loc)}"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key `{loc[-1]}`", where, did_you_mean(loc[-1], _valid_keys(loc[:-1]))
+    if error["type"] == "missing":
+        return f"missing key `{loc[-1]}`", where, ""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{message} (got {_short(error['input'])})", where, ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _valid_keys(loc: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = Config
+    for name in loc:
+        annotation = section.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        section = annotation
+    return list(section.model_fields)

@@ -1,0 +1,117 @@
+"""Pixels and samples for training. What cannot be decoded in full raises `BadMedia`; nothing is patched up.
+
+Decoders prefer to give something: a half-grey JPEG, a concealed frame, silence. A model trains on that without a
+word, so every sign of damage the decoders do report is an error here, and the sample goes to quarantine.
+Decoding is deterministic: same file, same library, same array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from dflop.data.headers import BadMedia, audio_stream, open_container, open_image, orientation, video_stream
+
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode_image(path: Path) -> npt.NDArray[np.uint8]:
+    """RGB pixels of an image (first frame), upright; same size as its header.
+
+    Transparency is laid on white and 16-bit grey scaled to 8 bits.
+
+    Returns:
+        uint8 of shape (height_px, width_px, 3).
+
+    Raises:
+        BadMedia: not an image, too large, truncated or otherwise undecodable.
+    """
+    with open_image(path) as image:
+        turn = _TRANSPOSE.get(orientation(image))
+        image.load()
+        pixels = _to_rgb(image)
+        return np.array(pixels.transpose(turn) if turn is not None else pixels, dtype=np.uint8)
+
+
+def decode_video(path: Path, frame_indices: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """RGB pixels of chosen frames of a video, in the order asked for.
+
+    Args:
+        path: Video file.
+        frame_indices: Frames in presentation order, from 0; repeats are allowed.
+
+    Returns:
+        uint8 of shape (len(frame_indices), height_px, width_px, 3).
+
+    Raises:
+        BadMedia: no video stream, a damaged frame before the last one asked for, or fewer frames than that.
+    """
+    if not frame_indices or min(frame_indices) < 0:
+        raise ValueError(f"frame_indices must be non-empty and not negative: {list(frame_indices)[:8]}")
+    wanted, last = set(frame_indices), max(frame_indices)
+    frames: dict[int, npt.NDArray[np.uint8]] = {}
+    number = -1
+    with open_container(path) as container:
+        # Sequential from the start: seeking by time is inexact for the variable-rate files people have.
+        for number, frame in enumerate(container.decode(video_stream(container))):
+            if frame.is_corrupt:
+                raise BadMedia(f"video frame {number} is damaged")
+            if number in wanted:
+                frames[number] = np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+            if number == last:
+                break
+    if number < last:
+        raise BadMedia(f"video ends after {number + 1} frames, frame {last} was asked for")
+    sizes = {frame.shape for frame in frames.values()}
+    if len(sizes) > 1:
+        raise BadMedia(f"video changes its size: {', '.join(f'{w} x {h} px' for h, w, _ in sorted(sizes))}")
+    return np.stack([frames[i] for i in frame_indices])
+
+
+def decode_audio(path: Path, sample_rate_hz: int) -> npt.NDArray[np.float32]:
+    """Mono samples of an audio file (or of a video's sound track) at the rate asked for.
+
+    Returns:
+        float32 of shape (num_samples,), nominally in -1..1; num_samples is within a resampler's rounding of
+        duration_s * sample_rate_hz.
+
+    Raises:
+        BadMedia: no audio stream, no samples, or a damaged packet.
+    """
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
+    chunks: list[npt.NDArray[np.float32]] = []
+    with open_container(path) as container:
+        for frame in container.decode(audio_stream(container)):
+            if frame.is_corrupt:
+                raise BadMedia("audio frame is damaged")
+            chunks += [out.to_ndarray()[0] for out in resampler.resample(frame)]
+        if chunks:
+            chunks += [out.to_ndarray()[0] for out in resampler.resample(None)]
+    if not sum(len(chunk) for chunk in chunks):
+        raise BadMedia("no audio samples")
+    return np.concatenate(chunks).astype(np.float32, copy=False)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # Pillow clips 16-bit grey to 255 (all white) instead of scaling it.
+        grey = np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        opaque = image.convert("RGBA")
+        paper = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(paper, opaque).convert("RGB")
+    return image.convert("RGB")

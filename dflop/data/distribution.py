@@ -1,0 +1,97 @@
+"""The joint distribution of a dataset's shapes: a frame for people and SQL, a summary, and batches for the planner.
+
+Planning on means is what data-blind systems do; here every number stays attached to its sample, so the correlations
+that make batches uneven (long videos with short texts, many images with long answers) survive into the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from dflop.errors import DataError
+from dflop.records import LLM, SampleShape
+
+GROUPS = ("text", "single_image", "multi_image", "video", "audio", "mixed")
+
+
+def group_of(shape: SampleShape) -> str:
+    """Modality group of a sample, one of `GROUPS`."""
+    kinds = {item.kind for item in shape.items}
+    if not kinds:
+        return "text"
+    if len(kinds) > 1:
+        return "mixed"
+    if kinds == {"image"}:
+        return "single_image" if len(shape.items) == 1 else "multi_image"
+    return kinds.pop()
+
+
+def encoders_of(shapes: Sequence[SampleShape]) -> tuple[str, ...]:
+    """Encoder modules that have work in these samples, sorted."""
+    return tuple(sorted({item.module for shape in shapes for item in shape.items}))
+
+
+def shapes_frame(shapes: Sequence[SampleShape]) -> pl.DataFrame:
+    """One row per sample: ids, group, token counts, and `<module>_{items,tokens,sum_sq_tokens}` per module."""
+    modules = (*encoders_of(shapes), LLM)
+    columns: dict[str, list[object]] = {
+        "sample_index": [s.sample_index for s in shapes],
+        "sample_id": [s.sample_id for s in shapes],
+        "group": [group_of(s) for s in shapes],
+        "num_text_tokens": [s.num_text_tokens for s in shapes],
+        "num_supervised_tokens": [s.num_supervised_tokens for s in shapes],
+    }
+    for module in modules:
+        loads = [s.load(module) for s in shapes]
+        columns[f"{module}_items"] = [load.num_items for load in loads]
+        columns[f"{module}_tokens"] = [load.num_tokens for load in loads]
+        columns[f"{module}_sum_sq_tokens"] = [load.sum_sq_tokens for load in loads]
+    text = {"sample_id": pl.String, "group": pl.String}
+    return pl.DataFrame(columns, schema={name: text.get(name, pl.Int64) for name in columns})
+
+
+def summary(frame: pl.DataFrame) -> pl.DataFrame:
+    """Quantiles of tokens per modality group and module, of a frame from `shapes_frame`.
+
+    Returns:
+        Columns `group`, `module`, `num_samples`, `p50_tokens`, `p90_tokens`, `p99_tokens`, `max_tokens`; one row per
+        group (`all` last) and module that has work in it.
+    """
+    modules = [name.removesuffix("_items") for name in frame.columns if name.endswith("_items")]
+    everything = pl.concat([frame, frame.with_columns(group=pl.lit("all"))])
+    parts = []
+    for module in [LLM, *(m for m in modules if m != LLM)]:
+        tokens = pl.col(f"{module}_tokens")
+        quantiles = [tokens.quantile(q).cast(pl.Int64).alias(f"p{round(q * 100)}_tokens") for q in (0.5, 0.9, 0.99)]
+        parts.append(
+            everything.group_by("group").agg(
+                pl.lit(module).alias("module"),
+                pl.len().alias("num_samples"),
+                *quantiles,
+                tokens.max().alias("max_tokens"),
+            )
+        )
+    rank = {group: position for position, group in enumerate((*GROUPS, "all"))}
+    table = pl.concat(parts).filter(pl.col("max_tokens") > 0)
+    return table.sort(pl.col("group").replace_strict(rank), maintain_order=True)
+
+
+def sample_batches(
+    shapes: Sequence[SampleShape], global_batch_size: int, num_batches: int, seed: int
+) -> list[tuple[SampleShape, ...]]:
+    """Independent global batches for the planner to simulate, each drawn without replacement.
+
+    A dataset smaller than a batch gives batches of the whole dataset.
+
+    Raises:
+        DataError: there are no shapes.
+    """
+    if not shapes:
+        raise DataError("no healthy samples to draw batches from", hint="see the quarantine table for the reasons")
+    rng = np.random.default_rng(seed)
+    size = min(global_batch_size, len(shapes))
+    draws = (rng.choice(len(shapes), size=size, replace=False) for _ in range(num_batches))
+    return [tuple(shapes[i] for i in draw) for draw in draws]

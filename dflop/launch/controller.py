@@ -1,0 +1,77 @@
+"""The process that owns a local job: starts its tasks, watches them, and ends them together.
+
+`python -m dflop.launch.controller FOLDER JOB_ID`, started by `local.py` in a session of its own, so that the job
+outlives the process that submitted it. submitit's controller does the starting; added here are a job id that is not
+a pid, the end of the whole job when one task fails (its peers would hang in a collective for ever), a record of how
+each task ended, and no orphans. It looks 24 times a second, so a killed rank is seen within 50 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from submitit.local.local import Controller
+
+from dflop.launch.process import ProcessId, family, kill_all
+
+PEER_GRACE_S = 2.0
+"""How long the other tasks may go on after one failed: long enough to write the traceback that explains the failure."""
+
+
+class JobController(Controller):
+    """submitit's controller, for one job id; leaves `<job_id>_exit.json` behind."""
+
+    def __init__(self, folder: Path, job_id: str) -> None:
+        super().__init__(folder)
+        self.pid = job_id  # submitit names the job's files after it
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
+
+    def wait(self, freq: int = 24) -> Sequence[int | None]:
+        """Watch until all tasks have ended, one has failed, or the time limit has passed."""
+        limit = time.monotonic() + self.timeout_s
+        warn_at = limit - self.signal_delay_s
+        dead_rank: int | None = None
+        while True:
+            codes = [task.poll() for task in self.tasks]
+            now = time.monotonic()
+            if dead_rank is None and (failed := [rank for rank, code in enumerate(codes) if code]):
+                # Signals first: of several tasks seen dead at once, that one did not die of the others.
+                dead_rank = min(failed, key=lambda rank: (codes[rank] or 0) > 0)
+                limit = min(limit, now + PEER_GRACE_S)
+            if None not in codes or now >= limit:
+                timed_out = dead_rank is None and None in codes
+                self._write_exit(codes, dead_rank, timed_out)
+                return codes
+            if now >= warn_at and dead_rank is None:
+                warn_at = float("inf")
+                self._forward_signal(signal.SIGUSR2)
+            time.sleep(1 / freq)
+
+    def _write_exit(self, codes: Sequence[int | None], dead_rank: int | None, timed_out: bool) -> None:
+        path = Path(self.folder) / f"{self.pid}_exit.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"codes": codes, "dead_rank": dead_rank, "timed_out": timed_out}))
+        partial.rename(path)
+
+
+def main(folder: str, job_id: str) -> None:
+    """Run the job to its end, then take everything it started down with it."""
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    try:
+        JobController(Path(folder), job_id).run(max_retry=1)
+    except KeyboardInterrupt:
+        print(f"job {job_id} was told to stop", file=sys.stderr)
+    finally:
+        kill_all(set(family(me)) - {me})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

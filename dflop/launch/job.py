@@ -1,0 +1,179 @@
+"""A job as a value: what to run, on what, how to find it again, and what became of it.
+
+A payload is named, never shipped: `entry` is `module:function` and `args` are strings, usually a run directory, so
+nothing but names is pickled and a job can be read, repeated and debugged by hand. A `JobHandle` is all that another
+process needs to watch, cancel or collect the job; everything else about it lies in its folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from dflop.errors import LaunchError
+from dflop.records import from_dict
+
+
+class JobState(StrEnum):
+    """Where a job is in its life, in the same words for every backend."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    NODE_FAIL = "node_fail"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+    """Nobody knows the job any more and it left no result."""
+
+    @property
+    def is_final(self) -> bool:
+        """The state will not change again."""
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+    @property
+    def is_infrastructure_failure(self) -> bool:
+        """The machine failed, not the payload: the same job submitted again may well succeed."""
+        return self in (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.LOST)
+
+
+class JobStatus(NamedTuple):
+    """State of a job and, in the scheduler's or our own words, why."""
+
+    state: JobState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a job asks for. Zero or empty means: do not ask, take the site's default."""
+
+    num_nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int = 1
+    gpus_per_node: int = 0
+    memory_bytes: int = 0
+    """Per node."""
+    time_limit_min: int = 60
+    partition: str = ""
+    setup: tuple[str, ...] = ()
+    """Shell lines run before the tasks start: `module load`, `source env.sh`."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Further sbatch options without their dashes: `{"account": "a1", "exclusive": ""}`; only Slurm reads them."""
+
+    @property
+    def num_tasks(self) -> int:
+        return self.num_nodes * self.tasks_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One job to submit: every task calls `entry(*args)` and learns its rank from the environment."""
+
+    name: str
+    entry: str
+    """`package.module:function`, importable where the job runs."""
+    args: tuple[str, ...]
+    key: str
+    """Identity of the work: a live job with the same key is adopted, not submitted again."""
+    folder: Path
+    """Logs, pickles and the batch script go here; created with mode 0700."""
+    resources: Resources = field(default_factory=Resources)
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of every task."""
+
+
+class LogPaths(NamedTuple):
+    """The two log files of one task."""
+
+    stdout: Path
+    stderr: Path
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle:
+    """A submitted job, as anyone can find it again."""
+
+    backend: str
+    job_id: str
+    name: str
+    key: str
+    folder: Path
+    num_tasks: int
+    submitted_at_s: float
+
+    def path(self, suffix: str) -> Path:
+        """File of this job; the job id leads the name, so that submissions can share a folder."""
+        return self.folder / f"{self.job_id}_{suffix}"
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` is the inverse."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> JobHandle:
+        """The handle that `to_json` wrote."""
+        return from_dict(JobHandle, json.loads(text))
+
+    def __str__(self) -> str:
+        return f"job `{self.name}` ({self.backend} {self.job_id})"
+
+
+def log_paths(handle: JobHandle, rank: int = 0) -> LogPaths:
+    """Where the task of global rank `rank` writes its stdout and stderr (submitit's names)."""
+    return LogPaths(handle.path(f"{rank}_log.out"), handle.path(f"{rank}_log.err"))
+
+
+def make_folder(folder: Path) -> Path:
+    """Create the job folder, private to the user: whoever can write to it can run code as its owner.
+
+    Raises:
+        LaunchError: the folder belongs to somebody else or cannot be made.
+    """
+    folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make the job folder: {error.strerror}", where=str(folder), hint="choose another run directory"
+        ) from error
+    return folder
+
+
+class Launcher(Protocol):
+    """Runs jobs somewhere. All four methods work on handles that another process created."""
+
+    backend: str
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        """Start the job, or queue it, and return without waiting for it.
+
+        Raises:
+            LaunchError: the job was refused.
+        """
+        ...
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """What is known about the job now; cheap enough to call every second."""
+        ...
+
+    def cancel(self, handle: JobHandle) -> None:
+        """End the job and everything it started; does nothing to a job that has ended."""
+        ...
+
+    def collect(self, handle: JobHandle) -> list[Any]:
+        """Return value of every task, by rank, of a job whose state is final.
+
+        Raises:
+            LaunchError: the job did not end well; the message shows the first real error, its rank and its log.
+        """
+        ...

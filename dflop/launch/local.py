@@ -1,0 +1,204 @@
+"""Jobs as processes of this machine, through submitit's local executor.
+
+submitit starts everything at once, names jobs by pid and blanks CUDA_VISIBLE_DEVICES; here at most `max_jobs` run at
+a time (a timing probe wants the machine to itself), ids are unique over time and devices stay visible. All state is
+in the job's folder: `_owner.json` (the process in charge: a controller, or this process while the job queues),
+`_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share one machine, hence one node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from submitit.local.local import LocalExecutor, LocalJob
+
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
+from dflop.launch.payload import Payload, thread_environment
+from dflop.launch.process import ProcessId, end_family
+from dflop.launch.results import collect_values, result_path, status_from_results
+
+TIMEOUT_SIGNAL_DELAY_S = 60
+
+
+class LocalLauncher:
+    """Launcher for this machine, with a first-in first-out queue.
+
+    Args:
+        max_jobs: How many jobs of this launcher run at once; later ones start when `poll` or `submit` finds room.
+        cancel_grace_s: How long a cancelled job may clean up before it is killed.
+    """
+
+    backend = "local"
+
+    def __init__(self, *, max_jobs: int = 1, cancel_grace_s: float = 3.0) -> None:
+        self.max_jobs = max_jobs
+        self.cancel_grace_s = cancel_grace_s
+        self._lock = threading.RLock()
+        self._queue: dict[str, tuple[JobHandle, JobSpec]] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        """Start the job if there is room, else queue it in this process."""
+        folder = make_folder(spec.folder)
+        job_id = uuid.uuid4().hex[:12]
+        handle = JobHandle(self.backend, job_id, spec.name, spec.key, folder, spec.resources.num_tasks, time.time())
+        with self._lock:
+            self._queue[job_id] = (handle, spec)
+            _write_owner(handle, os.getpid())
+            self._admit()
+        return handle
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """State from the job's folder and /proc; also starts queued jobs for which there is room."""
+        with self._lock:
+            self._admit()
+            queue = list(self._queue)
+        if handle.job_id in queue:
+            return JobStatus(JobState.QUEUED, f"{queue.index(handle.job_id)} jobs ahead, {self.max_jobs} run at once")
+        return _read_status(handle)
+
+    def cancel(self, handle: JobHandle) -> None:
+        """End the job's tasks and all their children."""
+        with self._lock:
+            if _read_status(handle).state.is_final:
+                return
+            handle.path("cancelled").touch()
+            if self._queue.pop(handle.job_id, None) is not None:
+                return
+        owner = _read_owner(handle)
+        # A job queued by another process is owned by that process: it sees the mark before it starts the job.
+        if owner is not None and owner.pid != os.getpid() and handle.path("controller.log").exists():
+            end_family(owner, grace_s=self.cancel_grace_s)
+
+    def collect(self, handle: JobHandle) -> list[Any]:
+        """Return value of every task, by rank.
+
+        Raises:
+            LaunchError: the job failed, was cancelled or is still running.
+        """
+        exit_record = _read_json(handle.path("exit.json"))
+        dead_rank = exit_record["dead_rank"] if exit_record else None
+        was_killed = exit_record is not None and dead_rank is not None and exit_record["codes"][dead_rank] < 0
+        return collect_values(handle, self.poll(handle), dead_rank=dead_rank if was_killed else None)
+
+    def _admit(self) -> None:
+        self._running = {job_id: p for job_id, p in self._running.items() if p.poll() is None}
+        for job_id, (handle, spec) in list(self._queue.items()):
+            if len(self._running) >= self.max_jobs:
+                return
+            del self._queue[job_id]
+            if not handle.path("cancelled").exists():
+                self._running[job_id] = _start(handle, spec)
+
+
+class _OneJobExecutor(LocalExecutor):
+    """submitit's local executor, with our controller in a session of its own and the environment left alone."""
+
+    def __init__(self, handle: JobHandle, spec: JobSpec) -> None:
+        super().__init__(handle.folder)
+        self.handle = handle
+        self.spec = spec
+        self.controller: subprocess.Popen[bytes]
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        resources, job_id, folder = self.spec.resources, self.handle.job_id, str(self.handle.folder)
+        env = {
+            **os.environ,
+            **thread_environment(resources.cpus_per_task),
+            **self.spec.env,
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_NTASKS": str(resources.num_tasks),
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * resources.time_limit_min),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(TIMEOUT_SIGNAL_DELAY_S),
+            "SUBMITIT_LOCAL_WITH_SHELL": "",
+            "SUBMITIT_STDERR_TO_STDOUT": "",
+        }
+        args = [sys.executable, "-m", "dflop.launch.controller", folder, job_id]
+        if resources.setup:
+            args = ["bash", "-c", " && ".join([*resources.setup, f"exec {shlex.join(args)}"])]
+        with self.handle.path("controller.log").open("wb") as log:
+            self.controller = subprocess.Popen(
+                args, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        _write_owner(self.handle, self.controller.pid)
+        return LocalJob(folder, job_id, tasks=list(range(resources.num_tasks)), process=self.controller)
+
+
+def _start(handle: JobHandle, spec: JobSpec) -> subprocess.Popen[bytes]:
+    executor = _OneJobExecutor(handle, spec)
+    executor.submit(Payload(spec.entry, spec.args, master_port=_free_port()))
+    return executor.controller
+
+
+def _read_status(handle: JobHandle) -> JobStatus:
+    if handle.path("cancelled").exists():
+        return JobStatus(JobState.CANCELLED)
+    owner = _read_owner(handle)
+    alive = owner is not None and owner.is_alive
+    # Asked after the owner: a controller that ends between the two questions has written its record by then.
+    if (record := _read_json(handle.path("exit.json"))) is not None:
+        return _status_from_exit(handle, record)
+    started = handle.path("controller.log").exists()
+    if alive:
+        return JobStatus(JobState.RUNNING) if started else JobStatus(JobState.QUEUED, "waits in another process")
+    if not started:
+        return JobStatus(JobState.LOST, "it was queued in a process that has died")
+    status = status_from_results(handle)
+    if status.state is JobState.FAILED and owner is not None:
+        end_family(owner, grace_s=0)  # tasks of a killed controller live on
+    return status
+
+
+def _status_from_exit(handle: JobHandle, record: dict[str, Any]) -> JobStatus:
+    if record["timed_out"]:
+        return JobStatus(JobState.TIMEOUT, "time limit reached")
+    rank = record["dead_rank"]
+    if rank is not None:
+        code = record["codes"][rank]
+        if code < 0:
+            return JobStatus(JobState.FAILED, f"rank {rank} died (signal {-code})")
+        if result_path(handle, rank).exists():
+            return status_from_results(handle)
+        return JobStatus(JobState.FAILED, f"rank {rank} exited with code {code} and no traceback")
+    return status_from_results(handle)
+
+
+def _write_owner(handle: JobHandle, pid: int) -> None:
+    owner = ProcessId.of(pid)
+    assert owner is not None, "the owner is this process or an unreaped child"
+    path = handle.path("owner.json")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(dataclasses.asdict(owner)))
+    partial.rename(path)
+
+
+def _read_owner(handle: JobHandle) -> ProcessId | None:
+    record = _read_json(handle.path("owner.json"))
+    return ProcessId(**record) if record else None
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads(path.read_text()))
+    return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

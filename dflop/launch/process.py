@@ -1,0 +1,101 @@
+"""Processes of this machine, told apart for certain and ended for certain.
+
+A pid alone names nobody: the kernel reuses it. A pid with the start time from /proc does. A job is a session (the
+controller calls setsid) plus whatever descends from it, so ending the family catches children that made process
+groups or sessions of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+class _Stat(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    state: str
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process that cannot be mistaken for a later one with the same pid."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks between boot and the start of the process."""
+
+    @staticmethod
+    def of(pid: int) -> ProcessId | None:
+        """The process that has this pid now, or None."""
+        stat = _stat(pid)
+        return ProcessId(pid, stat.start_ticks) if stat else None
+
+    @property
+    def is_alive(self) -> bool:
+        """It is still there and is no zombie."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+
+
+def family(root: ProcessId) -> list[ProcessId]:
+    """Live members of the session `root` leads and all their descendants, `root` included.
+
+    Also right after `root` has died: Linux does not give its pid to anyone while a session still carries it.
+    """
+    leader = _stat(root.pid)
+    if leader is not None and leader.start_ticks != root.start_ticks:
+        return []
+    stats = [s for entry in os.listdir("/proc") if entry.isdigit() and (s := _stat(int(entry)))]
+    members = {s.pid for s in stats if s.session == root.pid or s.pid == root.pid}
+    grown = True
+    while grown:
+        children = {s.pid for s in stats if s.parent in members} - members
+        members |= children
+        grown = bool(children)
+    return [ProcessId(s.pid, s.start_ticks) for s in stats if s.pid in members and s.state not in "ZX"]
+
+
+def end_family(root: ProcessId, *, grace_s: float) -> None:
+    """Ask `root` to stop with SIGTERM, give it `grace_s` to clean up, then kill what is left of its family."""
+    doomed = family(root)
+    if root.is_alive:
+        _signal(root, signal.SIGTERM)
+        _wait_until_gone(doomed, grace_s)
+    kill_all({*doomed, *family(root)})
+
+
+def kill_all(processes: set[ProcessId]) -> None:
+    """SIGKILL every one that is still alive, and wait until the kernel has taken them down."""
+    for process in processes:
+        if process.is_alive:
+            _signal(process, signal.SIGKILL)
+    _wait_until_gone(list(processes), 5.0)
+
+
+def _wait_until_gone(processes: list[ProcessId], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and any(p.is_alive for p in processes):
+        time.sleep(0.02)
+
+
+def _signal(process: ProcessId, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it went by itself in the meantime
+        os.kill(process.pid, number)
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name, in parentheses, may itself hold spaces and parentheses: count from the last one.
+    fields = text[text.rindex(")") + 2 :].split()
+    return _Stat(pid, parent=int(fields[1]), session=int(fields[3]), state=fields[0], start_ticks=int(fields[19]))

@@ -1,0 +1,142 @@
+"""Reads what the tasks of a job left behind, and finds the error that started the trouble.
+
+When one rank of a distributed job fails, its peers fail too, with errors that say only that somebody hung up, often
+earlier than the culprit, which is still unwinding. So causes are ranked: killed by a signal, then tracebacks of the
+payload's own, then such echoes; within a class the earliest wins.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import LaunchError
+from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
+
+TAIL_LINES = 20
+
+_ECHO = re.compile(
+    r"connection (closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)|ncclRemoteError|"
+    r"remote process exited|timed out waiting|connectFullMesh",
+    re.IGNORECASE,
+)
+_NOT_REQUEUED = "Job not requeued because: timed-out"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What one task left: a value, or a traceback."""
+
+    rank: int
+    ok: bool
+    value: Any
+    trace: str
+    finished_at_s: float
+
+    @property
+    def headline(self) -> str:
+        """Last line of the traceback that names the exception."""
+        lines = [line for line in self.trace.splitlines() if line.strip()]
+        named = [line for line in lines if re.match(r"[\w.]+(:|$)", line)]
+        return (named or lines or [""])[-1]
+
+    @property
+    def is_echo(self) -> bool:
+        """The task failed because another one had."""
+        return not self.ok and _ECHO.search(self.headline) is not None
+
+    @property
+    def is_timeout(self) -> bool:
+        """The task was told that the time limit is near and could not be requeued."""
+        return _NOT_REQUEUED in self.trace
+
+
+def result_path(handle: JobHandle, rank: int) -> Path:
+    """Pickle that the task of this rank leaves when its entry returned or raised (submitit's name)."""
+    return handle.path(f"{rank}_result.pkl")
+
+
+def has_all_results(handle: JobHandle) -> bool:
+    """Every task has returned or raised. One `stat` per task."""
+    return all(result_path(handle, rank).exists() for rank in range(handle.num_tasks))
+
+
+def read_results(handle: JobHandle) -> list[TaskResult]:
+    """Results of the tasks that left one, by rank."""
+    found = []
+    for rank in range(handle.num_tasks):
+        path = result_path(handle, rank)
+        if path.exists():
+            outcome, value = pickle.loads(path.read_bytes())
+            ok = outcome == "success"
+            trace = "" if ok else str(value)
+            found.append(TaskResult(rank, ok, value if ok else None, trace, path.stat().st_mtime))
+    return found
+
+
+def first_error(results: list[TaskResult]) -> TaskResult | None:
+    """The traceback that explains the others, or None when no task left one."""
+    failed = [r for r in results if not r.ok]
+    return min(failed, key=lambda r: (r.is_echo, r.finished_at_s), default=None)
+
+
+def status_from_results(handle: JobHandle) -> JobStatus:
+    """Final status of a job of which only the files are left."""
+    results = read_results(handle)
+    error = first_error(results)
+    if error is not None:
+        state = JobState.TIMEOUT if error.is_timeout else JobState.FAILED
+        return JobStatus(state, f"rank {error.rank}: {error.headline}")
+    missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
+    if missing:
+        return JobStatus(JobState.FAILED, f"killed: rank {missing[0]} left no result")
+    return JobStatus(JobState.DONE)
+
+
+def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | None = None) -> list[Any]:
+    """Values of all tasks by rank, or the error that explains why there are none.
+
+    Args:
+        handle: The job.
+        status: Its final status.
+        dead_rank: Task known to have been killed by a signal; it outranks any traceback.
+
+    Raises:
+        LaunchError: with the first real error, its rank and its log.
+    """
+    if not status.state.is_final:
+        raise LaunchError(f"{handle} is still {status.state}", hint="wait for it before collecting")
+    results = read_results(handle)
+    if status.state is JobState.DONE and len(results) == handle.num_tasks and all(r.ok for r in results):
+        return [r.value for r in results]
+    error = first_error(results)
+    # An echo explains nothing when we know who was killed, or that a person or the scheduler ended the job.
+    if error is not None and not (error.is_echo and (dead_rank is not None or status.reason)):
+        log = log_paths(handle, error.rank).stderr
+        what = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks} raised {error.headline}"
+        raise LaunchError(f"{what}\n{error.trace.rstrip()}", where=str(log))
+    missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
+    rank = dead_rank if dead_rank is not None else (missing or [0])[0]
+    logs = log_paths(handle, rank)
+    what = f"{handle} {status.state}: {status.reason or f'rank {rank} left no result and no traceback'}"
+    raise LaunchError(what + _tail(logs.stderr), where=str(logs.stderr), hint=_hint(status))
+
+
+def _hint(status: JobStatus) -> str:
+    if status.state is JobState.OOM or "signal 9" in status.reason:
+        return "the kernel kills with signal 9 when memory runs out (see dmesg): fewer tokens per microbatch, more memory"
+    if status.state is JobState.TIMEOUT:
+        return "raise the job's time limit"
+    if status.state.is_infrastructure_failure:
+        return "the machine failed, not the payload: submit again"
+    return ""
+
+
+def _tail(log: Path) -> str:
+    if not log.exists():
+        return ""
+    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n" + "\n".join(f"  | {line}" for line in lines) if lines else ""

@@ -1,0 +1,81 @@
+"""Decoded media to encoder input arrays, as the Hugging Face processors make them (numpy, no torch).
+
+`patchify` is the tail of Qwen2VL's image processor (rescale, normalise with CLIP statistics, cut into patches in
+merge-window order); tests hold it equal to the processor. `log_mel` is `WhisperFeatureExtractor` on the clip padded
+with silence, which equals the family's "pad to 300 s, then drop the padding" at a fraction of the work.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+SAMPLE_RATE_HZ = 16_000
+MEL_HOP_SAMPLES = 160
+_MEL_TAIL_FRAMES = 4
+"""Silent frames appended before the STFT so that the last real frame sees zeros, not a reflection of the clip."""
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def patchify(
+    frames_THWC: np.ndarray, grid: tuple[int, int, int], *, patch_px: int, merge: int, temporal_patch: int
+) -> np.ndarray:
+    """Patches of a clip in the order the vision tower expects.
+
+    Args:
+        frames_THWC: uint8, sides equal to the grid times `patch_px`; a single frame is repeated in time.
+        grid: (temporal, height, width) patches.
+        patch_px: Side of a patch.
+        merge: Patches merged into one LLM row per axis.
+        temporal_patch: Frames per temporal patch.
+
+    Returns:
+        float32 `[t * h * w, 3 * temporal_patch * patch_px**2]`.
+
+    Raises:
+        ValueError: frame count or size does not match the grid.
+    """
+    grid_t, grid_h, grid_w = grid
+    if len(frames_THWC) == 1:
+        frames_THWC = np.repeat(frames_THWC, temporal_patch, axis=0)
+    if frames_THWC.shape[:3] != (grid_t * temporal_patch, grid_h * patch_px, grid_w * patch_px):
+        raise ValueError(f"frames {frames_THWC.shape} do not match grid {grid} of {patch_px} px patches")
+    scale = (np.float32(1 / 255) / np.asarray(CLIP_STD, dtype=np.float32)).astype(np.float32)
+    shift = (np.asarray(CLIP_MEAN) / np.asarray(CLIP_STD)).astype(np.float32)
+    pixels = frames_THWC.astype(np.float32) * scale - shift
+    blocks = pixels.reshape(
+        grid_t, temporal_patch, grid_h // merge, merge, patch_px, grid_w // merge, merge, patch_px, 3
+    )
+    ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    return np.ascontiguousarray(ordered.reshape(grid_t * grid_h * grid_w, -1))
+
+
+def log_mel(waveform: np.ndarray, *, num_frames: int, num_mel_bins: int) -> np.ndarray:
+    """Log-mel frames of a mono 16 kHz clip.
+
+    The clip is cut or padded with silence to `num_frames` frames, so that a header that is off by a few samples
+    cannot change the number of rows the plan promised.
+
+    Returns:
+        float32 `[num_mel_bins, num_frames]`.
+    """
+    num_samples = (num_frames + _MEL_TAIL_FRAMES) * MEL_HOP_SAMPLES
+    clip = np.zeros(num_samples, dtype=np.float32)
+    kept = min(len(waveform), num_frames * MEL_HOP_SAMPLES)
+    clip[:kept] = waveform[:kept]
+    features = _extractor(num_mel_bins)(
+        clip, sampling_rate=SAMPLE_RATE_HZ, padding=False, truncation=False, return_tensors="np"
+    )
+    mel: np.ndarray = features["input_features"][0][:, :num_frames].astype(np.float32)
+    return mel
+
+
+@functools.cache
+def _extractor(num_mel_bins: int) -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(feature_size=num_mel_bins, sampling_rate=SAMPLE_RATE_HZ)

@@ -1,0 +1,106 @@
+"""Exact block-diagonal causal attention over packed sequences, registered with transformers as `dflop_packed`.
+
+A microbatch is one row of tokens holding several samples back to back; `cu_seq_lens_q` says where each starts. On
+CUDA in half precision the variable-length kernels do this in one call (flash-attn when it can be imported, else
+torch's varlen attention); elsewhere each segment gets its own SDPA call, so the cost is the sum of squares and never the square of
+the sum, and no T x T mask is ever built.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+PACKED = "dflop_packed"
+
+
+def register() -> None:
+    """Make `attn_implementation="dflop_packed"` known to transformers; calling it again changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, packed_attention)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query_BHTD: torch.Tensor,
+    key_BGTD: torch.Tensor,
+    value_BGTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention within each packed segment.
+
+    Args:
+        module: Attention layer; its `is_causal` applies unless `is_causal` is given.
+        query_BHTD: `[1, heads, tokens, head_dim]`.
+        key_BGTD: `[1, kv_heads, tokens, head_dim]`.
+        value_BGTD: As `key_BGTD`.
+        attention_mask: Always None here: segments come from `cu_seq_lens_q`.
+        scaling: Factor on the scores.
+        dropout: Attention dropout probability.
+        is_causal: Overrides the layer's own flag.
+        cu_seq_lens_q: int32 `[segments + 1]` boundaries; None means a single segment.
+
+    Returns:
+        `[1, tokens, heads, head_dim]` and no weights.
+    """
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    half = query_BHTD.dtype in (torch.float16, torch.bfloat16)
+    if cu_seq_lens_q is not None and query_BHTD.is_cuda and half:
+        return _varlen_kernel()(query_BHTD, key_BGTD, value_BGTD, cu_seq_lens_q, scaling, dropout, causal), None
+    lengths = [query_BHTD.shape[2]] if cu_seq_lens_q is None else (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
+    segments = zip(*(x.split(lengths, dim=2) for x in (query_BHTD, key_BGTD, value_BGTD)), strict=True)
+    out = [
+        F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        for q, k, v in segments
+    ]
+    return torch.cat(out, dim=2).transpose(1, 2).contiguous(), None
+
+
+@functools.cache
+def _varlen_kernel() -> Callable[..., torch.Tensor]:
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        return _torch_varlen
+
+    def flash(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, scale: float, drop: float, causal: bool
+    ) -> torch.Tensor:
+        longest = int((cu[1:] - cu[:-1]).max())
+        packed = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))
+        out: torch.Tensor = flash_attn_varlen_func(
+            *packed, cu, cu, longest, longest, dropout_p=drop, softmax_scale=scale, causal=causal
+        )
+        return out[None]
+
+    return flash
+
+
+def _torch_varlen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, scale: float, drop: float, causal: bool
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = int((cu[1:] - cu[:-1]).max())
+    groups = q.shape[1] // k.shape[1]
+    packed = [
+        x[0].repeat_interleave(groups if x is not q else 1, dim=0).transpose(0, 1).contiguous() for x in (q, k, v)
+    ]
+    # Kernels hold the scores' scale fixed at 1/sqrt(head_dim) in some releases: fold any other scale into the query.
+    packed[0] = packed[0] * (scale * q.shape[-1] ** 0.5)
+    window = (-1, 0) if causal else (-1, -1)
+    out: torch.Tensor = varlen_attn(*packed, cu, cu, longest, longest, window_size=window)
+    return out[None]

@@ -1,0 +1,228 @@
+"""Qwen2.5-Omni thinker: a native-resolution vision tower and a chunked audio tower feeding a Qwen2.5 decoder.
+
+Sizes follow the Hugging Face processor: an image is resized so that both sides are multiples of
+`patch_size * spatial_merge_size` within [min_pixels, max_pixels]; a video is sampled at `video_fps` to an even number
+of frames, each resized the same way; audio becomes 10 ms mel frames, cut into chunks of `2 * n_window`. Attention
+runs per frame (or per window) in the vision tower and per chunk in the audio tower, hence the sums of squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, patchify
+from dflop.models.family import Decoder, Family, MediaTokens, Placement, Tower
+from dflop.records import LLM, ModuleSpec
+
+MAX_ASPECT_RATIO = 200
+TEMPORAL_PATCH_FRAMES = 2
+
+_MEDIA_DEFAULTS: Mapping[str, Any] = {
+    "min_pixels": 56 * 56,
+    "max_pixels": 28 * 28 * 1280,
+    "video_fps": 2.0,
+    "video_min_frames": 4,
+    "video_max_frames": 64,
+    "video_max_pixels": 28 * 28 * 768,
+    "audio_max_s": 300.0,
+}
+_VISION = {
+    "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3, "patch_size": 14,
+    "spatial_merge_size": 2, "window_size": 112, "out_hidden_size": 3584, "fullatt_block_indexes": (7, 15, 23, 31),
+}  # fmt: skip
+_AUDIO = {
+    "encoder_layers": 32, "d_model": 1280, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+    "num_mel_bins": 128, "n_window": 100, "output_dim": 3584,
+}  # fmt: skip
+_TEXT = {
+    "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+class Qwen25OmniThinker(Family):
+    """`Qwen2_5OmniThinkerForConditionalGeneration`; media limits as in `_MEDIA_DEFAULTS`."""
+
+    name = "qwen2_5_omni_thinker"
+    modules = ("vision", "audio", LLM)
+    media_tokens = {
+        "image": MediaTokens("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>"),
+        "video": MediaTokens("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
+        "audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
+    }
+    config_class = "Qwen2_5OmniThinkerConfig"
+    model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
+
+    towers = {
+        "vision": Tower("model.visual", "hidden_states", 0, "grid_thw", 3, "pooler_output"),
+        "audio": Tower("model.audio_tower", "input_features", 1, "feature_lens", 1, "last_hidden_state"),
+    }
+    decoder = Decoder(path="model.language_model", head="lm_head", rope="model")
+
+    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
+        for key in media:
+            if key not in _MEDIA_DEFAULTS:
+                raise ConfigError(
+                    f"unknown media limit `{key}`", where=f"model.media.{key}", hint=did_you_mean(key, _MEDIA_DEFAULTS)
+                )
+        super().__init__(hf_config, {**_MEDIA_DEFAULTS, **media})
+        self.vision = {**_VISION, **self.hf_config.get("vision_config", {})}
+        self.audio = {**_AUDIO, **self.hf_config.get("audio_config", {})}
+        self.text = {**_TEXT, **self.hf_config.get("text_config", {})}
+
+    def frame_size_px(self, grid: tuple[int, int, int]) -> tuple[int, int]:
+        return grid[1] * self.vision["patch_size"], grid[2] * self.vision["patch_size"]
+
+    def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, int]:
+        if module == "audio":
+            return self.audio["num_mel_bins"], grid[0]
+        patch_values = self.vision["in_channels"] * TEMPORAL_PATCH_FRAMES * self.vision["patch_size"] ** 2
+        return grid[0] * grid[1] * grid[2], patch_values
+
+    def item_array(self, kind: str, media: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+        if kind == "audio":
+            return log_mel(media, num_frames=grid[0], num_mel_bins=self.audio["num_mel_bins"])
+        return patchify(
+            media,
+            grid,
+            patch_px=self.vision["patch_size"],
+            merge=self.vision["spatial_merge_size"],
+            temporal_patch=TEMPORAL_PATCH_FRAMES,
+        )
+
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        return {
+            "image_token_index": token_id["<|IMAGE|>"],
+            "video_token_index": token_id["<|VIDEO|>"],
+            "audio_token_index": token_id["<|AUDIO|>"],
+            "vision_start_token_id": token_id["<|vision_bos|>"],
+            "audio_start_token_id": token_id["<|audio_bos|>"],
+            "audio_end_token_id": token_id["<|audio_eos|>"],
+        }
+
+    def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
+        config = {k: dict(v) if isinstance(v, Mapping) else v for k, v in self.hf_config.items()}
+        key, depth = {"vision": ("vision_config", "depth"), "audio": ("audio_config", "encoder_layers")}.get(
+            module, ("text_config", "num_hidden_layers")
+        )
+        section = dict(config.get(key, {}))
+        section[depth] = num_layers
+        if module == "vision":
+            # The last layer of a probe keeps full attention, so that two depths see both kinds where the model has both.
+            every_layer_full = len(self.vision["fullatt_block_indexes"]) == self.vision["depth"]
+            section["fullatt_block_indexes"] = list(range(num_layers)) if every_layer_full else [num_layers - 1]
+        config[key] = section
+        return config
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        return (self._vision_spec(), self._audio_spec(), self._text_spec())
+
+    def place(self, kind: str, *, width_px: int, height_px: int, num_frames: int, duration_s: float) -> Placement:
+        if kind == "audio":
+            return self._place_audio(duration_s)
+        if kind == "image":
+            height, width = self._resize(height_px, width_px, self.media["max_pixels"])
+            return self._place_vision(1, height, width)
+        num_sampled = len(self.frame_indices(num_frames, duration_s))
+        height, width = self._resize(height_px, width_px, self.media["video_max_pixels"])
+        return self._place_vision(num_sampled // TEMPORAL_PATCH_FRAMES, height, width)
+
+    def frame_indices(self, num_frames: int, duration_s: float) -> tuple[int, ...]:
+        if num_frames < 1:
+            raise ValueError("video has no frames")
+        wanted = round(duration_s * self.media["video_fps"])
+        limit = min(self.media["video_max_frames"], max(num_frames, TEMPORAL_PATCH_FRAMES))
+        num_sampled = min(max(wanted, self.media["video_min_frames"]), limit)
+        num_sampled = max(TEMPORAL_PATCH_FRAMES, num_sampled // TEMPORAL_PATCH_FRAMES * TEMPORAL_PATCH_FRAMES)
+        return tuple(round(i * (num_frames - 1) / max(num_sampled - 1, 1)) for i in range(num_sampled))
+
+    def seconds_per_grid(self, num_sampled_frames: int, duration_s: float) -> float:
+        return TEMPORAL_PATCH_FRAMES * duration_s / num_sampled_frames
+
+    def _resize(self, height_px: int, width_px: int, max_pixels: int) -> tuple[int, int]:
+        if min(height_px, width_px) < 1:
+            raise ValueError(f"size {width_px}x{height_px} is empty")
+        if max(height_px, width_px) / min(height_px, width_px) > MAX_ASPECT_RATIO:
+            raise ValueError(f"aspect ratio of {width_px}x{height_px} exceeds {MAX_ASPECT_RATIO}")
+        factor = self.vision["patch_size"] * self.vision["spatial_merge_size"]
+        min_pixels = self.media["min_pixels"]
+        height = round(height_px / factor) * factor
+        width = round(width_px / factor) * factor
+        if height * width > max_pixels:
+            beta = math.sqrt(height_px * width_px / max_pixels)
+            height = max(factor, math.floor(height_px / beta / factor) * factor)
+            width = max(factor, math.floor(width_px / beta / factor) * factor)
+        elif height * width < min_pixels:
+            beta = math.sqrt(min_pixels / (height_px * width_px))
+            height = math.ceil(height_px * beta / factor) * factor
+            width = math.ceil(width_px * beta / factor) * factor
+        return height, width
+
+    def _place_vision(self, grid_t: int, height_px: int, width_px: int) -> Placement:
+        patch, merge = self.vision["patch_size"], self.vision["spatial_merge_size"]
+        grid_h, grid_w = height_px // patch, width_px // patch
+        num_tokens = grid_t * grid_h * grid_w
+        num_full = len([i for i in self.vision["fullatt_block_indexes"] if i < self.vision["depth"]])
+        side = self.vision["window_size"] // merge // patch
+        heights = [min(side, grid_h // merge - top) for top in range(0, grid_h // merge, side)]
+        widths = [min(side, grid_w // merge - left) for left in range(0, grid_w // merge, side)]
+        full_sq = grid_t * (grid_h * grid_w) ** 2
+        window_sq = grid_t * sum((h * w * merge * merge) ** 2 for h in heights for w in widths)
+        depth = self.vision["depth"]
+        return Placement(
+            module="vision",
+            grid=(grid_t, grid_h, grid_w),
+            num_tokens=num_tokens,
+            sum_sq_tokens=round((num_full * full_sq + (depth - num_full) * window_sq) / depth),
+            num_rows=num_tokens // merge**2,
+        )
+
+    def _place_audio(self, duration_s: float) -> Placement:
+        if duration_s > self.media["audio_max_s"]:
+            raise ValueError(f"audio of {duration_s:.1f} s exceeds audio_max_s = {self.media['audio_max_s']:g}")
+        num_mel = math.ceil(round(duration_s * SAMPLE_RATE_HZ) / MEL_HOP_SAMPLES)
+        num_tokens = (num_mel - 1) // 2 + 1
+        num_rows = (num_tokens - 2) // 2 + 1
+        if num_rows < 1:
+            raise ValueError(f"audio of {duration_s:.3f} s is shorter than one token")
+        chunk = 2 * self.audio["n_window"]
+        lengths = [min(chunk, num_mel - start) for start in range(0, num_mel, chunk)]
+        return Placement("audio", (num_mel, 0, 0), num_tokens, sum(((n - 1) // 2 + 1) ** 2 for n in lengths), num_rows)
+
+    def _vision_spec(self) -> ModuleSpec:
+        c = self.vision
+        h, mlp, out = c["hidden_size"], c["intermediate_size"], c["out_hidden_size"]
+        merged = h * c["spatial_merge_size"] ** 2
+        layer = 4 * (h * h + h) + 3 * h * mlp + 2 * mlp + h + 2 * h
+        patch_embed = c["in_channels"] * TEMPORAL_PATCH_FRAMES * c["patch_size"] ** 2 * h
+        merger = h + merged * merged + merged + merged * out + out
+        return ModuleSpec("vision", c["depth"], h, c["num_heads"], c["num_heads"], layer, patch_embed + merger, 1, (1,))
+
+    def _audio_spec(self) -> ModuleSpec:
+        c = self.audio
+        h, mlp, out = c["d_model"], c["encoder_ffn_dim"], c["output_dim"]
+        layer = 4 * h * h + 3 * h + 2 * h * mlp + mlp + h + 4 * h
+        convolutions = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h
+        edge = convolutions + 2 * out + 2 * h + h * out + out
+        heads = c["encoder_attention_heads"]
+        return ModuleSpec("audio", c["encoder_layers"], h, heads, heads, layer, edge, 1, (1,))
+
+    def _text_spec(self) -> ModuleSpec:
+        c = self.text
+        h, mlp, heads, kv_heads = (
+            c["hidden_size"],
+            c["intermediate_size"],
+            c["num_attention_heads"],
+            c["num_key_value_heads"],
+        )
+        kv = h // heads * kv_heads
+        layer = 2 * h * h + h + 2 * (h * kv + kv) + 3 * h * mlp + 2 * h
+        tied = bool(self.hf_config.get("tie_word_embeddings", False))
+        edge = c["vocab_size"] * h * (1 if tied else 2) + h
+        depth = c["num_hidden_layers"]
+        return ModuleSpec(LLM, depth, h, heads, kv_heads, layer, edge, depth, (1,))

@@ -1,0 +1,115 @@
+"""A global batch as arrays: the items of each module, and the loads and seconds of any way of owning them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.records import LLM, ModulePlan, ModuleWork, Plan, SampleShape
+from dflop.simulate.step import Node
+
+Ints = npt.NDArray[np.int64]
+Owner = tuple[tuple[tuple[int, ...], ...], ...]
+"""`owner[microbatch][dp_rank]` = item ids in packed order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleItems:
+    """Items of one module in a global batch, in arrival order; for the LLM an item is a whole sample."""
+
+    module: str
+    sample: tuple[int, ...]
+    """Position in the batch of the sample each item belongs to."""
+    rank_in_sample: tuple[int, ...]
+    rows: tuple[int, ...]
+    num_tokens: Ints
+    sum_sq_tokens: Ints
+
+    def work(self, owner: Owner) -> ModuleWork:
+        """The items under an owner, as it travels in a `StepPlan`."""
+        return ModuleWork(self.module, self.sample, self.rank_in_sample, self.rows, owner)
+
+    def of_samples(self) -> list[list[int]]:
+        """Per sample position its item ids; samples beyond the last one with an item are absent."""
+        found: list[list[int]] = [[] for _ in range(max(self.sample, default=-1) + 1)]
+        for item, position in enumerate(self.sample):
+            found[position].append(item)
+        return found
+
+
+def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
+    """Items that `batch` brings to `module`."""
+    columns = (
+        [(position, 0, s.num_llm_tokens, s.num_llm_tokens, s.num_llm_tokens**2) for position, s in enumerate(batch)]
+        if module == LLM
+        else [
+            (position, rank, item.num_rows, item.num_tokens, item.sum_sq_tokens)
+            for position, sample in enumerate(batch)
+            for rank, item in enumerate(sample.items)
+            if item.module == module
+        ]
+    )
+    table = np.array(columns, dtype=np.int64).reshape(-1, 5).T
+    sample, rank_in_sample, rows = (tuple(column.tolist()) for column in table[:3])
+    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4])
+
+
+def owner_loads(items: ModuleItems, owner: Owner) -> tuple[Ints, Ints, Ints]:
+    """(num_items, num_tokens, sum_sq_tokens) of each microbatch on each rank, each `[num_microbatches, dp]`."""
+    shape = (len(owner), len(owner[0]))
+    loads = np.zeros((3, *shape), dtype=np.int64)
+    for k, ranks in enumerate(owner):
+        for rank, ids in enumerate(ranks):
+            picked = list(ids)
+            loads[:, k, rank] = len(ids), items.num_tokens[picked].sum(), items.sum_sq_tokens[picked].sum()
+    return loads[0], loads[1], loads[2]
+
+
+def stage_durations(
+    plan: Plan, items: Mapping[str, ModuleItems], owners: Mapping[str, Owner], cost: CostModel
+) -> dict[Node, list[tuple[float, float]]]:
+    """Predicted (forward_s, backward_s) per node and microbatch: the `durations` of `simulate_step`."""
+    found: dict[Node, list[tuple[float, float]]] = {}
+    for m in plan.modules:
+        loads = owner_loads(items[m.module], owners[m.module])
+        for stage, num_layers in enumerate(m.layers_per_stage):
+            edge = has_edge(m.layers_per_stage, stage)
+            forward, backward = cost.module_seconds(
+                m.module, *loads, num_layers=num_layers, edge=edge, tp=m.parallel.tp
+            )
+            for rank in range(m.parallel.dp):
+                found[m.module, stage, rank] = list(
+                    zip(forward[:, rank].tolist(), backward[:, rank].tolist(), strict=True)
+                )
+    return found
+
+
+def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
+    """Seconds each item adds to the slowest stage of its module: the weight that balancing works with."""
+    ones = np.ones(len(items.sample))
+    layers = module_plan.layers_per_stage
+    per_stage = [
+        cost.item_seconds(
+            items.module,
+            ones,
+            items.num_tokens,
+            items.sum_sq_tokens,
+            num_layers=num_layers,
+            edge=has_edge(layers, stage),
+            tp=module_plan.parallel.tp,
+        )
+        for stage, num_layers in enumerate(layers)
+    ]
+    return max(per_stage, key=lambda seconds: float(seconds.sum()))
+
+
+def split_evenly(ids: Sequence[int], num_parts: int) -> list[tuple[int, ...]]:
+    """Contiguous parts whose sizes differ by at most one, larger ones first."""
+    size, extra = divmod(len(ids), num_parts)
+    ends = list(itertools.accumulate(size + (part < extra) for part in range(num_parts)))
+    return [tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,141 @@
+"""One global batch as an operation graph: who computes what, and who waits for whom.
+
+Encoders run side by side and feed LLM stage 0. A data-parallel rank of the LLM waits only for the encoder ranks that
+hold items of its own samples, and an encoder rank's backward only for the LLM ranks that consumed its items; a
+rank with nothing to do for a microbatch passes over it. This is the routing the engine computes from the same
+`StepPlan`. Gradient reduction and the optimizer are not part of the graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from dflop.records import LLM, ModuleWork, Plan
+from dflop.simulate.events import OpGraph, Timeline, simulate, simulate_reference
+from dflop.simulate.order import Phase, one_f_one_b
+
+Node = tuple[str, int, int]
+"""(module, stage, dp_rank)."""
+Durations = Mapping[Node, Sequence[tuple[float, float]]]
+"""Per node and microbatch (forward_s, backward_s)."""
+
+
+def simulate_step(
+    plan: Plan,
+    work: tuple[ModuleWork, ...],
+    durations: Durations,
+    *,
+    max_concurrency: int | None = None,
+    delay_s: float = 0.0,
+) -> Timeline:
+    """Timeline of one step; node i of it is `step_nodes(plan)[i]`, operation ids come from `op_id`.
+
+    Args:
+        plan: Layout; its `num_microbatches` is the length of every `durations` entry.
+        work: Owners of every module of the plan.
+        durations: Ignored where the owner of a microbatch is empty.
+        max_concurrency: Nodes that can compute at the same time; None when each has a device of its own.
+        delay_s: Communication delay per dependency.
+    """
+    return run_graph(step_graph(plan, work, durations, delay_s=delay_s), max_concurrency)
+
+
+def run_graph(graph: OpGraph, max_concurrency: int | None) -> Timeline:
+    """Timeline by the fast pass where nothing contends, by the reference where it does."""
+    if max_concurrency is None or max_concurrency >= len(graph.node_ops):
+        return simulate(graph)
+    return simulate_reference(graph, max_concurrency=max_concurrency)
+
+
+def step_nodes(plan: Plan) -> tuple[Node, ...]:
+    """Nodes in the order of the plan's modules, then stage, then data-parallel rank."""
+    return tuple(
+        (m.module, stage, dp_rank)
+        for m in plan.modules
+        for stage in range(m.parallel.pp)
+        for dp_rank in range(m.parallel.dp)
+    )
+
+
+def num_stages_after(plan: Plan, module: str, stage: int) -> int:
+    """Stages between this one and the loss: what decides its 1F1B warm-up."""
+    own = plan.module(module).parallel.pp - 1 - stage
+    return own if module == LLM else own + plan.module(LLM).parallel.pp
+
+
+def op_id(num_microbatches: int, node: int, microbatch: int, phase: Phase) -> int:
+    """Number of an operation in the graph of `step_graph`."""
+    return 2 * (node * num_microbatches + microbatch) + (phase == "B")
+
+
+def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, *, delay_s: float = 0.0) -> OpGraph:
+    """Operation graph of one step under the 1F1B order of every node."""
+    m, nodes = plan.num_microbatches, step_nodes(plan)
+    index = {node: i for i, node in enumerate(nodes)}
+    owner = {w.module: w.owner for w in work}
+    links = _links(work)
+    seconds: list[float] = [0.0] * (2 * m * len(nodes))
+    depends: list[tuple[int, ...]] = [()] * (2 * m * len(nodes))
+    for node, (module, stage, rank) in enumerate(nodes):
+        for k in range(m):
+            if not owner[module][k][rank]:
+                continue
+            forward, backward = op_id(m, node, k, "F"), op_id(m, node, k, "B")
+            seconds[forward], seconds[backward] = durations[module, stage, rank][k]
+            before, after = _neighbours(plan, links, module, stage, rank, k)
+            depends[forward] = tuple(op_id(m, index[n], k, "F") for n in before)
+            depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
+    orders = [one_f_one_b(m, num_stages_after(plan, module, stage)) for module, stage, _ in nodes]
+    node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
+    return OpGraph(node_ops, tuple(seconds), tuple(depends), delay_s)
+
+
+def with_slot_order(graph: OpGraph, num_microbatches: int, slots: Sequence[int]) -> OpGraph:
+    """The same work with microbatch `slots[k]` of `graph` run in position k; operation ids keep their meaning."""
+    m = num_microbatches
+
+    def moved(op: int) -> int:
+        node, k, phase = op // 2 // m, op // 2 % m, op % 2
+        return 2 * (node * m + slots[k]) + phase
+
+    return dataclasses.replace(graph, node_ops=tuple(tuple(moved(op) for op in ops) for ops in graph.node_ops))
+
+
+Links = Mapping[tuple[str, int, int], tuple[Node, ...]]
+"""Per (module, microbatch, dp_rank) the (module, 0, dp_rank) it exchanges rows with across the encoder-LLM edge."""
+
+
+def _links(work: tuple[ModuleWork, ...]) -> Links:
+    llm = next(w for w in work if w.module == LLM)
+    home = {
+        llm.item_sample[i]: (k, rank)
+        for k, ranks in enumerate(llm.owner)
+        for rank, items in enumerate(ranks)
+        for i in items
+    }
+    found: dict[tuple[str, int, int], dict[Node, None]] = {}
+    for encoder in (w for w in work if w.module != LLM):
+        for k, ranks in enumerate(encoder.owner):
+            for rank, items in enumerate(ranks):
+                for i in items:
+                    llm_k, llm_rank = home[encoder.item_sample[i]]
+                    assert llm_k == k, f"{encoder.module} item {i} in microbatch {k}, its sample in {llm_k}"
+                    found.setdefault((encoder.module, k, rank), {})[LLM, 0, llm_rank] = None
+                    found.setdefault((LLM, k, llm_rank), {})[encoder.module, 0, rank] = None
+    return {key: tuple(peers) for key, peers in found.items()}
+
+
+def _neighbours(
+    plan: Plan, links: Links, module: str, stage: int, rank: int, microbatch: int
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """Nodes whose forward this one needs, and nodes whose backward it needs."""
+    last = plan.module(module).parallel.pp - 1
+    peers = links.get((module, microbatch, rank), ())
+    before: tuple[Node, ...] = ((module, stage - 1, rank),) if stage > 0 else ()
+    after: tuple[Node, ...] = ((module, stage + 1, rank),) if stage < last else ()
+    if module == LLM and stage == 0:
+        before = tuple((name, plan.module(name).parallel.pp - 1, peer) for name, _, peer in peers)
+    if module != LLM and stage == last:
+        after = peers
+    return before, after

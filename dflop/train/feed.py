@@ -1,0 +1,224 @@
+"""StepPlan -> the tensors this rank needs, and only those: encoder ranks decode media, LLM ranks tokenize text.
+
+A whole step is prepared before it starts (one step ahead, in a thread), so that a file that turns out to be broken is
+known to every rank in time: its rows become zeros, its sample carries no loss, and nobody else's gradient changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dflop.errors import TrainError
+from dflop.models.build import IGNORE_LABEL, LlmStage, MediaPosition
+from dflop.models.family import Family
+from dflop.parallel.topology import Seat, rank_of
+from dflop.records import LLM, MediaItem, Plan, SampleShape, StepPlan
+from dflop.train.routes import routes
+
+
+class MediaError(Exception):
+    """A media item cannot be decoded; the message is the quarantine reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedSample:
+    """Token ids of one sample with media placeholders expanded."""
+
+    input_ids: np.ndarray
+    """int64 `[tokens]`."""
+    labels: np.ndarray
+    """int64 `[tokens]`, `IGNORE_LABEL` where no loss is taken."""
+    item_starts: tuple[int, ...]
+    """Position of the first placeholder of each media item."""
+
+
+class SampleSource(Protocol):
+    """Where tokens and media come from; `jobs/` supplies the one over datasets, tests a synthetic one."""
+
+    def shape(self, sample_index: int) -> SampleShape:
+        """Shape of a sample."""
+        ...
+
+    def tokens(self, sample_index: int) -> TokenizedSample:
+        """Tokens of a sample."""
+        ...
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        """Encoder input of one media item; raises `MediaError`."""
+        ...
+
+    def seconds_per_grid(self, item: MediaItem) -> float:
+        """Seconds per temporal patch of a video, 0 otherwise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Rows exchanged with one peer for one microbatch."""
+
+    peer: int
+    rows: torch.Tensor
+    """int64 index of the rows in this rank's own tensor (encoder output, or packed LLM tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One encoder microbatch."""
+
+    data: torch.Tensor
+    grids: torch.Tensor
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LlmInput:
+    """One LLM microbatch; every stage of a replica holds the same."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    transfers: tuple[Transfer, ...]
+    loss_where: torch.Tensor
+    """Positions that predict a supervised token."""
+    loss_targets: torch.Tensor
+    loss_sample: torch.Tensor
+    """For each of them, the position of its sample in the global batch."""
+
+
+MicrobatchInput = EncoderInput | LlmInput | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """Everything one rank needs for one step."""
+
+    step_plan: StepPlan
+    microbatches: tuple[MicrobatchInput, ...]
+    bad_samples: Mapping[int, tuple[str, str]]
+    """Position in the global batch -> (path, reason) of media this rank failed to decode."""
+
+
+class Feed:
+    """Prepares steps for one seat.
+
+    Args:
+        source: Tokens and media.
+        family: Shapes of encoder inputs.
+        plan: The layout.
+        seat: This rank's place in it.
+        llm_stage: The rank's own stage when it serves the LLM (for rope positions), else None.
+    """
+
+    def __init__(
+        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, llm_stage: LlmStage | None
+    ) -> None:
+        self._source, self._family, self._plan, self._seat = source, family, plan, seat
+        self._llm_stage = llm_stage
+
+    def prepare(self, step_plan: StepPlan) -> PreparedStep:
+        """Decode or tokenize this rank's part of a global batch."""
+        bad: dict[int, tuple[str, str]] = {}
+        inputs: list[MicrobatchInput] = []
+        for k in range(step_plan.num_microbatches):
+            if self._seat.module == LLM:
+                inputs.append(self._llm_input(step_plan, k))
+            else:
+                inputs.append(self._encoder_input(step_plan, k, bad))
+        return PreparedStep(step_plan, tuple(inputs), bad)
+
+    def _encoder_input(self, step_plan: StepPlan, k: int, bad: dict[int, tuple[str, str]]) -> EncoderInput | None:
+        work, module = step_plan.of(self._seat.module), self._seat.module
+        items = work.owner[k][self._seat.dp_rank]
+        if not items:
+            return None
+        arrays, grids = [], []
+        for item in items:
+            position, rank_in_sample = work.item_sample[item], work.item_rank_in_sample[item]
+            index = step_plan.sample_index[position]
+            media = self._source.shape(index).items[rank_in_sample]
+            try:
+                arrays.append(self._source.array(index, rank_in_sample))
+            except MediaError as error:
+                bad[position] = (media.path, str(error))
+                arrays.append(np.zeros(self._family.array_shape(module, media.grid), dtype=np.float32))
+            grids.append(media.grid)
+        tower, llm = self._family.towers[module], self._plan.module(LLM)
+        transfers = tuple(
+            Transfer(rank_of(llm, 0, r.llm_dp), _index(r.source_rows))
+            for r in routes(step_plan, module, k)
+            if r.encoder_dp == self._seat.dp_rank
+        )
+        data = torch.from_numpy(np.concatenate(arrays, axis=tower.data_axis))
+        return EncoderInput(data, torch.tensor(grids), transfers)
+
+    def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput | None:
+        llm = step_plan.of(LLM)
+        positions = [llm.item_sample[i] for i in llm.owner[k][self._seat.dp_rank]]
+        if not positions:
+            return None
+        samples = [self._tokens(step_plan.sample_index[p]) for p in positions]
+        starts = np.concatenate([[0], np.cumsum([len(s.input_ids) for s in samples])])
+        where, targets, owner = [], [], []
+        for start, position, sample in zip(starts, positions, samples, strict=False):
+            (supervised,) = np.nonzero(sample.labels[1:] != IGNORE_LABEL)
+            where.append(supervised + start)
+            targets.append(sample.labels[supervised + 1])
+            owner.append(np.full(len(supervised), position))
+        return LlmInput(
+            input_ids=torch.from_numpy(np.concatenate([s.input_ids for s in samples])),
+            position_ids=torch.cat(
+                [self._positions(step_plan.sample_index[p], s) for p, s in zip(positions, samples, strict=True)], dim=1
+            ),
+            cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
+            transfers=self._receives(step_plan, k, dict(zip(positions, zip(starts, samples, strict=False), strict=True))),
+            loss_where=torch.from_numpy(np.concatenate(where)),
+            loss_targets=torch.from_numpy(np.concatenate(targets)),
+            loss_sample=torch.from_numpy(np.concatenate(owner)),
+        )
+
+    def _tokens(self, sample_index: int) -> TokenizedSample:
+        sample, shape = self._source.tokens(sample_index), self._source.shape(sample_index)
+        if len(sample.input_ids) != shape.num_llm_tokens:
+            raise TrainError(
+                f"sample `{shape.sample_id}` has {len(sample.input_ids)} tokens but was profiled with "
+                f"{shape.num_llm_tokens}",
+                where=f"annotation row {sample_index}",
+                hint="annotations or tokenizer changed after the data profile: profile again",
+            )
+        return sample
+
+    def _positions(self, sample_index: int, sample: TokenizedSample) -> torch.Tensor:
+        if self._llm_stage is None:
+            raise TrainError(f"rank {self._seat.rank} was asked for LLM input but holds `{self._seat.module}`")
+        items = [
+            MediaPosition(i.kind, i.grid, self._source.seconds_per_grid(i))
+            for i in self._source.shape(sample_index).items
+        ]
+        return self._llm_stage.positions(torch.from_numpy(sample.input_ids), items)
+
+    def _receives(
+        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, TokenizedSample]]
+    ) -> tuple[Transfer, ...]:
+        transfers = []
+        for encoder in self._plan.encoders:
+            work = step_plan.of(encoder.module)
+            for route in routes(step_plan, encoder.module, k):
+                if route.llm_dp != self._seat.dp_rank:
+                    continue
+                spans = []
+                for item in route.items:
+                    start, sample = packed[work.item_sample[item]]
+                    first = int(start) + sample.item_starts[work.item_rank_in_sample[item]]
+                    spans.append((first, first + work.item_rows[item]))
+                last_stage = encoder.parallel.pp - 1
+                transfers.append(Transfer(rank_of(encoder, last_stage, route.encoder_dp), _index(spans)))
+        return tuple(transfers)
+
+
+def _index(spans: Sequence[tuple[int, int]]) -> torch.Tensor:
+    return torch.cat([torch.arange(start, end) for start, end in spans])

@@ -1,0 +1,44 @@
+create or replace view v_cost_effective as
+with corrected as (
+    select
+        cost_table.*,
+        coalesce(correction.factor, 1.0) as factor,
+        correction.run_id as corrected_by_run_id
+    from v_cost_table_latest as cost_table
+    left join v_correction_latest as correction using (table_id, module)
+)
+
+select
+    table_id,
+    profile_key,
+    module,
+    tp,
+    hardware,
+    software,
+    dtype,
+    source,
+    num_layers,
+    factor,
+    corrected_by_run_id,
+    {
+        layer_fixed: factor * forward_s.layer_fixed,
+        layer_per_token: factor * forward_s.layer_per_token,
+        layer_per_sq_token: factor * forward_s.layer_per_sq_token,
+        edge_fixed: factor * forward_s.edge_fixed,
+        edge_per_token: factor * forward_s.edge_per_token,
+        edge_per_item: factor * forward_s.edge_per_item
+    } as forward_s,
+    {
+        layer_fixed: factor * backward_s.layer_fixed,
+        layer_per_token: factor * backward_s.layer_per_token,
+        layer_per_sq_token: factor * backward_s.layer_per_sq_token,
+        edge_fixed: factor * backward_s.edge_fixed,
+        edge_per_token: factor * backward_s.edge_per_token,
+        edge_per_item: factor * backward_s.edge_per_item
+    } as backward_s,
+    activation_bytes,
+    median_error_frac
+from corrected;
+
+comment on view v_cost_effective is
+'Cost tables in force with their latest correction multiplied in (seconds only, bytes are not corrected).';

@@ -1,0 +1,48 @@
+create or replace view v_plan as
+with place as (
+    select
+        plan_id,
+        run_id,
+        unnest(modules) as place
+    from plan
+),
+
+layout as (
+    select
+        plan_id,
+        run_id,
+        string_agg(
+            format('{} tp{} pp{} dp{}', place.module, place.parallel.tp, place.parallel.pp, place.parallel.dp),
+            ' | ' order by place.first_rank
+        ) as layout_text,
+        sum(place.parallel.tp * place.parallel.pp * place.parallel.dp)::bigint as num_processes,
+        max(list_max(place.stage_memory_bytes)) as peak_memory_bytes
+    from place
+    group by all
+)
+
+select
+    plan.run_id,
+    plan.candidate_rank,
+    plan.plan_id,
+    layout.layout_text,
+    layout.num_processes,
+    plan.num_microbatches,
+    plan.global_batch_size,
+    plan.formula_step_s,
+    plan.predicted_step_s,
+    plan.baseline_step_s,
+    plan.baseline_step_s / nullif(plan.predicted_step_s, 0) as predicted_speedup,
+    layout.peak_memory_bytes,
+    plan.snapshot_seq,
+    plan.reason
+from plan
+inner join layout using (plan_id, run_id)
+qualify
+    row_number() over (
+        partition by plan.run_id, plan.plan_id
+        order by plan._producer desc, plan._seq desc, plan.rowid desc
+    ) = 1;
+
+comment on view v_plan is
+'Plan and runners-up of every run. Grain: one row per run_id, plan_id; candidate_rank 0 runs. Seconds and bytes.';

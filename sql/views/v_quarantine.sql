@@ -1,0 +1,24 @@
+create or replace view v_quarantine as
+select
+    'sample' as what,
+    _run_id as run_id,
+    format('{}#{}', profile_key, sample_index) as name,
+    path,
+    format('{}: {}', phase, reason) as reason
+from quarantined_sample
+qualify
+    row_number() over (
+        partition by profile_key, sample_index, phase
+        order by _run_id, _producer, _seq, rowid
+    ) = 1
+union all by name
+select
+    'file' as what,
+    split_part(path, '/', 2) as run_id,
+    parse_filename(path) as name,
+    path,
+    reason
+from file_quarantine;
+
+comment on view v_quarantine is
+'Everything that was left out, and why. Grain: one row per sample and phase, and one per refused spool file.';

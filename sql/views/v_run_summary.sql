@@ -1,0 +1,90 @@
+-- Training rows carry the run's own id; comparison rows carry <run_id>/compare and are no run of their own.
+create or replace view v_run_summary as
+with trained as (
+    -- A step repeated after a restart counts once, as its last attempt.
+    select *
+    from v_step
+    where not contains(run_id, '/')
+    qualify row_number() over (partition by run_id, step order by attempt desc, observed_at_s desc) = 1
+),
+
+training as (
+    select
+        run_id,
+        count(*) as num_steps,
+        arg_min(loss, step) as first_loss,
+        arg_max(loss, step) as last_loss,
+        median(step_s) as median_step_s,
+        avg(idle_frac) as idle_frac,
+        median(llm_tokens_per_s) as llm_tokens_per_s
+    from trained
+    group by all
+),
+
+comparison as (
+    select
+        split_part(run_id, '/', 1) as run_id,
+        median(step_s) filter (where policy = 'arrival') as arrival_step_s,
+        median(step_s) filter (where policy = 'balanced') as balanced_step_s,
+        median(predicted_step_s) filter (where policy = 'arrival') as predicted_arrival_step_s,
+        median(predicted_step_s) filter (where policy = 'balanced') as predicted_balanced_step_s,
+        avg(idle_frac) filter (where policy = 'arrival') as arrival_idle_frac,
+        avg(idle_frac) filter (where policy = 'balanced') as balanced_idle_frac
+    from v_step
+    where suffix(run_id, '/compare')
+    group by all
+),
+
+quarantine as (
+    select
+        run_id,
+        count(distinct name) as num_quarantined_samples
+    from v_quarantine
+    where what = 'sample'
+    group by all
+),
+
+corrections as (
+    select
+        run_id,
+        count(*) as num_corrections
+    from correction
+    group by all
+)
+
+select
+    run.run_id,
+    run.state,
+    plan.layout_text as plan_layout,
+    plan.num_microbatches,
+    coalesce(training.num_steps, 0) as num_steps,
+    training.first_loss,
+    training.last_loss,
+    training.median_step_s,
+    comparison.arrival_step_s,
+    comparison.balanced_step_s,
+    comparison.arrival_step_s / comparison.balanced_step_s as measured_speedup,
+    coalesce(
+        comparison.predicted_arrival_step_s / comparison.predicted_balanced_step_s, plan.predicted_speedup
+    ) as predicted_speedup,
+    training.idle_frac,
+    comparison.arrival_idle_frac,
+    comparison.balanced_idle_frac,
+    training.llm_tokens_per_s,
+    coalesce(quarantine.num_quarantined_samples, 0) as num_quarantined_samples,
+    coalesce(corrections.num_corrections, 0) as num_corrections,
+    run.name,
+    run.started_at_s,
+    run.observed_at_s - run.started_at_s as elapsed_s,
+    run.run_dir
+from v_run as run
+left join v_plan as plan on run.run_id = plan.run_id and plan.candidate_rank = 0
+left join training on run.run_id = training.run_id
+left join comparison on run.run_id = comparison.run_id
+left join quarantine on run.run_id = quarantine.run_id
+left join corrections on run.run_id = corrections.run_id
+where not contains(run.run_id, '/')
+qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc nulls last) = 1;
+
+comment on view v_run_summary is
+'What a person wants first. Grain: one row per run. Speedups: arrival order over balanced, medians of comparison steps. num_quarantined_samples: found by this run, a reused profile counts for the run that made it.';

@@ -1,0 +1,33 @@
+create or replace view v_sample_load as
+with item as (
+    select
+        profile_key,
+        sample_index,
+        sample_id,
+        unnest(items) as media
+    from v_sample_shape
+)
+
+select
+    profile_key,
+    sample_index,
+    sample_id,
+    media.module as module,
+    count(*) as num_items,
+    sum(media.num_tokens)::bigint as num_tokens,
+    sum(media.sum_sq_tokens)::bigint as sum_sq_tokens
+from item
+group by all
+union all by name
+select
+    profile_key,
+    sample_index,
+    sample_id,
+    'llm' as module,
+    1 as num_items,
+    num_llm_tokens as num_tokens,
+    num_llm_tokens * num_llm_tokens as sum_sq_tokens
+from v_sample_shape;
+
+comment on view v_sample_load is
+'Work each sample brings to each module. Grain: one row per profile_key, sample_index, module that has work.';

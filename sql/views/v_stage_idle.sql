@@ -1,0 +1,19 @@
+create or replace view v_stage_idle as
+select
+    run_id,
+    policy,
+    module,
+    stage,
+    dp_rank,
+    count(distinct step) as num_steps,
+    sum(busy_s) / nullif(sum(step_s), 0) as busy_frac,
+    1 - sum(busy_s) / nullif(sum(step_s), 0) as idle_frac,
+    sum(data_wait_s + schedule_wait_s) / nullif(sum(step_s), 0) as input_wait_frac,
+    sum(reduce_s) / nullif(sum(step_s), 0) as reduce_frac,
+    sum(optimizer_s) / nullif(sum(step_s), 0) as optimizer_frac,
+    1 - sum(busy_s + data_wait_s + schedule_wait_s + reduce_s + optimizer_s) / nullif(sum(step_s), 0) as bubble_frac
+from step_observation
+group by all;
+
+comment on view v_stage_idle is
+'Where the time of each stage went. Grain: one row per run_id, policy, module, stage, dp_rank. busy + idle = 1; idle = input wait + reduce + optimizer + bubble (waiting for neighbours).';
