@@ -1,7 +1,8 @@
 """Finds the folders that travel beside the package: `sql/`, `configs/`, `slurm/`, `flows/`.
 
-People edit these at the top of a checkout; a wheel carries the same folders as `dflop/_resources/<name>`. The wheel's copy
-is looked for first: next to an installed package, `configs/` in site-packages may belong to somebody else.
+People edit these at the top of a checkout; a wheel carries the same folders as `dflop/_resources/<name>`. The
+wheel's copy is looked for first: next to an installed package, `configs/` in site-packages may belong to somebody
+else.
 """
 
 from __future__ import annotations

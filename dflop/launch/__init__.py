@@ -1,0 +1,65 @@
+"""A step becomes a job, and what became of it: on Slurm, on this machine, or in this process."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, cast
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.launch.job import (
+    JobHandle,
+    JobSpec,
+    JobState,
+    JobStatus,
+    Launcher,
+    LogPaths,
+    Resources,
+    log_paths,
+)
+from dflop.launch.journal import Journal
+from dflop.launch.wait import adopt_or_submit, run_job, run_job_async, wait
+
+__all__ = [
+    "BACKENDS",
+    "JobHandle",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "Journal",
+    "Launcher",
+    "LogPaths",
+    "Resources",
+    "adopt_or_submit",
+    "log_paths",
+    "make_launcher",
+    "run_job",
+    "run_job_async",
+    "wait",
+]
+
+BACKENDS = {
+    "inline": "dflop.launch.inline:InlineLauncher",
+    "local": "dflop.launch.local:LocalLauncher",
+    "slurm": "dflop.launch.slurm:SlurmLauncher",
+}
+"""Imported on first use: submitit takes 0.1 s, which `dflop --help` need not pay."""
+
+
+def make_launcher(backend: str, **options: Any) -> Launcher:
+    """Launcher of the named backend; options are the keyword arguments of its class.
+
+    Raises:
+        ConfigError: no such backend, or it has no such option.
+        LaunchError: the backend cannot work on this machine.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"unknown launcher backend `{backend}`", hint=did_you_mean(backend, BACKENDS))
+    module_name, _, class_name = BACKENDS[backend].partition(":")
+    cls = getattr(importlib.import_module(module_name), class_name)
+    valid = inspect.signature(cls).parameters
+    for name in options:
+        if name not in valid:
+            hint = did_you_mean(name, valid) if valid else "it has none"
+            raise ConfigError(f"backend `{backend}` has no option `{name}`", hint=hint)
+    return cast(Launcher, cls(**options))

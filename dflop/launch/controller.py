@@ -8,17 +8,18 @@ each task ended, and no orphans. It looks 24 times a second, so a killed rank is
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from submitit.local.local import Controller
 
-from dflop.launch.process import ProcessId, family, kill_all
+from dflop.launch.job import write_json
+from dflop.launch.process import ProcessId, adopt_orphans, family, kill_all
 
 PEER_GRACE_S = 2.0
 """How long the other tasks may go on after one failed: long enough to write the traceback that explains the failure."""
@@ -30,6 +31,7 @@ class JobController(Controller):
     def __init__(self, folder: Path, job_id: str) -> None:
         super().__init__(folder)
         self.pid = job_id  # submitit names the job's files after it
+        self.exit_record: dict[str, Any] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.default_int_handler)
 
@@ -47,30 +49,28 @@ class JobController(Controller):
                 limit = min(limit, now + PEER_GRACE_S)
             if None not in codes or now >= limit:
                 timed_out = dead_rank is None and None in codes
-                self._write_exit(codes, dead_rank, timed_out)
+                self.exit_record = {"codes": codes, "dead_rank": dead_rank, "timed_out": timed_out}
                 return codes
             if now >= warn_at and dead_rank is None:
                 warn_at = float("inf")
                 self._forward_signal(signal.SIGUSR2)
             time.sleep(1 / freq)
 
-    def _write_exit(self, codes: Sequence[int | None], dead_rank: int | None, timed_out: bool) -> None:
-        path = Path(self.folder) / f"{self.pid}_exit.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"codes": codes, "dead_rank": dead_rank, "timed_out": timed_out}))
-        partial.rename(path)
-
 
 def main(folder: str, job_id: str) -> None:
-    """Run the job to its end, then take everything it started down with it."""
+    """Run the job to its end, take everything it started down with it, and only then say how it ended."""
     me = ProcessId.of(os.getpid())
     assert me is not None
+    adopt_orphans()
+    controller = JobController(Path(folder), job_id)
     try:
-        JobController(Path(folder), job_id).run(max_retry=1)
+        controller.run(max_retry=1)
     except KeyboardInterrupt:
         print(f"job {job_id} was told to stop", file=sys.stderr)
     finally:
         kill_all(set(family(me)) - {me})
+    if controller.exit_record is not None:
+        write_json(Path(folder) / f"{job_id}_exit.json", controller.exit_record)
 
 
 if __name__ == "__main__":

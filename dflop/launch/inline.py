@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import time
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import cloudpickle
 
 from dflop.errors import LaunchError
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
@@ -55,7 +54,7 @@ class InlineLauncher:
                 outcome = ("success", load_entry(spec.entry)(*spec.args))
             except Exception:
                 outcome = ("error", traceback.format_exc())
-        result_path(handle, 0).write_bytes(cloudpickle.dumps(outcome))
+        result_path(handle, 0).write_bytes(pickle.dumps(outcome))
         return handle
 
     def poll(self, handle: JobHandle) -> JobStatus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -71,7 +72,12 @@ class Resources:
 
     @property
     def num_tasks(self) -> int:
+        """Processes of the job on all its nodes."""
         return self.num_nodes * self.tasks_per_node
+
+    def signal_delay_s(self, wanted_s: int) -> int:
+        """How long before the time limit tasks get SIGUSR2: half the limit where that is shorter than `wanted_s`."""
+        return min(wanted_s, 30 * self.time_limit_min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,13 @@ def make_folder(folder: Path) -> Path:
             f"cannot make the job folder: {error.strerror}", where=str(folder), hint="choose another run directory"
         ) from error
     return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small file that readers in other processes see whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(value))
+    partial.rename(path)
 
 
 class Launcher(Protocol):

@@ -9,7 +9,6 @@ in the job's folder: `_owner.json` (the process in charge: a controller, or this
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shlex
@@ -19,15 +18,17 @@ import sys
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from submitit.local.local import LocalExecutor, LocalJob
 
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder, write_json
 from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.process import ProcessId, end_family
 from dflop.launch.results import collect_values, result_path, status_from_results
+from dflop.records import from_dict, to_dict
 
 TIMEOUT_SIGNAL_DELAY_S = 60
 
@@ -56,7 +57,7 @@ class LocalLauncher:
         handle = JobHandle(self.backend, job_id, spec.name, spec.key, folder, spec.resources.num_tasks, time.time())
         with self._lock:
             self._queue[job_id] = (handle, spec)
-            _write_owner(handle, os.getpid())
+            _Owner.of(os.getpid(), is_controller=False).write(handle)
             self._admit()
         return handle
 
@@ -77,10 +78,10 @@ class LocalLauncher:
             handle.path("cancelled").touch()
             if self._queue.pop(handle.job_id, None) is not None:
                 return
-        owner = _read_owner(handle)
-        # A job queued by another process is owned by that process: it sees the mark before it starts the job.
-        if owner is not None and owner.pid != os.getpid() and handle.path("controller.log").exists():
-            end_family(owner, grace_s=self.cancel_grace_s)
+        owner = _Owner.read(handle)
+        # A job queued in another process is left to that process, which sees the mark before it starts the job.
+        if owner is not None and owner.is_controller:
+            end_family(owner.process, grace_s=self.cancel_grace_s)
 
     def collect(self, handle: JobHandle) -> list[Any]:
         """Return value of every task, by rank.
@@ -99,8 +100,36 @@ class LocalLauncher:
             if len(self._running) >= self.max_jobs:
                 return
             del self._queue[job_id]
-            if not handle.path("cancelled").exists():
-                self._running[job_id] = _start(handle, spec)
+            if handle.path("cancelled").exists():
+                continue
+            self._running[job_id] = _start(handle, spec)
+            if handle.path("cancelled").exists():  # by another process, while the job started
+                owner = _Owner.read(handle)
+                assert owner is not None
+                end_family(owner.process, grace_s=self.cancel_grace_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The process in charge of a job, as `_owner.json` names it."""
+
+    process: ProcessId
+    is_controller: bool
+    """False: the process that submitted it, which holds it in its queue."""
+
+    @staticmethod
+    def of(pid: int, *, is_controller: bool) -> _Owner:
+        process = ProcessId.of(pid)
+        assert process is not None, "this process, or a child that was not yet waited for"
+        return _Owner(process, is_controller)
+
+    @staticmethod
+    def read(handle: JobHandle) -> _Owner | None:
+        record = _read_json(handle.path("owner.json"))
+        return from_dict(_Owner, record) if record else None
+
+    def write(self, handle: JobHandle) -> None:
+        write_json(handle.path("owner.json"), to_dict(self))
 
 
 class _OneJobExecutor(LocalExecutor):
@@ -124,7 +153,7 @@ class _OneJobExecutor(LocalExecutor):
             "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
             "SUBMITIT_LOCAL_NODEID": "0",
             "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * resources.time_limit_min),
-            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(TIMEOUT_SIGNAL_DELAY_S),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(resources.signal_delay_s(TIMEOUT_SIGNAL_DELAY_S)),
             "SUBMITIT_LOCAL_WITH_SHELL": "",
             "SUBMITIT_STDERR_TO_STDOUT": "",
         }
@@ -135,12 +164,13 @@ class _OneJobExecutor(LocalExecutor):
             self.controller = subprocess.Popen(
                 args, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        _write_owner(self.handle, self.controller.pid)
+        _Owner.of(self.controller.pid, is_controller=True).write(self.handle)
         return LocalJob(folder, job_id, tasks=list(range(resources.num_tasks)), process=self.controller)
 
 
 def _start(handle: JobHandle, spec: JobSpec) -> subprocess.Popen[bytes]:
     executor = _OneJobExecutor(handle, spec)
+    executor.update_parameters(timeout_min=spec.resources.time_limit_min)
     executor.submit(Payload(spec.entry, spec.args, master_port=_free_port()))
     return executor.controller
 
@@ -148,20 +178,19 @@ def _start(handle: JobHandle, spec: JobSpec) -> subprocess.Popen[bytes]:
 def _read_status(handle: JobHandle) -> JobStatus:
     if handle.path("cancelled").exists():
         return JobStatus(JobState.CANCELLED)
-    owner = _read_owner(handle)
-    alive = owner is not None and owner.is_alive
+    owner = _Owner.read(handle)
+    alive = owner is not None and owner.process.is_alive
     # Asked after the owner: a controller that ends between the two questions has written its record by then.
     if (record := _read_json(handle.path("exit.json"))) is not None:
         return _status_from_exit(handle, record)
-    started = handle.path("controller.log").exists()
+    if owner is None or not (alive or owner.is_controller):
+        return JobStatus(JobState.LOST, "the process that held it in its queue has died")
+    if not owner.is_controller:
+        return JobStatus(JobState.QUEUED, f"held by process {owner.process.pid}")
     if alive:
-        return JobStatus(JobState.RUNNING) if started else JobStatus(JobState.QUEUED, "waits in another process")
-    if not started:
-        return JobStatus(JobState.LOST, "it was queued in a process that has died")
-    status = status_from_results(handle)
-    if status.state is JobState.FAILED and owner is not None:
-        end_family(owner, grace_s=0)  # tasks of a killed controller live on
-    return status
+        return JobStatus(JobState.RUNNING)
+    end_family(owner.process, grace_s=0)  # tasks of a killed controller live on
+    return status_from_results(handle)
 
 
 def _status_from_exit(handle: JobHandle, record: dict[str, Any]) -> JobStatus:
@@ -176,20 +205,6 @@ def _status_from_exit(handle: JobHandle, record: dict[str, Any]) -> JobStatus:
             return status_from_results(handle)
         return JobStatus(JobState.FAILED, f"rank {rank} exited with code {code} and no traceback")
     return status_from_results(handle)
-
-
-def _write_owner(handle: JobHandle, pid: int) -> None:
-    owner = ProcessId.of(pid)
-    assert owner is not None, "the owner is this process or an unreaped child"
-    path = handle.path("owner.json")
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(dataclasses.asdict(owner)))
-    partial.rename(path)
-
-
-def _read_owner(handle: JobHandle) -> ProcessId | None:
-    record = _read_json(handle.path("owner.json"))
-    return ProcessId(**record) if record else None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ class Payload:
     """0: derive it from the job id."""
 
     def __call__(self) -> Any:
+        """Run this task; its return value becomes the task's result."""
         from submitit import JobEnvironment  # here: the submitting process needs the class, not submitit
 
         env = JobEnvironment()

@@ -8,6 +8,7 @@ groups or sessions of their own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -61,6 +62,13 @@ def family(root: ProcessId) -> list[ProcessId]:
         members |= children
         grown = bool(children)
     return [ProcessId(s.pid, s.start_ticks) for s in stats if s.pid in members and s.state not in "ZX"]
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that it stays in the family."""
+    pr_set_child_subreaper = 36
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def end_family(root: ProcessId, *, grace_s: float) -> None:

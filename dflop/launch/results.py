@@ -113,8 +113,8 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
     if status.state is JobState.DONE and len(results) == handle.num_tasks and all(r.ok for r in results):
         return [r.value for r in results]
     error = first_error(results)
-    # An echo explains nothing when we know who was killed, or that a person or the scheduler ended the job.
-    if error is not None and not (error.is_echo and (dead_rank is not None or status.reason)):
+    # Tracebacks of a job that was ended from outside, or of the peers of a killed rank, explain nothing.
+    if error is not None and dead_rank is None and status.state is JobState.FAILED:
         log = log_paths(handle, error.rank).stderr
         what = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks} raised {error.headline}"
         raise LaunchError(f"{what}\n{error.trace.rstrip()}", where=str(log))
@@ -127,7 +127,9 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
 
 def _hint(status: JobStatus) -> str:
     if status.state is JobState.OOM or "signal 9" in status.reason:
-        return "the kernel kills with signal 9 when memory runs out (see dmesg): fewer tokens per microbatch, more memory"
+        return (
+            "the kernel kills with signal 9 when memory runs out (see dmesg): fewer tokens per microbatch, more memory"
+        )
     if status.state is JobState.TIMEOUT:
         return "raise the job's time limit"
     if status.state.is_infrastructure_failure:

@@ -140,4 +140,4 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
-        """Hugging Face config with `module` cut to `num_layers`, as the profiler probes it."""
+        """Hugging Face config with `module` cut to `num_layers` and every other module to one layer, for probes."""

@@ -1,7 +1,8 @@
 """Files that are either complete and on disk under their final name, or not there at all.
 
-Write under a temporary name in the same folder, fsync, give the final name, fsync the folder. The cost is two fsyncs (about
-11 ms per 50-row file on a local ext4 disk); the gain is that a reader never meets half a file, whatever was killed.
+Write under a temporary name in the same folder, fsync, give the final name, fsync the folder. The cost is two fsyncs
+(about 11 ms per 50-row file on a local ext4 disk); the gain is that a reader never meets half a file, whatever was
+killed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Turns spool files into rows of the live database, each exactly once, and publishes a snapshot.
 
-One pass: list the spool, leave out what the manifest knows, read and check each file on its own (one truncated file must not
-fail its neighbours), insert up to 500 files with their manifest rows in one transaction, read the manifest back, publish.
-A file that fails a check moves to `<store>/quarantine` and leaves a row saying why. Killed anywhere, the next pass
-continues: a file is in the manifest together with its rows, or not at all.
+One pass: list the spool, leave out what the manifest knows, read and check each file on its own (one truncated file
+must not fail its neighbours), insert up to 500 files with their manifest rows in one transaction, read the manifest
+back, publish. A file that fails a check moves to `<store>/quarantine` and leaves a row saying why. Killed anywhere,
+the next pass continues: a file is in the manifest together with its rows, or not at all.
 """
 
 from __future__ import annotations
@@ -107,12 +107,14 @@ def ingest(
 
 
 def _manifest(con: duckdb.DuckDBPyConnection) -> dict[SpoolKey, _Ingested]:
-    rows = con.execute("select kind, run_id, producer, seq, sha256, num_bytes, mtime_ns from ingest_manifest").fetchall()
+    rows = con.execute(
+        "select kind, run_id, producer, seq, sha256, num_bytes, mtime_ns from ingest_manifest"
+    ).fetchall()
     return {SpoolKey(*row[:4]): _Ingested(*row[4:]) for row in rows}
 
 
 def _pending(root: Path, manifest: dict[SpoolKey, _Ingested]) -> list[_SpoolFile]:
-    """Files the manifest does not know with this size and modification time; hashing all of them each pass would not scale."""
+    """Files the manifest does not know with this size and time; hashing every file in every pass would not scale."""
     pending = []
     for name, path in list_files(root):
         stat, key = path.stat(), SpoolKey.parse(name)
@@ -162,9 +164,9 @@ def _decode(key: SpoolKey, data: bytes) -> pa.Table:
     found = reader.metadata.metadata or {}
     for name, expected in key.metadata.items():
         if found.get(name) != expected:
-            raise ValueError(f"metadata {name.decode()} is {found.get(name, b'missing')!r}, expected {expected!r}")
+            raise ValueError(f"{name.decode()} in the file is {found.get(name)!r}, expected {expected!r}")
     table = reader.read()
-    expected_schema = schema.arrow_schema(schema.KINDS[key.kind])
+    expected_schema = schema.arrow_schema(key.kind)
     if not table.schema.equals(expected_schema):
         raise ValueError(f"columns {table.schema.names} do not match schema version {schema.SCHEMA_VERSION}")
     if table.num_rows != reader.metadata.num_rows:
@@ -172,10 +174,9 @@ def _decode(key: SpoolKey, data: bytes) -> pa.Table:
     nulls = [name for name in table.schema.names if table.column(name).null_count]
     if nulls:
         raise ValueError(f"columns {nulls} hold nulls")
-    provenance = {"_run_id": key.run_id, "_producer": key.producer}
-    for name, value in provenance.items():
-        table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
-    return table.append_column("_seq", pa.repeat(pa.scalar(key.seq, pa.int64()), table.num_rows))
+    for column, value in (("_run_id", key.run_id), ("_producer", key.producer), ("_seq", key.seq)):
+        table = table.append_column(column, pa.repeat(pa.scalar(value), table.num_rows))
+    return table
 
 
 def _insert(con: duckdb.DuckDBPyConnection, good: list[_Good], bad: list[_Bad]) -> int:

@@ -1,7 +1,8 @@
 """The live database: the only door to `<store>/live/dflop.duckdb`, for whoever holds the ingest lock.
 
-Nobody may `open()` or copy that file inside this process: closing any descriptor of it drops DuckDB's lock (POSIX). And a
-COMMIT after a failed statement reports success but commits nothing, hence `transaction`: every error rolls back and travels on.
+Nobody may `open()` or copy that file inside this process: closing any descriptor of it drops DuckDB's lock (POSIX).
+And a COMMIT after a failed statement reports success but commits nothing, hence `transaction`: every error rolls
+back and travels on.
 """
 
 from __future__ import annotations

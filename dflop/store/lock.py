@@ -1,8 +1,9 @@
 """One ingester at a time, decided before DuckDB sees the file.
 
-DuckDB's own lock is taken after the header is read (2.0.0), so a process that opens the live file while another one commits
-can overwrite acknowledged rows without an error. A sidecar `flock`, taken before `connect` and held past `close`, closes that
-window. The lock file's content names the holder for people; the lock itself dies with the holder's process.
+DuckDB's own lock is taken after the header is read (2.0.0), so a process that opens the live file while another one
+commits can overwrite acknowledged rows without an error. A sidecar `flock`, taken before `connect` and held past
+`close`, closes that window. The lock file's content names the holder for people; the lock itself dies with the
+holder's process.
 """
 
 from __future__ import annotations

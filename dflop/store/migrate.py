@@ -1,8 +1,9 @@
 """Brings a database to the tables and views of `sql/`.
 
-Migrations are `sql/migrations/NNNN_name.sql`, numbered 0001, 0002, ... without gaps, forward only; `schema_migration` remembers
-the hash of each, and a file that was edited after it ran is refused. Views hold no data: whenever a file of `sql/views` changed, all are
-dropped and created again in file-name order. The caller's transaction makes the whole step all-or-nothing.
+Migrations are `sql/migrations/NNNN_name.sql`, numbered 0001, 0002, ... without gaps, forward only;
+`schema_migration` remembers the hash of each, and a file that was edited after it ran is refused. Views hold no
+data: whenever a file of `sql/views` changed, all are dropped and created again in file-name order. The caller's
+transaction makes the whole step all-or-nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Migration:
 
     @property
     def sha256(self) -> str:
+        """Hash of the text; what is compared to notice an edit."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
 
@@ -62,7 +64,7 @@ def apply(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> list[
         sql_root: The `sql/` folder; the project's own unless given.
 
     Raises:
-        StoreError: A migration that already ran was edited or is unknown to this dflop, or a file of `sql/` does not run.
+        StoreError: A migration that already ran was edited or is unknown here, or a file of `sql/` does not run.
     """
     sql_root = sql_root or resources.path("sql")
     migrations = discover(sql_root / "migrations")

@@ -1,9 +1,9 @@
 """The columns of every record kind, derived from the dataclasses; the one mapping between records and Arrow tables.
 
-A kind is a record class that has a table: `StepPlan` is kind `step_plan`, its fields are the columns, in order. Nested
-records become structs and tuples become lists, so a row holds a whole record and nothing has to be joined to rebuild it.
-`sql/migrations` declares the same columns by hand, with comments; a test compares the two. Imports pyarrow only: compute
-nodes write the spool without DuckDB.
+A kind is a record class that has a table: `StepPlan` is kind `step_plan`, its fields are the columns, in order.
+Nested records become structs and tuples become lists, so a row holds a whole record and nothing has to be joined to
+rebuild it. `sql/migrations` declares the same columns by hand, with comments; a test compares the two. Imports
+pyarrow only: compute nodes write the spool without DuckDB.
 """
 
 from __future__ import annotations
@@ -49,19 +49,18 @@ KINDS: dict[str, type[Any]] = {kind_of(cls): cls for cls in CLASSES}
 
 
 @functools.cache
-def arrow_schema(cls: type[Any]) -> pa.Schema:
-    """Arrow schema of a record class: int64, float64, string and bool, structs and lists of these."""
-    hints = typing.get_type_hints(cls)
-    return pa.schema([pa.field(f.name, _arrow_type(hints[f.name])) for f in dataclasses.fields(cls)])
+def arrow_schema(kind: str) -> pa.Schema:
+    """Arrow schema of a kind: int64, float64, string and bool, structs and lists of these."""
+    return pa.schema(_fields(KINDS[kind]))
 
 
 def to_table(cls: type[Any], rows: Sequence[Any]) -> pa.Table:
     """Arrow table of records of one class; one row each, in order.
 
     Raises:
-        pyarrow.ArrowException: A value does not fit its column (an int beyond 64 bits, a string where a number belongs).
+        pyarrow.ArrowException: A value does not fit its column (a string where a number belongs).
     """
-    return pa.Table.from_pylist([records.to_dict(row) for row in rows], schema=arrow_schema(cls))
+    return pa.Table.from_pylist([records.to_dict(row) for row in rows], schema=arrow_schema(kind_of(cls)))
 
 
 def from_table(cls: type[T], table: pa.Table) -> list[T]:
@@ -69,12 +68,17 @@ def from_table(cls: type[T], table: pa.Table) -> list[T]:
     return [records.from_dict(cls, row) for row in table.to_pylist()]
 
 
+def _fields(cls: type[Any]) -> list[pa.Field]:
+    hints = typing.get_type_hints(cls)
+    return [pa.field(f.name, _arrow_type(hints[f.name])) for f in dataclasses.fields(cls)]
+
+
 def _arrow_type(hint: Any) -> pa.DataType:
     scalars = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
     if hint in scalars:
         return scalars[hint]
     if dataclasses.is_dataclass(hint):
-        return pa.struct(list(arrow_schema(typing.cast("type[Any]", hint))))
+        return pa.struct(_fields(typing.cast("type[Any]", hint)))
     if typing.get_origin(hint) is tuple:
         elements = {arg for arg in typing.get_args(hint) if arg is not Ellipsis}
         if len(elements) == 1:

@@ -1,11 +1,11 @@
 """Read-only copies of the live database, one file per publish, that everyone else reads.
 
     <store>/snapshots/dflop-<seq>.duckdb   mode 0444, storage version 1.4: every duckdb client in use opens it
-    <store>/CURRENT                        JSON {seq, file, sha256, revision, duckdb, published_at_s}: what programs follow
+    <store>/CURRENT                        JSON {seq, file, sha256, revision, ...}: what programs follow
     <store>/current.duckdb                 relative link, for people: `duckdb -readonly current.duckdb`
 
-A snapshot always gets a new name: DuckDB caches databases by path, so a file renamed over a fixed name would go unseen
-by a process that has the old one open. A copy costs 1.9 s per 79 MB and leaves no WAL behind.
+A snapshot always gets a new name: DuckDB caches databases by path, so a file renamed over a fixed name would go
+unseen by a process that has the old one open. A copy costs 1.9 s per 79 MB and leaves no WAL behind.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, int
     current = read_current(store_root)
     if current is None:
         raise StoreError(
-            "the store has no snapshot yet", where=str(store_root), hint="check the store path, or ingest a first profile"
+            "the store has no snapshot yet",
+            where=str(store_root),
+            hint="check the store path, or ingest a first profile",
         )
     path = Path(store_root) / current.file
     try:
@@ -96,7 +98,7 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, int
 
 
 def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path) -> int:
-    """Publishes the live database unless the newest snapshot already holds its content; returns the newest sequence number.
+    """Publishes the live database unless the newest snapshot already holds its content; returns the newest `seq`.
 
     Raises:
         StoreError: The copy differs from the live database.

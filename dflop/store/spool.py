@@ -2,10 +2,10 @@
 
     <store>/spool/<kind>/<run_id>/<producer>-<seq>.parquet
 
-There is no server and no lock to wait for: a producer (`train-a0-r3`: one process of one attempt) numbers its own files and
-never touches one again. A row is acknowledged once its file has its final name and the folder is fsynced. One file per
-1000 rows or minute keeps the ingester's work small (500k rows: 6.7 s in 10,000 files, 0.6 s in 10).
-A run id may hold `/` (`<run_id>/compare`), which is then a folder too.
+There is no server and no lock to wait for: a producer (`train-a0-r3`: one process of one attempt) numbers its own
+files and never touches one again. A row is acknowledged once its file has its final name and the folder is fsynced.
+One file per 1000 rows or minute keeps the ingester's work small (500k rows: 6.7 s in 10,000 files, 0.6 s in 10). A
+run id may hold `/` (`<run_id>/compare`), which is then a folder too.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ class SpoolWriter:
         StoreError: `run_id` or `producer` cannot be a file name.
     """
 
-    def __init__(
-        self, store_root: Path | str, run_id: str, producer: str, *, flush_rows: int = FLUSH_ROWS
-    ) -> None:
+    def __init__(self, store_root: Path | str, run_id: str, producer: str, *, flush_rows: int = FLUSH_ROWS) -> None:
         for what, name in (*(("run id", part) for part in run_id.split("/")), ("producer", producer)):
             if not _NAME.fullmatch(name):
                 raise StoreError(
@@ -119,7 +117,7 @@ class SpoolWriter:
         """Writes every buffered record; on return all of them are acknowledged.
 
         Raises:
-            StoreError: The disk is full or failing, or a value does not fit its column; what was not written stays buffered.
+            StoreError: The disk is full or failing, or a value does not fit its column; unwritten rows stay buffered.
         """
         self._flushed_at_s = time.monotonic()
         for cls in self._buffers:
@@ -153,7 +151,9 @@ class SpoolWriter:
 
     def _write(self, kind: str, table: pa.Table) -> None:
         while True:
-            key = SpoolKey(kind, self._run_id, self._producer, _next_seq(self._store_root, kind, self._run_id, self._producer))
+            key = SpoolKey(
+                kind, self._run_id, self._producer, _next_seq(self._store_root, kind, self._run_id, self._producer)
+            )
             try:
                 durable.write_new(self._store_root / "spool" / key.relative_path, encode(key, table))
                 return
@@ -165,7 +165,7 @@ def encode(key: SpoolKey, table: pa.Table) -> bytes:
     """Parquet bytes of one spool file, carrying its own key."""
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(key.metadata), sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def list_files(store_root: Path | str, kind: str = "*") -> Iterator[tuple[str, Path]]:
@@ -198,5 +198,7 @@ def _spool_error(error: Exception, folder: Path, num_rows: int) -> StoreError:
     kept = f"{num_rows} rows stay in memory; nothing half-written is left"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         full = "disk is full" if error.errno == errno.ENOSPC else "disk quota is used up"
-        return StoreError(f"cannot write the spool: the {full}; {kept}", where=str(folder), hint="free space, then flush again")
+        return StoreError(
+            f"cannot write the spool: the {full}; {kept}", where=str(folder), hint="free space, then flush again"
+        )
     return StoreError(f"cannot write the spool: {error}; {kept}", where=str(folder))

@@ -39,7 +39,11 @@ class GradientReducer:
         self._counted = counted if seat.dp_rank == 0 and seat.tp_rank == 0 else []
 
     def reduce(self) -> None:
-        """Sum gradients over the replicas that hold the same parameters."""
+        """Sum gradients over the replicas that hold the same parameters; missing ones become zeros."""
+        for p in (*self._own, *self._tied):
+            # The same with one replica as with many, so that weight decay treats an unused parameter alike.
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
         if self._num_replicas > 1:
             _sum_flat(self._own, self._groups.replicas)
         if self._tied:
@@ -62,9 +66,6 @@ class GradientReducer:
 
 
 def _sum_flat(parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup) -> None:
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([g.reshape(-1) for g in gradients])
     dist.all_reduce(flat, group=group)

@@ -106,18 +106,16 @@ class Qwen25OmniThinker(Family):
         }
 
     def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
-        config = {k: dict(v) if isinstance(v, Mapping) else v for k, v in self.hf_config.items()}
-        key, depth = {"vision": ("vision_config", "depth"), "audio": ("audio_config", "encoder_layers")}.get(
-            module, ("text_config", "num_hidden_layers")
-        )
-        section = dict(config.get(key, {}))
-        section[depth] = num_layers
-        if module == "vision":
-            # The last layer of a probe keeps full attention, so that two depths see both kinds where the model has both.
-            every_layer_full = len(self.vision["fullatt_block_indexes"]) == self.vision["depth"]
-            section["fullatt_block_indexes"] = list(range(num_layers)) if every_layer_full else [num_layers - 1]
-        config[key] = section
-        return config
+        depth = {m: num_layers if m == module else 1 for m in self.modules}
+        # The last layer of a probe keeps full attention, so that two depths see both kinds where the model has both.
+        every_layer_full = len(self.vision["fullatt_block_indexes"]) >= self.vision["depth"]
+        full = list(range(depth["vision"])) if every_layer_full else [depth["vision"] - 1]
+        sections = {
+            "vision_config": {"depth": depth["vision"], "fullatt_block_indexes": full},
+            "audio_config": {"encoder_layers": depth["audio"]},
+            "text_config": {"num_hidden_layers": depth[LLM]},
+        }
+        return self.hf_config | {key: {**self.hf_config.get(key, {}), **cut} for key, cut in sections.items()}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         return (self._vision_spec(), self._audio_spec(), self._text_spec())

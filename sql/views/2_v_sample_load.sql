@@ -12,7 +12,7 @@ select
     profile_key,
     sample_index,
     sample_id,
-    media.module as module,
+    media.module,
     count(*) as num_items,
     sum(media.num_tokens)::bigint as num_tokens,
     sum(media.sum_sq_tokens)::bigint as sum_sq_tokens

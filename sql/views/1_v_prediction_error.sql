@@ -31,4 +31,4 @@ from timed
 group by all;
 
 comment on view v_prediction_error is
-'How far off predicted forward + backward seconds of a microbatch on a stage were. Grain: one row per run_id, policy, module. Ratios.';
+'Error of predicted forward + backward seconds per microbatch and stage. Grain: run_id, policy, module. Ratios.';

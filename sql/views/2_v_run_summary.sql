@@ -1,4 +1,5 @@
 -- Training rows carry the run's own id; comparison rows carry <run_id>/compare and are no run of their own.
+-- num_quarantined_samples counts what this run found; samples of a reused profile count for the run that made it.
 create or replace view v_run_summary as
 with trained as (
     -- A step repeated after a restart counts once, as its last attempt.
@@ -38,7 +39,7 @@ comparison as (
 quarantine as (
     select
         run_id,
-        count(distinct name) as num_quarantined_samples
+        count(distinct subject) as num_quarantined_samples
     from v_quarantine
     where what = 'sample'
     group by all
@@ -87,4 +88,4 @@ where not contains(run.run_id, '/')
 qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc nulls last) = 1;
 
 comment on view v_run_summary is
-'What a person wants first. Grain: one row per run. Speedups: arrival order over balanced, medians of comparison steps. num_quarantined_samples: found by this run, a reused profile counts for the run that made it.';
+'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, medians of comparison steps.';

@@ -1,3 +1,4 @@
+-- idle = waiting for data and step plans + gradient reduction + optimizer + bubble (waiting for neighbour stages).
 create or replace view v_stage_idle as
 select
     run_id,
@@ -16,4 +17,4 @@ from step_observation
 group by all;
 
 comment on view v_stage_idle is
-'Where the time of each stage went. Grain: one row per run_id, policy, module, stage, dp_rank. busy + idle = 1; idle = input wait + reduce + optimizer + bubble (waiting for neighbours).';
+'Where the time of each stage went, as shares of it. Grain: run_id, policy, module, stage, dp_rank. busy + idle = 1.';

@@ -1,3 +1,4 @@
+-- idle_frac is everything but forward and backward compute, as a share of num_ranks * step_s.
 create or replace view v_step as
 with llm_tokens as (
     -- Ranks of one tensor-parallel group see the same tokens: one of them (max) speaks for the group.
@@ -50,4 +51,4 @@ from step
 left join tokens using (run_id, attempt, step, policy);
 
 comment on view v_step is
-'Optimizer steps. Grain: one row per run_id, attempt, step, policy. step_s: slowest rank. idle_frac: share of all ranks'' time without forward or backward compute.';
+'Optimizer steps; step_s is the slowest rank''s. Grain: one row per run_id, attempt, step, policy.';

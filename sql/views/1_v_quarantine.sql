@@ -2,7 +2,7 @@ create or replace view v_quarantine as
 select
     'sample' as what,
     _run_id as run_id,
-    format('{}#{}', profile_key, sample_index) as name,
+    format('{}#{}', profile_key, sample_index) as subject,
     path,
     format('{}: {}', phase, reason) as reason
 from quarantined_sample
@@ -15,7 +15,7 @@ union all by name
 select
     'file' as what,
     split_part(path, '/', 2) as run_id,
-    parse_filename(path) as name,
+    parse_filename(path) as subject,
     path,
     reason
 from file_quarantine;

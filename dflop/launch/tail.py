@@ -1,0 +1,44 @@
+"""Follows the log of a running job without drowning its reader.
+
+A rank that logs in a loop writes megabytes a second; a log page keeps lines. Each read passes on at most
+`MAX_READ_BYTES`, whole lines only; when the file has run further ahead, the middle is skipped and the skip is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dflop import units
+
+MAX_READ_BYTES = 16 * 1024
+MAX_LINE_CHARS = 500
+_NOISE = "submitit INFO ("
+
+
+class LogTail:
+    """New lines of one file since the last read; the file may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset_bytes = 0
+
+    def read(self, *, is_last: bool = False) -> Iterator[str]:
+        """Complete lines written since the last call; with `is_last` an unfinished last line too."""
+        if not self.path.exists():
+            return
+        behind = self.path.stat().st_size - self.offset_bytes
+        skipped = max(0, behind - MAX_READ_BYTES)
+        with self.path.open("rb") as file:
+            file.seek(self.offset_bytes + skipped)
+            chunk = file.read(MAX_READ_BYTES)
+        if skipped:
+            cut = chunk.find(b"\n") + 1
+            skipped, chunk = skipped + cut, chunk[cut:]
+            yield f"[{units.num_bytes(skipped)} skipped; all of it is in {self.path}]"
+        if not is_last:
+            chunk = chunk[: chunk.rfind(b"\n") + 1]
+        self.offset_bytes += skipped + len(chunk)
+        for line in chunk.decode(errors="replace").splitlines():
+            if not line.startswith(_NOISE):
+                yield line[:MAX_LINE_CHARS]

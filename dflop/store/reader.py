@@ -1,0 +1,101 @@
+"""Typed reads for programs: records out of one snapshot, whose number says exactly what a plan or a run has read.
+
+A reader never waits for the ingester and never sees it work: it opens the snapshot that CURRENT names (about 30 ms)
+and stays on it. What "latest" means is defined once, in `sql/views`; this file only picks rows and rebuilds records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import duckdb
+
+from dflop.errors import StoreError, did_you_mean
+from dflop.records import Correction, CostTable, ProfileRecord, SampleShape
+from dflop.store import schema, snapshot
+
+T = TypeVar("T")
+Value = int | float | str | bool
+
+_FILE_ORDER = "_run_id, _producer, _seq, rowid"
+
+
+class Reader:
+    """Read-only view of the newest snapshot at the time of opening; use it as a context manager.
+
+    Args:
+        store_root: Folder of the store.
+
+    Raises:
+        StoreError: Nothing was published yet, or the snapshot cannot be opened.
+    """
+
+    def __init__(self, store_root: Path | str) -> None:
+        self._con, self.seq = snapshot.open_current(store_root)
+        """`seq`: number of the snapshot; record it with whatever is computed from what was read."""
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._con.close()
+
+    def records(self, cls: type[T], *, where: Mapping[str, Value | Iterable[Value]] | None = None) -> list[T]:
+        """Every row of a kind, in spool order, whose columns equal the given values.
+
+        Args:
+            cls: A record class that has a table.
+            where: Column to value, or to several values of which one must match.
+
+        Raises:
+            StoreError: `cls` has no such column.
+        """
+        return self._read(cls, schema.kind_of(cls), where or {}, order=_FILE_ORDER)
+
+    def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
+        """Cost tables of a model profile, one per (module, tp), measured before analytic; sorted by module and tp."""
+        return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order="module, tp, table_id")
+
+    def latest_corrections(self, table_ids: Iterable[str]) -> list[Correction]:
+        """The correction in force for each of these cost tables, over all runs; tables without one are absent."""
+        return self._read(Correction, "v_correction_latest", {"table_id": table_ids}, order="table_id, module")
+
+    def profile(self, profile_key: str) -> ProfileRecord | None:
+        """The finished profile of this key; None when it has yet to be computed (or was not completed)."""
+        found = self._read(ProfileRecord, "profile_record", {"profile_key": profile_key}, order="created_at_s")
+        return found[-1] if found else None
+
+    def shapes(self, profile_key: str) -> list[SampleShape]:
+        """Samples of a data profile, each once, sorted by `sample_index`."""
+        return self._read(SampleShape, "v_sample_shape", {"profile_key": profile_key}, order="sample_index")
+
+    def _read(
+        self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str
+    ) -> list[T]:
+        columns = schema.arrow_schema(schema.kind_of(cls)).names
+        clauses, params = [], []
+        for name, value in where.items():
+            if name not in columns:
+                raise StoreError(f"{schema.kind_of(cls)} has no column `{name}`", hint=did_you_mean(name, columns))
+            values = [value] if isinstance(value, int | float | str) else list(value)
+            clauses.append(f'"{name}" in ({", ".join("?" * len(values))})' if values else "false")
+            params += values
+        condition = " and ".join(clauses) or "true"
+        listed = ", ".join(f'"{name}"' for name in columns)
+        sql = f"select {listed} from {relation} where {condition} order by {order}"
+        try:
+            table = self._con.sql(sql, params=params).to_arrow_table()
+        except duckdb.Error as error:
+            raise StoreError(
+                f"cannot read {relation}: {str(error).splitlines()[0]}", where=f"snapshot {self.seq}"
+            ) from error
+        return schema.from_table(cls, table)

@@ -1,0 +1,17 @@
+-- purpose: the plan that runs and its runners-up, with why
+-- parameters: $run_id varchar, the run
+-- grain: one row per candidate, best first
+-- units: seconds, bytes; predicted_speedup is the ratio of baseline to predicted
+select
+    candidate_rank,
+    layout_text,
+    num_microbatches,
+    formula_step_s,
+    predicted_step_s,
+    baseline_step_s,
+    predicted_speedup,
+    peak_memory_bytes,
+    reason
+from v_plan
+where run_id = $run_id
+order by candidate_rank;

@@ -1,0 +1,17 @@
+-- purpose: the steps that took longest, and how far the prediction was off
+-- parameters: $run_id varchar, the run (or <run_id>/compare)
+-- grain: one row per step, the 20 slowest
+-- units: seconds, tokens; idle_frac and predicted_to_measured are ratios
+select
+    step,
+    attempt,
+    policy,
+    step_s,
+    predicted_step_s,
+    predicted_step_s / step_s as predicted_to_measured,
+    idle_frac,
+    num_llm_tokens
+from v_step
+where run_id = $run_id
+order by step_s desc
+limit 20;

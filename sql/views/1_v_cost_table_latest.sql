@@ -1,0 +1,26 @@
+-- A cost table has no time of its own: the profile record of the run that fitted it dates it.
+create or replace view v_cost_table_latest as
+with dated as (
+    select
+        profile_key,
+        run_id as _run_id,
+        max(created_at_s) as created_at_s
+    from profile_record
+    group by all
+)
+
+select cost_table.*
+from cost_table
+left join dated on cost_table.profile_key = dated.profile_key and cost_table._run_id = dated._run_id
+qualify
+    row_number() over (
+        partition by
+            cost_table.profile_key, cost_table.module, cost_table.tp,
+            cost_table.hardware, cost_table.software, cost_table.dtype
+        order by
+            cost_table.source = 'measured' desc, dated.created_at_s desc nulls last,
+            cost_table._run_id desc, cost_table._producer desc, cost_table._seq desc, cost_table.rowid desc
+    ) = 1;
+
+comment on view v_cost_table_latest is
+'Cost tables in force, measured before analytic. Grain: profile_key, module, tp, hardware, software, dtype.';

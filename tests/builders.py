@@ -1,0 +1,166 @@
+"""Random shapes, cost tables and plans, for the tests of the pure rooms. Everything is a function of its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflop.cost.model import CostModel
+from dflop.plan.candidates import split_layers
+from dflop.records import (
+    LLM,
+    ClusterSpec,
+    CostTable,
+    CostTerms,
+    MediaItem,
+    ModulePlan,
+    ModuleSpec,
+    ParallelSpec,
+    Plan,
+    SampleShape,
+)
+
+KINDS = {"vision": "image", "audio": "audio"}
+
+
+def make_sample(
+    index: int, num_text_tokens: int, media: Sequence[tuple[str, int]] = (), num_supervised_tokens: int = 10
+) -> SampleShape:
+    """Sample with `media` = (module, tokens) per item; an item hands a quarter of its tokens to the LLM."""
+    items = tuple(
+        MediaItem(
+            kind=KINDS.get(module, "image"),
+            path=f"{index}-{i}",
+            width_px=1,
+            height_px=1,
+            num_frames=1,
+            duration_s=0.0,
+            module=module,
+            grid=(1, 1, tokens),
+            num_tokens=tokens,
+            sum_sq_tokens=tokens**2,
+            num_rows=max(1, tokens // 4),
+        )
+        for i, (module, tokens) in enumerate(media)
+    )
+    rows = sum(item.num_rows for item in items)
+    return SampleShape(
+        "data", index, f"s{index}", num_text_tokens, num_supervised_tokens, num_text_tokens + rows, items
+    )
+
+
+def random_batch(
+    num_samples: int, *, encoders: Sequence[str] = ("vision", "audio"), seed: int = 0
+) -> tuple[SampleShape, ...]:
+    """Lognormal texts; each sample has 0-2 items of each encoder, of lognormal size."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for index in range(num_samples):
+        media = [
+            (module, int(np.clip(rng.lognormal(4.5, 0.8), 8, 2000)))
+            for module in encoders
+            for _ in range(rng.choice(3, p=[0.5, 0.35, 0.15]))
+        ]
+        text = int(np.clip(rng.lognormal(4.5, 0.8), 4, 4000))
+        samples.append(make_sample(index, text, media, int(rng.integers(1, text + 1))))
+    return tuple(samples)
+
+
+def make_table(
+    module: str,
+    *,
+    tp: int = 1,
+    fixed_s: float = 1e-3,
+    per_token_s: float = 1e-5,
+    per_sq_token_s: float = 1e-9,
+    edge_per_token_s: float = 1e-5,
+    activation_bytes_per_token: float = 1e4,
+) -> CostTable:
+    """Table whose backward costs twice its forward."""
+
+    def terms(factor: float) -> CostTerms:
+        return CostTerms(
+            factor * fixed_s,
+            factor * per_token_s,
+            factor * per_sq_token_s,
+            factor * fixed_s,
+            factor * edge_per_token_s,
+            0.0,
+        )
+
+    return CostTable(
+        table_id=f"{module}-tp{tp}",
+        profile_key="model",
+        module=module,
+        hardware="test",
+        software="test",
+        dtype="float32",
+        tp=tp,
+        source="analytic",
+        num_layers=4,
+        forward_s=terms(1.0),
+        backward_s=terms(2.0),
+        activation_bytes=CostTerms(0.0, activation_bytes_per_token, 0.0, 0.0, activation_bytes_per_token, 0.0),
+        layer_param_bytes=4_000_000,
+        edge_param_bytes=8_000_000,
+        num_measurements=12,
+        median_error_frac=0.01,
+        p95_error_frac=0.03,
+    )
+
+
+def make_cost(*modules: str, scale: dict[str, float] | None = None) -> CostModel:
+    """Cost model of `modules`, the LLM added; `scale` multiplies a module's per-token seconds."""
+    return CostModel(make_table(m, per_token_s=1e-5 * (scale or {}).get(m, 1.0)) for m in (*modules, LLM))
+
+
+def make_specs(*encoders: str, num_layers: int = 4, max_pp: int = 4) -> tuple[ModuleSpec, ...]:
+    """Specs of `encoders` (pp 1 only) and the LLM."""
+    return tuple(
+        ModuleSpec(
+            module=module,
+            num_layers=num_layers,
+            hidden_size=64,
+            num_heads=4,
+            num_kv_heads=4,
+            num_layer_params=1_000_000,
+            num_edge_params=2_000_000,
+            max_pp=max_pp if module == LLM else 1,
+            tp_choices=(1,),
+        )
+        for module in (*encoders, LLM)
+    )
+
+
+def make_cluster(num_processes: int = 4, *, num_cores: int = 2, memory_bytes: int = 2**34) -> ClusterSpec:
+    """One CPU node."""
+    return ClusterSpec("test", "local", 1, num_processes, memory_bytes, "cpu", num_cores)
+
+
+def make_plan(
+    dp: dict[str, int], *, llm_pp: int = 1, encoder_pp: int = 1, num_microbatches: int = 4, global_batch_size: int = 16
+) -> Plan:
+    """Split layout with the given data-parallel degrees, encoders first."""
+    modules, first_rank = [], 0
+    for module in sorted(dp, key=lambda name: name == LLM):
+        pp = llm_pp if module == LLM else encoder_pp
+        parallel = ParallelSpec(1, pp, dp[module])
+        layers = split_layers(4, pp, layer_s=1.0, edge_s=0.5)
+        modules.append(ModulePlan(module, parallel, first_rank, layers, (0,) * pp))
+        first_rank += parallel.num_processes
+    return Plan(
+        plan_id="plan",
+        run_id="run",
+        candidate_rank=0,
+        layout="split",
+        modules=tuple(modules),
+        num_microbatches=num_microbatches,
+        global_batch_size=global_batch_size,
+        formula_step_s=0.0,
+        predicted_step_s=0.0,
+        baseline_step_s=0.0,
+        table_ids=(),
+        snapshot_seq=0,
+        reason="",
+    )

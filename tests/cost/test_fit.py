@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dflop.cost.fit import fit_cost_tables
+from dflop.cost.model import CostModel
+from dflop.errors import CostError
+from dflop.records import CostTable, Measurement
+from tests.builders import make_specs, make_table
+
+SPECS = make_specs()
+TRUTH = dataclasses.replace(make_table("llm"), profile_key="p", hardware="cpu")
+
+
+def probe(truth: CostTable, num_layers: int, items: int, tokens: int, sum_sq: int, noise: float = 1.0) -> Measurement:
+    model = CostModel([truth])
+    load = (truth.module, items, tokens, sum_sq)
+    forward_s, backward_s = model.module_seconds(*load, num_layers=num_layers, edge=True)
+    return Measurement(
+        profile_key=truth.profile_key,
+        module=truth.module,
+        hardware=truth.hardware,
+        software="sw",
+        dtype="float32",
+        tp=1,
+        num_layers=num_layers,
+        group="random",
+        num_items=items,
+        num_tokens=tokens,
+        sum_sq_tokens=sum_sq,
+        forward_s=float(forward_s) * noise,
+        backward_s=float(backward_s) * noise,
+        forward_spread_s=0.0,
+        backward_spread_s=0.0,
+        num_repeats=3,
+        param_bytes=model.param_bytes(truth.module, num_layers, edge=True),
+        activation_bytes=int(model.activation_bytes(*load, num_layers=num_layers, edge=True)),
+    )
+
+
+def probes(noise_frac: float = 0.0) -> list[Measurement]:
+    rng = np.random.default_rng(0)
+    groups = [(1, 64, 64**2), (4, 400, 50_000), (8, 900, 110_000), (2, 1500, 1_200_000), (16, 2000, 300_000)]
+    return [
+        probe(TRUTH, layers, *group, noise=float(rng.normal(1.0, noise_frac))) for layers in (1, 2) for group in groups
+    ]
+
+
+def test_exact_probes_give_back_every_coefficient():
+    (table,) = fit_cost_tables(probes(), SPECS)
+    for phase in ("forward_s", "backward_s"):
+        fitted = dataclasses.astuple(getattr(table, phase))
+        assert fitted == pytest.approx(dataclasses.astuple(getattr(TRUTH, phase)), rel=1e-6, abs=1e-12)
+    assert table.activation_bytes.layer_per_token == pytest.approx(1e4, rel=1e-3)
+    assert (table.layer_param_bytes, table.edge_param_bytes) == (TRUTH.layer_param_bytes, TRUTH.edge_param_bytes)
+    assert table.p95_error_frac < 1e-9
+    assert table.num_measurements == 10
+
+
+def test_noisy_probes_extrapolate_to_full_depth():
+    (table,) = fit_cost_tables(probes(noise_frac=0.02), SPECS)
+    load = ("llm", 6, 1200, 300_000)
+    predicted = sum(CostModel([table]).module_seconds(*load, num_layers=24, edge=True))
+    true = sum(CostModel([TRUTH]).module_seconds(*load, num_layers=24, edge=True))
+    assert predicted == pytest.approx(true, rel=0.1)
+    assert 0 < table.median_error_frac < 0.05
+
+
+def test_coefficients_are_never_negative():
+    table = fit_cost_tables(probes(noise_frac=0.3), SPECS)[0]
+    assert min(*dataclasses.astuple(table.forward_s), *dataclasses.astuple(table.backward_s)) >= 0
+
+
+def test_fixed_size_items_are_accepted_and_predicted():
+    windows = [probe(TRUTH, layers, n, 100 * n, 100**2 * n) for layers in (1, 2) for n in (1, 2, 5)]
+    (table,) = fit_cost_tables(windows, SPECS)
+    predicted = sum(CostModel([table]).module_seconds("llm", 8, 800, 80_000, num_layers=4, edge=True))
+    true = sum(CostModel([TRUTH]).module_seconds("llm", 8, 800, 80_000, num_layers=4, edge=True))
+    assert predicted == pytest.approx(true, rel=1e-6)
+
+
+def test_table_id_depends_on_content_alone():
+    measurements = probes()
+    first, shuffled = (fit_cost_tables(ms, SPECS)[0] for ms in (measurements, measurements[::-1]))
+    assert first == shuffled
+    slower = [dataclasses.replace(m, forward_s=2 * m.forward_s) for m in measurements]
+    assert fit_cost_tables(slower, SPECS)[0].table_id != first.table_id
+
+
+def test_one_table_per_hardware():
+    other = [dataclasses.replace(m, hardware="gpu") for m in probes()]
+    assert [t.hardware for t in fit_cost_tables([*probes(), *other], SPECS)] == ["cpu", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (lambda m: m.num_layers == 1, r"two depths \(have \[1\]\)"),
+        (lambda m: m.num_tokens == 64, r"two token counts \(have \[64\]\)"),
+        (lambda m: m.num_tokens in (64, 400), r"6 probes \(have 4\)"),
+    ],
+)
+def test_missing_probes_are_named(keep, message):
+    with pytest.raises(CostError, match=message):
+        fit_cost_tables([m for m in probes() if keep(m)], SPECS)
+
+
+def test_depth_and_size_that_vary_together_are_refused():
+    tied = [m for m in probes() if (m.num_layers == 1) == (m.num_tokens == 64)]
+    tied += [tied[0]] * 3
+    with pytest.raises(CostError, match="each depth"):
+        fit_cost_tables([m for m in tied if m.num_tokens in (64, 400)] * 3, SPECS)
+
+
+def test_unmeasured_and_unknown_modules_are_named():
+    with pytest.raises(CostError, match="no measurement of module `vision`"):
+        fit_cost_tables(probes(), make_specs("vision"))
+    with pytest.raises(CostError, match="unknown module `visoin`"):
+        fit_cost_tables([dataclasses.replace(probes()[0], module="visoin")], make_specs("vision"))

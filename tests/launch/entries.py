@@ -1,0 +1,68 @@
+"""Entries of the jobs that the launch tests run; imported in the tasks, never by pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "GREETING",
+)
+
+
+def report(word: str) -> dict[str, str]:
+    """What the task sees of itself."""
+    print(f"rank {os.environ['RANK']} says {word}")
+    seen = {name: os.environ[name] for name in RANK_VARIABLES if name in os.environ}
+    return {**seen, "hostname": socket.gethostname(), "word": word}
+
+
+def fail_on(rank: str) -> None:
+    """One rank raises, the others hang as in a collective."""
+    if os.environ["RANK"] == rank:
+        raise ValueError(f"no microbatch for rank {rank}")
+    time.sleep(600)
+
+
+def fail_with_echo(rank: str) -> None:
+    """The culprit is slow to unwind; its peers report first that somebody hung up."""
+    if os.environ["RANK"] != rank:
+        raise RuntimeError("[pair.cc:538] Connection closed by peer [127.0.0.1]:5555")
+    time.sleep(0.3)
+    raise ValueError("the culprit")
+
+
+def leave() -> None:
+    """End without a result and without a traceback."""
+    sys.exit(3)
+
+
+def hang(folder: str) -> None:
+    """Start a child in a session of its own, note both pids, and never end."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    note = Path(folder) / f"hang-{os.environ['RANK']}.json"
+    partial = note.with_suffix(".partial")
+    partial.write_text(json.dumps([os.getpid(), child.pid]))
+    partial.rename(note)
+    child.wait()
+
+
+def wait_for(path: str) -> str:
+    """End when the file appears."""
+    while not Path(path).exists():
+        time.sleep(0.02)
+    return "seen"

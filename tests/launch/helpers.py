@@ -1,0 +1,64 @@
+"""What the launch and Slurm tests share: specs of the jobs in entries.py, and waiting for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from dflop.launch import JobHandle, JobSpec, JobStatus, Launcher, Resources
+
+T = TypeVar("T")
+
+REPO = Path(__file__).parents[2]
+
+
+def make_spec(folder: Path, function: str, *args: str, num_tasks: int = 1, **fields: Any) -> JobSpec:
+    """Spec of a job that runs a function of entries.py."""
+    env = {"PYTHONPATH": str(REPO), **fields.pop("env", {})}
+    spec = JobSpec(
+        name=function,
+        entry=f"tests.launch.entries:{function}",
+        args=args,
+        key=function,
+        folder=folder,
+        resources=Resources(tasks_per_node=num_tasks),
+        env=env,
+    )
+    return dataclasses.replace(spec, **fields)
+
+
+def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> T:
+    """First thing that is not None or False."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if found := find():
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"waited {limit_s:g} s for {what}")
+
+
+def end(launcher: Launcher, handle: JobHandle) -> JobStatus:
+    """Final status of the job."""
+    return until(lambda: s if (s := launcher.poll(handle)).state.is_final else None, what=f"{handle} to end")
+
+
+def pids_of_hang(folder: Path, rank: int) -> list[int]:
+    """[task, its child] of an entry that hangs, once it does."""
+    note = folder / f"hang-{rank}.json"
+    until(note.exists, what=f"rank {rank} to hang")
+    return list(json.loads(note.read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """No process, or a zombie that nobody has reaped yet."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import ConfigError, LaunchError
+from dflop.launch import JobState, make_launcher
+from tests.launch.helpers import REPO, make_spec
+
+
+def test_unknown_backend_lists_the_valid_ones() -> None:
+    with pytest.raises(ConfigError, match="slrm") as caught:
+        make_launcher("slrm")
+    assert caught.value.hint == "did you mean `slurm`? valid: inline, local, slurm"
+
+
+def test_unknown_option_lists_the_valid_ones() -> None:
+    with pytest.raises(ConfigError, match="no option `max_job`") as caught:
+        make_launcher("local", max_job=2)
+    assert "did you mean `max_jobs`?" in caught.value.hint
+
+
+def test_slurm_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="`sbatch`, which is not on PATH"):
+        make_launcher("slurm")
+
+
+def test_importing_the_room_does_not_import_submitit() -> None:
+    code = "import sys, dflop.launch; sys.exit('submitit' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False).returncode == 0
+
+
+def test_inline_runs_in_this_process_and_leaves_the_environment_alone(tmp_path: Path) -> None:
+    launcher = make_launcher("inline")
+    before = dict(os.environ)
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "hello", env={"GREETING": "hi"}))
+    assert launcher.poll(handle).state is JobState.DONE
+    (seen,) = launcher.collect(handle)
+    assert (seen["word"], seen["RANK"], seen["WORLD_SIZE"], seen["GREETING"]) == ("hello", "0", "1", "hi")
+    assert dict(os.environ) == before
+
+
+def test_inline_reports_the_traceback(tmp_path: Path) -> None:
+    launcher = make_launcher("inline")
+    handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "0"))
+    assert launcher.poll(handle).state is JobState.FAILED
+    with pytest.raises(LaunchError, match="ValueError: no microbatch for rank 0"):
+        launcher.collect(handle)
+
+
+def test_inline_refuses_several_tasks(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="wants 4 tasks"):
+        make_launcher("inline").submit(make_spec(tmp_path, "report", "x", num_tasks=4))
+
+
+@pytest.mark.parametrize("entry", ["no_colon", "tests.launch.entries:missing", "tests.launch.nowhere:main"])
+def test_an_entry_that_does_not_exist_is_named(entry: str, tmp_path: Path) -> None:
+    launcher = make_launcher("inline")
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", entry=entry))
+    with pytest.raises(LaunchError, match=entry.rpartition(":")[2].split(".")[-1]):
+        launcher.collect(handle)

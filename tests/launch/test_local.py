@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import LaunchError
+from dflop.launch import JobHandle, JobState, Resources, log_paths
+from dflop.launch.local import LocalLauncher
+from dflop.launch.process import ProcessId
+from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
+
+
+@pytest.fixture
+def launcher() -> LocalLauncher:
+    return LocalLauncher(cancel_grace_s=0.5)
+
+
+def test_one_task_returns_its_value_and_leaves_its_log(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "hello"))
+    assert end(launcher, handle).state is JobState.DONE
+    (seen,) = launcher.collect(handle)
+    assert seen["word"] == "hello"
+    assert "rank 0 says hello" in log_paths(handle, 0).stdout.read_text()
+    assert stat.S_IMODE(handle.folder.stat().st_mode) == 0o700
+
+
+def test_every_task_learns_its_rank(launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    resources = Resources(num_nodes=2, tasks_per_node=2, cpus_per_task=2)
+    spec = make_spec(tmp_path / "job", "report", "x", resources=resources, env={"GREETING": "it's me"})
+    handle = launcher.submit(spec)
+    assert end(launcher, handle).state is JobState.DONE
+    seen = launcher.collect(handle)
+    assert [s["RANK"] for s in seen] == ["0", "1", "2", "3"]
+    assert [s["LOCAL_RANK"] for s in seen] == ["0", "1", "2", "3"], "two nodes on one machine are one node"
+    assert {s["WORLD_SIZE"] for s in seen} == {s["LOCAL_WORLD_SIZE"] for s in seen} == {"4"}
+    assert {(s["MASTER_ADDR"], s["NODE_RANK"], s["OMP_NUM_THREADS"]) for s in seen} == {("127.0.0.1", "0", "2")}
+    assert len({s["MASTER_PORT"] for s in seen}) == 1
+    assert {s["CUDA_VISIBLE_DEVICES"] for s in seen} == {"3,5"}
+    assert {s["GREETING"] for s in seen} == {"it's me"}
+
+
+def test_the_traceback_of_the_failing_rank_is_shown(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "2", num_tasks=4))
+    status = end(launcher, handle)
+    assert status == (JobState.FAILED, "rank 2: ValueError: no microbatch for rank 2")
+    with pytest.raises(LaunchError, match="rank 2 of 4 raised ValueError: no microbatch for rank 2") as caught:
+        launcher.collect(handle)
+    assert "entries.py" in caught.value.what, "the traceback itself"
+    assert caught.value.where == str(log_paths(handle, 2).stderr)
+
+
+def test_the_culprit_is_shown_and_not_the_peers_that_failed_before_it(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "fail_with_echo", "1", num_tasks=2))
+    end(launcher, handle)
+    with pytest.raises(LaunchError, match="rank 1 of 2 raised ValueError: the culprit"):
+        launcher.collect(handle)
+
+
+def test_a_task_that_exits_without_a_result_fails_the_job(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "leave"))
+    assert end(launcher, handle) == (JobState.FAILED, "rank 0 exited with code 3 and no traceback")
+    with pytest.raises(LaunchError, match="exited with code 3"):
+        launcher.collect(handle)
+
+
+def test_a_killed_rank_ends_the_job_and_its_peers(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), num_tasks=3))
+    pids = [pids_of_hang(tmp_path, rank) for rank in range(3)]
+    assert launcher.poll(handle).state is JobState.RUNNING
+    os.kill(pids[2][0], signal.SIGKILL)
+    assert end(launcher, handle) == (JobState.FAILED, "rank 2 died (signal 9)")
+    assert all(is_gone(pid) for task in pids for pid in task)
+    with pytest.raises(LaunchError, match=r"rank 2 died \(signal 9\)"):
+        launcher.collect(handle)
+
+
+def test_a_killed_controller_leaves_no_task_behind(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
+    task, _ = pids_of_hang(tmp_path, 0)
+    os.kill(json.loads(handle.path("owner.json").read_text())["process"]["pid"], signal.SIGKILL)
+    assert end(launcher, handle) == (JobState.FAILED, "killed: rank 0 left no result")
+    assert is_gone(task)
+
+
+def test_cancel_ends_tasks_and_their_children(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), num_tasks=2))
+    pids = [pid for rank in range(2) for pid in pids_of_hang(tmp_path, rank)]
+    launcher.cancel(handle)
+    assert launcher.poll(handle).state is JobState.CANCELLED
+    assert all(is_gone(pid) for pid in pids)
+    launcher.cancel(handle)
+    with pytest.raises(LaunchError, match="cancelled"):
+        launcher.collect(handle)
+
+
+def test_a_job_past_its_time_limit_is_ended(launcher: LocalLauncher, tmp_path: Path) -> None:
+    spec = make_spec(tmp_path / "job", "hang", str(tmp_path), resources=Resources(time_limit_min=0))
+    assert end(launcher, launcher.submit(spec)).state is JobState.TIMEOUT
+
+
+def test_jobs_beyond_the_limit_queue_in_order(launcher: LocalLauncher, tmp_path: Path) -> None:
+    gates = [tmp_path / name for name in "abc"]
+    first, second, third = (
+        launcher.submit(make_spec(tmp_path / f"job-{gate.name}", "wait_for", str(gate))) for gate in gates
+    )
+    assert launcher.poll(first).state is JobState.RUNNING
+    assert launcher.poll(second) == (JobState.QUEUED, "0 jobs ahead, 1 run at once")
+    assert launcher.poll(third).state is JobState.QUEUED
+    assert LocalLauncher().poll(second).state is JobState.QUEUED, "as another process sees it"
+    launcher.cancel(second)
+    gates[0].touch()
+    assert end(launcher, first).state is JobState.DONE
+    assert launcher.poll(second).state is JobState.CANCELLED
+    until(lambda: launcher.poll(third).state is JobState.RUNNING, what="the third job to start")
+    gates[2].touch()
+    assert end(launcher, third).state is JobState.DONE
+
+
+def test_another_process_watches_collects_and_cancels(launcher: LocalLauncher, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    handle = launcher.submit(make_spec(tmp_path / "one", "wait_for", str(gate)))
+    script = (
+        "import sys, time\n"
+        "from dflop.launch import JobHandle, make_launcher\n"
+        "handle, launcher = JobHandle.from_json(sys.argv[2]), make_launcher('local')\n"
+        "if sys.argv[1] == 'cancel': launcher.cancel(handle)\n"
+        "while not launcher.poll(handle).state.is_final: time.sleep(0.05)\n"
+        "print(launcher.poll(handle).state, launcher.collect(handle) if sys.argv[1] == 'collect' else '')\n"
+    )
+
+    def elsewhere(verb: str, handle: JobHandle) -> str:
+        args = [sys.executable, "-c", script, verb, handle.to_json()]
+        done = subprocess.run(args, cwd=REPO, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.strip()
+
+    assert JobHandle.from_json(handle.to_json()) == handle
+    gate.touch()
+    assert elsewhere("collect", handle) == "done ['seen']"
+    hanging = LocalLauncher().submit(make_spec(tmp_path / "two", "hang", str(tmp_path)))
+    pids = pids_of_hang(tmp_path, 0)
+    assert elsewhere("cancel", hanging) == "cancelled"
+    until(lambda: all(is_gone(pid) for pid in pids), what="the cancelled job to be gone", limit_s=5)
+
+
+def test_a_job_queued_in_a_dead_process_is_lost(launcher: LocalLauncher, tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    process = ProcessId.of(child.pid)
+    assert process is not None
+    child.kill()
+    child.wait()
+    (tmp_path / "j_owner.json").write_text(
+        json.dumps({"process": {"pid": process.pid, "start_ticks": process.start_ticks}, "is_controller": False})
+    )
+    handle = JobHandle("local", "j", "job", "key", tmp_path, 1, time.time())
+    assert launcher.poll(handle).state is JobState.LOST
+
+
+def test_a_reused_pid_is_not_taken_for_the_job(launcher: LocalLauncher, tmp_path: Path) -> None:
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    (tmp_path / "j_owner.json").write_text(
+        json.dumps({"process": {"pid": me.pid, "start_ticks": me.start_ticks - 1}, "is_controller": True})
+    )
+    handle = JobHandle("local", "j", "job", "key", tmp_path, 1, time.time())
+    assert launcher.poll(handle).state is JobState.FAILED
+    launcher.cancel(handle)  # must not end this test

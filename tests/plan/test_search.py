@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+import pytest
+
+from dflop.errors import CostError, InfeasiblePlanError
+from dflop.plan.search import make_plans
+from dflop.records import LLM, Plan
+from dflop.schedule.scheduler import schedule_step
+from tests.builders import make_cluster, make_cost, make_specs, random_batch
+
+ENCODERS = ("vision", "audio")
+BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
+
+
+def plans(**changes) -> tuple[Plan, ...]:
+    arguments = {
+        "run_id": "run",
+        "specs": make_specs(*ENCODERS),
+        "cluster": make_cluster(4),
+        "cost": make_cost(*ENCODERS),
+        "batches": BATCHES,
+        "global_batch_size": 24,
+        "microbatch_choices": [2, 4],
+        "snapshot_seq": 3,
+        "top": 6,
+    }
+    return make_plans(**(arguments | changes))
+
+
+def test_plans_are_ranked_placed_and_explained():
+    found = plans()
+    assert [p.candidate_rank for p in found] == list(range(len(found)))
+    assert [p.predicted_step_s for p in found] == sorted(p.predicted_step_s for p in found)
+    assert len({p.plan_id for p in found}) == len(found) == 6
+    for plan in found:
+        assert [m.module for m in plan.modules] == ["vision", "audio", LLM]
+        next_rank = 0
+        for m in plan.modules:
+            assert m.first_rank == next_rank
+            assert sum(m.layers_per_stage) == 4
+            assert len(m.stage_memory_bytes) == m.parallel.pp
+            next_rank += m.parallel.num_processes
+        assert next_rank == plan.num_processes <= 4
+        assert plan.predicted_step_s <= plan.baseline_step_s
+        assert plan.table_ids == ("vision-tp1", "audio-tp1", "llm-tp1")
+        assert (plan.snapshot_seq, plan.global_batch_size) == (3, 24)
+    assert found[0].reason.startswith("fastest of 6 simulated plans")
+    assert found[1].reason.endswith("the step time of the best plan")
+
+
+def test_prediction_is_the_scheduler_on_the_batches_under_contention():
+    best = plans()[0]
+    cost = make_cost(*ENCODERS)
+    steps = [
+        schedule_step(run_id="run", step=0, plan=best, batch=batch, cost=cost, max_concurrency=2) for batch in BATCHES
+    ]
+    assert best.predicted_step_s == pytest.approx(statistics.fmean(s.predicted_step_s for s in steps))
+    free = plans(cluster=make_cluster(4, num_cores=4))[0]
+    assert free.predicted_step_s < best.predicted_step_s
+
+
+def test_processes_go_where_the_work_is():
+    alone = {"cluster": make_cluster(4, num_cores=4), "microbatch_choices": [4]}
+    heavy_llm = plans(cost=make_cost(*ENCODERS, scale={LLM: 5.0}), **alone)[0]
+    assert heavy_llm.module(LLM).parallel.num_processes == 2
+    heavy_vision = plans(cost=make_cost(*ENCODERS, scale={"vision": 20.0}), **alone)[0]
+    assert heavy_vision.module("vision").parallel.num_processes == 2
+
+
+def test_same_input_same_plans_and_ids_ignore_the_run():
+    first = plans()
+    assert plans() == first
+    assert [p.plan_id for p in plans(run_id="other")] == [p.plan_id for p in first]
+    assert plans(microbatch_choices=[4, 2, 2]) == first
+
+
+def test_model_without_encoders():
+    best = plans(
+        specs=make_specs(), cost=make_cost(), batches=[random_batch(24, encoders=())], cluster=make_cluster(2)
+    )[0]
+    assert [m.module for m in best.modules] == [LLM]
+
+
+def test_progress_is_told():
+    lines: list[str] = []
+    plans(progress=lines.append)
+    assert lines == [
+        "2 microbatches: 3 layouts kept",
+        "4 microbatches: 3 layouts kept",
+        "simulated 6 plans on 2 global batches, 6 fit in memory",
+    ]
+
+
+def test_fewer_processes_than_modules():
+    with pytest.raises(InfeasiblePlanError, match="need at least 3 processes; the cluster has 2"):
+        plans(cluster=make_cluster(2))
+
+
+def test_memory_too_small_names_module_and_amount():
+    with pytest.raises(InfeasiblePlanError, match="module `vision` needs at least .* MiB per process") as failure:
+        plans(cluster=make_cluster(4, memory_bytes=50 * 2**20))
+    assert "memory_per_process_bytes" in failure.value.hint
+
+
+def test_memory_that_forces_more_processes_than_there_are():
+    specs = tuple(
+        dataclasses.replace(s, num_layer_params=40_000_000) if s.module == LLM else s for s in make_specs(*ENCODERS)
+    )
+    limits = {"specs": specs, "microbatch_choices": [4]}
+    with pytest.raises(InfeasiblePlanError, match="module `llm` needs at least"):
+        plans(cluster=make_cluster(4, memory_bytes=1500 * 2**20), **limits)
+    deep = plans(cluster=make_cluster(6, memory_bytes=1500 * 2**20), **limits)[0]
+    assert deep.module(LLM).parallel.pp >= 2
+    assert max(max(m.stage_memory_bytes) for m in deep.modules) <= 0.9 * 1500 * 2**20
+
+
+def test_no_usable_number_of_microbatches():
+    with pytest.raises(InfeasiblePlanError, match=r"\[32, 64\] is between 1 and the global batch of 24"):
+        plans(microbatch_choices=[64, 32])
+
+
+def test_missing_cost_table():
+    with pytest.raises(CostError, match="no cost table for module `audio`"):
+        plans(cost=make_cost("vision"))

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dflop.records import LLM, ModuleWork, Plan
+from dflop.simulate.events import simulate
+from dflop.simulate.order import one_f_one_b
+from dflop.simulate.step import (
+    Durations,
+    num_stages_after,
+    op_id,
+    simulate_step,
+    step_graph,
+    step_nodes,
+    with_slot_order,
+)
+from tests.builders import make_plan
+
+
+def llm_work(owner) -> ModuleWork:
+    n = sum(len(ids) for ranks in owner for ids in ranks)
+    return ModuleWork(LLM, tuple(range(n)), (0,) * n, (10,) * n, owner)
+
+
+def encoder_work(module, samples, owner) -> ModuleWork:
+    return ModuleWork(module, tuple(samples), (0,) * len(samples), (5,) * len(samples), owner)
+
+
+def constant(plan: Plan, forward_s: float, backward_s: float) -> Durations:
+    return {node: [(forward_s, backward_s)] * plan.num_microbatches for node in step_nodes(plan)}
+
+
+@pytest.mark.parametrize(("num_microbatches", "llm_pp"), [(1, 1), (4, 1), (4, 2), (8, 3)])
+def test_equal_microbatches_give_the_textbook_bubble(num_microbatches, llm_pp):
+    plan = make_plan({"vision": 1, LLM: 1}, llm_pp=llm_pp, num_microbatches=num_microbatches)
+    owner = tuple(((k,),) for k in range(num_microbatches))
+    work = (encoder_work("vision", range(num_microbatches), owner), llm_work(owner))
+    timeline = simulate_step(plan, work, constant(plan, 1.0, 2.0))
+    depth = 1 + llm_pp
+    assert timeline.makespan_s == pytest.approx(3.0 * (num_microbatches + depth - 1))
+    assert timeline.idle_frac == pytest.approx((depth - 1) / (num_microbatches + depth - 1))
+
+
+def test_ranks_wait_only_for_what_they_exchange():
+    # Sample 0 has an image on encoder rank 0; sample 1, on the other LLM rank, has none.
+    plan = make_plan({"vision": 2, LLM: 2}, num_microbatches=1)
+    work = (encoder_work("vision", [0], (((0,), ()),)), llm_work((((0,), (1,)),)))
+    durations = {
+        ("vision", 0, 0): [(5.0, 1.0)],
+        ("vision", 0, 1): [(99.0, 99.0)],
+        (LLM, 0, 0): [(1.0, 2.0)],
+        (LLM, 0, 1): [(1.0, 2.0)],
+    }
+    timeline = simulate_step(plan, work, durations)
+    start = {
+        (node, phase): timeline.start_s[op_id(1, i, 0, phase)]
+        for i, node in enumerate(step_nodes(plan))
+        for phase in ("F", "B")
+    }
+    assert start[(LLM, 0, 1), "F"] == 0.0
+    assert start[(LLM, 0, 0), "F"] == 5.0
+    assert start[("vision", 0, 0), "B"] == 8.0
+    assert timeline.makespan_s == 9.0
+    assert timeline.busy_s == (6.0, 0.0, 3.0, 3.0)
+
+
+def test_stage_waits_for_every_encoder_and_encoder_for_every_consumer():
+    plan = make_plan({"vision": 1, "audio": 1, LLM: 2}, num_microbatches=1)
+    owner = (((0, 1),),)
+    work = (encoder_work("vision", [0, 1], owner), encoder_work("audio", [0, 1], owner), llm_work((((0,), (1,)),)))
+    durations = {
+        ("vision", 0, 0): [(1.0, 1.0)],
+        ("audio", 0, 0): [(3.0, 1.0)],
+        (LLM, 0, 0): [(1.0, 1.0)],
+        (LLM, 0, 1): [(1.0, 4.0)],
+    }
+    timeline = simulate_step(plan, work, durations, delay_s=0.25)
+    assert timeline.start_s[op_id(1, 2, 0, "F")] == 3.25
+    assert timeline.start_s[op_id(1, 0, 0, "B")] == 3.25 + 5.0 + 0.25
+
+
+def test_warm_up_counts_the_llm_behind_an_encoder():
+    plan = make_plan({"vision": 1, LLM: 1}, llm_pp=3, encoder_pp=2)
+    depths = [num_stages_after(plan, module, stage) for module, stage, _ in step_nodes(plan)]
+    assert depths == [4, 3, 2, 1, 0]
+    owner = tuple(((k,),) for k in range(4))
+    graph = step_graph(plan, (encoder_work("vision", range(4), owner), llm_work(owner)), constant(plan, 1.0, 1.0))
+    for node, depth in enumerate(depths):
+        assert graph.node_ops[node] == tuple(op_id(4, node, a.microbatch, a.phase) for a in one_f_one_b(4, depth))
+
+
+def test_slot_order_equals_rebuilding_the_graph():
+    plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=3)
+    seconds = [(1.0, 2.0), (3.0, 5.0), (0.5, 0.25)]
+    for slots in itertools.permutations(range(3)):
+        owner = tuple(((k,),) for k in range(3))
+        moved = tuple(((k,),) for k in slots)
+        graph = step_graph(
+            plan,
+            (encoder_work("vision", range(3), owner), llm_work(owner)),
+            {node: seconds for node in step_nodes(plan)},
+        )
+        rebuilt = simulate_step(
+            plan,
+            (encoder_work("vision", range(3), moved), llm_work(moved)),
+            {node: [seconds[k] for k in slots] for node in step_nodes(plan)},
+        )
+        assert simulate(with_slot_order(graph, 3, slots)).makespan_s == rebuilt.makespan_s
+
+
+def test_item_away_from_its_sample_is_our_bug():
+    plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=2)
+    work = (encoder_work("vision", [0], ((((),)), ((0,),))), llm_work((((0,),), ((),))))
+    with pytest.raises(AssertionError, match="vision item 0"):
+        simulate_step(plan, work, constant(plan, 1.0, 1.0))

@@ -1,0 +1,58 @@
+"""Brings a real Slurm up for the tests in this folder (see cluster.sh), once, and down again if it was down before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflop.launch.slurm import SlurmLauncher
+
+CLUSTER = Path(__file__).with_name("cluster.sh")
+SWITCH = "DFLOP_TEST_SLURM"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(CLUSTER.parent):
+            item.add_marker(pytest.mark.slurm)
+
+
+def _cluster(verb: str) -> subprocess.CompletedProcess[str]:
+    # Not through pipes: the daemons inherit them and keep them open.
+    log = Path(os.environ.get("TMPDIR", "/tmp")) / "dflop-cluster.log"
+    with log.open("w+") as file:
+        code = subprocess.run(
+            [CLUSTER, verb], stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False
+        ).returncode
+    return subprocess.CompletedProcess([verb], code, log.read_text())
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """Four idle nodes."""
+    wanted = os.environ.get(SWITCH, "")
+    if wanted == "0":
+        pytest.skip(f"{SWITCH}=0")
+    if os.geteuid() != 0:
+        pytest.skip("a test cluster needs root (slurmd, unshare --uts)")
+    if not wanted and shutil.which("sbatch") is None:
+        pytest.skip(f"Slurm is not installed; {SWITCH}=1 installs Debian's packages")
+    was_up = _cluster("status").returncode == 0
+    up = _cluster("up")
+    if up.returncode != 0:
+        _cluster("down")
+        pytest.fail(f"the test cluster did not start:\n{up.stdout}")
+    yield
+    if not was_up:
+        _cluster("down")
+
+
+@pytest.fixture
+def launcher(cluster: None) -> SlurmLauncher:
+    """Polls every second and has no patience, as tests want it."""
+    return SlurmLauncher(run_id="test", poll_interval_s=0.5, lost_after_s=3, results_timeout_s=5)

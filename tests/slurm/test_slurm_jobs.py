@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import LaunchError
+from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
+from dflop.launch.slurm import SlurmLauncher
+from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
+
+TWO_BY_TWO = Resources(num_nodes=2, tasks_per_node=2, time_limit_min=5)
+
+
+def ask_slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_one_task_with_gpus_and_memory(
+    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # as inside another job; sbatch refuses the pair
+    monkeypatch.setenv("SLURM_TRES_PER_TASK", "cpu:7")
+    resources = Resources(cpus_per_task=2, gpus_per_node=2, memory_bytes=2**30, time_limit_min=5, partition="low")
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "hello", resources=resources))
+    assert end(launcher, handle).state is JobState.DONE
+    (seen,) = launcher.collect(handle)
+    assert (seen["word"], seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("hello", "2", "0,1")
+    shown = ask_slurm("scontrol", "-o", "show", "job", handle.job_id)
+    for part in ("Partition=low", "Comment=dflop:test", "MinMemoryNode=1G", "CPUs/Task=2", "TimeLimit=00:05:00"):
+        assert part in shown
+    assert "rank 0 says hello" in log_paths(handle, 0).stdout.read_text()
+
+
+def test_two_nodes_with_two_tasks_each(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    spec = make_spec(tmp_path / "job", "report", "x", resources=TWO_BY_TWO, env={"GREETING": "it's $HOME"})
+    handle = launcher.submit(spec)
+    assert end(launcher, handle).state is JobState.DONE
+    seen = launcher.collect(handle)
+    places = [(s["RANK"], s["NODE_RANK"], s["LOCAL_RANK"]) for s in seen]
+    assert places == [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1")]
+    assert seen[0]["hostname"] == seen[1]["hostname"] != seen[2]["hostname"] == seen[3]["hostname"]
+    assert {s["MASTER_ADDR"] for s in seen} == {seen[0]["hostname"]}
+    assert len({s["MASTER_PORT"] for s in seen}) == 1
+    assert {(s["WORLD_SIZE"], s["LOCAL_WORLD_SIZE"]) for s in seen} == {("4", "2")}
+    assert {s["GREETING"] for s in seen} == {"it's $HOME"}
+
+
+def test_the_saved_script_does_the_same_work_by_hand(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
+    script = tmp_path / "job" / "job.sbatch"
+    text = script.read_text()
+    assert text.startswith("#!/bin/bash\n# dflop job `report`: tests.launch.entries:report x\n")
+    assert "gpus" not in text
+    assert "wckey" not in text
+    job_id = ask_slurm("sbatch", "--parsable", str(script)).strip()
+    by_hand = JobHandle("slurm", job_id, "report", "report", handle.folder, 1, handle.submitted_at_s)
+    assert end(launcher, by_hand).state is JobState.DONE
+    assert launcher.collect(by_hand)[0]["word"] == "x"
+
+
+def test_the_traceback_of_the_failing_rank_is_shown(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "2", resources=TWO_BY_TWO))
+    assert end(launcher, handle) == (JobState.FAILED, "rank 2: ValueError: no microbatch for rank 2")
+    with pytest.raises(LaunchError, match="rank 2 of 4 raised ValueError: no microbatch for rank 2") as caught:
+        launcher.collect(handle)
+    assert "entries.py" in caught.value.what
+    assert caught.value.where == str(log_paths(handle, 2).stderr)
+
+
+def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), resources=TWO_BY_TWO))
+    pids = [pids_of_hang(tmp_path, rank) for rank in range(4)]
+    os.kill(pids[3][0], signal.SIGKILL)
+    status = end(launcher, handle)
+    assert status.state is JobState.FAILED
+    assert status.reason.startswith("rank 3 died (signal 9) on node")
+    assert all(is_gone(task) for task, _ in pids)
+    with pytest.raises(LaunchError, match=r"rank 3 died \(signal 9\)"):
+        launcher.collect(handle)
+    for _, child in pids:  # left its session, and without cgroups Slurm cannot follow
+        os.kill(child, signal.SIGKILL)
+
+
+def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "never")))
+    until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
+    ask_slurm("scancel", handle.job_id)
+    assert end(launcher, handle).state is JobState.CANCELLED
+    with pytest.raises(LaunchError, match="cancelled"):
+        launcher.collect(handle)
+
+
+def test_cancelling_a_queued_job_empties_the_queue(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    resources = Resources(extra={"hold": ""})
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
+    assert (
+        until(lambda: (s := launcher.poll(handle)).reason == "JobHeldUser" and s, what="the hold").state
+        is JobState.QUEUED
+    )
+    launcher.cancel(handle)
+    assert end(launcher, handle).state is JobState.CANCELLED
+    launcher.cancel(handle)
+    assert ask_slurm("squeue", "-h", "-j", handle.job_id) == ""
+
+
+def test_another_process_adopts_the_job(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    spec = make_spec(tmp_path / "job", "wait_for", str(gate))
+    handle = launcher.submit(spec)
+    Journal(tmp_path / "run", "r1").submitted(handle)
+    script = (
+        "import sys\n"
+        "from dflop.launch import JobHandle, make_launcher\n"
+        "handle = JobHandle.from_json(sys.argv[1])\n"
+        "print(make_launcher('slurm').poll(handle).state)\n"
+    )
+    args = [sys.executable, "-c", script, handle.to_json()]
+    seen = subprocess.run(args, cwd=REPO, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    assert seen in ("queued", "running")
+    gate.touch()
+    fresh = SlurmLauncher(poll_interval_s=0.5)
+    assert run_job(fresh, spec, Journal(tmp_path / "run", "r1"), poll_interval_s=0.1) == ["seen"]
+    assert {r.job_id for r in Journal(tmp_path / "run", "r1").records()} == {handle.job_id}
+
+
+def test_a_job_slurm_never_heard_of_is_lost(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0)
+    assert launcher.poll(handle).state is JobState.QUEUED
+    assert end(launcher, handle) == (JobState.LOST, "unknown to squeue, sacct and scontrol")
+
+
+def test_a_refused_submission_says_why(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    spec = make_spec(tmp_path / "job", "report", "x", resources=Resources(partition="nowhere"))
+    with pytest.raises(LaunchError, match="invalid partition specified: nowhere") as caught:
+        launcher.submit(spec)
+    assert caught.value.where.endswith("job.sbatch")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import StoreError
+from dflop.store import live, snapshot
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+
+
+def publish(root: Path, make, step: int = 0) -> int:
+    with SpoolWriter(root, "run", "p") as writer:
+        writer.append(make.correction(step))
+    return ingest(root).snapshot_seq
+
+
+def snapshots(root: Path) -> list[str]:
+    return sorted(os.listdir(root / "snapshots"))
+
+
+def test_a_snapshot_is_read_only_and_named_by_current_and_the_link(tmp_path: Path, make) -> None:
+    publish(tmp_path, make)
+    current = snapshot.read_current(tmp_path)
+    assert current is not None
+    path = tmp_path / current.file
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    assert os.readlink(tmp_path / "current.duckdb") == current.file == "snapshots/dflop-000001.duckdb"
+    assert snapshots(tmp_path) == ["dflop-000001.duckdb"]
+
+
+def test_a_snapshot_carries_views_and_comments_in_an_old_storage_version(tmp_path: Path, make) -> None:
+    publish(tmp_path, make)
+    con, _ = snapshot.open_current(tmp_path)
+    with con:
+        assert con.execute("select count(*) from v_correction_latest").fetchone() == (1,)
+        assert con.execute("select count(*) from duckdb_tables() where comment is null").fetchone() == (0,)
+        assert con.execute("select count(*) from duckdb_columns() where comment is null and table_name = 'plan'").fetchone() == (0,)
+        ((tags,),) = con.execute("select tags from duckdb_databases() where database_name = current_database()").fetchall()
+    assert tags["storage_version"].startswith("v1.4")
+
+
+def test_a_reader_keeps_its_snapshot_while_others_are_published_and_collected(
+    tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "GRACE_S", -1.0)
+    publish(tmp_path, make, 0)
+    with Reader(tmp_path) as reader:
+        for step in range(1, snapshot.KEEP + 2):
+            publish(tmp_path, make, step)
+        assert reader.seq == 1
+        assert reader.records(type(make.correction())) == [make.correction(0)]
+    assert snapshots(tmp_path) == [f"dflop-{seq:06d}.duckdb" for seq in range(3, 3 + snapshot.KEEP)]
+
+
+def test_old_snapshots_stay_for_the_grace_period(tmp_path: Path, make) -> None:
+    for step in range(snapshot.KEEP + 1):
+        publish(tmp_path, make, step)
+    assert len(snapshots(tmp_path)) == snapshot.KEEP + 1
+
+
+def test_a_snapshot_opens_while_the_live_database_is_being_written(tmp_path: Path, make) -> None:
+    publish(tmp_path, make)
+    with live.open_live(tmp_path) as con, live.transaction(con):
+        con.execute("delete from correction")
+        with Reader(tmp_path) as reader:
+            assert len(reader.records(type(make.correction()))) == 1
+
+
+def test_a_commit_without_a_publish_is_published_by_the_next_pass(
+    tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, make, 0)
+
+    def die(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshot, "publish_if_stale", die)
+        with pytest.raises(KeyboardInterrupt):
+            publish(tmp_path, make, 1)
+    report = ingest(tmp_path)
+    assert (report.num_files, report.snapshot_seq) == (0, 2)
+    with Reader(tmp_path) as reader:
+        assert len(reader.records(type(make.correction()))) == 2
+
+
+def test_a_full_disk_while_publishing_keeps_the_old_snapshot(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(tmp_path, make, 0)
+
+    def full(_path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshot.durable, "fsync_file", full)
+        with SpoolWriter(tmp_path, "run", "q") as writer:
+            writer.append(make.correction(1))
+        with pytest.raises(StoreError, match="No space left"):
+            ingest(tmp_path)
+    with Reader(tmp_path) as reader:
+        assert reader.seq == 1
+    assert ingest(tmp_path).snapshot_seq == 2
+    assert snapshots(tmp_path) == ["dflop-000001.duckdb", "dflop-000002.duckdb"]
+
+
+def test_a_lost_or_damaged_snapshot_is_told_and_replaced(tmp_path: Path, make) -> None:
+    publish(tmp_path, make)
+    (tmp_path / "snapshots/dflop-000001.duckdb").unlink()
+    with pytest.raises(StoreError, match="cannot open snapshot 1"):
+        snapshot.open_current(tmp_path)
+    assert ingest(tmp_path).snapshot_seq == 2
+    snapshot.open_current(tmp_path)[0].close()
+
+
+def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no snapshot yet"):
+        snapshot.open_current(tmp_path)
+    (tmp_path / "CURRENT").write_text("{")
+    with pytest.raises(StoreError, match="CURRENT is damaged"):
+        snapshot.open_current(tmp_path)

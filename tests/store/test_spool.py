@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.errors import StoreError
+from dflop.records import Correction, SampleShape
+from dflop.store import spool
+from dflop.store.spool import SpoolKey, SpoolWriter, read_spool
+
+NAMES = st.from_regex(spool._NAME, fullmatch=True)
+
+
+@given(NAMES, st.lists(NAMES, min_size=1, max_size=3), NAMES, st.integers(0, 10**9))
+def test_a_path_names_exactly_one_key(kind: str, run: list[str], producer: str, seq: int) -> None:
+    key = SpoolKey(kind, "/".join(run), producer, seq)
+    assert SpoolKey.parse(key.relative_path) == key
+
+
+@pytest.mark.parametrize(
+    "path", ["correction/p-000000.parquet", "correction/run/p-1.parquet", "correction/run/p.parquet", "x-000000.parquet"]
+)
+def test_a_path_the_writer_cannot_have_written_has_no_key(path: str) -> None:
+    assert SpoolKey.parse(path) is None
+
+
+def test_flush_acknowledges_rows_that_are_on_disk(tmp_path: Path, make) -> None:
+    writer = SpoolWriter(tmp_path, "run/compare", "p", flush_rows=2)
+    rows = [make.correction(i) for i in range(3)]
+    for row in rows:
+        writer.append(row)
+    assert writer.num_acknowledged == 2  # the full buffer went out by itself
+    assert read_spool(tmp_path, Correction) == rows[:2]
+    writer.append(make.shape(1))
+    writer.close()
+    assert writer.num_acknowledged == 4
+    assert read_spool(tmp_path, Correction) == rows
+    assert read_spool(tmp_path, SampleShape) == [make.shape(1)]
+
+
+def test_old_rows_do_not_wait_for_a_full_buffer(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(spool.time, "monotonic", lambda: now_s)
+    writer = SpoolWriter(tmp_path, "run", "p")
+    writer.append(make.correction())
+    assert writer.num_acknowledged == 0
+    now_s += spool.FLUSH_AFTER_S + 1
+    writer.append(make.correction())
+    assert writer.num_acknowledged == 2
+
+
+def test_numbers_continue_after_a_restart_and_after_a_quarantined_file(tmp_path: Path, make) -> None:
+    for step in (0, 1):
+        with SpoolWriter(tmp_path, "run", "p") as writer:
+            writer.append(make.correction(step))
+    moved = tmp_path / "quarantine/correction/run/p-000001.parquet.abc"
+    moved.parent.mkdir(parents=True)
+    (tmp_path / "spool/correction/run/p-000001.parquet").rename(moved)
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.correction(2))
+    names = sorted(path.name for _, path in spool.list_files(tmp_path))
+    assert names == ["p-000000.parquet", "p-000002.parquet"]
+
+
+def test_two_writers_with_one_name_overwrite_nothing(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    next_seq = spool._next_seq
+    stale = iter([0])  # what the second writer saw before the first one wrote
+    with SpoolWriter(tmp_path, "run", "p") as first:
+        first.append(make.correction(0))
+    monkeypatch.setattr(spool, "_next_seq", lambda *args: next(stale, next_seq(*args)))
+    with SpoolWriter(tmp_path, "run", "p") as second:
+        second.append(make.correction(1))
+    assert read_spool(tmp_path, Correction) == [make.correction(0), make.correction(1)]
+
+
+@pytest.mark.parametrize(
+    ("code", "what"), [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "quota"), (errno.EIO, "Input/output error")]
+)
+def test_a_failing_disk_leaves_no_half_file_and_loses_no_row(
+    tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch, code: int, what: str
+) -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    writer = SpoolWriter(tmp_path, "run", "p")
+    writer.append(make.correction())
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(StoreError, match=what):
+            writer.flush()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert writer.num_acknowledged == 0
+    writer.flush()
+    assert read_spool(tmp_path, Correction) == [make.correction()]
+    assert writer.num_acknowledged == 1
+
+
+@pytest.mark.parametrize(("run_id", "producer"), [("../x", "p"), ("a//b", "p"), ("", "p"), ("run", "p/q"), ("run", ".p")])
+def test_names_that_are_no_file_names_are_refused(tmp_path: Path, run_id: str, producer: str) -> None:
+    with pytest.raises(StoreError, match="cannot be part of a file name"):
+        SpoolWriter(tmp_path, run_id, producer)
+
+
+def test_only_records_with_a_table_are_accepted(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="object has no table"):
+        SpoolWriter(tmp_path, "run", "p").append(object())
+
+
+def test_rows_are_kept_when_the_block_fails(tmp_path: Path, make) -> None:
+    with pytest.raises(KeyError), SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.correction())
+        raise KeyError
+    assert read_spool(tmp_path, Correction) == [make.correction()]
+
+
+def test_compute_nodes_need_neither_duckdb_nor_polars(python) -> None:
+    done = python("import sys, dflop.store.spool; print(sorted({'duckdb', 'polars'} & set(sys.modules)))")
+    assert done.stdout.strip() == "[]", done.stderr

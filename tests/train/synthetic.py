@@ -1,0 +1,164 @@
+"""A tiny Omni model, synthetic samples for it, and hand-made plans: everything a parity test needs but no media."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+
+from dflop.models import load_family
+from dflop.models.build import build_model
+from dflop.models.family import Family
+from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
+from dflop.train.feed import TokenizedSample
+
+TOKEN_IDS = {
+    "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
+    "<|vision_eos|>": 7,
+}  # fmt: skip
+PLACEHOLDERS = {"image": (4, 1, 7), "video": (4, 2, 7), "audio": (5, 3, 6)}
+VOCAB_SIZE = 128
+HF_CONFIG = {
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "window_size": 112,
+        "fullatt_block_indexes": [1], "out_hidden_size": 48,
+    },
+    "audio_config": {
+        "encoder_layers": 2, "d_model": 32, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 128,
+        "n_window": 20, "output_dim": 48,
+    },
+    "text_config": {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 4, 4]},
+    },
+}  # fmt: skip
+
+
+@cache
+def family() -> Family:
+    media = {"max_pixels": 28 * 28 * 16, "min_pixels": 28 * 28, "video_max_pixels": 28 * 28 * 6, "video_max_frames": 8}
+    return load_family("qwen2_5_omni_thinker", HF_CONFIG, media)
+
+
+def hf_config(*, tied: bool = False) -> dict[str, object]:
+    config = copy.deepcopy(HF_CONFIG) | family().token_ids(TOKEN_IDS)
+    config["tie_word_embeddings"] = tied
+    config["text_config"]["tie_word_embeddings"] = tied
+    return config
+
+
+def tiny_model(*, tied: bool = False) -> torch.nn.Module:
+    return build_model(family(), hf_config(tied=tied), seed=0, dtype=torch.float32)
+
+
+def make_shapes(num_samples: int, seed: int, *, kinds: Sequence[str] = ("image", "video", "audio")) -> list[SampleShape]:
+    rng = np.random.default_rng(seed)
+    shapes = []
+    for index in range(num_samples):
+        num_items = 0 if index % 5 == 4 else int(rng.choice([0, 1, 1, 2]))
+        items = [_make_item(str(rng.choice(kinds)), rng) for _ in range(num_items)]
+        num_text = int(rng.integers(6, 60)) + 2 * len(items)
+        shapes.append(
+            SampleShape(
+                profile_key="synthetic", sample_index=index, sample_id=f"s{index}", num_text_tokens=num_text,
+                num_supervised_tokens=_num_supervised(num_text), items=tuple(items),
+                num_llm_tokens=num_text + sum(i.num_rows for i in items),
+            )  # fmt: skip
+        )
+    return shapes
+
+
+def _make_item(kind: str, rng: np.random.Generator) -> MediaItem:
+    width, height = (int(x) for x in rng.integers(30, 200, 2))
+    num_frames = {"image": 1, "video": int(rng.integers(2, 60)), "audio": 0}[kind]
+    duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.2, 2.0))}[kind]
+    placed = family().place(kind, width_px=width, height_px=height, num_frames=num_frames, duration_s=duration_s)
+    return MediaItem(
+        kind=kind, path=f"{kind}.bin", width_px=width, height_px=height, num_frames=num_frames, duration_s=duration_s,
+        module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens, sum_sq_tokens=placed.sum_sq_tokens,
+        num_rows=placed.num_rows,
+    )  # fmt: skip
+
+
+def _num_supervised(num_text: int) -> int:
+    return max(1, num_text // 3)
+
+
+class SyntheticSource:
+    """Tokens and encoder inputs that are a pure function of (sample, item)."""
+
+    def __init__(self, shapes: Sequence[SampleShape]) -> None:
+        self._shapes = {s.sample_index: s for s in shapes}
+
+    def shape(self, sample_index: int) -> SampleShape:
+        return self._shapes[sample_index]
+
+    def tokens(self, sample_index: int) -> TokenizedSample:
+        shape, rng = self._shapes[sample_index], np.random.default_rng(sample_index)
+        text = rng.integers(10, VOCAB_SIZE, shape.num_text_tokens - 2 * len(shape.items)).tolist()
+        ids, starts = text[:3], []
+        for item in shape.items:
+            begin, pad, end = PLACEHOLDERS[item.kind]
+            starts.append(len(ids) + 1)
+            ids += [begin, *[pad] * item.num_rows, end]
+        ids += text[3:]
+        labels = np.full(len(ids), -100)
+        labels[-shape.num_supervised_tokens :] = ids[-shape.num_supervised_tokens :]
+        return TokenizedSample(np.asarray(ids), labels, tuple(starts))
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        media = self._shapes[sample_index].items[item]
+        rng = np.random.default_rng([sample_index, item])
+        return rng.standard_normal(family().array_shape(media.module, media.grid), dtype=np.float32)
+
+    def seconds_per_grid(self, item: MediaItem) -> float:
+        return 2 * item.duration_s / (2 * item.grid[0]) if item.kind == "video" else 0.0
+
+
+def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int) -> Plan:
+    """Plan of `{module: (pp, dp)}`, modules in rank order, layers split as evenly as they go."""
+    depth = {s.module: s.num_layers for s in family().specs()}
+    modules, first_rank = [], 0
+    for name, (pp, dp) in layout.items():
+        split = tuple(depth[name] // pp + (s < depth[name] % pp) for s in range(pp))
+        modules.append(ModulePlan(name, ParallelSpec(1, pp, dp), first_rank, split, (0,) * pp))
+        first_rank += pp * dp
+    return Plan(
+        plan_id="test", run_id="test", candidate_rank=0, layout="split", modules=tuple(modules),
+        num_microbatches=num_microbatches, global_batch_size=0, formula_step_s=0.0, predicted_step_s=0.0,
+        baseline_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
+    )  # fmt: skip
+
+
+def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_only_slot: bool = True) -> StepPlan:
+    """Random, deliberately uneven ownership; slot 0 gets only samples without media when there are any."""
+    rng = np.random.default_rng([7, step])
+    slots = rng.integers(0, plan.num_microbatches, len(batch))
+    if text_only_slot:
+        slots = np.where([not s.items for s in batch], 0, np.where(slots == 0, plan.num_microbatches - 1, slots))
+    works = []
+    for module in plan.modules:
+        dp = module.parallel.dp
+        if module.module == LLM:
+            items = [(p, 0, s.num_llm_tokens) for p, s in enumerate(batch)]
+        else:
+            items = [(p, i, m.num_rows) for p, s in enumerate(batch) for i, m in enumerate(s.items) if m.module == module.module]  # noqa: E501
+        owner = [[[] for _ in range(dp)] for _ in range(plan.num_microbatches)]
+        for item in rng.permutation(len(items)):
+            owner[slots[items[item][0]]][int(rng.integers(dp))].append(int(item))
+        works.append(
+            ModuleWork(
+                module.module, tuple(i[0] for i in items), tuple(i[1] for i in items), tuple(i[2] for i in items),
+                tuple(tuple(tuple(o) for o in slot) for slot in owner),
+            )  # fmt: skip
+        )
+    return StepPlan(
+        run_id="test", step=step, policy="random", sample_index=tuple(s.sample_index for s in batch),
+        num_microbatches=plan.num_microbatches, work=tuple(works),
+        num_supervised_tokens=sum(s.num_supervised_tokens for s in batch), predicted_step_s=0.0, arrival_step_s=0.0,
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Same mathematics: losses and every gradient equal a single-process Hugging Face run, whatever the layout."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from dflop.models.build import cut_stage
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import LLM
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed
+from dflop.train.reduce import GradientReducer
+from tests.train import synthetic
+from tests.train.synthetic import SyntheticSource, make_plan, make_shapes, make_step_plan
+
+NUM_STEPS, BATCH_SIZE, NUM_MICROBATCHES, LEARNING_RATE = 3, 10, 4, 0.05
+TOLERANCE = 1e-5
+
+LAYOUTS = {
+    "vision dp2 + llm pp2": ({"vision": (1, 2), LLM: (2, 1)}, ("image", "video"), False),
+    "vision dp2 + llm dp2": ({"vision": (1, 2), LLM: (1, 2)}, ("image", "video"), False),
+    "vision + audio + llm dp2": ({"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}, ("image", "video", "audio"), False),
+    "vision + audio + llm pp2, tied": ({"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}, ("image", "audio"), True),
+}
+
+
+def batches(kinds):
+    shapes = make_shapes(NUM_STEPS * BATCH_SIZE, seed=3, kinds=kinds)
+    return [shapes[i * BATCH_SIZE : (i + 1) * BATCH_SIZE] for i in range(NUM_STEPS)]
+
+
+def reference(kinds, tied, bad_positions=()):
+    """Losses and gradients of a plain Hugging Face run: one sample at a time, its own SDPA attention, its own forward."""
+    torch.set_num_threads(1)
+    model = synthetic.tiny_model(tied=tied)
+    plain = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="sdpa", dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    steps = []
+    for batch in batches(kinds):
+        source = SyntheticSource(batch)
+        kept = [s for p, s in enumerate(batch) if p not in bad_positions]
+        denominator, loss = sum(s.num_supervised_tokens for s in kept), 0.0
+        for shape in kept:
+            sample = source.tokens(shape.sample_index)
+            logits = plain(**hf_inputs(source, shape, sample)).logits[0]
+            part = torch.nn.functional.cross_entropy(
+                logits[:-1], torch.from_numpy(sample.labels[1:]), ignore_index=-100, reduction="sum"
+            )
+            (part / denominator).backward()
+            loss += float(part.detach()) / denominator
+        steps.append((loss, {n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None}))
+        with torch.no_grad():
+            for p in plain.parameters():
+                if p.grad is not None:
+                    p -= LEARNING_RATE * p.grad
+                    p.grad = None
+    return steps
+
+
+def hf_inputs(source, shape, sample):
+    ids = torch.from_numpy(sample.input_ids)[None]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    data = {
+        kind: [(i, torch.from_numpy(source.array(shape.sample_index, n))) for n, i in enumerate(shape.items) if i.kind == kind]
+        for kind in ("image", "video", "audio")
+    }
+    if data["image"]:
+        inputs["pixel_values"] = torch.cat([a for _, a in data["image"]])
+        inputs["image_grid_thw"] = torch.tensor([i.grid for i, _ in data["image"]])
+    if data["video"]:
+        inputs["pixel_values_videos"] = torch.cat([a for _, a in data["video"]])
+        inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in data["video"]])
+        inputs["video_second_per_grid"] = torch.tensor([source.seconds_per_grid(i) for i, _ in data["video"]])
+    if data["audio"]:
+        longest = max(a.shape[1] for _, a in data["audio"])
+        inputs["input_features"] = torch.stack([torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]])
+        inputs["feature_attention_mask"] = torch.stack([(torch.arange(longest) < a.shape[1]).long() for _, a in data["audio"]])
+    return inputs
+
+
+def worker(rank, layout, kinds, tied, bad_positions, folder):
+    torch.set_num_threads(1)
+    plan = make_plan(layout, num_microbatches=NUM_MICROBATCHES)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=plan.num_processes)
+    seat = seat_of(plan, rank)
+    stage = cut_stage(synthetic.tiny_model(tied=tied), synthetic.family(), seat.module, seat.layers)
+    groups = make_groups(plan, rank, timeout_s=60)
+    hidden_size = synthetic.HF_CONFIG["text_config"]["hidden_size"]
+    engine = Engine(plan, seat, stage, groups, torch.device("cpu"), hidden_size)
+    reducer = GradientReducer(plan, seat, stage, groups)
+    steps = []
+    for step, batch in enumerate(batches(kinds)):
+        feed = Feed(SyntheticSource(batch), synthetic.family(), plan, seat, stage if seat.module == LLM else None)
+        prepared = feed.prepare(make_step_plan(plan, batch, step))
+        healthy = torch.tensor([p not in bad_positions for p in range(len(batch))])
+        tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
+        trace = engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
+        reducer.reduce()
+        _, loss = reducer.norm_and_loss(trace.loss)
+        steps.append((loss, {n: p.grad.clone() for n, p in stage.names.items()}))
+        with torch.no_grad():
+            for p in stage.names.values():
+                p -= LEARNING_RATE * p.grad
+                p.grad = None
+    torch.save(steps, f"{folder}/rank-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_layout(layout, kinds, tied, bad_positions, folder: Path):
+    num_processes = sum(pp * dp for pp, dp in layout.values())
+    mp.spawn(worker, (layout, kinds, tied, bad_positions, str(folder)), nprocs=num_processes)
+    return [torch.load(folder / f"rank-{r}.pt", weights_only=True) for r in range(num_processes)]
+
+
+def assert_equal_steps(ranks, expected):
+    for step, (loss, gradients) in enumerate(expected):
+        for rank in ranks:
+            assert rank[step][0] == pytest.approx(loss, rel=TOLERANCE), f"loss of step {step}"
+            for name, got in rank[step][1].items():
+                want = gradients.get(name, torch.zeros_like(got))
+                error = float((got - want).abs().max())
+                # A parameter nothing depends on (an unused embedding) has gradient zero on both sides.
+                assert error <= TOLERANCE * max(float(want.abs().max()), 1e-12), f"step {step}: {name} off by {error:.2e}"
+        covered = {name for rank in ranks for name in rank[step][1]}
+        assert set(gradients) <= covered, "a parameter with a gradient is held by no rank"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gradients_equal_hugging_face(name, tmp_path):
+    layout, kinds, tied = LAYOUTS[name]
+    ranks = run_layout(layout, kinds, tied, (), tmp_path)
+    assert_equal_steps(ranks, reference(kinds, tied))
+
+
+def test_bad_sample_changes_nobody_elses_gradient(tmp_path):
+    kinds, bad = ("image", "video"), (1, 4)
+    ranks = run_layout({"vision": (1, 1), LLM: (1, 1)}, kinds, False, bad, tmp_path)
+    assert_equal_steps(ranks, reference(kinds, False, bad))
+
+
+def test_the_steps_are_as_uneven_as_claimed():
+    plan = make_plan({"vision": (1, 2), LLM: (1, 2)}, num_microbatches=NUM_MICROBATCHES)
+    for step, batch in enumerate(batches(("image", "video"))):
+        step_plan = make_step_plan(plan, batch, step)
+        vision, llm = step_plan.of("vision"), step_plan.of(LLM)
+        assert not any(vision.owner[0]), "slot 0 has media"
+        assert any(llm.owner[0])
+        tokens = [sum(llm.item_rows[i] for ids in slot for i in ids) for slot in llm.owner]
+        assert len(set(tokens)) == len(tokens)
