@@ -54,6 +54,17 @@ class DatasetConfig(Section):
     demo_num_samples: int = Field(default=320, ge=1)
 
 
+class SlurmConfig(Section):
+    partition: str = ""
+    time_limit_min: int = Field(default=240, ge=1)
+    setup: tuple[str, ...] = ()
+    """Shell lines before the tasks start (`module load ...`, `source venv/bin/activate`)."""
+    extra: dict[str, str] = Field(default_factory=dict)
+    """Further sbatch options without dashes, e.g. `{account: a1}`."""
+    srun_args: tuple[str, ...] = ()
+    poll_interval_s: float = Field(default=30, gt=0)
+
+
 class ClusterConfig(Section):
     name: str
     backend: Literal["inline", "local", "slurm"] = "local"
@@ -65,8 +76,7 @@ class ClusterConfig(Section):
     """CPU cores per node; default: this machine's."""
     hardware: str = "auto"
     """Label of the hardware in the store; `auto` reads this machine's."""
-    slurm: dict[str, Any] = Field(default_factory=dict)
-    """Options of the Slurm launcher (`partition`, `setup`, `time_limit_min`, ...)."""
+    slurm: SlurmConfig = SlurmConfig()
 
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""

@@ -17,7 +17,7 @@ import mmap
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,15 +206,17 @@ def _content(path: Path) -> bytes | mmap.mmap:
 
 def _line_starts(data: bytes | mmap.mmap) -> npt.NDArray[np.int64]:
     """Byte offsets of the lines that are not blank."""
-    starts = []
-    start = 0
-    while start < len(data):
-        newline = data.find(b"\n", start)
-        stop = len(data) if newline < 0 else newline + 1
-        if data[start:stop].strip():
-            starts.append(start)
-        start = stop
-    return np.array(starts, dtype=np.int64)
+
+    def scan() -> Iterator[int]:
+        start = 0
+        while start < len(data):
+            newline = data.find(b"\n", start)
+            stop = len(data) if newline < 0 else newline + 1
+            if data[start:stop].strip():
+                yield start
+            start = stop
+
+    return np.fromiter(scan(), dtype=np.int64)
 
 
 def _turns(row: dict[str, Any]) -> tuple[Turn, ...]:

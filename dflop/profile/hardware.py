@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
-import torch
-import transformers
 
+def hardware_name(device: str) -> str:
+    """Device name as the driver or `/proc/cpuinfo` gives it, e.g. `cpu: AMD EPYC 9R14`.
 
-def hardware_name(device: torch.device) -> str:
-    """Device name as the driver or `/proc/cpuinfo` gives it, e.g. `cpu: AMD EPYC 9R14`."""
-    if device.type == "cuda":
-        return f"cuda: {torch.cuda.get_device_name(device)}"
+    Args:
+        device: `cpu` or `cuda`.
+    """
+    if device == "cuda":
+        import torch
+
+        return f"cuda: {torch.cuda.get_device_name()}"
     return f"cpu: {_cpu_model()}"
 
 
 def software_name() -> str:
-    """Versions that change timings."""
-    return f"torch {torch.__version__}; transformers {transformers.__version__}"
+    """Versions that change timings; read from package metadata, so that nothing heavy is imported."""
+    return f"torch {version('torch')}; transformers {version('transformers')}"
 
 
 def _cpu_model() -> str:

@@ -26,8 +26,8 @@ def arrival_owners(plan: Plan, items: Mapping[str, ModuleItems]) -> dict[str, Ow
 
 def items_in_slots(items: ModuleItems, slots: Owner) -> list[list[int]]:
     """Per microbatch the item ids of its samples, in arrival order."""
-    of_sample = items.of_samples()
-    return [
-        sorted(i for bucket in slot for position in bucket if position < len(of_sample) for i in of_sample[position])
-        for slot in slots
-    ]
+    slot_of = {position: k for k, slot in enumerate(slots) for bucket in slot for position in bucket}
+    found: list[list[int]] = [[] for _ in slots]
+    for item, position in enumerate(items.sample):
+        found[slot_of[position]].append(item)
+    return found

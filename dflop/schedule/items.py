@@ -34,13 +34,6 @@ class ModuleItems:
         """The items under an owner, as it travels in a `StepPlan`."""
         return ModuleWork(self.module, self.sample, self.rank_in_sample, self.rows, owner)
 
-    def of_samples(self) -> list[list[int]]:
-        """Per sample position its item ids; samples beyond the last one with an item are absent."""
-        found: list[list[int]] = [[] for _ in range(max(self.sample, default=-1) + 1)]
-        for item, position in enumerate(self.sample):
-            found[position].append(item)
-        return found
-
 
 def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
     """Items that `batch` brings to `module`."""

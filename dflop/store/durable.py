@@ -38,7 +38,11 @@ def write_new(final: Path, data: bytes) -> None:
             raise
     finally:
         tmp.unlink(missing_ok=True)
-    fsync_folder(final.parent)
+    try:
+        fsync_folder(final.parent)
+    except OSError:
+        final.unlink()  # the caller will write the same rows again under another name
+        raise
 
 
 def replace(final: Path, data: bytes) -> None:

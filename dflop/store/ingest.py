@@ -25,7 +25,7 @@ from dflop.store import durable, live, schema, snapshot
 from dflop.store.spool import SpoolKey, list_files
 
 BATCH_FILES = 500
-BATCH_BYTES = 256 << 20
+BATCH_BYTES = 64 << 20
 
 Progress = Callable[[str], None]
 

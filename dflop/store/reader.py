@@ -1,6 +1,6 @@
 """Typed reads for programs: records out of one snapshot, whose number says exactly what a plan or a run has read.
 
-A reader never waits for the ingester and never sees it work: it opens the snapshot that CURRENT names (about 30 ms)
+A reader never waits for the ingester and never sees it work: it opens the snapshot that CURRENT names (about 15 ms)
 and stays on it. What "latest" means is defined once, in `sql/views`; this file only picks rows and rebuilds records.
 """
 

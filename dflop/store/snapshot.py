@@ -10,6 +10,7 @@ unseen by a process that has the old one open. A copy costs 1.9 s per 79 MB and 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -105,22 +106,29 @@ def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path) -> int:
         OSError: The disk is full; CURRENT still names the previous snapshot.
     """
     current = read_current(store_root)
-    if current and current.revision == live.get_meta(con, "revision") and (store_root / current.file).exists():
-        return current.seq
-    folder = store_root / "snapshots"
-    durable.make_folder(folder)
-    for leftover in folder.glob(f"{durable.TMP_PREFIX}*"):
-        leftover.unlink()  # of an ingester that died: we hold its lock now
-    seq = 1 + max([current.seq if current else 0, *(_seq_of(path) for path in folder.glob("dflop-*.duckdb"))])
-    published = _publish(con, store_root, seq)
-    durable.replace(store_root / "CURRENT", json.dumps(published, indent=1).encode())
-    durable.replace_link(store_root / "current.duckdb", published["file"])
-    _retain(folder, seq)
-    return seq
+    fresh = current and current.revision == live.get_meta(con, "revision") and (store_root / current.file).exists()
+    if not current or not fresh:
+        current = _publish(con, store_root, _next_seq(con, store_root, current))
+        durable.replace(store_root / "CURRENT", json.dumps(dataclasses.asdict(current), indent=1).encode())
+        _retain(store_root / "snapshots", current.seq)
+    link = store_root / "current.duckdb"
+    if not link.is_symlink() or os.readlink(link) != current.file:  # also after a publish that died in between
+        durable.replace_link(link, current.file)
+    return current.seq
 
 
-def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int) -> dict[str, Any]:
+def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current | None) -> int:
+    # The log dies with a lost live database, old files are collected, CURRENT may be removed: together they remember.
+    logged: int = _one(con, "select coalesce(max(seq), 0) from publish_log")
+    on_disk = [_seq_of(path) for path in (store_root / "snapshots").glob("dflop-*.duckdb")]
+    return 1 + max([current.seq if current else 0, logged, *on_disk])
+
+
+def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int) -> Current:
     final = store_root / "snapshots" / f"dflop-{seq:06d}.duckdb"
+    durable.make_folder(final.parent)
+    for leftover in final.parent.glob(f"{durable.TMP_PREFIX}*"):
+        leftover.unlink()  # of an ingester that died: we hold its lock now
     published_at_s = time.time()
     with live.transaction(con):
         con.execute("insert into publish_log values (?, ?, ?)", [seq, published_at_s, duckdb.__version__])
@@ -132,14 +140,8 @@ def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int) -> dict
     os.chmod(tmp, 0o444)
     os.rename(tmp, final)
     durable.fsync_folder(final.parent)
-    return {
-        "seq": seq,
-        "file": final.relative_to(store_root).as_posix(),
-        "sha256": sha256,
-        "revision": live.get_meta(con, "revision"),
-        "duckdb": duckdb.__version__,
-        "published_at_s": published_at_s,
-    }
+    file_name = final.relative_to(store_root).as_posix()
+    return Current(seq, file_name, sha256, live.get_meta(con, "revision"), duckdb.__version__, published_at_s)
 
 
 def _copy(con: duckdb.DuckDBPyConnection, path: Path) -> None:

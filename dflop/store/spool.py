@@ -4,8 +4,8 @@
 
 There is no server and no lock to wait for: a producer (`train-a0-r3`: one process of one attempt) numbers its own
 files and never touches one again. A row is acknowledged once its file has its final name and the folder is fsynced.
-One file per 1000 rows or minute keeps the ingester's work small (500k rows: 6.7 s in 10,000 files, 0.6 s in 10). A
-run id may hold `/` (`<run_id>/compare`), which is then a folder too.
+One file per 1000 rows or minute keeps the ingester's work small: it takes about 1.5 ms per file, however few its rows.
+A run id may hold `/` (`<run_id>/compare`), which is then a folder too.
 """
 
 from __future__ import annotations
@@ -151,9 +151,8 @@ class SpoolWriter:
 
     def _write(self, kind: str, table: pa.Table) -> None:
         while True:
-            key = SpoolKey(
-                kind, self._run_id, self._producer, _next_seq(self._store_root, kind, self._run_id, self._producer)
-            )
+            seq = _next_seq(self._store_root, kind, self._run_id, self._producer)
+            key = SpoolKey(kind, self._run_id, self._producer, seq)
             try:
                 durable.write_new(self._store_root / "spool" / key.relative_path, encode(key, table))
                 return

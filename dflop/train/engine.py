@@ -219,5 +219,3 @@ class Engine:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-

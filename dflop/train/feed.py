@@ -52,10 +52,6 @@ class SampleSource(Protocol):
         """Encoder input of one media item; raises `MediaError`."""
         ...
 
-    def seconds_per_grid(self, item: MediaItem) -> float:
-        """Seconds per temporal patch of a video, 0 otherwise."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -175,7 +171,9 @@ class Feed:
                 [self._positions(step_plan.sample_index[p], s) for p, s in zip(positions, samples, strict=True)], dim=1
             ),
             cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-            transfers=self._receives(step_plan, k, dict(zip(positions, zip(starts, samples, strict=False), strict=True))),
+            transfers=self._receives(
+                step_plan, k, dict(zip(positions, zip(starts, samples, strict=False), strict=True))
+            ),
             loss_where=torch.from_numpy(np.concatenate(where)),
             loss_targets=torch.from_numpy(np.concatenate(targets)),
             loss_sample=torch.from_numpy(np.concatenate(owner)),
@@ -195,10 +193,7 @@ class Feed:
     def _positions(self, sample_index: int, sample: TokenizedSample) -> torch.Tensor:
         if self._llm_stage is None:
             raise TrainError(f"rank {self._seat.rank} was asked for LLM input but holds `{self._seat.module}`")
-        items = [
-            MediaPosition(i.kind, i.grid, self._source.seconds_per_grid(i))
-            for i in self._source.shape(sample_index).items
-        ]
+        items = [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in self._source.shape(sample_index).items]
         return self._llm_stage.positions(torch.from_numpy(sample.input_ids), items)
 
     def _receives(
@@ -218,6 +213,11 @@ class Feed:
                 last_stage = encoder.parallel.pp - 1
                 transfers.append(Transfer(rank_of(encoder, last_stage, route.encoder_dp), _index(spans)))
         return tuple(transfers)
+
+
+def seconds_per_grid(item: MediaItem) -> float:
+    """Seconds of video one temporal patch stands for; 0 for anything but video."""
+    return item.duration_s / item.grid[0] if item.kind == "video" else 0.0
 
 
 def _index(spans: Sequence[tuple[int, int]]) -> torch.Tensor:

@@ -120,9 +120,17 @@ class Trainer:
         ended = time.perf_counter()
         self._hooks.on_observation(
             self._observe(
-                step, message, trace, loss, norm, num_loss_tokens,
-                step_s=ended - started, data_wait_s=data_wait_s, schedule_wait_s=schedule_wait_s,
-                reduce_s=reduced - computed, optimizer_s=ended - reduced,
+                step,
+                message,
+                trace,
+                loss,
+                norm,
+                num_loss_tokens,
+                step_s=ended - started,
+                data_wait_s=data_wait_s,
+                schedule_wait_s=schedule_wait_s,
+                reduce_s=reduced - computed,
+                optimizer_s=ended - reduced,
             )  # fmt: skip
         )
 

@@ -44,9 +44,7 @@ class PlanMessage:
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> dist.TCPStore:
     """Connect to (or serve) the key-value store; port 0 lets the server choose, see `store.port`."""
-    return dist.TCPStore(
-        host, port, is_master=is_server, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-    )
+    return dist.TCPStore(host, port, is_master=is_server, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
 def publish(store: dist.TCPStore, message: PlanMessage) -> bool:

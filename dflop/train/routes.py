@@ -31,9 +31,7 @@ class Route:
 def routes(step_plan: StepPlan, encoder: str, microbatch: int) -> tuple[Route, ...]:
     """Every non-empty route of `encoder` in a microbatch, ordered by (encoder replica, LLM replica)."""
     work, llm = step_plan.of(encoder), step_plan.of(LLM)
-    llm_of_sample = {
-        llm.item_sample[item]: dp for dp, items in enumerate(llm.owner[microbatch]) for item in items
-    }
+    llm_of_sample = {llm.item_sample[item]: dp for dp, items in enumerate(llm.owner[microbatch]) for item in items}
     found: list[Route] = []
     for encoder_dp, items in enumerate(work.owner[microbatch]):
         picked: dict[int, list[tuple[int, tuple[int, int]]]] = {}

@@ -87,7 +87,7 @@ def test_a_killed_controller_leaves_no_task_behind(launcher: LocalLauncher, tmp_
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
     task, _ = pids_of_hang(tmp_path, 0)
     os.kill(json.loads(handle.path("owner.json").read_text())["process"]["pid"], signal.SIGKILL)
-    assert end(launcher, handle) == (JobState.FAILED, "killed: rank 0 left no result")
+    assert end(launcher, handle) == (JobState.FAILED, "killed: its controller died before its tasks had ended")
     assert is_gone(task)
 
 

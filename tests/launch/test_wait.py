@@ -39,7 +39,9 @@ def test_run_job_journals_follows_the_log_and_collects(launcher: Launcher, journ
     assert result["word"] == "hello"
     assert lines == ["rank 0 says hello"]
     assert seen[-1] is JobState.DONE
-    assert states(journal) == [(0, "queued"), *[(0, s.value) for s in seen]]
+    assert states(journal) == [
+        (0, state) for state in ("queued", "running", "done") if state == "queued" or state in seen
+    ]
 
 
 def test_a_failed_job_is_submitted_again_as_the_next_attempt(journal: Journal, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ def random_table(seed: int, num_encoders: int, *, num_processes: int = 12) -> Fo
     for index in range(num_encoders + 1):
         size, scenarios = int(rng.integers(3, 10)), 4
         tau = rng.lognormal(-4.0, 0.6, (scenarios, size))
+        depth = np.where(rng.random(size) < 0.5, np.inf, rng.integers(1, 5, size).astype(float))
         modules.append(
             ModuleTable(
                 module="llm" if index == num_encoders else f"encoder{index}",
@@ -23,7 +24,7 @@ def random_table(seed: int, num_encoders: int, *, num_processes: int = 12) -> Fo
                 fill_s=tau * rng.uniform(1.0, 4.0, (1, size)),
                 num_processes=rng.integers(1, 8, size),
                 pp=rng.integers(1, 5, size),
-                max_llm_pp=np.where(rng.random(size) < 0.5, np.inf, rng.integers(1, 5, size).astype(float)),
+                max_llm_pp=depth if index < num_encoders else np.full(size, np.inf),
             )
         )
     return FormulaTable(int(rng.integers(1, 17)), num_processes, tuple(modules))

@@ -9,7 +9,7 @@ from dflop.errors import CostError, InfeasiblePlanError
 from dflop.plan.search import make_plans
 from dflop.records import LLM, Plan
 from dflop.schedule.scheduler import schedule_step
-from tests.builders import make_cluster, make_cost, make_specs, random_batch
+from tests.builders import make_cluster, make_cost, make_sample, make_specs, random_batch
 
 ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
@@ -100,7 +100,7 @@ def test_fewer_processes_than_modules():
 
 
 def test_memory_too_small_names_module_and_amount():
-    with pytest.raises(InfeasiblePlanError, match="module `vision` needs at least .* MiB per process") as failure:
+    with pytest.raises(InfeasiblePlanError, match=r"module `vision` needs at least .* MiB per process") as failure:
         plans(cluster=make_cluster(4, memory_bytes=50 * 2**20))
     assert "memory_per_process_bytes" in failure.value.hint
 
@@ -111,10 +111,23 @@ def test_memory_that_forces_more_processes_than_there_are():
     )
     limits = {"specs": specs, "microbatch_choices": [4]}
     with pytest.raises(InfeasiblePlanError, match="module `llm` needs at least"):
-        plans(cluster=make_cluster(4, memory_bytes=1500 * 2**20), **limits)
-    deep = plans(cluster=make_cluster(6, memory_bytes=1500 * 2**20), **limits)[0]
-    assert deep.module(LLM).parallel.pp >= 2
-    assert max(max(m.stage_memory_bytes) for m in deep.modules) <= 0.9 * 1500 * 2**20
+        plans(cluster=make_cluster(4, memory_bytes=900 * 2**20), **limits)
+    deep = plans(cluster=make_cluster(6, memory_bytes=900 * 2**20), **limits)[0]
+    assert deep.module(LLM).parallel.pp == 4
+    assert max(max(m.stage_memory_bytes) for m in deep.modules) <= 0.9 * 900 * 2**20
+
+
+def test_modules_that_fit_alone_but_not_together():
+    # Vision needs two ranks for its activations, the LLM two stages for its own: four processes, not three.
+    batch = [make_sample(i, 100, [("vision", 100)]) for i in range(24)]
+    with pytest.raises(InfeasiblePlanError, match="fits in memory needs 4 processes; the cluster has 3") as failure:
+        plans(
+            specs=make_specs("vision"),
+            cluster=make_cluster(3, memory_bytes=int(200e6 / 0.9)),
+            batches=[batch],
+            microbatch_choices=[1],
+        )
+    assert failure.value.where == "processes per module: vision 2, llm 2"
 
 
 def test_no_usable_number_of_microbatches():

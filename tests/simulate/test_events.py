@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_contention_keeps_order_and_compute_capacity(graph, limit):
     assert contended.makespan_s >= free.makespan_s - 1e-9
     assert contended.makespan_s >= sum(graph.durations_s) / limit - 1e-9
     for ops in graph.node_ops:
-        for before, after in zip(ops, ops[1:], strict=False):
+        for before, after in itertools.pairwise(ops):
             assert contended.start_s[after] >= contended.end_s[before]
     for op, deps in enumerate(graph.depends_on):
         assert contended.end_s[op] - contended.start_s[op] >= graph.durations_s[op] - 1e-9

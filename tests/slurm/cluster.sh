@@ -133,7 +133,7 @@ start_munge() {
         chown munge:munge /etc/munge/munge.key
     fi
     install -d -o munge -g munge -m 755 /run/munge
-    munge -n >/dev/null 2>&1 || runuser -u munge -- /usr/sbin/munged
+    munge -n >/dev/null 2>&1 || runuser -u munge -- /usr/sbin/munged --force # a killed one leaves its socket
     wait_for 10 munged munge -n
 }
 
@@ -166,17 +166,22 @@ all_idle() {
     return 1
 }
 
-is_running() { # is_running PIDFILE: the process named there is alive
-    local pid
-    pid=$(cat "$1" 2>/dev/null) && [[ -n $pid && -e /proc/$pid ]]
+is_alive() { # is_alive PID: it exists and is no zombie (init may be slow to reap)
+    local state
+    state=$(ps -o stat= -p "$1") && [[ $state != Z* ]]
 }
 
-stop() { # stop PIDFILE: TERM, then KILL after 10 s
+is_running() { # is_running PIDFILE: the process named there is alive
+    local pid
+    pid=$(cat "$1" 2>/dev/null) && [[ -n $pid ]] && is_alive "$pid"
+}
+
+stop() { # stop PIDFILE [SECONDS]: TERM, then KILL after 10 s
     is_running "$1" || { rm -f "$1"; return 0; }
-    local pid limit=$((SECONDS + 10))
+    local pid limit=$((SECONDS + ${2:-10}))
     pid=$(cat "$1")
     kill "$pid" 2>/dev/null || true
-    while [[ -e /proc/$pid ]]; do
+    while is_alive "$pid"; do
         ((SECONDS < limit)) || kill -9 "$pid" 2>/dev/null || true
         sleep 0.1
     done
@@ -213,11 +218,13 @@ down() {
         local limit=$((SECONDS + 20))
         while [[ -n $(squeue -h 2>/dev/null) ]] && ((SECONDS < limit)); do sleep 0.2; done
     fi
+    # All are asked before any is waited for: each takes a few seconds.
+    cat "$ROOT"/run/slurm*.pid 2>/dev/null | xargs -r kill 2>/dev/null || true
     for ((i = 1; i <= NODES; i++)); do stop "$ROOT/run/slurmd.node$i.pid"; done
     stop "$ROOT/run/slurmctld.pid"
     stop "$ROOT/run/slurmdbd.pid"
     stop "$ROOT/mysql/mariadbd.pid"
-    stop /run/munge/munged.pid
+    stop /run/munge/munged.pid 1 # by itself it takes 10 s
     for file in "${CONF_FILES[@]}"; do
         [[ $(readlink "/etc/slurm/$file") != "$ROOT/$file" ]] || rm "/etc/slurm/$file"
     done

@@ -16,6 +16,10 @@ CLUSTER = Path(__file__).with_name("cluster.sh")
 SWITCH = "DFLOP_TEST_SLURM"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slurm: runs jobs on a real Slurm; needs root and Debian's packages")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(CLUSTER.parent):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -82,8 +83,9 @@ def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_
     assert all(is_gone(task) for task, _ in pids)
     with pytest.raises(LaunchError, match=r"rank 3 died \(signal 9\)"):
         launcher.collect(handle)
-    for _, child in pids:  # left its session, and without cgroups Slurm cannot follow
-        os.kill(child, signal.SIGKILL)
+    for _, child in pids:  # orphans of a killed task: without cgroups Slurm cannot follow them
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -> None:
@@ -98,10 +100,7 @@ def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -
 def test_cancelling_a_queued_job_empties_the_queue(launcher: SlurmLauncher, tmp_path: Path) -> None:
     resources = Resources(extra={"hold": ""})
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
-    assert (
-        until(lambda: (s := launcher.poll(handle)).reason == "JobHeldUser" and s, what="the hold").state
-        is JobState.QUEUED
-    )
+    until(lambda: launcher.poll(handle) == (JobState.QUEUED, "JobHeldUser"), what="the hold")
     launcher.cancel(handle)
     assert end(launcher, handle).state is JobState.CANCELLED
     launcher.cancel(handle)

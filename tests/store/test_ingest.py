@@ -171,7 +171,9 @@ def test_an_unknown_kind_is_quarantined_and_foreign_files_are_left_alone(tmp_pat
     (path.parent / ".tmp-host-1-abc").write_bytes(b"half")
     (path.parent / "README").write_text("hello")
     assert ingest(tmp_path).num_quarantined_files == 1
-    assert files(tmp_path, "spool") == [f"correction/run/{n}" for n in (".tmp-host-1-abc", "README", "p-000000.parquet")]
+    assert files(tmp_path, "spool") == [
+        f"correction/run/{n}" for n in (".tmp-host-1-abc", "README", "p-000000.parquet")
+    ]
 
 
 def test_an_error_inside_the_transaction_leaves_nothing(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +190,9 @@ def test_an_error_inside_the_transaction_leaves_nothing(tmp_path: Path, make, mo
         with pytest.raises(StoreError, match="ingest failed"):
             ingest(tmp_path)
     with live.open_live(tmp_path) as con:
-        assert con.execute("select (select count(*) from correction), (select count(*) from ingest_manifest)").fetchall() == [
-            (0, 0)
-        ]
+        assert con.execute(
+            "select (select count(*) from correction), (select count(*) from ingest_manifest)"
+        ).fetchall() == [(0, 0)]
     assert ingest(tmp_path).num_rows == 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.errors import StoreError
 from dflop.records import Correction, SampleShape
-from dflop.store import spool
+from dflop.store import durable, spool
 from dflop.store.spool import SpoolKey, SpoolWriter, read_spool
 
 NAMES = st.from_regex(spool._NAME, fullmatch=True)
@@ -23,7 +23,8 @@ def test_a_path_names_exactly_one_key(kind: str, run: list[str], producer: str, 
 
 
 @pytest.mark.parametrize(
-    "path", ["correction/p-000000.parquet", "correction/run/p-1.parquet", "correction/run/p.parquet", "x-000000.parquet"]
+    "path",
+    ["correction/p-000000.parquet", "correction/run/p-1.parquet", "correction/run/p.parquet", "x-000000.parquet"],
 )
 def test_a_path_the_writer_cannot_have_written_has_no_key(path: str) -> None:
     assert SpoolKey.parse(path) is None
@@ -100,10 +101,40 @@ def test_a_failing_disk_leaves_no_half_file_and_loses_no_row(
     assert writer.num_acknowledged == 1
 
 
-@pytest.mark.parametrize(("run_id", "producer"), [("../x", "p"), ("a//b", "p"), ("", "p"), ("run", "p/q"), ("run", ".p")])
+@pytest.mark.parametrize(
+    ("run_id", "producer"), [("../x", "p"), ("a//b", "p"), ("", "p"), ("run", "p/q"), ("run", ".p")]
+)
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, run_id: str, producer: str) -> None:
     with pytest.raises(StoreError, match="cannot be part of a file name"):
         SpoolWriter(tmp_path, run_id, producer)
+
+
+def test_a_file_whose_name_cannot_be_made_durable_is_taken_back(tmp_path: Path, make, monkeypatch) -> None:
+    def fail(folder: Path) -> None:
+        if folder.name == "run":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    writer = SpoolWriter(tmp_path, "run", "p")
+    writer.append(make.correction())
+    with monkeypatch.context() as broken:
+        broken.setattr(durable, "fsync_folder", fail)
+        with pytest.raises(StoreError):
+            writer.flush()
+    writer.flush()
+    assert read_spool(tmp_path, Correction) == [make.correction()]  # once
+
+
+def test_a_link_that_nfs_reports_twice_is_ours(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def answer_lost(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)  # the repeated request meets the first one's result
+
+    monkeypatch.setattr(os, "link", answer_lost)
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.correction())
+    assert read_spool(tmp_path, Correction) == [make.correction()]
 
 
 def test_only_records_with_a_table_are_accepted(tmp_path: Path) -> None:
@@ -112,9 +143,13 @@ def test_only_records_with_a_table_are_accepted(tmp_path: Path) -> None:
 
 
 def test_rows_are_kept_when_the_block_fails(tmp_path: Path, make) -> None:
-    with pytest.raises(KeyError), SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(make.correction())
-        raise KeyError
+    def crash() -> None:
+        with SpoolWriter(tmp_path, "run", "p") as writer:
+            writer.append(make.correction())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        crash()
     assert read_spool(tmp_path, Correction) == [make.correction()]
 
 

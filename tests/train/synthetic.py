@@ -116,9 +116,6 @@ class SyntheticSource:
         rng = np.random.default_rng([sample_index, item])
         return rng.standard_normal(family().array_shape(media.module, media.grid), dtype=np.float32)
 
-    def seconds_per_grid(self, item: MediaItem) -> float:
-        return 2 * item.duration_s / (2 * item.grid[0]) if item.kind == "video" else 0.0
-
 
 def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int) -> Plan:
     """Plan of `{module: (pp, dp)}`, modules in rank order, layers split as evenly as they go."""

@@ -14,7 +14,7 @@ from dflop.models.build import cut_stage
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed
+from dflop.train.feed import Feed, seconds_per_grid
 from dflop.train.reduce import GradientReducer
 from tests.train import synthetic
 from tests.train.synthetic import SyntheticSource, make_plan, make_shapes, make_step_plan
@@ -76,7 +76,7 @@ def hf_inputs(source, shape, sample):
     if data["video"]:
         inputs["pixel_values_videos"] = torch.cat([a for _, a in data["video"]])
         inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in data["video"]])
-        inputs["video_second_per_grid"] = torch.tensor([source.seconds_per_grid(i) for i, _ in data["video"]])
+        inputs["video_second_per_grid"] = torch.tensor([seconds_per_grid(i) for i, _ in data["video"]])
     if data["audio"]:
         longest = max(a.shape[1] for _, a in data["audio"])
         inputs["input_features"] = torch.stack([torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]])

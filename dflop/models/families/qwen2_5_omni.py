@@ -139,9 +139,6 @@ class Qwen25OmniThinker(Family):
         num_sampled = max(TEMPORAL_PATCH_FRAMES, num_sampled // TEMPORAL_PATCH_FRAMES * TEMPORAL_PATCH_FRAMES)
         return tuple(round(i * (num_frames - 1) / max(num_sampled - 1, 1)) for i in range(num_sampled))
 
-    def seconds_per_grid(self, num_sampled_frames: int, duration_s: float) -> float:
-        return TEMPORAL_PATCH_FRAMES * duration_s / num_sampled_frames
-
     def _resize(self, height_px: int, width_px: int, max_pixels: int) -> tuple[int, int]:
         if min(height_px, width_px) < 1:
             raise ValueError(f"size {width_px}x{height_px} is empty")

@@ -1,0 +1,54 @@
+"""One media item of a sample, decoded and brought to the exact array its encoder takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from dflop.data.annotations import confine
+from dflop.data.decode import decode_audio, decode_image, decode_video
+from dflop.data.headers import BadMedia
+from dflop.models.arrays import SAMPLE_RATE_HZ
+from dflop.models.family import Family
+from dflop.records import MediaItem
+
+
+def load_item(media_root: Path, item: MediaItem, family: Family) -> npt.NDArray[np.float32]:
+    """Encoder input of `item`, with as many positions as its profiled grid promised.
+
+    Args:
+        media_root: Folder that `item.path` is relative to.
+        item: The profiled item.
+        family: Turns decoded media into arrays.
+
+    Raises:
+        BadMedia: the file is missing, damaged, or not what was profiled.
+    """
+    path = confine(media_root, item.path)
+    if item.kind == "audio":
+        media: npt.NDArray[np.generic] = decode_audio(path, SAMPLE_RATE_HZ)
+    elif item.kind == "image":
+        media = decode_image(path)[None]
+    else:
+        media = decode_video(path, family.frame_indices(item.num_frames, item.duration_s))
+    if item.kind != "audio":
+        if media.shape[1:3] != (item.height_px, item.width_px):
+            raise BadMedia(
+                f"{item.kind} is {media.shape[2]}x{media.shape[1]} px but was profiled as "
+                f"{item.width_px}x{item.height_px}"
+            )
+        media = resize(media, family.frame_size_px(item.grid))
+    array: npt.NDArray[np.float32] = family.item_array(item.kind, media, item.grid)
+    return array
+
+
+def resize(frames_THWC: npt.NDArray[np.generic], size_px: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Bicubic resize of every frame to (height, width), as the Hugging Face image processors do it with Pillow."""
+    height, width = size_px
+    if frames_THWC.shape[1:3] == size_px:
+        return frames_THWC.astype(np.uint8, copy=False)
+    resized = [Image.fromarray(f).resize((width, height), Image.Resampling.BICUBIC) for f in frames_THWC]
+    return np.stack([np.asarray(f, dtype=np.uint8) for f in resized])

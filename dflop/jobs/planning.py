@@ -1,0 +1,107 @@
+"""From the store to a plan: fit cost tables where they are missing, sample the data, search, write the plan down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+
+from dflop.config import Config
+from dflop.cost.fit import fit_cost_tables
+from dflop.cost.model import CostModel
+from dflop.data.distribution import sample_batches
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import StoreError
+from dflop.jobs.rundir import RunDir, family_of
+from dflop.models.family import Family
+from dflop.plan.search import make_plans
+from dflop.profile.hardware import hardware_name, software_name
+from dflop.records import CostTable, Measurement, ModuleSpec, Plan, SampleShape
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+
+Say = Callable[[str], None]
+
+
+def bound_family(config: Config) -> Family:
+    """The run's family with the vocabulary of the dataset's tokenizer."""
+    return family_of(config, ChatTokenizer(config.dataset.tokenizer, family_of(config)).vocab_size)
+
+
+def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
+    """(key, hardware, inputs) of the model profile: same model, hardware, software and settings, same key."""
+    hardware = config.cluster.hardware
+    if hardware == "auto":
+        hardware = hardware_name(config.cluster.device)
+    inputs: dict[str, object] = {
+        "family": config.model.family,
+        "rules_key": bound_family(config).rules_key,
+        "dtype": config.model.dtype,
+        "hardware": hardware,
+        "software": software_name(),
+        "settings": config.model_profile.model_dump(mode="json"),
+    }
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return key, hardware, inputs
+
+
+def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
+    """Modules the data brings work to; an encoder nobody uses gets no process."""
+    return tuple(s for s in family.specs() if any(x.load(s.module).num_tokens for x in shapes))
+
+
+def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[list[CostTable], int]:
+    """Cost tables of a finished model profile from the store, fitted and stored first where there are none.
+
+    Returns:
+        The tables and the snapshot they were read from.
+    """
+    family = bound_family(config)
+    with Reader(config.store) as reader:
+        tables = reader.latest_cost_tables(profile_key)
+        if tables:
+            return tables, reader.seq
+        measurements = reader.records(Measurement, where={"profile_key": profile_key})
+    profiled = {m.module for m in measurements}
+    with SpoolWriter(config.store, run.run_id, "fit") as spool:
+        for table in fit_cost_tables(measurements, [s for s in family.specs() if s.module in profiled]):
+            spool.append(table)
+            say(
+                f"cost table of `{table.module}`: {table.num_measurements} probes, median error "
+                f"{table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}"
+            )
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        tables = reader.latest_cost_tables(profile_key)
+        if not tables:
+            raise StoreError("fitted cost tables did not arrive in the store", where=str(config.store))
+        return tables, reader.seq
+
+
+def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[Plan, ...]:
+    """Search for a plan, write the best one into the run directory and all candidates into the spool.
+
+    Returns:
+        Candidates, best first.
+    """
+    tables, snapshot_seq = cost_tables(run, config, profile_key, say)
+    shapes = run.shapes()
+    plans = make_plans(
+        run_id=run.run_id,
+        specs=used_modules(bound_family(config), shapes),
+        cluster=config.cluster.spec(),
+        cost=CostModel(tables),
+        batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
+        global_batch_size=config.plan.global_batch_size,
+        microbatch_choices=config.plan.microbatch_choices,
+        snapshot_seq=snapshot_seq,
+        top=config.plan.top,
+        progress=say,
+    )
+    used = [t for t in tables if t.table_id in plans[0].table_ids]
+    run.write_plan(plans[0], used)
+    with SpoolWriter(config.store, run.run_id, "plan") as spool:
+        for plan in plans:
+            spool.append(plan)
+    return plans

@@ -1,0 +1,85 @@
+"""Everything that can be wrong with a configuration, found in seconds: before Prefect, torch or a job starts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from dflop.config import Config
+from dflop.errors import ConfigError
+from dflop.jobs.rundir import family_of
+from dflop.models.family import Family
+from dflop.plan.candidates import check_processes
+from dflop.records import LLM
+
+_SCAN_BYTES = 64 << 20
+
+
+def preflight(config: Config, config_file: Path) -> None:
+    """Check what a run will need.
+
+    Args:
+        config: The validated configuration.
+        config_file: Named in the errors.
+
+    Raises:
+        ConfigError: unknown family or media limit, missing dataset, no Slurm here, hardware label missing.
+        InfeasiblePlanError: fewer processes than the modules the data needs.
+    """
+    family = family_of(config)
+    _check_dataset(config, config_file)
+    _check_cluster(config, config_file)
+    check_processes(modules_named(family, config), config.cluster.spec().num_processes)
+
+
+def modules_named(family: Family, config: Config) -> tuple[str, ...]:
+    """Modules the annotations can bring work to, judged by the media keys they mention (first 64 MiB)."""
+    annotations = config.dataset.annotations
+    if not annotations.is_file() or annotations.suffix == ".gz":
+        return family.modules
+    with open(annotations, "rb") as f:
+        content = f.read(_SCAN_BYTES)
+    kinds = [kind for kind in family.media_tokens if f'"{kind}'.encode() in content]
+    placed = {family.place(k, width_px=224, height_px=224, num_frames=8, duration_s=1.0).module for k in kinds}
+    return tuple(m for m in family.modules if m == LLM or m in placed)
+
+
+def _check_dataset(config: Config, config_file: Path) -> None:
+    d = config.dataset
+    if d.demo:
+        return
+    for key, path, exists in (
+        ("annotations", d.annotations, d.annotations.is_file()),
+        ("media_root", d.media_root, d.media_root.is_dir()),
+        ("tokenizer", d.tokenizer, d.tokenizer.is_file()),
+    ):
+        if not exists:
+            raise ConfigError(
+                f"`{path}` does not exist",
+                where=f"{config_file}: dataset.{key}",
+                hint=f"relative paths start at the working directory, {Path.cwd()}",
+            )
+
+
+def _check_cluster(config: Config, config_file: Path) -> None:
+    cluster = config.cluster
+    if cluster.backend == "inline":
+        raise ConfigError(
+            "backend `inline` runs one process and cannot train",
+            where=f"{config_file}: cluster.backend",
+            hint="use `local` on this machine",
+        )
+    if cluster.backend != "slurm":
+        return
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            "backend `slurm` needs sbatch, which is not on PATH",
+            where=f"{config_file}: cluster.backend",
+            hint="run on a login node, or use backend `local`",
+        )
+    if cluster.hardware == "auto":
+        raise ConfigError(
+            "the hardware of the nodes must be named: this machine cannot know it",
+            where=f"{config_file}: cluster.hardware",
+            hint="any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`",
+        )

@@ -1,0 +1,153 @@
+"""The run directory: every file of a run has one name, and jobs find their inputs here and nowhere else.
+
+run.json               which run this is and how it stands
+config.resolved.yaml   the configuration with every default filled in
+jobs.jsonl, jobs/      journal of submissions; logs and results per job
+shapes.parquet         healthy samples in training order of the annotation file
+cost_tables.json       tables the plan was made from (training falls back on them; the scheduler reads the store)
+plan.json              the plan that runs
+checkpoints/           see train/checkpoint.py
+report.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.config import Config, load_config
+from dflop.data.profile import DatasetRef
+from dflop.errors import ConfigError
+from dflop.models import load_family
+from dflop.models.family import Family
+from dflop.records import CostTable, Plan, SampleShape, from_dict, to_dict
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths and typed reads and writes of one run directory."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.resolved.yaml"
+
+    @property
+    def journal_file(self) -> Path:
+        return self.path / "jobs.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def job_folder(self, name: str) -> Path:
+        return self.path / "jobs" / name
+
+    def config(self) -> Config:
+        return load_config(self.config_file)
+
+    def state(self) -> dict[str, Any]:
+        """Content of run.json; empty for a directory that is not a run."""
+        try:
+            data: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return data
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        write_atomically(self.path / "run.json", json.dumps(state, indent=2))
+
+    def plan(self) -> Plan:
+        return from_dict(Plan, json.loads((self.path / "plan.json").read_text()))
+
+    def write_plan(self, plan: Plan, tables: Sequence[CostTable]) -> None:
+        write_atomically(self.path / "cost_tables.json", json.dumps([to_dict(t) for t in tables], indent=2))
+        write_atomically(self.path / "plan.json", json.dumps(to_dict(plan), indent=2))
+
+    def has_plan(self) -> bool:
+        return (self.path / "plan.json").is_file()
+
+    def cost_tables(self) -> list[CostTable]:
+        return [from_dict(CostTable, t) for t in json.loads((self.path / "cost_tables.json").read_text())]
+
+    def shapes(self) -> list[SampleShape]:
+        import pyarrow.parquet as pq
+
+        from dflop.store import schema
+
+        return schema.from_table(SampleShape, pq.read_table(self.path / "shapes.parquet"))
+
+    def write_shapes(self, shapes: Sequence[SampleShape]) -> None:
+        import pyarrow.parquet as pq
+
+        from dflop.store import schema
+
+        temporary = self.path / ".tmp-shapes.parquet"
+        pq.write_table(schema.to_table(SampleShape, list(shapes)), temporary)
+        os.replace(temporary, self.path / "shapes.parquet")
+
+    def claim_attempt(self, job: str) -> int:
+        """Number of this start of `job`, from 1; two starts never get the same one."""
+        folder = self.path / "attempts"
+        folder.mkdir(exist_ok=True)
+        attempt = 1
+        while True:
+            try:
+                (folder / f"{job}-{attempt}").touch(exist_ok=False)
+                return attempt
+            except FileExistsError:
+                attempt += 1
+
+
+def dataset_ref(config: Config) -> DatasetRef:
+    """The dataset as the data room takes it."""
+    d = config.dataset
+    return DatasetRef(d.annotations, d.media_root, d.tokenizer, d.max_llm_tokens)
+
+
+def family_of(config: Config, vocab_size: int | None = None) -> Family:
+    """The model family of a run.
+
+    Args:
+        config: The run's configuration.
+        vocab_size: Rows of the embedding where the tokenizer is at hand; profiles of data do not need it.
+    """
+    hf_config = dict(config.model.hf_config)
+    if vocab_size is not None:
+        hf_config["text_config"] = {**hf_config.get("text_config", {}), "vocab_size": vocab_size}
+    return load_family(config.model.family, hf_config, config.model.media)
+
+
+def open_run(path: str | Path) -> RunDir:
+    """An existing run directory.
+
+    Raises:
+        ConfigError: there is no run at `path`.
+    """
+    run_dir = RunDir(Path(path).absolute())
+    if not run_dir.config_file.is_file():
+        raise ConfigError("not a run directory: config.resolved.yaml is missing", where=str(path))
+    return run_dir
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small text file so that readers see the old or the new content, never half of it."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    with open(temporary, "w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)

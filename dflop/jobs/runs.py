@@ -1,0 +1,94 @@
+"""Begin, resume and end runs: which directory a configuration belongs to, and what the store knows about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from dflop.config import Config, dump_config
+from dflop.jobs.rundir import RunDir, write_atomically
+from dflop.profile.hardware import hardware_name, software_name
+from dflop.records import RunRecord
+from dflop.store.spool import SpoolWriter
+
+RUNNING, DONE, FAILED = "running", "done", "failed"
+
+
+def begin(config: Config) -> tuple[RunDir, bool]:
+    """The run directory for `config`: the newest unfinished run of the same configuration, else a new one.
+
+    Returns:
+        The directory and whether an earlier run is being resumed.
+    """
+    found = unfinished(config)
+    if found is not None:
+        return found, True
+    run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = RunDir(config.runs.absolute() / run_id)
+    run.path.mkdir(parents=True, mode=0o700)
+    write_atomically(run.config_file, dump_config(_absolute(config)))
+    return run, False
+
+
+def unfinished(config: Config) -> RunDir | None:
+    """The newest run of the same configuration that has not ended well."""
+    folder = config.runs.absolute()
+    runs = [RunDir(p) for p in sorted(folder.iterdir(), reverse=True)] if folder.is_dir() else []
+    for run in runs:
+        state = run.state()
+        if state.get("config_key") == config.key and state.get("state") != DONE:
+            return run
+    return None
+
+
+def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
+    """Record a change of state in run.json and in the spool."""
+    run.write_state({"run_id": run.run_id, "config_key": config_key, "state": state, "pid": os.getpid()})
+    hardware = config.cluster.hardware
+    with SpoolWriter(config.store, run.run_id, "flow") as spool:
+        spool.append(
+            RunRecord(
+                run_id=run.run_id,
+                name=config.name,
+                config_key=config_key,
+                state=state,
+                hardware=hardware_name("cpu") if hardware == "auto" and config.cluster.device == "cpu" else hardware,
+                software=software_name(),
+                code_rev=code_revision(),
+                run_dir=str(run.path),
+                observed_at_s=time.time(),
+            )
+        )
+
+
+def code_revision() -> str:
+    """Commit of the checkout dflop runs from, with `-dirty` when it was changed; the version outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        from dflop import __version__
+
+        return f"v{__version__}"
+    return found.stdout.strip()
+
+
+def _absolute(config: Config) -> Config:
+    """The same configuration with absolute paths: jobs may start in another working directory."""
+    dataset = config.dataset
+    paths = {name: getattr(dataset, name).absolute() for name in ("annotations", "media_root", "tokenizer")}
+    return config.model_copy(
+        update={
+            "dataset": dataset.model_copy(update=paths),
+            "store": config.store.absolute(),
+            "runs": config.runs.absolute(),
+        }
+    )

@@ -1,0 +1,47 @@
+"""Tokens and media of a dataset on disk, for the training ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflop.data.annotations import AnnotationFile, BadSample
+from dflop.data.headers import BadMedia
+from dflop.data.load import load_item
+from dflop.data.profile import DatasetRef
+from dflop.data.tokens import ChatTokenizer
+from dflop.models.family import Family
+from dflop.records import SampleShape
+from dflop.train.feed import MediaError, TokenizedSample
+
+
+class DatasetSource:
+    """A `SampleSource` over profiled samples of one dataset.
+
+    Args:
+        dataset: Where the dataset lies.
+        family: Family the shapes were profiled for.
+        shapes: Healthy samples.
+    """
+
+    def __init__(self, dataset: DatasetRef, family: Family, shapes: Sequence[SampleShape]) -> None:
+        self._dataset, self._family = dataset, family
+        self._annotations = AnnotationFile.open(dataset.annotations)
+        self._tokenizer = ChatTokenizer(dataset.tokenizer, family)
+        self._shapes = {s.sample_index: s for s in shapes}
+
+    def shape(self, sample_index: int) -> SampleShape:
+        return self._shapes[sample_index]
+
+    def tokens(self, sample_index: int) -> TokenizedSample:
+        rows = [item.num_rows for item in self._shapes[sample_index].items]
+        encoded = self._tokenizer.encode(self._annotations.sample(sample_index), rows)
+        return TokenizedSample(encoded.input_ids, encoded.labels, tuple(start for start, _ in encoded.media_spans))
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        media = self._shapes[sample_index].items[item]
+        try:
+            return load_item(self._dataset.media_root, media, self._family)
+        except (BadMedia, BadSample, ValueError) as error:
+            raise MediaError(str(error)) from error

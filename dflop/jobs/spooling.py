@@ -1,0 +1,59 @@
+"""Spool writes off the training path: a thread owns the writer, the loop only puts records in a queue."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from typing import Any
+
+from dflop.errors import StoreError
+from dflop.store.spool import SpoolWriter
+
+FLUSH_EVERY_S = 20.0
+
+
+class SpoolThread:
+    """Appends records in the background; a full or failing disk is reported once and never stops training.
+
+    Args:
+        writer: Used by the thread alone from now on.
+    """
+
+    def __init__(self, writer: SpoolWriter) -> None:
+        self._writer = writer
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+        self._thread.start()
+
+    def put(self, record: Any) -> None:
+        """Hand over a record; returns at once."""
+        self._queue.put(record)
+
+    def close(self) -> None:
+        """Write everything that was handed over and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                record = self._queue.get(timeout=FLUSH_EVERY_S)
+            except queue.Empty:
+                self._try(self._writer.flush)
+                continue
+            if record is None:
+                self._try(self._writer.flush)
+                return
+            self._try(self._writer.append, record)
+
+    def _try(self, write: Any, *args: Any) -> None:
+        try:
+            write(*args)
+            self._has_failed = False
+        except StoreError as error:
+            # Rows stay in the writer's buffer and are tried again with the next flush.
+            if not self._has_failed:
+                print(f"observations cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
+            self._has_failed = True

@@ -1,0 +1,46 @@
+"""Which global batch each step trains on, and under which policy.
+
+Training takes the batches in order. The comparison trains the first few batches under both policies, alternating
+which comes first, so that slow drifts of the machine fall on both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflop.config import Config
+from dflop.data.order import global_batch
+from dflop.records import SampleShape
+
+TRAIN, COMPARE = "train", "compare"
+NUM_WARMUP_STEPS = 2
+"""First steps of a comparison, not counted: lazy initialisation and page faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One step of a job."""
+
+    batch_step: int
+    """Step of the data order whose global batch is used."""
+    policy: str
+    label: str
+    """Policy name in the records; empty keeps the scheduler's."""
+
+
+def job_steps(config: Config, mode: str) -> tuple[StepSpec, ...]:
+    """Steps of the `train` or the `compare` job."""
+    if mode == TRAIN:
+        return tuple(StepSpec(t, "balanced", "") for t in range(config.train.num_steps))
+    steps = [StepSpec(t, "balanced", "warmup") for t in range(NUM_WARMUP_STEPS)]
+    for pair in range(config.compare.num_batches * config.compare.num_repeats):
+        policies = ("arrival", "balanced") if pair % 2 == 0 else ("balanced", "arrival")
+        steps += [StepSpec(pair % config.compare.num_batches, p, p) for p in policies]
+    return tuple(steps)
+
+
+def batch_of(config: Config, shapes: Sequence[SampleShape], batch_step: int) -> list[SampleShape]:
+    """Samples of one global batch in arrival order."""
+    order = global_batch(config.train.seed, batch_step, len(shapes), config.plan.global_batch_size)
+    return [shapes[i] for i in order]

@@ -1,0 +1,95 @@
+"""What each step of a run submits: job name, entry point, arguments, resources, and the key under which it is adopted."""
+
+from __future__ import annotations
+
+from dflop.config import Config
+from dflop.errors import LaunchError
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobSpec, Launcher, Resources, make_launcher
+
+_CPU_ENV = {
+    # Keeps large tensors on the heap between steps: returning them to the kernel means page faults on every reuse,
+    # which cost up to half of a CPU step and make timings meaningless.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+}
+
+
+def launcher_of(run: RunDir, config: Config) -> Launcher:
+    """The launcher of the run's cluster."""
+    cluster = config.cluster
+    if cluster.backend == "slurm":
+        s = cluster.slurm
+        return make_launcher("slurm", run_id=run.run_id, poll_interval_s=s.poll_interval_s, srun_args=s.srun_args)
+    return make_launcher("local", max_jobs=cluster.spec().num_cores_per_node)
+
+
+def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
+    """One job per shard of the dataset."""
+    num_shards = config.data_profile.num_shards
+    return [
+        _job(
+            run, config, f"data-{shard}", "dflop.jobs.data:main", (profile_key, str(shard), str(num_shards)),
+            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1,
+        )
+        for shard in range(num_shards)
+    ]  # fmt: skip
+
+
+def model_job(run: RunDir, config: Config, profile_key: str, hardware: str) -> JobSpec:
+    """The job that times the modules."""
+    return _job(
+        run, config, "profile", "dflop.jobs.profile:main", (profile_key, hardware),
+        f"{run.run_id}/profile/{profile_key}", num_tasks=1,
+    )  # fmt: skip
+
+
+def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:
+    """The training (`train`) or comparison (`compare`) job, one task per process of the plan."""
+    return _job(
+        run, config, mode, "dflop.jobs.train:main", (mode,), f"{run.run_id}/{mode}", num_tasks=num_processes
+    )  # fmt: skip
+
+
+def _job(
+    run: RunDir, config: Config, name: str, entry: str, args: tuple[str, ...], key: str, *, num_tasks: int
+) -> JobSpec:
+    num_nodes, tasks_per_node = spread(num_tasks, config)
+    cluster = config.cluster
+    is_cuda = cluster.device == "cuda" and name[:4] != "data"
+    return JobSpec(
+        name=f"{run.run_id}-{name}",
+        entry=entry,
+        args=(str(run.path), *args),
+        key=key,
+        folder=run.job_folder(name),
+        resources=Resources(
+            num_nodes=num_nodes,
+            tasks_per_node=tasks_per_node,
+            cpus_per_task=1,
+            gpus_per_node=tasks_per_node if is_cuda else 0,
+            time_limit_min=cluster.slurm.time_limit_min,
+            partition=cluster.slurm.partition,
+            setup=cluster.slurm.setup,
+            extra=cluster.slurm.extra,
+        ),
+        env={} if is_cuda else _CPU_ENV,
+    )
+
+
+def spread(num_tasks: int, config: Config) -> tuple[int, int]:
+    """(nodes, tasks per node) that hold exactly `num_tasks`, on as few nodes as possible.
+
+    Raises:
+        LaunchError: no even spread exists on the cluster.
+    """
+    cluster = config.cluster
+    for num_nodes in range(1, cluster.num_nodes + 1):
+        if num_tasks % num_nodes == 0 and num_tasks // num_nodes <= cluster.num_processes_per_node:
+            return num_nodes, num_tasks // num_nodes
+    raise LaunchError(
+        f"{num_tasks} processes do not spread evenly over at most {cluster.num_nodes} nodes of "
+        f"{cluster.num_processes_per_node}",
+        where=f"cluster `{cluster.name}`",
+        hint="choose numbers of nodes and processes per node with a common divisor",
+    )

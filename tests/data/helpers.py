@@ -1,0 +1,72 @@
+"""A family small enough to check by hand, and one-line rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dflop.data.annotations import AnnotatedSample, parse_row
+from dflop.data.profile import DatasetRef
+from dflop.models.family import Family, MediaTokens, Placement
+from dflop.records import ModuleSpec
+
+WriteRows = Callable[..., DatasetRef]
+
+
+class TinyFamily(Family):
+    """One row per 28 x 28 px of image or frame pair, 25 rows per second of audio."""
+
+    name = "tiny"
+    modules = ("vision", "audio", "llm")
+    media_tokens = {
+        "image": MediaTokens("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>"),
+        "video": MediaTokens("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
+        "audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
+    }
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        return ()
+
+    def place(self, kind: str, *, width_px: int, height_px: int, num_frames: int, duration_s: float) -> Placement:
+        if kind == "audio":
+            rows = math.ceil(duration_s * 25)
+            return Placement("audio", (rows * 2, 0, 0), rows * 2, (rows * 2) ** 2, rows)
+        if min(width_px, height_px) < 2:
+            raise ValueError(f"{width_px} x {height_px} px is smaller than a patch")
+        across, down = math.ceil(width_px / 28), math.ceil(height_px / 28)
+        times = 1 if kind == "image" else math.ceil(len(self.frame_indices(num_frames, duration_s)) / 2)
+        tokens = times * across * down
+        return Placement("vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens)
+
+    def frame_indices(self, num_frames: int, duration_s: float) -> tuple[int, ...]:
+        count = min(num_frames, max(1, math.ceil(duration_s * 2)))
+        return tuple(int(i) for i in np.linspace(0, num_frames - 1, count))
+
+    def item_array(self, kind: str, media: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+        raise NotImplementedError
+
+    def frame_size_px(self, grid: tuple[int, int, int]) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        raise NotImplementedError
+
+    def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def chat(*texts: str, **row: object) -> dict[str, object]:
+    """A row whose turns alternate between human and gpt."""
+    said = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
+    return {"conversations": said, **row}
+
+
+def sample_of(*texts: str, **row: object) -> AnnotatedSample:
+    """`chat`, parsed."""
+    return parse_row(chat(*texts, **row), 0)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dflop.data.annotations import AnnotationFile, confine
+from dflop.data.decode import decode_audio, decode_image, decode_video
+from dflop.data.demo import MIXTURE, make_demo_dataset
+from dflop.data.distribution import group_of
+from dflop.data.headers import read_header
+from dflop.data.profile import DatasetRef, profile_shard
+from dflop.errors import ConfigError
+from tests.data.helpers import TinyFamily
+
+NAMES = ["annotations.jsonl", "media", "provenance.json", "tokenizer.json"]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_all_rows_are_healthy_and_the_mixture_holds(demo: DatasetRef, family: TinyFamily) -> None:
+    shapes, quarantined = profile_shard(demo, family, 0, 1)
+    assert quarantined == []
+    groups = Counter(group_of(shape) for shape in shapes)
+    assert all(abs(groups[group] - share * 40) <= 1 for group, share in MIXTURE.items())
+
+
+def test_every_file_decodes_to_its_header(demo: DatasetRef) -> None:
+    annotations = AnnotationFile.open(demo.annotations)
+    for ref in (ref for i in range(len(annotations)) for ref in annotations.sample(i).media):
+        path = confine(demo.media_root, ref.path)
+        header = read_header(ref.kind, path)
+        if ref.kind == "image":
+            assert decode_image(path).shape == (header.height_px, header.width_px, 3)
+        elif ref.kind == "video":
+            assert len(decode_video(path, range(header.num_frames))) == header.num_frames
+        else:
+            assert len(decode_audio(path, 16_000)) == pytest.approx(header.duration_s * 16_000, abs=64)
+
+
+def test_every_file_has_its_provenance(demo: DatasetRef) -> None:
+    folder = demo.annotations.parent
+    provenance = json.loads((folder / "provenance.json").read_text())
+    media = {name for name in content(folder) if name.startswith("media/")}
+    assert {entry["file"] for entry in provenance["files"]} == media
+    for entry in provenance["files"]:
+        assert entry["origin"]
+        assert entry["sources"]
+        for source in entry["sources"]:
+            assert source["version"] == importlib.metadata.version(source["package"])
+            assert source["licence"]
+    assert all(json.loads(line)["origin"] for line in demo.annotations.read_text("utf-8").splitlines())
+
+
+def test_same_seed_same_bytes_other_seed_other_rows(demo: DatasetRef, tmp_path: Path) -> None:
+    again = make_demo_dataset(tmp_path / "again", num_samples=40, seed=7)
+    other = make_demo_dataset(tmp_path / "other", num_samples=40, seed=8)
+    assert content(again.annotations.parent) == content(demo.annotations.parent)
+    assert other.annotations.read_bytes() != demo.annotations.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "other"]
+
+
+def test_complete_folder_is_reused_and_another_never_touched(demo: DatasetRef, tmp_path: Path) -> None:
+    folder = demo.annotations.parent
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    assert make_demo_dataset(folder, num_samples=40, seed=7) == demo
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+    with pytest.raises(ConfigError, match="holds something else"):
+        make_demo_dataset(folder, num_samples=41, seed=7)
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match="no demo dataset"):
+        make_demo_dataset(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(message: str) -> None:
+        if "tokenizer" in message:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_demo_dataset(tmp_path / "demo", num_samples=4, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "demo").mkdir()
+    make_demo_dataset(tmp_path / "demo", num_samples=4)
+    assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == NAMES
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def without_pygame(package: str) -> str:
+        if package == "pygame-ce":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", without_pygame)
+    with pytest.raises(ConfigError, match="pygame-ce") as caught:
+        make_demo_dataset(tmp_path / "demo")
+    assert caught.value.hint == "pip install 'dflop[demo]'"
+
+
+def test_sizes_are_heavy_tailed(demo: DatasetRef, family: TinyFamily) -> None:
+    shapes, _ = profile_shard(demo, family, 0, 1)
+    lengths = sorted(shape.num_llm_tokens for shape in shapes)
+    assert lengths[-1] > 4 * lengths[len(lengths) // 2]
+    assert math.isfinite(sum(lengths))

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dflop.data.decode import decode_image
+from dflop.data.headers import BadMedia, MediaHeader, read_header
+
+
+def test_sizes_of_each_kind(media_root: Path) -> None:
+    assert read_header("image", media_root / "cat.png") == MediaHeader("image", 60, 30, 1, 0.0)
+    assert read_header("video", media_root / "clip.mp4") == MediaHeader("video", 64, 48, 10, 1.0)
+    assert read_header("audio", media_root / "tone.flac") == MediaHeader("audio", 0, 0, 0, 2.0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_header_and_decode_agree_under_exif(tmp_path: Path, orientation: int, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"turned{suffix}"
+    Image.new("RGB", (40, 20)).save(path, exif=exif)
+    header = read_header("image", path)
+    assert (header.width_px, header.height_px) == ((20, 40) if orientation >= 5 else (40, 20))
+    assert decode_image(path).shape == (header.height_px, header.width_px, 3)
+
+
+def test_too_many_pixels_is_refused_without_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "large.png"
+    Image.new("1", (12_000, 8_000)).save(path)  # 96 Mpx: Pillow would warn, our default limit allows it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_header("image", path).width_px == 12_000
+        with pytest.raises(BadMedia, match="12000 x 8000 px exceeds the limit of 1000 px"):
+            read_header("image", path, max_image_pixels=1000)
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+def test_unusable_files_say_why(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("not media " * 100)
+    os.mkfifo(tmp_path / "fifo")
+    expected = {"absent": "file not found", "empty": "empty file", ".": "not a regular file", "fifo": "not a regular"}
+    for name, reason in {**expected, "text": "not an image|broken container"}.items():
+        with pytest.raises(BadMedia, match=reason):
+            read_header(kind, tmp_path / name)
+
+
+def test_playlists_are_not_followed(media_root: Path) -> None:
+    # A name FFmpeg's concat demuxer would accept: relative, in the same folder.
+    (media_root / "list.ffconcat").write_text("ffconcat version 1.0\nfile clip.mp4\n")
+    with pytest.raises(BadMedia, match="broken container"):
+        read_header("video", media_root / "list.ffconcat")
+
+
+def test_wrong_kind_of_stream(media_root: Path) -> None:
+    with pytest.raises(BadMedia, match="no video stream"):
+        read_header("video", media_root / "tone.flac")
+    with pytest.raises(BadMedia, match="no audio stream"):
+        read_header("audio", media_root / "clip.mp4")
+
+
+def test_random_damage_costs_one_file(media_root: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, kind in (("cat.png", "image"), ("clip.mp4", "video"), ("tone.flac", "audio")):
+        content = np.frombuffer((media_root / name).read_bytes(), np.uint8)
+        for _ in range(30):
+            damaged = content.copy()
+            damaged[rng.integers(len(content), size=8)] = rng.integers(256, size=8)
+            path = tmp_path / name
+            path.write_bytes(damaged[: rng.integers(1, len(content))].tobytes())
+            try:
+                outcome = read_header(kind, path).kind
+            except BadMedia as error:
+                outcome = error.reason
+            assert outcome
+            assert "\n" not in outcome

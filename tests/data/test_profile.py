@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.data.profile import DatasetRef, profile_key, profile_shard, shard_rows
+from dflop.errors import DataError
+from tests.data.helpers import TinyFamily, WriteRows, chat
+
+ROWS = [
+    chat("<image> a", "b", id="0", image="cat.png"),
+    chat("a", "b", id="1"),
+    '{"broken',
+    chat("<image> a", "b", id="3", image="gone.png"),
+    chat("<audio> a", "b", id="1", audio="tone.flac"),
+]
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 8])
+def test_shards_laid_end_to_end_are_the_profile(write_rows: WriteRows, family: TinyFamily, num_shards: int) -> None:
+    dataset = write_rows(ROWS)
+    whole = profile_shard(dataset, family, 0, 1)
+    shards = [profile_shard(dataset, family, i, num_shards) for i in range(num_shards)]
+    assert [s for shapes, _ in shards for s in shapes] == whole[0]
+    assert [q for _, quarantined in shards for q in quarantined] == whole[1]
+    assert sorted([s.sample_index for s in whole[0]] + [q.sample_index for q in whole[1]]) == list(range(len(ROWS)))
+    assert {s.profile_key for s in whole[0]} == {profile_key(dataset, family)}
+
+
+@given(st.integers(0, 500), st.integers(1, 40))
+def test_every_row_is_in_one_shard(num_rows: int, num_shards: int) -> None:
+    shards = [shard_rows(num_rows, i, num_shards) for i in range(num_shards)]
+    assert [row for shard in shards for row in shard] == list(range(num_rows))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_duplicate_ids_are_reported_and_kept(write_rows: WriteRows, family: TinyFamily) -> None:
+    said: list[str] = []
+    shapes, _ = profile_shard(write_rows(ROWS), family, 0, 1, said.append)
+    assert [s.sample_id for s in shapes] == ["0", "1", "1"]
+    assert said[-1] == "1 sample ids occur more than once (all rows kept): 1"
+
+
+def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
+    dataset = write_rows(ROWS)
+    keys = [profile_key(dataset, family), profile_key(dataset, TinyFamily({"depth": 2}, {}))]
+    keys.append(profile_key(dataclasses.replace(dataset, max_llm_tokens=7), family))
+    os.utime(dataset.media_root / "cat.png", ns=(0, 0))
+    keys.append(profile_key(dataset, family))
+    (dataset.media_root / "gone.png").write_bytes(b"here now")
+    keys.append(profile_key(dataset, family))
+    tokenizer = tmp_path / "other.json"
+    tokenizer.write_text(dataset.tokenizer.read_text() + "\n")
+    keys.append(profile_key(dataclasses.replace(dataset, tokenizer=tokenizer), family))
+    keys.append(profile_key(write_rows([*ROWS, chat("a", "b")]), family))
+    assert len(set(keys)) == len(keys)
+
+
+def test_key_ignores_files_no_row_names(write_rows: WriteRows, family: TinyFamily) -> None:
+    dataset = write_rows(ROWS)
+    before = profile_key(dataset, family)
+    (dataset.media_root / "unused.png").write_bytes(b"x")
+    assert profile_key(dataset, family) == before
+
+
+def test_dataset_that_cannot_be_read(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
+    dataset = write_rows(ROWS)
+    with pytest.raises(DataError, match="media root is not a folder"):
+        profile_shard(dataclasses.replace(dataset, media_root=tmp_path / "none"), family, 0, 1)
+    with pytest.raises(DataError, match="cannot be read"):
+        profile_key(DatasetRef(tmp_path / "none.jsonl", tmp_path, dataset.tokenizer, 1), family)
+    with pytest.raises(ValueError, match=r"not in 0\.\.1"):
+        profile_shard(dataset, family, 2, 2)

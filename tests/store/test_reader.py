@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflop import records as r
+from dflop.errors import StoreError
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+
+
+@pytest.fixture
+def fill(tmp_path: Path):
+    def fill(*rows: object, run_id: str = "run", producer: str = "p") -> Path:
+        with SpoolWriter(tmp_path, run_id, producer) as writer:
+            for row in rows:
+                writer.append(row)
+        ingest(tmp_path)
+        return tmp_path
+
+    return fill
+
+
+def test_where_picks_rows_by_value_and_by_list(fill, make) -> None:
+    rows = [make.correction(i, module=m) for i, m in enumerate(["llm", "vision", "llm"])]
+    with Reader(fill(*rows)) as reader:
+        assert reader.records(r.Correction, where={"module": "llm"}) == [rows[0], rows[2]]
+        assert reader.records(r.Correction, where={"module": "llm", "effective_step": 2}) == [rows[2]]
+        assert reader.records(r.Correction, where={"effective_step": [0, 1]}) == rows[:2]
+        assert reader.records(r.Correction, where={"effective_step": []}) == []
+        assert reader.records(r.Correction, where={"module": "llm' or 'x' = 'x"}) == []
+        with pytest.raises(StoreError, match="did you mean `module`"):
+            reader.records(r.Correction, where={"modul": "llm"})
+
+
+def test_shapes_are_sorted_and_unique_although_a_profile_was_repeated(fill, make) -> None:
+    fill(make.shape(2), make.shape(0), run_id="killed")
+    with Reader(fill(make.shape(1), make.shape(0), make.shape(2), make.shape(0, key="other"))) as reader:
+        assert reader.shapes("data") == [make.shape(0), make.shape(1), make.shape(2)]
+        assert reader.shapes("none") == []
+
+
+def test_a_profile_is_the_newest_of_its_key(fill) -> None:
+    profiles = [r.ProfileRecord("model", "model", "run", "{}", 3, 0, at_s, 1.0) for at_s in (20.0, 10.0)]
+    with Reader(fill(*profiles)) as reader:
+        assert reader.profile("model") == profiles[0]
+        assert reader.profile("data") is None
+
+
+def test_cost_tables_are_the_newest_measured_ones(fill, make) -> None:
+    def profile(run_id: str, at_s: float) -> r.ProfileRecord:
+        return r.ProfileRecord("model", "model", run_id, "{}", 3, 0, at_s, 1.0)
+
+    fill(profile("z-first", 10.0), make.cost_table(table_id="old"), run_id="z-first")
+    fill(profile("a-later", 20.0), make.cost_table(table_id="new"), run_id="a-later")
+    fill(make.cost_table(table_id="guess", source="analytic"), make.cost_table("vision", 2), run_id="zz")
+    with Reader(fill(make.cost_table(profile_key="other"))) as reader:
+        assert [t.table_id for t in reader.latest_cost_tables("model")] == ["new", "table-vision"]
+
+
+def test_corrections_are_the_latest_per_table_over_all_runs(fill, make) -> None:
+    fill(make.correction(9, factor=1.9, observed_at_s=10.0), run_id="b", producer="q")
+    fill(make.correction(1, factor=1.1, observed_at_s=20.0), make.correction(0, observed_at_s=5.0), run_id="a")
+    with Reader(fill(make.correction(3, table_id="other"))) as reader:
+        assert [c.factor for c in reader.latest_corrections(["table-llm", "unseen"])] == [1.1]
+        assert reader.latest_corrections([]) == []

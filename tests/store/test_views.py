@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflop import records as r
+from dflop import resources
+from dflop.store import console
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+
+VIEWS = sorted(path.stem.split("_", 1)[1] for path in (resources.path("sql") / "views").glob("*.sql"))
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("empty")
+    ingest(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
+    root = tmp_path_factory.mktemp("filled")
+    with SpoolWriter(root, "run", "p") as writer:
+        for record in _a_run(make):
+            writer.append(record)
+    (root / "spool/correction/run/bad-000000.parquet").write_bytes(b"")
+    ingest(root)
+    return root
+
+
+def _a_run(make) -> list[Any]:
+    """Two ranks train steps 0 and 1 (step 1 again after a restart), then compare one step in both orders."""
+    other = {"rank": 1, "stage": 1, "loss": math.nan, "grad_norm": math.nan, "busy_s": 0.25}
+    steps = [
+        make.observation(0, loss=3.0, step_s=1.0),
+        make.observation(0, **{**other, "loss": 3.0}, step_s=0.5),
+        make.observation(1, loss=9.0, step_s=9.0),
+        make.observation(1, attempt=1, loss=1.0, step_s=2.0),
+        make.observation(1, attempt=1, **other, step_s=2.0),
+    ]
+    compared = [
+        make.observation(0, run_id="run/compare", policy=policy, step_s=step_s, predicted_step_s=predicted_s)
+        for policy, step_s, predicted_s in [("arrival", 3.0, 2.0), ("balanced", 2.0, 1.6)]
+    ]
+    bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
+    return [
+        make.run("running", 1000.0),
+        make.run("done", 1060.0),
+        r.JobRecord("run", "train", "key", "local", "17", "running", "", "/runs/run", 2, 0, 1010.0),
+        r.JobRecord("run", "train", "key", "local", "17", "done", "", "/runs/run", 2, 0, 1050.0),
+        make.plan(rank=0),
+        make.plan(rank=1),
+        make.shape(0, tokens=4, num_images=2),
+        make.shape(0, tokens=4, num_images=2),
+        make.shape(1, tokens=6, num_images=0),
+        bad,
+        dataclasses.replace(bad, phase="train", run_id="run", step=1),
+        make.cost_table("llm"),
+        make.cost_table("vision"),
+        make.correction(1, factor=1.5),
+        make.correction(2, factor=2.0),
+        *steps,
+        *compared,
+    ]
+
+
+def rows(root: Path, view: str, **where: Any) -> list[dict[str, Any]]:
+    condition = " and ".join(f"{key} = ${key}" for key in where) or "true"
+    columns, found = console.query(root, f"select * from {view} where {condition}", where)
+    return [dict(zip(columns, row, strict=True)) for row in found]
+
+
+def one(root: Path, view: str, **where: Any) -> dict[str, Any]:
+    (row,) = rows(root, view, **where)
+    return row
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_run_on_an_empty_store(empty: Path, view: str) -> None:
+    assert rows(empty, view) == []
+
+
+def test_a_run_and_a_job_show_their_latest_state(filled: Path) -> None:
+    run, job = one(filled, "v_run"), one(filled, "v_job")
+    assert (run["state"], run["started_at_s"], run["observed_at_s"]) == ("done", 1000.0, 1060.0)
+    assert (job["state"], job["submitted_at_s"], job["observed_at_s"]) == ("done", 1010.0, 1050.0)
+
+
+def test_sample_load_counts_every_sample_once_and_agrees_with_the_record(filled: Path, make) -> None:
+    loads = rows(filled, "v_sample_load")
+    assert len(loads) == 3
+    for row in loads:
+        shape = make.shape(0, 4, 2) if row["sample_index"] == 0 else make.shape(1, 6, 0)
+        load = shape.load(row["module"])
+        assert (row["num_items"], row["num_tokens"], row["sum_sq_tokens"]) == dataclasses.astuple(load)
+
+
+def test_a_step_is_as_slow_as_its_slowest_rank(filled: Path) -> None:
+    step = one(filled, "v_step", run_id="run", step=0)
+    assert (step["num_ranks"], step["step_s"], step["loss"]) == (2, 1.0, 3.0)
+    assert step["idle_frac"] == pytest.approx(1 - (0.5 + 0.25) / 2)
+    assert step["num_llm_tokens"] == 100  # two spans of 50 on stage 0; stage 1 sees the same tokens
+    assert one(filled, "v_step", run_id="run", step=1, attempt=1)["loss"] == 1.0  # NaN of the other rank is no loss
+
+
+def test_stage_time_is_split_without_remainder(filled: Path) -> None:
+    row = one(filled, "v_stage_idle", run_id="run/compare", policy="arrival")
+    assert row["busy_frac"] == pytest.approx(0.5 / 3)
+    parts = ("input_wait_frac", "reduce_frac", "optimizer_frac", "bubble_frac")
+    assert sum(row[part] for part in parts) == pytest.approx(row["idle_frac"]) == pytest.approx(1 - row["busy_frac"])
+
+
+def test_prediction_error_compares_spans(filled: Path) -> None:
+    row = one(filled, "v_prediction_error", run_id="run/compare", policy="balanced")
+    assert row["num_spans"] == 2
+    assert row["median_error_frac"] == pytest.approx(0.25)  # predicted 0.1 + 0.2, measured 0.2 + 0.2
+    assert row["predicted_to_measured"] == pytest.approx(0.75)
+
+
+def test_the_latest_correction_scales_seconds_and_leaves_bytes(filled: Path) -> None:
+    assert one(filled, "v_correction_latest")["factor"] == 2.0
+    llm, vision = (one(filled, "v_cost_effective", module=module) for module in ("llm", "vision"))
+    assert (llm["factor"], llm["forward_s"]["edge_per_item"], llm["backward_s"]["layer_fixed"]) == (2.0, 12.0, 2.0)
+    assert (llm["activation_bytes"]["edge_per_item"], llm["corrected_by_run_id"]) == (6.0, "run")
+    assert (vision["factor"], vision["forward_s"]["edge_per_item"], vision["corrected_by_run_id"]) == (1.0, 6.0, None)
+
+
+def test_a_plan_is_readable(filled: Path) -> None:
+    plan = one(filled, "v_plan", candidate_rank=0)
+    assert plan["layout_text"] == "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
+    assert (plan["num_processes"], plan["peak_memory_bytes"], plan["predicted_speedup"]) == (4, 300, 1.5)
+
+
+def test_everything_left_out_is_listed_with_its_reason(filled: Path) -> None:
+    found = {(row["what"], row["subject"], row["path"], row["reason"]) for row in rows(filled, "v_quarantine")}
+    (file,) = (row for row in found if row[0] == "file")
+    assert file[1:3] == ("bad-000000.parquet", "correction/run/bad-000000.parquet")
+    assert found - {file} == {
+        ("sample", "data#3", "3.png", "profile: truncated"),
+        ("sample", "data#3", "3.png", "train: truncated"),
+    }
+
+
+def test_the_summary_has_one_row_per_run(filled: Path) -> None:
+    row = one(filled, "v_run_summary")
+    assert (row["run_id"], row["state"], row["elapsed_s"]) == ("run", "done", 60.0)
+    assert (row["plan_layout"], row["num_microbatches"]) == ("vision tp1 pp1 dp2 | llm tp1 pp2 dp1", 4)
+    assert (row["num_steps"], row["first_loss"], row["last_loss"], row["median_step_s"]) == (2, 3.0, 1.0, 1.5)
+    assert (row["arrival_step_s"], row["balanced_step_s"], row["measured_speedup"]) == (3.0, 2.0, 1.5)
+    assert row["predicted_speedup"] == pytest.approx(2.0 / 1.6)
+    assert row["arrival_idle_frac"] == pytest.approx(1 - 0.5 / 3)
+    assert (row["num_quarantined_samples"], row["num_corrections"]) == (1, 2)
+
+
+def test_a_run_that_has_only_begun_has_a_summary(tmp_path: Path, make) -> None:
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.run())
+    ingest(tmp_path)
+    row = one(tmp_path, "v_run_summary")
+    assert (row["num_steps"], row["measured_speedup"], row["num_corrections"]) == (0, None, 0)
+
+
+def test_compare_query_pairs_the_policies(filled: Path) -> None:
+    columns, found = console.query(filled, console.named_query("compare").sql, {"run_id": "run"})
+    (row,) = (dict(zip(columns, values, strict=True)) for values in found)
+    assert (row["measured_speedup"], row["predicted_speedup"]) == (1.5, pytest.approx(1.25))
