@@ -65,7 +65,7 @@ class ModuleCorrector:
                 continue
             active = math.log(self._factor_at(seen.module, seen.step))
             for span in seen.spans:
-                measured_s = span.forward_s + span.backward_s
+                measured_s = span.forward_compute_s + span.backward_compute_s
                 predicted_s = span.predicted_forward_s + span.predicted_backward_s
                 if measured_s > 0 and predicted_s > 0:
                     ratios.setdefault(seen.module, []).append(math.log(measured_s / predicted_s) + active)

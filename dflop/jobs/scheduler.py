@@ -99,7 +99,7 @@ class Scheduler:
         )
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
-        spans = predicted_spans(self._plan, step_plan, batch, cost, max_concurrency=self._concurrency)
+        spans = predicted_spans(self._plan, step_plan, batch, cost)
         self._spool.append(step_plan)
         return PlanMessage(
             step_plan,

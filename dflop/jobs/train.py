@@ -161,7 +161,7 @@ class _Rank:
     def _observed(self, seen: StepObservation) -> None:
         self.spool.put(seen)
         send_observation(self.store, seen.step, seen.rank, to_dict(seen))
-        if seen.module == LLM and seen.loss == seen.loss and seen.dp_rank == 0:
+        if seen.rank == 0:
             _say(
                 f"step {seen.step + 1}/{len(self.steps)}  loss {seen.loss:.4f}  {seconds(seen.step_s)} "
                 f"(predicted {seconds(seen.predicted_step_s)})  {seen.policy}"

@@ -1,1 +1,1 @@
-"""Values of a run -> tables, plots and one HTML file. Nothing here opens the store: callers read and pass records in."""
+"""Values of a run -> tables, plots and one HTML file. Callers read the store and pass records in."""

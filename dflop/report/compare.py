@@ -154,7 +154,9 @@ def _outcome(found: Comparison | None) -> str:
         return f"No difference beyond noise between balanced and data-blind steps on the same {batches} ({measured})."
     if found.speedup > 1:
         saved = units.percent(1 - 1 / found.speedup)
-        return f"Balanced won: its steps took {saved} less time than data-blind ones on the same {batches} ({measured})."
+        return (
+            f"Balanced won: its steps took {saved} less time than data-blind ones on the same {batches} ({measured})."
+        )
     lost = units.percent(1 / found.speedup - 1)
     return f"Data-blind won: balanced steps took {lost} more time on the same {batches} ({measured})."
 
@@ -200,12 +202,15 @@ def _interval(pairs: Sequence[BatchPair]) -> tuple[float, float]:
 
     def medians(side: Sequence[MeasuredStep]) -> NDArray[np.float64]:
         seconds = np.array([s.step_s for s in side])
-        return np.median(seconds[rng.integers(len(side), size=(NUM_RESAMPLES, num_pairs, len(side)))], axis=-1)
+        medians_s: NDArray[np.float64] = np.median(
+            seconds[rng.integers(len(side), size=(NUM_RESAMPLES, len(side)))], axis=1
+        )
+        return medians_s
 
-    # logs[b, r, i]: log ratio of batch b in slot i of resample r; drawn batches then pick theirs.
+    # Inner level: logs[b] are log ratios of batch b under resampled repeats. Outer level: batches, one of these each.
     logs = np.stack([np.log(medians(p.arrival) / medians(p.balanced)) for p in pairs])
-    drawn = rng.integers(num_pairs, size=(NUM_RESAMPLES, num_pairs))
-    means = logs[drawn, np.arange(NUM_RESAMPLES)[:, None], np.arange(num_pairs)].mean(axis=1)
+    shape = (NUM_RESAMPLES, num_pairs)
+    means = logs[rng.integers(num_pairs, size=shape), rng.integers(NUM_RESAMPLES, size=shape)].mean(axis=1)
     low, high = np.exp(np.quantile(means, [0.025, 0.975])).tolist()
     return low, high
 

@@ -25,14 +25,17 @@ class MeasuredStep:
 
     @property
     def step_s(self) -> float:
+        """Of the slowest rank."""
         return max(r.step_s for r in self.ranks)
 
     @property
     def pipeline_s(self) -> float:
+        """Forward and backward only, of the slowest rank."""
         return max(r.step_s - r.reduce_s - r.optimizer_s for r in self.ranks)
 
     @property
     def predicted_step_s(self) -> float:
+        """Simulated counterpart of `pipeline_s`; every rank was sent the same."""
         return self.ranks[0].predicted_step_s
 
     @property

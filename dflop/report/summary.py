@@ -33,7 +33,7 @@ class StageStats:
     idle_frac: float
     """1 - busy."""
     median_error_frac: float
-    """Median |predicted - measured| / measured over forward + backward of a microbatch; NaN without predictions."""
+    """Median |predicted - measured| / measured compute seconds per microbatch; NaN without predictions."""
     predicted_to_measured: float
     """Total predicted over total measured seconds: the bias, where the median error is the scatter."""
 
@@ -131,16 +131,14 @@ def _stages(steps: Sequence[MeasuredStep], plan: Plan) -> tuple[StageStats, ...]
         for r in step.ranks:
             seen.setdefault((r.module, r.stage), []).append(r)
     first_rank = {m.module: m.first_rank for m in plan.modules}
-    return tuple(
-        _stage(*key, seen[key]) for key in sorted(seen, key=lambda k: (first_rank.get(k[0], math.inf), k))
-    )
+    return tuple(_stage(*key, seen[key]) for key in sorted(seen, key=lambda k: (first_rank.get(k[0], math.inf), k)))
 
 
 def _stage(module: str, stage: int, ranks: Sequence[StepObservation]) -> StageStats:
     total_s = sum(r.step_s for r in ranks)
     busy_frac = _ratio(sum(r.busy_s for r in ranks), total_s)
     timed = [
-        (span.predicted_forward_s + span.predicted_backward_s, span.forward_s + span.backward_s)
+        (span.predicted_forward_s + span.predicted_backward_s, span.forward_compute_s + span.backward_compute_s)
         for r in ranks
         for span in r.spans
     ]

@@ -22,7 +22,7 @@ from dflop.schedule.order import order_slots
 from dflop.schedule.pack import pack, token_cap
 from dflop.schedule.split import split_lpt
 from dflop.simulate.events import OpGraph
-from dflop.simulate.step import Node, op_id, run_graph, simulate_step, step_graph, step_nodes, with_slot_order
+from dflop.simulate.step import Node, op_id, run_graph, step_graph, step_nodes, with_slot_order
 
 POLICIES = ("balanced", "arrival")
 
@@ -96,38 +96,24 @@ def predicted_spans(
     step_plan: StepPlan,
     batch: Sequence[SampleShape],
     cost: CostModel,
-    *,
-    max_concurrency: int | None = None,
 ) -> dict[Node, tuple[PredictedSpan, ...]]:
     """Per (module, stage, dp_rank) one span per microbatch, empty microbatches included.
-
-    With `max_concurrency` the seconds are wall time under the simulated contention, which is what a process that
-    shares its cores measures; without it they are compute time.
 
     Args:
         plan: The layout `step_plan` was made for.
         step_plan: Owners.
         batch: The samples of `step_plan.sample_index`, in that order.
         cost: The cost model the step was scheduled with.
-        max_concurrency: Processes that can compute at once, when fewer than the plan has.
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
     owners = {w.module: w.owner for w in step_plan.work}
-    timeline = simulate_step(
-        plan, step_plan.work, stage_durations(plan, items, owners, cost), max_concurrency=max_concurrency
-    )
+    durations = stage_durations(plan, items, owners, cost)
     loads = {name: np.stack(owner_loads(items[name], owner), axis=-1).tolist() for name, owner in owners.items()}
     spans: dict[Node, tuple[PredictedSpan, ...]] = {}
-    for index, node in enumerate(step_nodes(plan)):
-        found = []
-        for k in range(plan.num_microbatches):
-            num_items, num_tokens, sum_sq = loads[node[0]][k][node[2]]
-            forward = op_id(plan.num_microbatches, index, k, "F")
-            backward = op_id(plan.num_microbatches, index, k, "B")
-            forward_s = timeline.end_s[forward] - timeline.start_s[forward]
-            backward_s = timeline.end_s[backward] - timeline.start_s[backward]
-            found.append(PredictedSpan(k, num_items, num_tokens, sum_sq, forward_s, backward_s))
-        spans[node] = tuple(found)
+    for node in step_nodes(plan):
+        spans[node] = tuple(
+            PredictedSpan(k, *loads[node[0]][k][node[2]], *durations[node][k]) for k in range(plan.num_microbatches)
+        )
     return spans
 
 

@@ -25,12 +25,18 @@ from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 
 @dataclass(slots=True)
 class Timing:
-    """Compute time of one microbatch on this stage, seconds from the start of the step."""
+    """One microbatch on this stage: wall seconds from the start of the step, and compute seconds.
+
+    Where processes share cores, compute is thread CPU time, which waiting for a core does not inflate; on a GPU the
+    two are equal.
+    """
 
     forward_start_s: float = 0.0
     forward_s: float = 0.0
     backward_start_s: float = 0.0
     backward_s: float = 0.0
+    forward_compute_s: float = 0.0
+    backward_compute_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -41,7 +47,6 @@ class StepTrace:
     """This rank's share of the global mean loss; 0 off the last LLM stage."""
     timings: dict[int, Timing]
     """Microbatches this rank had work in."""
-    elapsed_s: float
 
     @property
     def busy_s(self) -> float:
@@ -93,7 +98,8 @@ class Engine:
         self._sends: list[tuple[dist.Work | None, torch.Tensor]] = []
         self._in_flight: dict[int, _InFlight] = {}
         self._loss = 0.0
-        self._start_s = self._clock()
+        self._start_s = 0.0
+        self._start_s, _ = self._now()
         timings = {k: Timing() for k, x in enumerate(inputs) if x is not None}
         for action in one_f_one_b(len(inputs), num_stages_after(self._plan, self._seat)):
             given = inputs[action.microbatch]
@@ -115,18 +121,18 @@ class Engine:
         for work, _ in self._sends:
             if work is not None:
                 work.wait()
-        return StepTrace(self._loss, timings, self._clock() - self._start_s)
+        return StepTrace(self._loss, timings)
 
     def _forward(
         self, k: int, given: EncoderInput | LlmInput, healthy: torch.Tensor, num_loss_tokens: int, timing: Timing
     ) -> None:
         leaves = self._receive_inputs(k, given)
-        timing.forward_start_s = self._clock() - self._start_s
+        timing.forward_start_s, compute_s = self._now()
         if isinstance(given, EncoderInput):
             output = self._encode(given)
         else:
             output = self._decode(given, leaves, healthy, num_loss_tokens)
-        timing.forward_s = self._clock() - self._start_s - timing.forward_start_s
+        timing.forward_s, timing.forward_compute_s = self._since(timing.forward_start_s, compute_s)
         self._in_flight[k] = _InFlight(output, leaves)
         if isinstance(given, EncoderInput):
             for transfer in given.transfers:
@@ -175,9 +181,9 @@ class Engine:
     def _backward(self, k: int, given: EncoderInput | LlmInput, timing: Timing) -> None:
         state = self._in_flight.pop(k)
         gradient = self._receive_gradient(k, given, state.output)
-        timing.backward_start_s = self._clock() - self._start_s
+        timing.backward_start_s, compute_s = self._now()
         torch.autograd.backward(state.output, gradient)
-        timing.backward_s = self._clock() - self._start_s - timing.backward_start_s
+        timing.backward_s, timing.backward_compute_s = self._since(timing.backward_start_s, compute_s)
         for peer, leaf in state.leaves:
             self._send(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), peer, k, False)
 
@@ -215,7 +221,14 @@ class Engine:
         # Kept until the step ends: the buffer must outlive the asynchronous send.
         self._sends.append((dist.isend(tensor, peer, group=group, tag=k), tensor))
 
-    def _clock(self) -> float:
+    def _now(self) -> tuple[float, float]:
+        """(seconds since the step began, compute seconds of this thread)."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+            now_s = time.perf_counter()
+            return now_s - self._start_s, now_s
+        return time.perf_counter() - self._start_s, time.thread_time()
+
+    def _since(self, start_s: float, compute_s: float) -> tuple[float, float]:
+        now_s, now_compute_s = self._now()
+        return now_s - start_s, now_compute_s - compute_s

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from dflop.models.build import Stage
 from dflop.parallel.topology import Groups, Seat
-from dflop.records import LLM, MicrobatchSpan, Plan, StepObservation
+from dflop.records import MicrobatchSpan, Plan, StepObservation
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine, StepTrace
 from dflop.train.feed import Feed, PreparedStep, SampleSource
@@ -159,7 +159,6 @@ class Trainer:
         **seconds: float,
     ) -> StepObservation:
         seat = self._seat
-        holds_loss = seat.module == LLM and seat.stage == self._plan.module(LLM).parallel.pp - 1
         return StepObservation(
             run_id=self._settings.run_id,
             attempt=self._settings.attempt,
@@ -171,7 +170,7 @@ class Trainer:
             dp_rank=seat.dp_rank,
             predicted_step_s=message.step_plan.predicted_step_s,
             busy_s=trace.busy_s,
-            loss=loss if holds_loss else math.nan,
+            loss=loss,
             grad_norm=norm,
             num_supervised_tokens=num_loss_tokens,
             observed_at_s=time.time(),
@@ -192,7 +191,7 @@ def _spans(message: PlanMessage, seat: Seat, trace: StepTrace) -> tuple[Microbat
     spans: Sequence[MicrobatchSpan] = [
         MicrobatchSpan(
             k, *message.predicted.get((seat.module, seat.stage, seat.dp_rank, k), (0, 0, 0, 0.0, 0.0)),
-            t.forward_start_s, t.forward_s, t.backward_start_s, t.backward_s,
+            t.forward_start_s, t.forward_s, t.backward_start_s, t.backward_s, t.forward_compute_s, t.backward_compute_s,
         )
         for k, t in sorted(trace.timings.items())
     ]  # fmt: skip

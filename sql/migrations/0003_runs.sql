@@ -182,7 +182,9 @@ create table step_observation (
         forward_start_s double,
         forward_s double,
         backward_start_s double,
-        backward_s double
+        backward_s double,
+        forward_compute_s double,
+        backward_compute_s double
     )[] not null,
     _run_id varchar not null,
     _producer varchar not null,

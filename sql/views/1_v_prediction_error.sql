@@ -14,9 +14,9 @@ timed as (
         policy,
         module,
         span.predicted_forward_s + span.predicted_backward_s as predicted_s,
-        span.forward_s + span.backward_s as measured_s
+        span.forward_compute_s + span.backward_compute_s as measured_s
     from span
-    where span.forward_s + span.backward_s > 0
+    where span.forward_compute_s + span.backward_compute_s > 0
 )
 
 select

@@ -13,7 +13,9 @@ def observation(
     step: int, module: str, predicted_s: float, measured_s: list[float], attempt: int = 0
 ) -> StepObservation:
     spans = tuple(
-        MicrobatchSpan(k, 1, 10, 100, predicted_s / 3, predicted_s * 2 / 3, 0.0, s / 3, 0.0, s * 2 / 3)
+        MicrobatchSpan(
+            k, 1, 10, 100, predicted_s / 3, predicted_s * 2 / 3, 0.0, s / 3, 0.0, s * 2 / 3, s / 3, s * 2 / 3
+        )
         for k, s in enumerate(measured_s)
     )
     return StepObservation(

@@ -86,7 +86,7 @@ def test_deterministic_and_prediction_is_the_simulation_of_the_result(case):
     plan, batch, cost, max_concurrency = case
     step_plan = schedule(plan, batch, cost, max_concurrency)
     assert step_plan == schedule(plan, batch, cost, max_concurrency)
-    spans = predicted_spans(plan, step_plan, batch, cost, max_concurrency=max_concurrency)
+    spans = predicted_spans(plan, step_plan, batch, cost)
     busy_s = max(sum(s.forward_s + s.backward_s for s in node) for node in spans.values())
     assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
 

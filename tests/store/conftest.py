@@ -69,7 +69,7 @@ class Make:
 
     @staticmethod
     def observation(step: int = 0, **changes: Any) -> r.StepObservation:
-        span = r.MicrobatchSpan(0, 1, 50, 2500, 0.1, 0.2, 0.0, 0.2, 0.3, 0.2)
+        span = r.MicrobatchSpan(0, 1, 50, 2500, 0.1, 0.2, 0.0, 0.2, 0.3, 0.2, 0.2, 0.2)
         base = r.StepObservation(
             "run", 0, step, "balanced", 0, "llm", 0, 0, 0.8, 1.0, 0.5, 0.1, 0.05, 0.1, 0.05, 2.0, 1.0, 80,
             1000.0 + step, (span, span),

@@ -56,7 +56,9 @@ def tiny_model(*, tied: bool = False) -> torch.nn.Module:
     return build_model(family(), hf_config(tied=tied), seed=0, dtype=torch.float32)
 
 
-def make_shapes(num_samples: int, seed: int, *, kinds: Sequence[str] = ("image", "video", "audio")) -> list[SampleShape]:
+def make_shapes(
+    num_samples: int, seed: int, *, kinds: Sequence[str] = ("image", "video", "audio")
+) -> list[SampleShape]:
     rng = np.random.default_rng(seed)
     shapes = []
     for index in range(num_samples):
@@ -65,8 +67,12 @@ def make_shapes(num_samples: int, seed: int, *, kinds: Sequence[str] = ("image",
         num_text = int(rng.integers(6, 60)) + 2 * len(items)
         shapes.append(
             SampleShape(
-                profile_key="synthetic", sample_index=index, sample_id=f"s{index}", num_text_tokens=num_text,
-                num_supervised_tokens=_num_supervised(num_text), items=tuple(items),
+                profile_key="synthetic",
+                sample_index=index,
+                sample_id=f"s{index}",
+                num_text_tokens=num_text,
+                num_supervised_tokens=_num_supervised(num_text),
+                items=tuple(items),
                 num_llm_tokens=num_text + sum(i.num_rows for i in items),
             )  # fmt: skip
         )
@@ -144,13 +150,21 @@ def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_
         if module.module == LLM:
             items = [(p, 0, s.num_llm_tokens) for p, s in enumerate(batch)]
         else:
-            items = [(p, i, m.num_rows) for p, s in enumerate(batch) for i, m in enumerate(s.items) if m.module == module.module]  # noqa: E501
+            items = [
+                (p, i, m.num_rows)
+                for p, s in enumerate(batch)
+                for i, m in enumerate(s.items)
+                if m.module == module.module
+            ]  # noqa: E501
         owner = [[[] for _ in range(dp)] for _ in range(plan.num_microbatches)]
         for item in rng.permutation(len(items)):
             owner[slots[items[item][0]]][int(rng.integers(dp))].append(int(item))
         works.append(
             ModuleWork(
-                module.module, tuple(i[0] for i in items), tuple(i[1] for i in items), tuple(i[2] for i in items),
+                module.module,
+                tuple(i[0] for i in items),
+                tuple(i[1] for i in items),
+                tuple(i[2] for i in items),
                 tuple(tuple(tuple(o) for o in slot) for slot in owner),
             )  # fmt: skip
         )

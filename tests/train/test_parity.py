@@ -67,7 +67,11 @@ def hf_inputs(source, shape, sample):
     ids = torch.from_numpy(sample.input_ids)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     data = {
-        kind: [(i, torch.from_numpy(source.array(shape.sample_index, n))) for n, i in enumerate(shape.items) if i.kind == kind]
+        kind: [
+            (i, torch.from_numpy(source.array(shape.sample_index, n)))
+            for n, i in enumerate(shape.items)
+            if i.kind == kind
+        ]
         for kind in ("image", "video", "audio")
     }
     if data["image"]:
@@ -79,8 +83,12 @@ def hf_inputs(source, shape, sample):
         inputs["video_second_per_grid"] = torch.tensor([seconds_per_grid(i) for i, _ in data["video"]])
     if data["audio"]:
         longest = max(a.shape[1] for _, a in data["audio"])
-        inputs["input_features"] = torch.stack([torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]])
-        inputs["feature_attention_mask"] = torch.stack([(torch.arange(longest) < a.shape[1]).long() for _, a in data["audio"]])
+        inputs["input_features"] = torch.stack(
+            [torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]]
+        )
+        inputs["feature_attention_mask"] = torch.stack(
+            [(torch.arange(longest) < a.shape[1]).long() for _, a in data["audio"]]
+        )
     return inputs
 
 
@@ -127,7 +135,9 @@ def assert_equal_steps(ranks, expected):
                 want = gradients.get(name, torch.zeros_like(got))
                 error = float((got - want).abs().max())
                 # A parameter nothing depends on (an unused embedding) has gradient zero on both sides.
-                assert error <= TOLERANCE * max(float(want.abs().max()), 1e-12), f"step {step}: {name} off by {error:.2e}"
+                assert error <= TOLERANCE * max(float(want.abs().max()), 1e-12), (
+                    f"step {step}: {name} off by {error:.2e}"
+                )
         covered = {name for rank in ranks for name in rank[step][1]}
         assert set(gradients) <= covered, "a parameter with a gradient is held by no rank"
 

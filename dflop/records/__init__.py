@@ -1,0 +1,39 @@
+"""The values that travel round the loop, one frozen dataclass per noun.
+
+Every value is also a table in the store (same name in snake_case, same field names), a JSON object and a paragraph in
+ARCHITECTURE.md. Fields are limited to int, float, str, bool, nested records and tuples of these, so that one generic
+mapping serves Parquet, DuckDB and JSON alike. Units are in the names: `_s` seconds, `_bytes`, `_tokens`, `_px`,
+`_frac` ratios in 0..1, `num_` counts.
+"""
+
+from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
+from dflop.records.costs import ClusterSpec, CostTable, CostTerms, Measurement, ModuleSpec, ParallelSpec
+from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
+from dflop.records.history import Correction, JobRecord, MicrobatchSpan, RunRecord, StepObservation
+from dflop.records.mapping import from_dict, to_dict
+
+__all__ = [
+    "LLM",
+    "ClusterSpec",
+    "Correction",
+    "CostTable",
+    "CostTerms",
+    "JobRecord",
+    "Measurement",
+    "MediaItem",
+    "MicrobatchSpan",
+    "ModuleLoad",
+    "ModulePlan",
+    "ModuleSpec",
+    "ModuleWork",
+    "ParallelSpec",
+    "Plan",
+    "ProfileRecord",
+    "QuarantinedSample",
+    "RunRecord",
+    "SampleShape",
+    "StepObservation",
+    "StepPlan",
+    "from_dict",
+    "to_dict",
+]

@@ -1,0 +1,128 @@
+"""What modules and hardware are, and what one costs on the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSpec:
+    """One module of a model: its depth, width and size, as the planner sees it."""
+
+    module: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    num_layer_params: int
+    """Parameters of one layer."""
+    num_edge_params: int
+    """Parameters outside the layers (embeddings, patch embedding, projector, head)."""
+    max_pp: int
+    """Deepest pipeline the engine can cut the module into."""
+    tp_choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Where training runs: how many processes (one per device), and what each may use."""
+
+    name: str
+    backend: str
+    """Launcher backend: `inline`, `local` or `slurm`."""
+    num_nodes: int
+    num_processes_per_node: int
+    memory_per_process_bytes: int
+    device: str
+    """`cpu` or `cuda`."""
+    num_cores_per_node: int
+    """CPU cores shared by the processes of a node; bounds how many run at once when `device` is `cpu`."""
+
+    @property
+    def num_processes(self) -> int:
+        return self.num_nodes * self.num_processes_per_node
+
+    @property
+    def max_concurrency(self) -> int:
+        """Processes that can really compute at the same time."""
+        if self.device == "cuda":
+            return self.num_processes
+        return self.num_nodes * min(self.num_processes_per_node, self.num_cores_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSpec:
+    """Tensor, pipeline and data parallel degrees of one module."""
+
+    tp: int
+    pp: int
+    dp: int
+
+    @property
+    def num_processes(self) -> int:
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One timed probe: a module at a shallow depth on one packed group of samples."""
+
+    profile_key: str
+    module: str
+    hardware: str
+    software: str
+    dtype: str
+    tp: int
+    num_layers: int
+    group: str
+    """How the probe's samples were drawn: `random`, `length_sorted`, `tile_sorted` or `single`."""
+    num_items: int
+    num_tokens: int
+    sum_sq_tokens: int
+    forward_s: float
+    backward_s: float
+    forward_spread_s: float
+    """Half the interquartile range over repeats."""
+    backward_spread_s: float
+    num_repeats: int
+    param_bytes: int
+    activation_bytes: int
+    """Bytes autograd keeps alive between forward and backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerms:
+    """Linear cost of one phase: layers * (layer terms) + edge terms. Edge = everything outside the layers."""
+
+    layer_fixed: float
+    layer_per_token: float
+    layer_per_sq_token: float
+    edge_fixed: float
+    edge_per_token: float
+    edge_per_item: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Fitted cost of one module at one tp on one kind of hardware."""
+
+    table_id: str
+    profile_key: str
+    module: str
+    hardware: str
+    software: str
+    dtype: str
+    tp: int
+    source: str
+    """`measured` or `analytic`."""
+    num_layers: int
+    """Depth of the module in the full model."""
+    forward_s: CostTerms
+    backward_s: CostTerms
+    activation_bytes: CostTerms
+    layer_param_bytes: int
+    edge_param_bytes: int
+    num_measurements: int
+    median_error_frac: float
+    """Median absolute relative error of forward + backward seconds on the probes themselves."""
+    p95_error_frac: float

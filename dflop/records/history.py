@@ -1,0 +1,103 @@
+"""What runs saw and learnt: observations, corrections, jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchSpan:
+    """What one stage measured for one microbatch. Start times count from the start of the step.
+
+    `forward_s` and `backward_s` are wall time. The `compute` pair is what the cost model predicts: thread CPU time
+    where processes share cores, the same as wall time where every process has its device to itself.
+    """
+
+    microbatch: int
+    num_items: int
+    num_tokens: int
+    sum_sq_tokens: int
+    predicted_forward_s: float
+    predicted_backward_s: float
+    forward_start_s: float
+    forward_s: float
+    backward_start_s: float
+    backward_s: float
+    forward_compute_s: float
+    backward_compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepObservation:
+    """What one rank saw of one optimizer step."""
+
+    run_id: str
+    attempt: int
+    step: int
+    policy: str
+    rank: int
+    module: str
+    stage: int
+    dp_rank: int
+    predicted_step_s: float
+    step_s: float
+    busy_s: float
+    """Wall time in forward and backward; the idle share of a step is 1 - busy_s / step_s."""
+    data_wait_s: float
+    schedule_wait_s: float
+    reduce_s: float
+    optimizer_s: float
+    loss: float
+    """Mean loss over the supervised tokens of the global batch, the same on every rank."""
+    grad_norm: float
+    num_supervised_tokens: int
+    observed_at_s: float
+    spans: tuple[MicrobatchSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Multiplicative correction of a module's predicted seconds, learnt from what a run observed."""
+
+    run_id: str
+    effective_step: int
+    module: str
+    table_id: str
+    factor: float
+    residual_frac: float
+    """Median absolute relative error of the uncorrected prediction in the window."""
+    num_observations: int
+    observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job and what became of it; a new row per change of state."""
+
+    run_id: str
+    job_name: str
+    job_key: str
+    backend: str
+    job_id: str
+    state: str
+    reason: str
+    folder: str
+    num_tasks: int
+    attempt: int
+    observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run of the pipeline; a new row per change of state."""
+
+    run_id: str
+    name: str
+    config_key: str
+    state: str
+    """`running`, `done` or `failed`."""
+    hardware: str
+    software: str
+    code_rev: str
+    run_dir: str
+    observed_at_s: float

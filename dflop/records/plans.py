@@ -1,0 +1,102 @@
+"""Where modules run, and which sample runs where in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflop.records.costs import ParallelSpec
+from dflop.records.samples import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePlan:
+    """Where one module runs: global rank = first_rank + (stage * dp + dp_rank) * tp + tp_rank."""
+
+    module: str
+    parallel: ParallelSpec
+    first_rank: int
+    layers_per_stage: tuple[int, ...]
+    stage_memory_bytes: tuple[int, ...]
+    """Predicted peak per process of each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A layout of the model on the cluster, with what it was predicted to take."""
+
+    plan_id: str
+    run_id: str
+    candidate_rank: int
+    """0 is the plan that runs; higher ranks are the runners-up, kept for the record."""
+    layout: str
+    """`split`: every module has its own processes."""
+    modules: tuple[ModulePlan, ...]
+    num_microbatches: int
+    global_batch_size: int
+    formula_step_s: float
+    """Objective of the mixed-integer program (planning formula, no simulation)."""
+    predicted_step_s: float
+    """Mean simulated step with the scheduler that will run."""
+    baseline_step_s: float
+    """Mean simulated step of the same layout with data-blind (arrival order, equal counts) microbatches."""
+    table_ids: tuple[str, ...]
+    snapshot_seq: int
+    """Store snapshot the cost tables and shapes were read from."""
+    reason: str
+
+    def module(self, name: str) -> ModulePlan:
+        for m in self.modules:
+            if m.module == name:
+                return m
+        raise KeyError(name)
+
+    @property
+    def encoders(self) -> tuple[ModulePlan, ...]:
+        return tuple(m for m in self.modules if m.module != LLM)
+
+    @property
+    def num_processes(self) -> int:
+        return sum(m.parallel.num_processes for m in self.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleWork:
+    """Items of one module in a global batch and who owns them.
+
+    For an encoder an item is a `MediaItem` of some sample; for the LLM an item is a whole sample.
+    """
+
+    module: str
+    item_sample: tuple[int, ...]
+    """Position in `StepPlan.sample_index` of the sample each item belongs to."""
+    item_rank_in_sample: tuple[int, ...]
+    """Which item of that sample (index into `SampleShape.items`); 0 for the LLM."""
+    item_rows: tuple[int, ...]
+    """Rows each item sends to the LLM (encoders) or tokens of the sample (LLM)."""
+    owner: tuple[tuple[tuple[int, ...], ...], ...]
+    """`owner[microbatch][dp_rank]` = item ids in packed order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Which sample runs in which microbatch on which data-parallel rank, in which order."""
+
+    run_id: str
+    step: int
+    policy: str
+    """Scheduling candidate that won: `arrival`, `balanced`, ..."""
+    sample_index: tuple[int, ...]
+    """The global batch in arrival order, as rows of the annotation file."""
+    num_microbatches: int
+    work: tuple[ModuleWork, ...]
+    num_supervised_tokens: int
+    """Loss denominator of the whole global batch."""
+    predicted_step_s: float
+    arrival_step_s: float
+    """Simulated step of the data-blind order of the same batch."""
+
+    def of(self, module: str) -> ModuleWork:
+        for w in self.work:
+            if w.module == module:
+                return w
+        raise KeyError(module)

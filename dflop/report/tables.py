@@ -1,0 +1,186 @@
+"""The tables of a run as plain text cells, so that terminal, Markdown and HTML show the same rows.
+
+Headers say where a number comes from: `measured` or `simulated`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflop import units
+from dflop.records import LLM, ModulePlan, Plan
+from dflop.report.compare import ARRIVAL, BALANCED
+from dflop.report.summary import RunSummary
+
+SQL_LINE = 'dflop sql "select * from v_run_summary"'
+MAX_ROWS = 50
+"""Of lists that grow with the dataset; the rest is in the store."""
+POLICY_NAMES = {ARRIVAL: "data-blind (arrival order)", BALANCED: "balanced"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Text cells with a title; columns whose header is in `text_columns` align left, numbers right."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: frozenset[str] = frozenset()
+    note: str = ""
+
+
+def layout_text(plan: Plan) -> str:
+    """`vision dp2 | llm pp2 dp1`: degrees of every module in rank order; tp, and pp of an encoder, only above 1."""
+    return " | ".join(_module_text(m) for m in sorted(plan.modules, key=lambda m: m.first_rank))
+
+
+def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
+    """(label, value, remark) of what a person looks for first."""
+    found = summary.comparison
+    speedup = (math.nan,) * 3 if found is None else (found.speedup, found.speedup_low, found.speedup_high)
+    predicted = math.nan if found is None else found.predicted_speedup
+    interval = "" if math.isnan(speedup[1]) else f"95 % interval {speedup[1]:.3f} to {speedup[2]:.3f}"
+    planned = summary.planned_speedup
+    # A loss can be NaN because it diverged; that must be seen, not shown as absent.
+    loss = f"{summary.first_loss:.3f} to {summary.last_loss:.3f}" if summary.steps else "-"
+    return (
+        ("speedup, measured", units.ratio(speedup[0]), interval or "balanced over data-blind"),
+        ("speedup, simulated", units.ratio(predicted), f"{units.ratio(planned)} when planning"),
+        ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
+        ("loss", loss, "mean of the first and the last 3 steps"),
+        ("LLM throughput, measured", _tokens_per_s(summary.llm_tokens_per_s), "median over steps"),
+        ("idle, measured", units.percent(summary.idle_frac), "process time outside forward and backward"),
+        ("wait for input, measured", units.seconds(summary.data_wait_s), "before a step, median"),
+        ("samples quarantined", str(len(summary.quarantined)), "left out, with a reason each"),
+    )
+
+
+def policy_table(summary: RunSummary) -> Table:
+    """Comparison steps, one row per policy; no rows without a comparison."""
+    policies = summary.comparison.policies if summary.comparison else ()
+    return Table(
+        "Same global batches, both policies",
+        ("policy", "steps", "step measured", "IQR", "fwd+bwd measured", "fwd+bwd simulated", "idle measured"),
+        tuple(
+            (
+                POLICY_NAMES[p.policy],
+                str(p.num_steps),
+                units.seconds(p.step_s),
+                units.seconds(p.step_q3_s - p.step_q1_s),
+                units.seconds(p.pipeline_s),
+                units.seconds(p.predicted_step_s),
+                units.percent(p.idle_frac),
+            )
+            for p in policies
+        ),
+        frozenset({"policy"}),
+        "Medians. The simulation covers forward and backward, not gradient reduction and optimizer.",
+    )
+
+
+def stage_table(summary: RunSummary) -> Table:
+    """Training steps, one row per pipeline stage."""
+    return Table(
+        "Stages in training",
+        ("stage", "processes", "busy", "reduce + optimizer", "idle", "simulation error", "simulated / measured"),
+        tuple(
+            (
+                f"{s.module} pp{s.stage}",
+                str(s.num_ranks),
+                units.percent(s.busy_frac),
+                units.percent(s.reduce_frac),
+                units.percent(s.idle_frac),
+                units.percent(s.median_error_frac),
+                units.ratio(s.predicted_to_measured),
+            )
+            for s in summary.stages
+        ),
+        frozenset({"stage"}),
+        "Measured shares of step time; idle = all but busy. Simulation error: median over microbatches.",
+    )
+
+
+def plan_table(plans: Sequence[Plan]) -> Table:
+    """Candidates in their order, the plan that ran first."""
+    return Table(
+        "Plan and runners-up",
+        ("rank", "layout", "micro-batches", "step simulated", "data-blind simulated", "processes", "reason"),
+        tuple(
+            (
+                str(p.candidate_rank),
+                layout_text(p),
+                str(p.num_microbatches),
+                units.seconds(p.predicted_step_s),
+                units.seconds(p.baseline_step_s),
+                str(p.num_processes),
+                p.reason,
+            )
+            for p in plans
+        ),
+        frozenset({"layout", "reason"}),
+    )
+
+
+def quarantine_table(summary: RunSummary) -> Table:
+    """Samples left out, at most `MAX_ROWS`."""
+    more = len(summary.quarantined) - MAX_ROWS
+    return Table(
+        "Quarantined samples",
+        ("sample", "found by", "file", "reason"),
+        tuple((q.sample_id, q.phase, q.path, q.reason) for q in summary.quarantined[:MAX_ROWS]),
+        frozenset({"sample", "found by", "file", "reason"}),
+        f'{more} more: dflop sql "select * from v_quarantine"' if more > 0 else "",
+    )
+
+
+def correction_table(summary: RunSummary) -> Table:
+    """The correction in force per module at the end of the run."""
+    return Table(
+        "Corrections learnt",
+        ("module", "from step", "factor", "error before", "observations"),
+        tuple(
+            (
+                c.module,
+                str(c.effective_step + 1),
+                units.ratio(c.factor),
+                units.percent(c.residual_frac),
+                units.count(c.num_observations),
+            )
+            for c in summary.corrections
+        ),
+        frozenset({"module"}),
+        f"Last of {summary.num_corrections} per module. The module takes factor times its predicted seconds."
+        if summary.corrections
+        else "",
+    )
+
+
+def reproducibility(summary: RunSummary) -> tuple[tuple[str, str], ...]:
+    """(name, value) of what is needed to run the same thing again."""
+    run, plan = summary.run, summary.plan
+    cores = "a device each" if summary.num_cores is None else f"{summary.num_cores} at a time"
+    return (
+        ("run", run.run_id),
+        ("state", run.state),
+        ("config key", run.config_key),
+        ("plan", f"{plan.plan_id}: {layout_text(plan)}"),
+        ("global batch", f"{plan.global_batch_size} samples in {plan.num_microbatches} microbatches"),
+        ("store snapshot", str(plan.snapshot_seq)),
+        ("hardware", run.hardware),
+        ("processes", f"{plan.num_processes}, {cores}"),
+        ("software", run.software),
+        ("code revision", run.code_rev),
+        ("run directory", run.run_dir),
+    )
+
+
+def _module_text(module: ModulePlan) -> str:
+    p = module.parallel
+    shown = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
+    return " ".join([module.module, *shown])
+
+
+def _tokens_per_s(value: float) -> str:
+    return "-" if math.isnan(value) else f"{units.count(round(value))} tokens/s"
