@@ -32,6 +32,8 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
+    """Which model is trained."""
+
     family: str
     """Name of a family in `dflop/models/`."""
     hf_config: dict[str, Any] = Field(default_factory=dict)
@@ -43,6 +45,8 @@ class ModelConfig(Section):
 
 
 class DatasetConfig(Section):
+    """What it is trained on."""
+
     annotations: Path
     """LLaVA-format JSON, JSONL or JSONL.gz."""
     media_root: Path
@@ -55,6 +59,8 @@ class DatasetConfig(Section):
 
 
 class SlurmConfig(Section):
+    """How jobs are submitted to Slurm."""
+
     partition: str = ""
     time_limit_min: int = Field(default=240, ge=1)
     setup: tuple[str, ...] = ()
@@ -66,6 +72,8 @@ class SlurmConfig(Section):
 
 
 class ClusterConfig(Section):
+    """Where jobs run."""
+
     name: str
     backend: Literal["inline", "local", "slurm"] = "local"
     num_nodes: int = Field(default=1, ge=1)
@@ -92,6 +100,8 @@ class ClusterConfig(Section):
 
 
 class DataProfileConfig(Section):
+    """How the dataset is measured."""
+
     num_shards: int = Field(default=1, ge=1)
     """Jobs the dataset is split over."""
     max_bad_frac: float = Field(default=0.01, ge=0, le=1)
@@ -99,6 +109,8 @@ class DataProfileConfig(Section):
 
 
 class ModelProfileConfig(Section):
+    """How the modules are timed."""
+
     budget_s: float = Field(default=45, gt=0)
     """Time for probes, split over the modules; start-up of the job not counted."""
     num_layers: tuple[int, int] = (1, 2)
@@ -109,6 +121,8 @@ class ModelProfileConfig(Section):
 
 
 class PlanConfig(Section):
+    """What the planner searches."""
+
     global_batch_size: int = Field(default=24, ge=1)
     """Samples per optimizer step."""
     microbatch_choices: tuple[int, ...] = (2, 4, 6, 8)
@@ -119,6 +133,8 @@ class PlanConfig(Section):
 
 
 class TrainConfig(Section):
+    """How the model is trained."""
+
     num_steps: int = Field(default=40, ge=1)
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup_steps: int = Field(default=4, ge=0)
@@ -135,6 +151,8 @@ class TrainConfig(Section):
 
 
 class CompareConfig(Section):
+    """The data-blind comparison after training."""
+
     num_batches: int = Field(default=5, ge=0)
     """Global batches trained under both policies; 0 skips the comparison."""
     num_repeats: int = Field(default=2, ge=1)

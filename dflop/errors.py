@@ -67,6 +67,10 @@ class LaunchError(DflopError):
     exit_code = 5
 
 
+class InfrastructureError(LaunchError):
+    """The machine failed the job (node lost, preempted): the same job submitted again may well succeed."""
+
+
 class DataError(DflopError):
     """The dataset cannot be used (not: a single bad sample, which becomes a quarantine row)."""
 

@@ -99,6 +99,13 @@ class RunDir:
         pq.write_table(schema.to_table(SampleShape, list(shapes)), temporary)
         os.replace(temporary, self.path / "shapes.parquet")
 
+    def profile_key(self) -> str:
+        """Data profile the run's samples come from."""
+        import pyarrow.parquet as pq
+
+        keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
+        return str(keys[0]) if len(keys) else ""
+
     def claim_attempt(self, job: str) -> int:
         """Number of this start of `job`, from 1; two starts never get the same one."""
         folder = self.path / "attempts"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dflop.config import Config, dump_config
 from dflop.jobs.rundir import RunDir, write_atomically
+from dflop.launch import Journal
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import RunRecord
+from dflop.records import JobRecord, RunRecord
 from dflop.store.spool import SpoolWriter
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
@@ -61,6 +62,15 @@ def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
                 observed_at_s=time.time(),
             )
         )
+
+
+def new_job_records(run: RunDir) -> list[JobRecord]:
+    """Entries of the job journal that were not handed out before; the caller spools them."""
+    mark = run.path / "jobs.spooled"
+    num_seen = int(mark.read_text()) if mark.exists() else 0
+    records = Journal(run.path, run.run_id).records()
+    write_atomically(mark, str(len(records)))
+    return records[num_seen:]
 
 
 def code_revision() -> str:

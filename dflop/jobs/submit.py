@@ -1,4 +1,4 @@
-"""What each step of a run submits: job name, entry point, arguments, resources, and the key under which it is adopted."""
+"""What each step of a run submits: entry point, arguments, resources, and the key under which it is adopted."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import LaunchError
+from dflop.errors import InfrastructureError, LaunchError
 from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
 
 TAIL_LINES = 20
@@ -122,7 +122,8 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
     rank = dead_rank if dead_rank is not None else (missing or [0])[0]
     logs = log_paths(handle, rank)
     what = f"{handle} {status.state}: {status.reason or f'rank {rank} left no result and no traceback'}"
-    raise LaunchError(what + _tail(logs.stderr), where=str(logs.stderr), hint=_hint(status))
+    kind = InfrastructureError if status.state.is_infrastructure_failure else LaunchError
+    raise kind(what + _tail(logs.stderr), where=str(logs.stderr), hint=_hint(status))
 
 
 def _hint(status: JobStatus) -> str:

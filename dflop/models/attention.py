@@ -2,8 +2,8 @@
 
 A microbatch is one row of tokens holding several samples back to back; `cu_seq_lens_q` says where each starts. On
 CUDA in half precision the variable-length kernels do this in one call (flash-attn when it can be imported, else
-torch's varlen attention); elsewhere each segment gets its own SDPA call, so the cost is the sum of squares and never the square of
-the sum, and no T x T mask is ever built.
+torch's varlen attention); elsewhere each segment gets its own SDPA call, so the cost is the sum of squares and never
+the square of the sum, and no T x T mask is ever built.
 """
 
 from __future__ import annotations
@@ -96,11 +96,12 @@ def _torch_varlen(
 
     longest = int((cu[1:] - cu[:-1]).max())
     groups = q.shape[1] // k.shape[1]
-    packed = [
-        x[0].repeat_interleave(groups if x is not q else 1, dim=0).transpose(0, 1).contiguous() for x in (q, k, v)
-    ]
-    # Kernels hold the scores' scale fixed at 1/sqrt(head_dim) in some releases: fold any other scale into the query.
-    packed[0] = packed[0] * (scale * q.shape[-1] ** 0.5)
+    query, key, value = (
+        x[0].repeat_interleave(n, dim=0).transpose(0, 1).contiguous() for x, n in ((q, 1), (k, groups), (v, groups))
+    )
+    # Some releases fix the scale at 1/sqrt(head_dim): fold any other one into the query.
+    query = query * (scale * q.shape[-1] ** 0.5)
     window = (-1, 0) if causal else (-1, -1)
-    out: torch.Tensor = varlen_attn(*packed, cu, cu, longest, longest, window_size=window)
+    out = varlen_attn(query, key, value, cu, cu, longest, longest, window_size=window)
+    assert isinstance(out, torch.Tensor)
     return out[None]

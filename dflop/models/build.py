@@ -106,10 +106,7 @@ class LlmStage(Stage):
         num_layers = len(decoder.layers)
         self_is_first, self_is_last = layers[0] == 0, layers[1] == num_layers
         head: Any = model.get_submodule(spec.head)
-        if head.weight is decoder.embed_tokens.weight:
-            tied = f"{spec.path}.embed_tokens.weight"
-        else:
-            tied = ""
+        tied = f"{spec.path}.embed_tokens.weight" if head.weight is decoder.embed_tokens.weight else ""
         global_name = {id(p): n for n, p in model.named_parameters()}
         decoder.layers = nn.ModuleList(decoder.layers[layers[0] : layers[1]])
         decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]

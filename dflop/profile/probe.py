@@ -90,9 +90,15 @@ class ModuleProbe:
             return self._prepare_llm(group), load
         # The shallow probe's own rule: its layers may mix full and windowed attention differently.
         placed = [
-            self._family.place(i.kind, width_px=i.width_px, height_px=i.height_px, num_frames=i.num_frames, duration_s=i.duration_s)
-            for i in group.items
-        ]  # fmt: skip
+            self._family.place(
+                item.kind,
+                width_px=item.width_px,
+                height_px=item.height_px,
+                num_frames=item.num_frames,
+                duration_s=item.duration_s,
+            )
+            for item in group.items
+        ]
         load = (len(placed), sum(p.num_tokens for p in placed), sum(p.sum_sq_tokens for p in placed))
         return self._prepare_encoder([p.grid for p in placed]), load
 

@@ -6,11 +6,11 @@ mapping serves Parquet, DuckDB and JSON alike. Units are in the names: `_s` seco
 `_frac` ratios in 0..1, `num_` counts.
 """
 
-from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 from dflop.records.costs import ClusterSpec, CostTable, CostTerms, Measurement, ModuleSpec, ParallelSpec
-from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
 from dflop.records.history import Correction, JobRecord, MicrobatchSpan, RunRecord, StepObservation
 from dflop.records.mapping import from_dict, to_dict
+from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
+from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 
 __all__ = [
     "LLM",

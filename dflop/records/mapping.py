@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Hashable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,12 +23,12 @@ def from_dict(cls: type[T], data: dict[str, Any]) -> T:
     Raises:
         TypeError: a field without a default is missing.
     """
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Hashable, cls))
     return cls(**{name: _revive(hints[name], value) for name, value in data.items() if name in hints})
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 

@@ -131,7 +131,7 @@ def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int
     if num_cores is not None and num_cores < num_processes:
         sentences.append(
             f"Note: {num_processes} processes share {num_cores} core{'s' if num_cores > 1 else ''}, so idle processes "
-            "give their core to busy ones: balance can gain little here."
+            "give their core to busy ones: balance gains less here than with a device each."
         )
     return " ".join(sentences)
 

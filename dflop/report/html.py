@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
 
 from dflop.report import plots, tables
 from dflop.report.summary import RunSummary
@@ -50,9 +49,8 @@ def render_report(summary: RunSummary) -> str:
         quarantine=tables.quarantine_table(summary),
         corrections=tables.correction_table(summary),
         reproducibility=tables.reproducibility(summary),
-        # matplotlib escapes the text in its SVG.
-        loss=Markup(plots.loss_curve(summary.steps)) if summary.steps else None,
-        bars=Markup(plots.step_time_bars(comparison)) if comparison else None,
-        timeline=Markup(plots.timeline(pair)) if pair else None,
+        loss=plots.loss_curve(summary.steps) if summary.steps else None,
+        bars=plots.step_time_bars(comparison) if comparison else None,
+        timeline=plots.timeline(pair) if pair else None,
         sql_line=tables.SQL_LINE,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import io
-import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -30,9 +29,9 @@ from dflop.report.tables import POLICY_NAMES
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
-BLUE, ORANGE, SKY, VERMILLION, GREY = "#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#999999"
+BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#56B4E9", "#999999"
 FORWARD, BACKWARD, UPDATE = BLUE, ORANGE, GREY
-POLICY_COLOURS = {"arrival": VERMILLION, "balanced": BLUE}
+SMOOTHED_STEPS = 5
 MAX_LANES = 24
 """Ranks a timeline shows; more would not be readable."""
 MIN_LABEL_FRAC = 0.025
@@ -51,7 +50,7 @@ _STYLE: dict[RcKeyType, Any] = {
     "font.size": 10,
     "grid.alpha": 0.2,
     "grid.color": _INK,
-    "hatch.color": _INK,
+    "hatch.color": BLUE,
     "hatch.linewidth": 0.5,
     "legend.frameon": False,
     "svg.fonttype": "none",
@@ -69,9 +68,11 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str:
         axes = figure.subplots()
         x, y = [s.step + 1 for s in steps], [s.loss for s in steps]
         axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, label="step")
-        if len(y) >= 5:
-            axes.plot(x, _rolling_mean(y, 5), color=BLUE, linewidth=2, label="mean of last 5")
-            axes.legend()
+        if len(y) >= 4 * SMOOTHED_STEPS:
+            axes.plot(
+                x, _rolling_mean(y, SMOOTHED_STEPS), color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}"
+            )
+            figure.legend(loc="outside lower center", ncols=2, fontsize=9)
         axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
@@ -86,7 +87,7 @@ def step_time_bars(comparison: Comparison) -> str:
         axes = figure.subplots()
         ends = [end for i, p in enumerate(comparison.policies) for end in _policy_bars(axes, 3 * i, p)]
         positions = [3 * i + bar for i in range(len(comparison.policies)) for bar in (0, 1)]
-        labels = [f"{p.policy}, {how}" for p in comparison.policies for how in ("measured", "simulated")]
+        labels = [f"{POLICY_NAMES[p.policy]}\n{how}" for p in comparison.policies for how in ("measured", "simulated")]
         axes.set_yticks(positions, labels)
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
@@ -130,11 +131,10 @@ def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> tuple[float, float]
     """Draws the measured and the simulated bar; returns where they end, error bar included."""
     pipeline_ms, step_ms, predicted_ms = 1e3 * policy.pipeline_s, 1e3 * policy.step_s, 1e3 * policy.predicted_step_s
     q1_ms, q3_ms = 1e3 * policy.step_q1_s, 1e3 * policy.step_q3_s
-    colour = POLICY_COLOURS[policy.policy]
-    axes.barh(y, pipeline_ms, color=colour)
+    axes.barh(y, pipeline_ms, color=BLUE)
     axes.barh(y, max(0.0, step_ms - pipeline_ms), left=pipeline_ms, color=UPDATE)
     axes.errorbar(step_ms, y, xerr=[[step_ms - q1_ms], [q3_ms - step_ms]], color=_INK, capsize=3, linewidth=1)
-    axes.barh(y + 1, predicted_ms, facecolor="none", edgecolor=colour, hatch="///", linewidth=1.5)
+    axes.barh(y + 1, predicted_ms, facecolor="none", edgecolor=BLUE, hatch="///", linewidth=1.5)
     for bar, end_ms, value_ms in ((y, max(step_ms, q3_ms), step_ms), (y + 1, predicted_ms, predicted_ms)):
         axes.annotate(units.seconds(value_ms / 1e3), (end_ms, bar), (5, 0), textcoords="offset points", va="center")
     return max(step_ms, q3_ms), predicted_ms
@@ -189,6 +189,7 @@ def _svg(name: str, label: str, size: tuple[float, float], draw: Callable[[Figur
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].strip().replace(_INK, "currentColor")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    width = math.ceil(72 * size[0])
-    opening = f'<svg role="img" aria-label="{html.escape(label)}" style="max-width: {width * 4 // 3}px" '
-    return re.sub(r'^<svg (height|width)="[^"]*" ', opening, svg, count=1)
+    # Size comes from the page; a plot is not blown up beyond 96 px per inch.
+    opening, rest = svg.split(">", 1)
+    opening = re.sub(r' (width|height)="[^"]*"', "", opening)
+    return f'{opening} role="img" aria-label="{html.escape(label)}" style="max-width: {96 * size[0]:.0f}px">{rest}'

@@ -51,8 +51,8 @@ class MeasuredStep:
 
     @property
     def loss(self) -> float:
-        """Mean loss over the supervised tokens of the global batch; NaN when no rank here holds it."""
-        return next((r.loss for r in self.ranks if not math.isnan(r.loss)), math.nan)
+        """Mean loss over the supervised tokens of the global batch, the same on every rank; NaN if it diverged."""
+        return self.ranks[0].loss
 
     @property
     def llm_tokens_per_s(self) -> float:

@@ -27,7 +27,7 @@ class StageStats:
     stage: int
     num_ranks: int
     busy_frac: float
-    """Forward and backward compute; a process that waits for a core counts as busy."""
+    """Wall time in forward and backward: where processes share cores, waiting for one counts as busy."""
     reduce_frac: float
     """Gradient reduction, with the wait for slower ranks, and optimizer."""
     idle_frac: float

@@ -1,6 +1,6 @@
 """The tables of a run as plain text cells, so that terminal, Markdown and HTML show the same rows.
 
-Headers say where a number comes from: `measured` or `simulated`.
+Headers say where a number comes from: `measured`, `simulated` (a whole step) or `predicted` (one span, cost model).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dflop.report.summary import RunSummary
 SQL_LINE = 'dflop sql "select * from v_run_summary"'
 MAX_ROWS = 50
 """Of lists that grow with the dataset; the rest is in the store."""
-POLICY_NAMES = {ARRIVAL: "data-blind (arrival order)", BALANCED: "balanced"}
+POLICY_NAMES = {ARRIVAL: "data-blind", BALANCED: "balanced"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     interval = "" if math.isnan(speedup[1]) else f"95 % interval {speedup[1]:.3f} to {speedup[2]:.3f}"
     planned = summary.planned_speedup
     # A loss can be NaN because it diverged; that must be seen, not shown as absent.
-    loss = f"{summary.first_loss:.3f} to {summary.last_loss:.3f}" if summary.steps else "-"
+    loss = f"{summary.first_loss:.2f} to {summary.last_loss:.2f}" if summary.steps else "-"
     return (
-        ("speedup, measured", units.ratio(speedup[0]), interval or "balanced over data-blind"),
+        ("speedup, measured", units.ratio(speedup[0]), interval or "data-blind over balanced step time"),
         ("speedup, simulated", units.ratio(predicted), f"{units.ratio(planned)} when planning"),
         ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
         ("loss", loss, "mean of the first and the last 3 steps"),
@@ -76,7 +76,7 @@ def policy_table(summary: RunSummary) -> Table:
             for p in policies
         ),
         frozenset({"policy"}),
-        "Medians. The simulation covers forward and backward, not gradient reduction and optimizer.",
+        "Medians. Data-blind: arrival order, equal counts. Simulated: without reduction and optimizer.",
     )
 
 
@@ -84,7 +84,7 @@ def stage_table(summary: RunSummary) -> Table:
     """Training steps, one row per pipeline stage."""
     return Table(
         "Stages in training",
-        ("stage", "processes", "busy", "reduce + optimizer", "idle", "simulation error", "simulated / measured"),
+        ("stage", "processes", "busy", "reduce + optimizer", "idle", "prediction error", "predicted / measured"),
         tuple(
             (
                 f"{s.module} pp{s.stage}",
@@ -98,7 +98,7 @@ def stage_table(summary: RunSummary) -> Table:
             for s in summary.stages
         ),
         frozenset({"stage"}),
-        "Measured shares of step time; idle = all but busy. Simulation error: median over microbatches.",
+        f"Measured. Idle: all but busy{_busy_remark(summary)}. Error: median over microbatches.",
     )
 
 
@@ -151,7 +151,7 @@ def correction_table(summary: RunSummary) -> Table:
             for c in summary.corrections
         ),
         frozenset({"module"}),
-        f"Last of {summary.num_corrections} per module. The module takes factor times its predicted seconds."
+        f"Last per module, of {summary.num_corrections}. Factor: measured over predicted compute seconds."
         if summary.corrections
         else "",
     )
@@ -180,6 +180,11 @@ def _module_text(module: ModulePlan) -> str:
     p = module.parallel
     shown = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
     return " ".join([module.module, *shown])
+
+
+def _busy_remark(summary: RunSummary) -> str:
+    shares = summary.num_cores is not None and summary.num_cores < summary.plan.num_processes
+    return "; busy includes waiting for a core" if shares else ""
 
 
 def _tokens_per_s(value: float) -> str:

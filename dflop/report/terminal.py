@@ -18,11 +18,13 @@ from dflop.report.tables import Table
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Prints the summary; fits 100 columns, needs no colour, ends with the line that opens the store."""
     run = summary.run
+    # Plain text throughout: ids and reasons come from users and may look like console markup.
     console.print(Text(f"Run {run.run_id} ({run.state}): {tables.layout_text(summary.plan)}", style="bold"))
     console.print(_pairs(tables.key_numbers(summary)))
     for table in (tables.policy_table(summary), tables.stage_table(summary), tables.correction_table(summary)):
         if table.rows:
-            console.print(_rich(table))
+            _print_table(table, console)
+    console.print()
     console.print(Text(summary.verdict, style="bold"))
     console.print()
     # The line is for copying: no wrapping, no highlighting.
@@ -58,20 +60,17 @@ def _pairs(numbers: Sequence[tuple[str, str, str]]) -> rich.table.Table:
     return grid
 
 
-def _rich(table: Table) -> rich.table.Table:
-    shown = rich.table.Table(
-        title=Text(table.title, style="bold"),
-        title_justify="left",
-        caption=Text(table.note, style="dim") if table.note else None,
-        caption_justify="left",
-        box=rich.box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+def _print_table(table: Table, console: Console) -> None:
+    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in table.header:
         shown.add_column(Text(name), justify="left" if name in table.text_columns else "right")
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
-    return shown
+    console.print()
+    console.print(Text(table.title, style="bold"))
+    console.print(shown)
+    if table.note:
+        console.print(Text(table.note, style="dim"))
 
 
 def _markdown(table: Table) -> str:

@@ -111,9 +111,11 @@ def predicted_spans(
     loads = {name: np.stack(owner_loads(items[name], owner), axis=-1).tolist() for name, owner in owners.items()}
     spans: dict[Node, tuple[PredictedSpan, ...]] = {}
     for node in step_nodes(plan):
-        spans[node] = tuple(
-            PredictedSpan(k, *loads[node[0]][k][node[2]], *durations[node][k]) for k in range(plan.num_microbatches)
-        )
+        found = []
+        for k, (forward_s, backward_s) in enumerate(durations[node]):
+            num_items, num_tokens, sum_sq_tokens = loads[node[0]][k][node[2]]
+            found.append(PredictedSpan(k, num_items, num_tokens, sum_sq_tokens, forward_s, backward_s))
+        spans[node] = tuple(found)
     return spans
 
 

@@ -165,16 +165,17 @@ class Engine:
         if not isinstance(stage, LlmStage):
             raise TypeError(f"LLM input on {type(stage).__name__}")
         if stage.is_first:
-            where = [t.rows.to(self._device) for t in given.transfers]
-            hidden = stage.embed(given.input_ids.to(self._device), [leaf for _, leaf in leaves], where)
+            positions = [t.rows.to(self._device) for t in given.transfers]
+            hidden = stage.embed(given.input_ids.to(self._device), [leaf for _, leaf in leaves], positions)
         else:
             hidden = leaves[0][1]
         hidden = stage(hidden, given.position_ids.to(self._device), given.cu_seqlens.to(self._device))
         if not stage.is_last:
-            return hidden
+            result: torch.Tensor = hidden
+            return result
         kept = healthy[given.loss_sample]
         where, targets = given.loss_where[kept].to(self._device), given.loss_targets[kept].to(self._device)
-        loss = stage.loss_sum(hidden, where, targets) / max(num_loss_tokens, 1)
+        loss: torch.Tensor = stage.loss_sum(hidden, where, targets) / max(num_loss_tokens, 1)
         self._loss += float(loss.detach())
         return loss
 

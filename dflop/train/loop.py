@@ -131,7 +131,7 @@ class Trainer:
                 schedule_wait_s=schedule_wait_s,
                 reduce_s=reduced - computed,
                 optimizer_s=ended - reduced,
-            )  # fmt: skip
+            )
         )
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:

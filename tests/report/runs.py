@@ -163,12 +163,12 @@ def _step(rng: np.random.Generator, step: int, policy: str, *, scale: float = 1.
             at_s += f + b + 0.006
         seen.append((module, dp_rank, spans))
         end_s = max(end_s, at_s)
-    update_s = 0.03
+    update_s, noise = 0.03, rng.normal(0, 0.15)
     return [
         observe(
             step, rank, policy=policy, module=module, dp_rank=dp_rank, step_s=end_s + update_s, update_s=update_s,
             busy_s=sum(s.forward_s + s.backward_s for s in spans), predicted_step_s=0.95 * end_s, spans=spans,
-            loss=loss + rng.normal(0, 0.15) if module == "llm" else math.nan,
+            loss=loss + noise,
         )
         for rank, (module, dp_rank, spans) in enumerate(seen)
     ]  # fmt: skip

@@ -74,7 +74,7 @@ def make_shapes(
                 num_supervised_tokens=_num_supervised(num_text),
                 items=tuple(items),
                 num_llm_tokens=num_text + sum(i.num_rows for i in items),
-            )  # fmt: skip
+            )
         )
     return shapes
 
@@ -155,7 +155,7 @@ def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_
                 for p, s in enumerate(batch)
                 for i, m in enumerate(s.items)
                 if m.module == module.module
-            ]  # noqa: E501
+            ]
         owner = [[[] for _ in range(dp)] for _ in range(plan.num_microbatches)]
         for item in rng.permutation(len(items)):
             owner[slots[items[item][0]]][int(rng.integers(dp))].append(int(item))
@@ -166,7 +166,7 @@ def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_
                 tuple(i[1] for i in items),
                 tuple(i[2] for i in items),
                 tuple(tuple(tuple(o) for o in slot) for slot in owner),
-            )  # fmt: skip
+            )
         )
     return StepPlan(
         run_id="test", step=step, policy="random", sample_index=tuple(s.sample_index for s in batch),

@@ -36,7 +36,7 @@ def batches(kinds):
 
 
 def reference(kinds, tied, bad_positions=()):
-    """Losses and gradients of a plain Hugging Face run: one sample at a time, its own SDPA attention, its own forward."""
+    """Losses and gradients of a plain Hugging Face run: one sample at a time, its own forward, its own attention."""
     torch.set_num_threads(1)
     model = synthetic.tiny_model(tied=tied)
     plain = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="sdpa", dtype=torch.float32)

@@ -110,7 +110,7 @@ class Qwen25OmniThinker(Family):
         # The last layer of a probe keeps full attention, so that two depths see both kinds where the model has both.
         every_layer_full = len(self.vision["fullatt_block_indexes"]) >= self.vision["depth"]
         full = list(range(depth["vision"])) if every_layer_full else [depth["vision"] - 1]
-        sections = {
+        sections: dict[str, dict[str, Any]] = {
             "vision_config": {"depth": depth["vision"], "fullatt_block_indexes": full},
             "audio_config": {"encoder_layers": depth["audio"]},
             "text_config": {"num_hidden_layers": depth[LLM]},

@@ -1,0 +1,55 @@
+"""Everything the store knows about one run, gathered into the values the report room takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dflop.errors import StoreError
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.steps import COMPARE
+from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.report.html import write_report as write_html
+from dflop.report.summary import RunSummary, summarise
+from dflop.store.reader import Reader
+
+
+def load_summary(run: RunDir) -> RunSummary:
+    """Summary of a run from the newest snapshot of its store.
+
+    Raises:
+        StoreError: the store does not know the run.
+    """
+    config = run.config()
+    compare_id = f"{run.run_id}/{COMPARE}"
+    with Reader(config.store) as reader:
+        states = sorted(reader.records(RunRecord, where={"run_id": run.run_id}), key=lambda r: r.observed_at_s)
+        if not states:
+            raise StoreError(f"run `{run.run_id}` is not in the store", where=str(config.store))
+        candidates = reader.records(Plan, where={"run_id": run.run_id})
+        shapes_key = run.profile_key()
+        quarantined = {
+            (q.sample_index, q.phase): q
+            for q in (
+                *reader.records(QuarantinedSample, where={"profile_key": shapes_key, "phase": "profile"}),
+                *reader.records(QuarantinedSample, where={"run_id": [run.run_id, compare_id], "phase": "train"}),
+            )
+        }
+        chosen = run.plan()
+        return summarise(
+            run=states[-1],
+            cluster=config.cluster.spec(),
+            plan=replace(chosen, run_id=run.run_id),
+            candidates=candidates,
+            train=reader.records(StepObservation, where={"run_id": run.run_id}),
+            compare=reader.records(StepObservation, where={"run_id": compare_id}),
+            compare_plans=reader.records(StepPlan, where={"run_id": compare_id}),
+            quarantined=list(quarantined.values()),
+            corrections=reader.records(Correction, where={"run_id": run.run_id}),
+        )
+
+
+def write_report(run: RunDir) -> RunSummary:
+    """Write report.html into the run directory and return the summary it shows."""
+    summary = load_summary(run)
+    write_html(run.report_file, summary)
+    return summary

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dflop.records import Correction
+from dflop.report.summary import summarise
+from tests.builders import make_cluster, make_plan
+from tests.report.runs import CUDA, make_run, make_span, observe, realistic
+
+PLAN = make_plan({"vision": 2, "llm": 1})
+
+
+def test_training_numbers() -> None:
+    losses = [6.0, 5.0, 4.0, 9.0, 3.0, 2.0, 1.0]
+    train = [observe(t, loss=loss, step_s=1.0 + t, busy_s=0.5) for t, loss in enumerate(losses)]
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=train)
+    assert (found.first_loss, found.last_loss) == (5.0, 2.0)
+    assert found.step_s == 4.0
+    assert found.data_wait_s == 0.01
+    assert found.idle_frac == pytest.approx(sum(1 - 0.5 / (1 + t) for t in range(7)) / 7)
+    assert found.candidates == (PLAN,)
+
+
+def test_stages_in_plan_order_with_their_shares() -> None:
+    spans = [make_span(0, 0.1, 0.2, predicted=1.5), make_span(1, 0.2, 0.2, predicted=0.9), make_span(2, 0.1, 0.1)]
+    train = [
+        observe(0, 2, step_s=2.0, busy_s=1.8),
+        observe(0, 0, module="vision", step_s=2.0, busy_s=0.9, update_s=0.2, spans=spans),
+        observe(0, 1, module="vision", dp_rank=1, step_s=2.0, busy_s=0.7, update_s=0.2),
+    ]
+    vision, llm = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=train).stages
+    assert (vision.module, vision.num_ranks, llm.module, llm.num_ranks) == ("vision", 2, "llm", 1)
+    assert (vision.busy_frac, vision.idle_frac, vision.reduce_frac) == pytest.approx((0.4, 0.6, 0.1))
+    assert vision.median_error_frac == pytest.approx(0.1)  # of 0.5, 0.1, 0
+    assert vision.predicted_to_measured == pytest.approx((0.45 + 0.36 + 0.2) / 0.9)
+    assert llm.busy_frac == pytest.approx(0.9)
+    assert math.isnan(llm.median_error_frac)
+
+
+def test_prediction_error_is_about_compute_seconds() -> None:
+    # The process waited for a core half of the time: the wall clock is twice the prediction, the cost model is right.
+    span = replace(make_span(0, 0.2, 0.4, predicted=0.5), forward_compute_s=0.1, backward_compute_s=0.2)
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[observe(0, spans=[span])])
+    assert found.stages[0].median_error_frac == pytest.approx(0.0)
+
+
+def test_a_run_without_any_step() -> None:
+    found = summarise(run=make_run("failed"), cluster=make_cluster(), plan=PLAN, train=[])
+    assert found.steps == found.stages == found.corrections == ()
+    assert found.comparison is None
+    assert all(math.isnan(v) for v in (found.first_loss, found.step_s, found.idle_frac, found.llm_tokens_per_s))
+    assert found.verdict.startswith("Not compared")
+
+
+def test_a_diverged_loss_is_not_hidden() -> None:
+    train = [observe(t, loss=5.0 if t < 4 else math.nan) for t in range(6)]
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=train)
+    assert found.first_loss == 5.0
+    assert math.isnan(found.last_loss)
+
+
+def test_keeps_the_last_correction_of_each_module() -> None:
+    rows = [Correction("run", t, m, "t", 1 + t / 10, 0.2, 1, float(t)) for m in ("llm", "vision") for t in (5, 2)]
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[], corrections=rows)
+    assert [(c.module, c.effective_step) for c in found.corrections] == [("llm", 5), ("vision", 5)]
+    assert found.num_corrections == 4
+
+
+def test_devices_share_no_cores() -> None:
+    assert summarise(run=make_run(), cluster=CUDA, plan=PLAN, train=[]).num_cores is None
+    assert summarise(run=make_run(), cluster=make_cluster(num_cores=2), plan=PLAN, train=[]).num_cores == 2
+
+
+def test_candidates_come_by_rank() -> None:
+    assert [p.candidate_rank for p in realistic().candidates] == [0, 1, 2]

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from dflop.report.tables import MAX_ROWS, layout_text, quarantine_table
+from dflop.report.terminal import markdown_plan, markdown_summary, print_summary
+from tests.builders import make_plan
+from tests.report.runs import realistic
+
+
+def printed(compare: bool = True) -> list[str]:
+    out = io.StringIO()
+    print_summary(realistic(compare=compare), Console(file=out, width=100, no_color=True))
+    return out.getvalue().splitlines()
+
+
+def test_fits_100_columns_and_ends_with_the_line_that_opens_the_store() -> None:
+    lines = printed()
+    assert max(map(len, lines)) <= 100
+    assert lines[-1] == 'dflop sql "select * from v_run_summary"'
+    assert any(line.startswith("Balanced won: ") for line in lines)
+    assert not any("…" in line for line in lines)
+    for word in ("data-blind", "vision pp0", "fwd+bwd simulated", "Corrections learnt"):
+        assert any(word in line for line in lines), word
+
+
+def test_without_comparison() -> None:
+    lines = printed(compare=False)
+    assert any(line.startswith("Not compared: ") for line in lines)
+    assert not any("both policies" in line for line in lines)
+
+
+def test_ids_are_never_read_as_console_markup() -> None:
+    out = io.StringIO()
+    summary = realistic()
+    print_summary(replace(summary, run=replace(summary.run, run_id="[red]x[/nope]")), Console(file=out, width=100))
+    assert "[red]x[/nope]" in out.getvalue()
+
+
+def test_markdown_cells_stay_cells() -> None:
+    lines = markdown_summary(realistic()).splitlines()
+    hostile = next(line for line in lines if line.startswith("| clip-93"))
+    assert hostile.replace("\\|", "").count("|") == 5
+    assert "\\[x\\]" in hostile
+    assert not any("<script" in line or "<b>" in line for line in lines)
+    assert any(line.startswith("**Balanced won") for line in lines)
+
+
+def test_markdown_plan_is_one_table_row_per_candidate() -> None:
+    lines = markdown_plan(realistic().candidates).splitlines()
+    rows = [line for line in lines if line.startswith("| ")][2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| 0", "| 1", "| 2"]
+    assert "vision dp2 \\| audio dp1 \\| llm pp1 dp1" in rows[0]
+    assert "fastest of 38 layouts" in rows[0]
+
+
+def test_layout_text_shows_what_was_chosen() -> None:
+    assert layout_text(make_plan({"llm": 2, "vision": 1}, llm_pp=2)) == "vision dp1 | llm pp2 dp2"
+    assert layout_text(make_plan({"vision": 2, "llm": 1}, encoder_pp=2)) == "vision pp2 dp2 | llm pp1 dp1"
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    summary = realistic()
+    table = quarantine_table(replace(summary, quarantined=summary.quarantined[:1] * (MAX_ROWS + 7)))
+    assert len(table.rows) == MAX_ROWS
+    assert table.note == '7 more: dflop sql "select * from v_quarantine"'
+
+
+def test_the_line_to_copy_is_never_wrapped() -> None:
+    out = io.StringIO()
+    print_summary(realistic(), Console(file=out, width=30))
+    assert out.getvalue().splitlines()[-1] == 'dflop sql "select * from v_run_summary"'
