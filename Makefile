@@ -1,0 +1,48 @@
+# make demo: everything from nothing. Other targets set themselves up too.
+PYTHON ?= python3
+# Where torch comes from. On Linux without a GPU, `make setup TORCH_PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"`
+# saves some GB of CUDA libraries.
+TORCH_PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+.PHONY: help setup demo test test-gpu check format bench clean
+help:
+	@echo "make setup     .venv with dflop and everything the demo and the tests need"
+	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
+	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
+	@echo "make test-gpu  tests that need a CUDA device"
+	@echo "make check     lint and types"
+	@echo "make format    format the code"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dflop needs Python 3.11 or newer; set PYTHON=python3.x" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q torch==$(TORCH_VERSION) $(TORCH_PIP_ARGS)
+	$(BIN)/pip install -q -c constraints.txt -e '.[flows,train,demo,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/dflop run configs/demo.yaml
+
+test: setup
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-gpu: setup
+	$(BIN)/python -m pytest -q tests/gpu
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/sqlfluff lint -q sql
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
