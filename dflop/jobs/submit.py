@@ -57,6 +57,7 @@ def _job(
     num_nodes, tasks_per_node = spread(num_tasks, config)
     cluster = config.cluster
     is_cuda = cluster.device == "cuda" and name[:4] != "data"
+    cores_per_task = (cluster.num_cores_per_node or 0) // cluster.num_processes_per_node
     return JobSpec(
         name=f"{run.run_id}-{name}",
         entry=entry,
@@ -66,8 +67,12 @@ def _job(
         resources=Resources(
             num_nodes=num_nodes,
             tasks_per_node=tasks_per_node,
-            cpus_per_task=1,
+            num_idle_slots=num_nodes * tasks_per_node - num_tasks,
+            # Beside a GPU the cores decode media; without one a process computes on one thread.
+            cpus_per_task=max(1, cores_per_task) if is_cuda else 1,
             gpus_per_node=tasks_per_node if is_cuda else 0,
+            # With GPUs the limit in the cluster file is the device's; host memory is left to the site.
+            memory_bytes=0 if cluster.device == "cuda" else tasks_per_node * cluster.spec().memory_per_process_bytes,
             time_limit_min=cluster.slurm.time_limit_min,
             partition=cluster.slurm.partition,
             setup=cluster.slurm.setup,
@@ -78,18 +83,17 @@ def _job(
 
 
 def spread(num_tasks: int, config: Config) -> tuple[int, int]:
-    """(nodes, tasks per node) that hold exactly `num_tasks`, on as few nodes as possible.
+    """(nodes, tasks per full node) for `num_tasks`, on as few nodes as possible and as evenly as possible.
 
     Raises:
-        LaunchError: no even spread exists on the cluster.
+        LaunchError: the cluster has not that many places.
     """
     cluster = config.cluster
-    for num_nodes in range(1, cluster.num_nodes + 1):
-        if num_tasks % num_nodes == 0 and num_tasks // num_nodes <= cluster.num_processes_per_node:
-            return num_nodes, num_tasks // num_nodes
-    raise LaunchError(
-        f"{num_tasks} processes do not spread evenly over at most {cluster.num_nodes} nodes of "
-        f"{cluster.num_processes_per_node}",
-        where=f"cluster `{cluster.name}`",
-        hint="choose numbers of nodes and processes per node with a common divisor",
-    )
+    num_nodes = -(-num_tasks // cluster.num_processes_per_node)
+    if num_nodes > cluster.num_nodes:
+        raise LaunchError(
+            f"{num_tasks} processes do not fit on {cluster.num_nodes} nodes of {cluster.num_processes_per_node}",
+            where=f"cluster `{cluster.name}`",
+            hint="plan again after a change of the cluster: the plan holds its number of processes",
+        )
+    return num_nodes, -(-num_tasks // num_nodes)

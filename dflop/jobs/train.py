@@ -1,8 +1,9 @@
 """One rank of a training job; also of the comparison, which is training with both policies in turn.
 
-Started once per process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set (the launcher, srun or
-torchrun do). Everything else comes from the run directory. Rank 0 also serves the key-value store and starts the
-scheduler process beside itself.
+Started once per process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set: by the launcher, by
+torchrun, or by a person's srun of `python -m dflop.jobs.train RUN_DIR train`, which translates Slurm's variables
+(slurm/train.sbatch). Everything else comes from the run directory. Rank 0 also serves the key-value store and starts
+the scheduler process beside itself.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.data.tokens import ChatTokenizer
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, batch_of, job_steps
+from dflop.launch.ranks import srun_environment
 from dflop.models.build import LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat, make_groups, seat_of
@@ -51,7 +53,13 @@ def main(run_path: str, mode: str) -> dict[str, float]:
 
     Returns:
         First step run by this start and number of steps of the job.
+
+    Raises:
+        ConfigError: no such run or mode, or not as many processes as the plan has.
+        TrainError: training stopped.
     """
+    if mode not in (TRAIN, COMPARE):
+        raise ConfigError(f"unknown mode `{mode}`", hint=did_you_mean(mode, (TRAIN, COMPARE)))
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
     rank = int(os.environ["RANK"])
@@ -236,3 +244,17 @@ def _stop(scheduler: subprocess.Popen[bytes]) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _main_by_hand(run_path: str, mode: str = TRAIN) -> None:
+    if "RANK" not in os.environ:
+        os.environ |= srun_environment(os.environ)
+    main(run_path, mode)
+
+
+if __name__ == "__main__":
+    try:
+        _main_by_hand(*sys.argv[1:])
+    except DflopError as error:
+        _say(f"train: {error}")
+        raise SystemExit(error.exit_code) from None

@@ -17,7 +17,8 @@ from typing import Any
 
 from dflop.errors import LaunchError
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
-from dflop.launch.payload import load_entry, rank_environment
+from dflop.launch.payload import load_entry
+from dflop.launch.ranks import rank_environment
 from dflop.launch.results import collect_values, has_all_results, result_path, status_from_results
 
 

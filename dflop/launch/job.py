@@ -59,6 +59,8 @@ class Resources:
 
     num_nodes: int = 1
     tasks_per_node: int = 1
+    num_idle_slots: int = 0
+    """Tasks fewer than `num_nodes * tasks_per_node`: two nodes of two with one idle slot run three."""
     cpus_per_task: int = 1
     gpus_per_node: int = 0
     memory_bytes: int = 0
@@ -73,7 +75,7 @@ class Resources:
     @property
     def num_tasks(self) -> int:
         """Processes of the job on all its nodes."""
-        return self.num_nodes * self.tasks_per_node
+        return self.num_nodes * self.tasks_per_node - self.num_idle_slots
 
     def signal_delay_s(self, wanted_s: int) -> int:
         """How long before the time limit tasks get SIGUSR2: half the limit where that is shorter than `wanted_s`."""

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import LaunchError
-
-FIRST_PORT = 12000
-NUM_PORTS = 20000
-"""Below 32768, where Linux hands out ephemeral ports."""
+from dflop.launch.ranks import port_of_job, rank_environment, tasks_per_node
 
 
 @dataclass(frozen=True)
@@ -35,41 +32,19 @@ class Payload:
         from submitit import JobEnvironment  # here: the submitting process needs the class, not submitit
 
         env = JobEnvironment()
-        port = self.master_port or FIRST_PORT + int(env.raw_job_id) % NUM_PORTS
         is_local = env.cluster == "local"
+        on_nodes = [env.num_tasks] if is_local else tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])
         os.environ |= rank_environment(
             rank=env.global_rank,
             world_size=env.num_tasks,
             local_rank=env.local_rank,
-            local_world_size=env.num_tasks // env.num_nodes,
+            local_world_size=on_nodes[env.node],
             node_rank=env.node,
             master_addr="127.0.0.1" if is_local else env.hostnames[0],
-            master_port=port,
+            master_port=self.master_port or port_of_job(env.raw_job_id),
         )
         write_pid_file(env.paths.folder, env.job_id, env.global_rank)
         return load_entry(self.entry)(*self.args)
-
-
-def rank_environment(
-    *,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    local_world_size: int,
-    node_rank: int,
-    master_addr: str,
-    master_port: int,
-) -> dict[str, str]:
-    """The variables `torch.distributed.init_process_group("env://")` and torchrun scripts expect."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "NODE_RANK": str(node_rank),
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port),
-    }
 
 
 def thread_environment(cpus_per_task: int) -> dict[str, str]:

@@ -146,8 +146,10 @@ class SlurmLauncher:
             "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={resources.cpus_per_task}", *self.srun_args],
             "additional_parameters": {name: value or True for name, value in resources.extra.items()},
         }
+        if resources.num_idle_slots:
+            parameters["additional_parameters"]["ntasks"] = resources.num_tasks  # makes ntasks_per_node a maximum
         if resources.memory_bytes:
-            parameters["additional_parameters"]["mem"] = f"{resources.memory_bytes // 2**20}M"
+            parameters["additional_parameters"].setdefault("mem", f"{resources.memory_bytes // 2**20}M")
         if resources.partition:
             parameters["partition"] = resources.partition
         if resources.gpus_per_node:

@@ -44,7 +44,9 @@ class StepObservation:
     busy_s: float
     """Wall time in forward and backward; the idle share of a step is 1 - busy_s / step_s."""
     data_wait_s: float
+    """Wait for the step's input before the step began, the other ranks' included; not part of `step_s`."""
     schedule_wait_s: float
+    """Part of preparing the input ahead that was spent waiting for the StepPlan; hidden unless `data_wait_s` shows."""
     reduce_s: float
     optimizer_s: float
     loss: float

@@ -1,4 +1,5 @@
--- idle = waiting for data and step plans + gradient reduction + optimizer + bubble (waiting for neighbour stages).
+-- idle = gradient reduction + optimizer + bubble (waiting for neighbour stages, or for a shared core).
+-- The wait for input comes before a step begins and is no part of step_s.
 create or replace view v_stage_idle as
 select
     run_id,
@@ -9,12 +10,12 @@ select
     count(distinct step) as num_steps,
     sum(busy_s) / nullif(sum(step_s), 0) as busy_frac,
     1 - sum(busy_s) / nullif(sum(step_s), 0) as idle_frac,
-    sum(data_wait_s + schedule_wait_s) / nullif(sum(step_s), 0) as input_wait_frac,
+    sum(data_wait_s) / nullif(sum(data_wait_s + step_s), 0) as input_wait_frac,
     sum(reduce_s) / nullif(sum(step_s), 0) as reduce_frac,
     sum(optimizer_s) / nullif(sum(step_s), 0) as optimizer_frac,
-    1 - sum(busy_s + data_wait_s + schedule_wait_s + reduce_s + optimizer_s) / nullif(sum(step_s), 0) as bubble_frac
+    1 - sum(busy_s + reduce_s + optimizer_s) / nullif(sum(step_s), 0) as bubble_frac
 from step_observation
 group by all;
 
 comment on view v_stage_idle is
-'Where the time of each stage went, as shares of it. Grain: run_id, policy, module, stage, dp_rank. busy + idle = 1.';
+'Where the time of each stage went, as shares of step_s. Grain: run_id, policy, module, stage, dp_rank.';

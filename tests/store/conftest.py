@@ -76,6 +76,12 @@ class Make:
         )  # fmt: skip
         return dataclasses.replace(base, **changes)
 
+    @staticmethod
+    def step_plan(step: int, **changes: Any) -> r.StepPlan:
+        work = r.ModuleWork("llm", (0, 1), (0, 0), (50, 50), (((0, 1),),))
+        base = r.StepPlan("run", step, "balanced", (0, 1), 1, (work,), 80, 0.8, 1.0)
+        return dataclasses.replace(base, **changes)
+
 
 @pytest.fixture(scope="session")
 def make() -> type[Make]:

@@ -34,8 +34,17 @@ def filled(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     return root
 
 
+COMPARED = [
+    ((5, 6), "warmup", 99.0, 1.0),
+    ((5, 6), "arrival", 3.0, 2.0),
+    ((5, 6), "balanced", 2.0, 1.6),
+    ((8, 7), "balanced", 2.0, 1.0),
+    ((8, 7), "arrival", 4.0, 1.0),
+]
+
+
 def _a_run(make) -> list[Any]:
-    """Two ranks train steps 0 and 1 (step 1 again after a restart), then compare one step in both orders."""
+    """Two ranks train steps 0 and 1 (step 1 again after a restart), then compare two batches in both orders."""
     other = {"rank": 1, "stage": 1, "loss": math.nan, "grad_norm": math.nan, "busy_s": 0.25}
     steps = [
         make.observation(0, loss=3.0, step_s=1.0),
@@ -44,10 +53,12 @@ def _a_run(make) -> list[Any]:
         make.observation(1, attempt=1, loss=1.0, step_s=2.0),
         make.observation(1, attempt=1, **other, step_s=2.0),
     ]
-    compared = [
-        make.observation(0, run_id="run/compare", policy=policy, step_s=step_s, predicted_step_s=predicted_s)
-        for policy, step_s, predicted_s in [("arrival", 3.0, 2.0), ("balanced", 2.0, 1.6)]
-    ]
+    compared = []
+    for step, (batch, policy, step_s, predicted_s) in enumerate(COMPARED):
+        compared += [
+            make.observation(step, run_id="run/compare", policy=policy, step_s=step_s, predicted_step_s=predicted_s),
+            make.step_plan(step, run_id="run/compare", sample_index=batch),
+        ]
     bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
     return [
         make.run("running", 1000.0),
@@ -111,14 +122,14 @@ def test_a_step_is_as_slow_as_its_slowest_rank(filled: Path) -> None:
 
 def test_stage_time_is_split_without_remainder(filled: Path) -> None:
     row = one(filled, "v_stage_idle", run_id="run/compare", policy="arrival")
-    assert row["busy_frac"] == pytest.approx(0.5 / 3)
-    parts = ("input_wait_frac", "reduce_frac", "optimizer_frac", "bubble_frac")
+    assert row["busy_frac"] == pytest.approx(2 * 0.5 / (3 + 4))
+    parts = ("reduce_frac", "optimizer_frac", "bubble_frac")
     assert sum(row[part] for part in parts) == pytest.approx(row["idle_frac"]) == pytest.approx(1 - row["busy_frac"])
 
 
 def test_prediction_error_compares_spans(filled: Path) -> None:
     row = one(filled, "v_prediction_error", run_id="run/compare", policy="balanced")
-    assert row["num_spans"] == 2
+    assert row["num_spans"] == 4
     assert row["median_error_frac"] == pytest.approx(0.25)  # predicted 0.1 + 0.2, measured 0.2 + 0.2
     assert row["predicted_to_measured"] == pytest.approx(0.75)
 
@@ -152,9 +163,10 @@ def test_the_summary_has_one_row_per_run(filled: Path) -> None:
     assert (row["run_id"], row["state"], row["elapsed_s"]) == ("run", "done", 60.0)
     assert (row["plan_layout"], row["num_microbatches"]) == ("vision tp1 pp1 dp2 | llm tp1 pp2 dp1", 4)
     assert (row["num_steps"], row["first_loss"], row["last_loss"], row["median_step_s"]) == (2, 3.0, 1.0, 1.5)
-    assert (row["arrival_step_s"], row["balanced_step_s"], row["measured_speedup"]) == (3.0, 2.0, 1.5)
-    assert row["predicted_speedup"] == pytest.approx(2.0 / 1.6)
-    assert row["arrival_idle_frac"] == pytest.approx(1 - 0.5 / 3)
+    assert (row["arrival_step_s"], row["balanced_step_s"]) == (3.5, 2.0)
+    assert row["measured_speedup"] == pytest.approx(math.sqrt(1.5 * 2.0))
+    assert row["predicted_speedup"] == pytest.approx(math.sqrt(1.25 * 1.0))
+    assert row["arrival_idle_frac"] == pytest.approx(1 - (0.5 / 3 + 0.5 / 4) / 2)
     assert (row["num_quarantined_samples"], row["num_corrections"]) == (1, 2)
 
 
@@ -168,5 +180,6 @@ def test_a_run_that_has_only_begun_has_a_summary(tmp_path: Path, make) -> None:
 
 def test_compare_query_pairs_the_policies(filled: Path) -> None:
     columns, found = console.query(filled, console.named_query("compare").sql, {"run_id": "run"})
-    (row,) = (dict(zip(columns, values, strict=True)) for values in found)
-    assert (row["measured_speedup"], row["predicted_speedup"]) == (1.5, pytest.approx(1.25))
+    first, second = (dict(zip(columns, values, strict=True)) for values in found)
+    assert (first["measured_speedup"], first["predicted_speedup"]) == (1.5, pytest.approx(1.25))
+    assert (second["measured_speedup"], second["num_samples"]) == (2.0, 2)

@@ -20,19 +20,19 @@ TOKEN_IDS = {
     "<|vision_eos|>": 7,
 }  # fmt: skip
 PLACEHOLDERS = {"image": (4, 1, 7), "video": (4, 2, 7), "audio": (5, 3, 6)}
-VOCAB_SIZE = 128
+VOCAB_SIZE, HIDDEN_SIZE = 128, 48
 HF_CONFIG = {
     "tie_word_embeddings": False,
     "vision_config": {
         "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "window_size": 112,
-        "fullatt_block_indexes": [1], "out_hidden_size": 48,
+        "fullatt_block_indexes": [1], "out_hidden_size": HIDDEN_SIZE,
     },
     "audio_config": {
         "encoder_layers": 2, "d_model": 32, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 128,
-        "n_window": 20, "output_dim": 48,
+        "n_window": 20, "output_dim": HIDDEN_SIZE,
     },
     "text_config": {
-        "vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
+        "vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN_SIZE, "intermediate_size": 96, "num_hidden_layers": 4,
         "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 4, 4]},
     },

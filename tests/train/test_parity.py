@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from dflop.models.build import cut_stage
 from dflop.parallel.topology import make_groups, seat_of
@@ -17,6 +14,7 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed, seconds_per_grid
 from dflop.train.reduce import GradientReducer
 from tests.train import synthetic
+from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, make_plan, make_shapes, make_step_plan
 
 NUM_STEPS, BATCH_SIZE, NUM_MICROBATCHES, LEARNING_RATE = 3, 10, 4, 0.05
@@ -92,15 +90,12 @@ def hf_inputs(source, shape, sample):
     return inputs
 
 
-def worker(rank, layout, kinds, tied, bad_positions, folder):
-    torch.set_num_threads(1)
+def worker(rank, folder, layout, kinds, tied, bad_positions):
     plan = make_plan(layout, num_microbatches=NUM_MICROBATCHES)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=plan.num_processes)
     seat = seat_of(plan, rank)
     stage = cut_stage(synthetic.tiny_model(tied=tied), synthetic.family(), seat.module, seat.layers)
     groups = make_groups(plan, rank, timeout_s=60)
-    hidden_size = synthetic.HF_CONFIG["text_config"]["hidden_size"]
-    engine = Engine(plan, seat, stage, groups, torch.device("cpu"), hidden_size)
+    engine = Engine(plan, seat, stage, groups, torch.device("cpu"), synthetic.HIDDEN_SIZE)
     reducer = GradientReducer(plan, seat, stage, groups)
     steps = []
     for step, batch in enumerate(batches(kinds)):
@@ -116,15 +111,12 @@ def worker(rank, layout, kinds, tied, bad_positions, folder):
             for p in stage.names.values():
                 p -= LEARNING_RATE * p.grad
                 p.grad = None
-    torch.save(steps, f"{folder}/rank-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return steps
 
 
-def run_layout(layout, kinds, tied, bad_positions, folder: Path):
-    num_processes = sum(pp * dp for pp, dp in layout.values())
-    mp.spawn(worker, (layout, kinds, tied, bad_positions, str(folder)), nprocs=num_processes)
-    return [torch.load(folder / f"rank-{r}.pt", weights_only=True) for r in range(num_processes)]
+def run_layout(layout, kinds, tied, bad_positions, folder):
+    num_ranks = sum(pp * dp for pp, dp in layout.values())
+    return run_ranks(worker, num_ranks, folder, layout, kinds, tied, bad_positions)
 
 
 def assert_equal_steps(ranks, expected):

@@ -24,15 +24,14 @@ training as (
 
 comparison as (
     select
-        split_part(run_id, '/', 1) as run_id,
-        median(step_s) filter (where policy = 'arrival') as arrival_step_s,
-        median(step_s) filter (where policy = 'balanced') as balanced_step_s,
-        median(predicted_step_s) filter (where policy = 'arrival') as predicted_arrival_step_s,
-        median(predicted_step_s) filter (where policy = 'balanced') as predicted_balanced_step_s,
-        avg(idle_frac) filter (where policy = 'arrival') as arrival_idle_frac,
-        avg(idle_frac) filter (where policy = 'balanced') as balanced_idle_frac
-    from v_step
-    where suffix(run_id, '/compare')
+        run_id,
+        median(arrival_step_s) as arrival_step_s,
+        median(balanced_step_s) as balanced_step_s,
+        exp(avg(ln(measured_speedup))) as measured_speedup,
+        exp(avg(ln(predicted_speedup))) as predicted_speedup,
+        avg(arrival_idle_frac) as arrival_idle_frac,
+        avg(balanced_idle_frac) as balanced_idle_frac
+    from v_comparison
     group by all
 ),
 
@@ -64,10 +63,8 @@ select
     training.median_step_s,
     comparison.arrival_step_s,
     comparison.balanced_step_s,
-    comparison.arrival_step_s / comparison.balanced_step_s as measured_speedup,
-    coalesce(
-        comparison.predicted_arrival_step_s / comparison.predicted_balanced_step_s, plan.predicted_speedup
-    ) as predicted_speedup,
+    comparison.measured_speedup,
+    coalesce(comparison.predicted_speedup, plan.predicted_speedup) as predicted_speedup,
     training.idle_frac,
     comparison.arrival_idle_frac,
     comparison.balanced_idle_frac,
@@ -88,4 +85,4 @@ where not contains(run.run_id, '/')
 qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc nulls last) = 1;
 
 comment on view v_run_summary is
-'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, medians of comparison steps.';
+'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, mean over global batches.';

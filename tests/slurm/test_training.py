@@ -1,0 +1,189 @@
+"""Every job of a run on a real Slurm, two nodes with two tasks each: from profiles to a training that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflop.config import load_config
+from dflop.data.demo import make_demo_dataset
+from dflop.data.profile import profile_key
+from dflop.jobs import planning, runs, submit
+from dflop.jobs.rundir import RunDir, dataset_ref, family_of
+from dflop.jobs.steps import TRAIN
+from dflop.launch import Journal, log_paths, run_job
+from dflop.records import StepObservation, StepPlan
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from tests.launch.helpers import REPO, until
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+name: on-slurm
+model: {models}/tiny_omni.yaml
+dataset: {{annotations: {data}/annotations.jsonl, media_root: {data}/media, tokenizer: {data}/tokenizer.json}}
+store: {folder}/store
+runs: {folder}/runs
+cluster:
+  name: test
+  backend: slurm
+  hardware: test
+  num_nodes: 2
+  num_processes_per_node: 2
+  num_cores_per_node: 4
+  memory_per_process_gib: 2
+  slurm: {{poll_interval_s: 0.5, time_limit_min: 5, setup: ["export PYTHONPATH={repo}"]}}
+data_profile: {{num_shards: 2}}
+model_profile: {{budget_s: 8, num_probes: 8}}
+plan: {{global_batch_size: 8}}
+train: {{num_steps: 5, checkpoint_every: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with the dataset, and the environment train.sbatch activates."""
+    folder = tmp_path_factory.mktemp("training")
+    make_demo_dataset(folder / "data", num_samples=48)
+    activate = folder / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    bin_dir = shlex.quote(str(Path(sys.executable).parent))
+    activate.write_text(f"export PATH={bin_dir}:$PATH PYTHONPATH={shlex.quote(str(REPO))}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> RunDir:
+    """A run that was profiled, planned and trained for five steps, each on Slurm."""
+    (folder / "run.yaml").write_text(
+        CONFIG.format(models=REPO / "configs" / "models", data=folder / "data", folder=folder, repo=REPO)
+    )
+    run, _ = runs.begin(load_config(folder / "run.yaml"))
+    config = run.config()
+    launcher, journal = submit.launcher_of(run, config), Journal(run.path, run.run_id)
+    data_key = profile_key(dataset_ref(config), family_of(config))
+    for spec in submit.data_jobs(run, config, data_key):
+        run_job(launcher, spec, journal)
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        run.write_shapes(reader.shapes(data_key))
+    model_key, hardware, _ = planning.model_profile_key(config)
+    run_job(launcher, submit.model_job(run, config, model_key, hardware), journal)
+    ingest(config.store)
+    planning.plan_run(run, config, model_key, lambda line: None)
+    results = run_job(launcher, submit.train_job(run, config, TRAIN, run.plan().num_processes), journal)
+    assert results == [{"first_step": 0, "num_steps": 5}] * run.plan().num_processes
+    return run
+
+
+def test_a_run_trains_across_nodes(trained: RunDir) -> None:
+    num_processes = trained.plan().num_processes
+    seen = observations(trained)
+    assert sorted((o.step, o.rank) for o in seen) == [(t, r) for t in range(5) for r in range(num_processes)]
+    assert all(math.isfinite(o.loss) for o in seen)
+    assert seen[-1].loss < seen[0].loss
+    job = Journal(trained.path, trained.run_id).records()[-1]
+    pid_files = [Path(job.folder) / f"{job.job_id}_{rank}.pid" for rank in range(num_processes)]
+    assert len({f.read_text().split()[1] for f in pid_files}) == 2
+    assert latest(trained)["next_step"] == 5
+
+
+def test_the_scheduler_process_packed_every_step(trained: RunDir) -> None:
+    with Reader(trained.config().store) as reader:
+        assert {p.step for p in reader.records(StepPlan, where={"run_id": trained.run_id})} == set(range(5))
+    (train,) = [
+        r for r in Journal(trained.path, trained.run_id).records() if r.state == "done" and "train" in r.job_key
+    ]
+    log = Path(train.folder) / f"{train.job_id}_0_log.err"
+    assert "goes on in arrival order" not in log.read_text()
+    assert schedulers(trained) == []
+
+
+def test_train_sbatch_resumes_from_the_checkpoint(trained: RunDir, folder: Path) -> None:
+    set_num_steps(trained, 7)
+    done = sbatch(folder, "--wait", trained)
+    assert done.returncode == 0, log_of(folder)
+    assert latest(trained)["next_step"] == 7
+    again = [o for o in observations(trained) if o.attempt == 2]
+    assert {o.step for o in again} == {5, 6}
+    assert schedulers(trained) == []
+
+
+def test_train_sbatch_ends_with_the_exit_code_of_the_error(trained: RunDir, folder: Path) -> None:
+    done = sbatch(folder, "--wait", trained, "trian")
+    assert done.returncode == 2
+    assert "did you mean `train`?" in log_of(folder)
+
+
+@pytest.mark.parametrize("how", ["scancel", "kill -9 of rank 0"])
+def test_no_process_outlives_the_job(trained: RunDir, folder: Path, how: str) -> None:
+    first = latest(trained)["next_step"]
+    set_num_steps(trained, 10_000)
+    job_id = sbatch(folder, "--parsable", trained).stdout.strip()
+    until(lambda: f"step {first + 2}/" in log_of(folder), what="the training to run")
+    assert len(schedulers(trained)) == 1
+    if how == "scancel":
+        subprocess.run(["scancel", job_id], check=True)
+    else:
+        os.kill(parent(schedulers(trained)[0]), signal.SIGKILL)
+    until(lambda: not processes(str(trained.path)), what="every process of the job to end")
+
+
+def observations(run: RunDir) -> list[StepObservation]:
+    ingest(run.config().store)
+    with Reader(run.config().store) as reader:
+        found = reader.records(StepObservation, where={"run_id": run.run_id})
+    return sorted(found, key=lambda o: (o.step, o.rank))
+
+
+def latest(run: RunDir) -> dict[str, int]:
+    return dict(json.loads((run.checkpoints / "latest.json").read_text()))
+
+
+def set_num_steps(run: RunDir, num_steps: int) -> None:
+    config = json.loads(run.config_file.read_text())
+    config["train"]["num_steps"] = num_steps
+    run.config_file.write_text(json.dumps(config))
+
+
+def sbatch(folder: Path, option: str, run: RunDir, *args: str) -> subprocess.CompletedProcess[str]:
+    """train.sbatch as it stands, submitted from a folder with a `.venv`; its log is cleared first."""
+    (folder / "train.log").unlink(missing_ok=True)
+    command = ["sbatch", option, "--output=train.log", "--mem-per-cpu=1G", REPO / "slurm" / "train.sbatch", run.path]
+    return subprocess.run([*command, *args], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def log_of(folder: Path) -> str:
+    log = folder / "train.log"
+    return log.read_text() if log.exists() else ""
+
+
+def processes(text: str) -> list[int]:
+    """Pids of the live processes that have the text in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if text.encode() in (entry / "cmdline").read_bytes():  # empty for zombies
+                    found.append(int(entry.name))
+    return found
+
+
+def schedulers(run: RunDir) -> list[int]:
+    return [pid for pid in processes(str(run.path)) if pid in processes("dflop.jobs.scheduler")]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
