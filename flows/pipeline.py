@@ -16,6 +16,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.states import Failed, State
 
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
@@ -48,7 +49,7 @@ _JOB_STEP = _STEP | {"retries": 2, "retry_delay_seconds": 5, "retry_condition_fn
 
 
 @flow(name="dflop-pipeline", flow_run_name="{config_path}", log_prints=False)
-async def pipeline(config_path: str, overrides: list[str] | None = None) -> str:
+async def pipeline(config_path: str, overrides: list[str] | None = None) -> str | State[str]:
     """Run, or go on with, the pipeline of a configuration file.
 
     Args:
@@ -76,10 +77,11 @@ async def pipeline(config_path: str, overrides: list[str] | None = None) -> str:
         await train(run, launcher, TRAIN)
         if config.compare.num_batches:
             await train(run, launcher, COMPARE)
-    except DflopError:
+    except DflopError as error:
         runs.note(run, config, runs.FAILED, config_key=key)
         ingest(config.store)
-        raise
+        # A state, not a raise: Prefect would log a traceback above a message that already says what to do.
+        return Failed(message=error.what, data=error)
     runs.note(run, config, runs.DONE, config_key=key)
     await summarise(run)
     return str(run.path)

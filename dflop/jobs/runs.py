@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 from dflop.config import Config, dump_config
+from dflop.errors import LaunchError
 from dflop.jobs.rundir import RunDir, write_atomically
 from dflop.launch import Journal
+from dflop.launch.process import ProcessId
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import JobRecord, RunRecord
 from dflop.store.spool import SpoolWriter
@@ -22,9 +25,13 @@ def begin(config: Config) -> tuple[RunDir, bool]:
 
     Returns:
         The directory and whether an earlier run is being resumed.
+
+    Raises:
+        LaunchError: that run is being driven by another live process of this host.
     """
     found = unfinished(config)
     if found is not None:
+        _check_not_driven(found)
         return found, True
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = RunDir(config.runs.absolute() / run_id)
@@ -46,7 +53,9 @@ def unfinished(config: Config) -> RunDir | None:
 
 def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
     """Record a change of state in run.json and in the spool."""
-    run.write_state({"run_id": run.run_id, "config_key": config_key, "state": state, "pid": os.getpid()})
+    me = ProcessId.of(os.getpid())
+    driver = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": me.start_ticks if me else 0}
+    run.write_state({"run_id": run.run_id, "config_key": config_key, "state": state, "driver": driver})
     hardware = config.cluster.hardware
     with SpoolWriter(config.store, run.run_id, "flow") as spool:
         spool.append(
@@ -61,6 +70,19 @@ def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
                 run_dir=str(run.path),
                 observed_at_s=time.time(),
             )
+        )
+
+
+def _check_not_driven(run: RunDir) -> None:
+    state = run.state()
+    driver = state.get("driver", {})
+    if state.get("state") != RUNNING or driver.get("host") != socket.gethostname() or driver.get("pid") == os.getpid():
+        return
+    if ProcessId(driver["pid"], driver["start_ticks"]).is_alive:
+        raise LaunchError(
+            f"run `{run.run_id}` of this configuration is being driven by process {driver['pid']}",
+            where=str(run.path),
+            hint="wait for it, stop it, or give the second run another `name`",
         )
 
 

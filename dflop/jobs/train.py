@@ -163,8 +163,12 @@ class _Rank:
             scheduler_is_alive=scheduler_is_alive,
             patience_s=min(SCHEDULER_PATIENCE_S, self.config.train.timeout_s / 2),
             timeout_s=self.config.train.timeout_s,
-            on_event=_say,
+            on_fallback=self._fell_back,
         )
+
+    def _fell_back(self, message: PlanMessage, why: str) -> None:
+        _say(f"step {message.step_plan.step + 1}: {why}; training goes on in arrival order")
+        self.spool.put(message.step_plan)
 
     def _observed(self, seen: StepObservation) -> None:
         self.spool.put(seen)

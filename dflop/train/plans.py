@@ -64,7 +64,7 @@ class PlanSource:
         scheduler_is_alive: Whether waiting longer can help (rank 0 only).
         patience_s: How long rank 0 waits for a live scheduler.
         timeout_s: How long the other ranks wait for anyone.
-        on_event: Told in words when the fallback was used.
+        on_fallback: Told the message that was published instead of the scheduler's, and why.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class PlanSource:
         scheduler_is_alive: Callable[[], bool],
         patience_s: float,
         timeout_s: float,
-        on_event: Callable[[str], None],
+        on_fallback: Callable[[PlanMessage, str], None],
     ) -> None:
         self._store, self._rank, self._fallback = store, rank, fallback
         self._is_alive, self._patience_s, self._timeout_s = scheduler_is_alive, patience_s, timeout_s
-        self._on_event = on_event
+        self._on_fallback = on_fallback
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
@@ -109,8 +109,9 @@ class PlanSource:
                 time.sleep(0.005)
                 continue
             why = f"was not ready in {self._patience_s:g} s" if alive else "is not running"
-            if publish(self._store, self._fallback(step)):
-                self._on_event(f"step {step}: the scheduler {why}; training goes on in arrival order")
+            message = self._fallback(step)
+            if publish(self._store, message):
+                self._on_fallback(message, f"the scheduler {why}")
 
 
 def send_observation(store: dist.TCPStore, step: int, rank: int, observation: Mapping[str, Any]) -> None:

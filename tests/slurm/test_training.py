@@ -10,8 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ import pytest
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
+from dflop.errors import ConfigError
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
 from dflop.jobs.steps import TRAIN
@@ -113,25 +112,27 @@ def test_the_scheduler_process_packed_every_step(trained: RunDir) -> None:
 
 def test_train_sbatch_resumes_from_the_checkpoint(trained: RunDir, folder: Path) -> None:
     set_num_steps(trained, 7)
-    done = sbatch(folder, "--wait", trained)
-    assert done.returncode == 0, log_of(folder)
+    job_id = sbatch(folder, trained)
+    assert end_of(job_id) == "COMPLETED", log_of(folder)
     assert latest(trained)["next_step"] == 7
     again = [o for o in observations(trained) if o.attempt == 2]
     assert {o.step for o in again} == {5, 6}
     assert schedulers(trained) == []
 
 
-def test_train_sbatch_ends_with_the_exit_code_of_the_error(trained: RunDir, folder: Path) -> None:
-    done = sbatch(folder, "--wait", trained, "trian")
-    assert done.returncode == 2
-    assert "did you mean `train`?" in log_of(folder)
+def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained: RunDir, folder: Path) -> None:
+    command = ["srun", "--ntasks=1", sys.executable, "-m", "dflop.jobs.train", trained.path, "trian"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == ConfigError.exit_code
+    assert "train: unknown mode `trian`\n  hint:  did you mean `train`?" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("how", ["scancel", "kill -9 of rank 0"])
 def test_no_process_outlives_the_job(trained: RunDir, folder: Path, how: str) -> None:
     first = latest(trained)["next_step"]
     set_num_steps(trained, 10_000)
-    job_id = sbatch(folder, "--parsable", trained).stdout.strip()
+    job_id = sbatch(folder, trained)
     until(lambda: f"step {first + 2}/" in log_of(folder), what="the training to run")
     assert len(schedulers(trained)) == 1
     if how == "scancel":
@@ -158,11 +159,22 @@ def set_num_steps(run: RunDir, num_steps: int) -> None:
     run.config_file.write_text(json.dumps(config))
 
 
-def sbatch(folder: Path, option: str, run: RunDir, *args: str) -> subprocess.CompletedProcess[str]:
-    """train.sbatch as it stands, submitted from a folder with a `.venv`; its log is cleared first."""
+def sbatch(folder: Path, run: RunDir) -> str:
+    """Job id of train.sbatch as it stands, submitted from a folder with a `.venv`; its log is cleared first."""
     (folder / "train.log").unlink(missing_ok=True)
-    command = ["sbatch", option, "--output=train.log", "--mem-per-cpu=1G", REPO / "slurm" / "train.sbatch", run.path]
-    return subprocess.run([*command, *args], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    command = ["sbatch", "--parsable", "--output=train.log", REPO / "slurm" / "train.sbatch", run.path]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def end_of(job_id: str) -> str:
+    """The job's final state. (sbatch --wait would look ever less often, 32 s apart in the end.)"""
+
+    def final_state() -> str | None:
+        shown = subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True, check=True).stdout
+        state = shown.partition("JobState=")[2].split()[0]
+        return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
+
+    return until(final_state, what=f"job {job_id} to end")
 
 
 def log_of(folder: Path) -> str:
