@@ -9,7 +9,7 @@ here imports torch, so a bad file is reported before anything slow happens.
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -204,8 +204,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML-compatible JSON that `load_config` reads back to an equal value."""
-    return json.dumps(config.model_dump(mode="json"), indent=2) + "\n"
+    """The resolved configuration as YAML that `load_config` reads back to an equal value."""
+    yaml, text = YAML(), io.StringIO()
+    yaml.dump(config.model_dump(mode="json"), text)
+    return text.getvalue()
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, task
+from prefect import State, flow, get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Failed, State
+from prefect.states import Failed
 
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary
 from dflop.data.profile import profile_key
-from dflop.errors import DataError, DflopError, InfrastructureError
+from dflop.errors import DataError, DflopError, InfrastructureError, StoreError
 from dflop.jobs import planning, results, runs, submit
 from dflop.jobs.preflight import preflight
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
@@ -79,7 +79,8 @@ async def pipeline(config_path: str, overrides: list[str] | None = None) -> str 
             await train(run, launcher, COMPARE)
     except DflopError as error:
         runs.note(run, config, runs.FAILED, config_key=key)
-        ingest(config.store)
+        if not isinstance(error, StoreError):
+            await asyncio.to_thread(ingest, config.store)
         # A state, not a raise: Prefect would log a traceback above a message that already says what to do.
         return Failed(message=error.what, data=error)
     runs.note(run, config, runs.DONE, config_key=key)

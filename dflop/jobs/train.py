@@ -147,12 +147,21 @@ class _Rank:
         )
 
     def _plans(self, scheduler_is_alive: Callable[[], bool]) -> PlanSource:
-        cost = CostModel(self.run.cost_tables())
+        cost, cluster = CostModel(self.run.cost_tables()), self.config.cluster.spec()
+        limit = cluster.max_concurrency if cluster.max_concurrency < self.plan.num_processes else None
 
         def fallback(step: int) -> PlanMessage:
             batch = batch_of(self.config, self.shapes, self.steps[step].batch_step)
             return PlanMessage(
-                schedule_step(run_id=self.run_id, step=step, plan=self.plan, batch=batch, cost=cost, policy="arrival"),
+                schedule_step(
+                    run_id=self.run_id,
+                    step=step,
+                    plan=self.plan,
+                    batch=batch,
+                    cost=cost,
+                    policy="arrival",
+                    max_concurrency=limit,
+                ),
                 {},
             )
 

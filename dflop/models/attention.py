@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dflop.errors import ConfigError
+
 PACKED = "dflop_packed"
 
 
@@ -45,24 +47,30 @@ def packed_attention(
         query_BHTD: `[1, heads, tokens, head_dim]`.
         key_BGTD: `[1, kv_heads, tokens, head_dim]`.
         value_BGTD: As `key_BGTD`.
-        attention_mask: Always None here: segments come from `cu_seq_lens_q`.
-        scaling: Factor on the scores.
+        attention_mask: Must be None: segments come from `cu_seq_lens_q`.
+        scaling: Factor on the scores; None means `head_dim ** -0.5`.
         dropout: Attention dropout probability.
         is_causal: Overrides the layer's own flag.
         cu_seq_lens_q: int32 `[segments + 1]` boundaries; None means a single segment.
 
     Returns:
         `[1, tokens, heads, head_dim]` and no weights.
+
+    Raises:
+        ValueError: a mask is given, which this attention would have to ignore.
     """
+    if attention_mask is not None:
+        raise ValueError(f"`{PACKED}` attention takes no attention_mask: pack samples and pass cu_seq_lens_q")
+    scale = query_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     half = query_BHTD.dtype in (torch.float16, torch.bfloat16)
     if cu_seq_lens_q is not None and query_BHTD.is_cuda and half:
-        return _varlen_kernel()(query_BHTD, key_BGTD, value_BGTD, cu_seq_lens_q, scaling, dropout, causal), None
+        return _varlen_kernel()(query_BHTD, key_BGTD, value_BGTD, cu_seq_lens_q, scale, dropout, causal), None
     lengths = [query_BHTD.shape[2]] if cu_seq_lens_q is None else (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
     segments = zip(*(x.split(lengths, dim=2) for x in (query_BHTD, key_BGTD, value_BGTD)), strict=True)
     out = [
         F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         for q, k, v in segments
     ]
@@ -94,6 +102,12 @@ def _torch_varlen(
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    if drop:
+        raise ConfigError(
+            f"torch's variable-length attention has no dropout (attention_dropout is {drop:g})",
+            where="model.hf_config",
+            hint="set it to 0, or install flash-attn",
+        )
     longest = int((cu[1:] - cu[:-1]).max())
     groups = q.shape[1] // k.shape[1]
     query, key, value = (

@@ -60,12 +60,6 @@ def seat_of(plan: Plan, rank: int) -> Seat:
     raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
 
 
-def num_stages_after(plan: Plan, seat: Seat) -> int:
-    """Stages between this one and the loss, which is how many forwards 1F1B runs ahead."""
-    own = plan.module(seat.module).parallel.pp - 1 - seat.stage
-    return own if seat.module == LLM else own + plan.module(LLM).parallel.pp
-
-
 @dataclass(frozen=True, slots=True)
 class Groups:
     """Process groups of one rank."""

@@ -60,9 +60,9 @@ class Checkpointer:
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(temporary, final)
                 _write_json(self._folder / "latest.json", {"next_step": next_step, "name": name, **meta})
-                self._forget_old()
-        except OSError as error:
-            raise TrainError(f"cannot write checkpoint: {error.strerror}", where=str(final)) from error
+                self._forget_older_than(name)
+        except (OSError, dcp.CheckpointException) as error:
+            raise TrainError(f"cannot write checkpoint: {_reason(error)}", where=str(final)) from error
         dist.barrier(group=self._group)
 
     def load_latest(self) -> dict[str, Any] | None:
@@ -70,12 +70,22 @@ class Checkpointer:
 
         Returns:
             Its metadata with `next_step`, or None when there is none.
+
+        Raises:
+            TrainError: the checkpoint cannot be read, or belongs to another model.
         """
         latest = read_latest(self._folder)
         if latest is None:
             return None
-        state = self._state()
-        dcp.load(state, checkpoint_id=str(self._folder / latest["name"]), process_group=self._group)
+        state, folder = self._state(), self._folder / latest["name"]
+        try:
+            dcp.load(state, checkpoint_id=str(folder), process_group=self._group)
+        except (OSError, dcp.CheckpointException) as error:
+            raise TrainError(
+                f"cannot load checkpoint: {_reason(error)}",
+                where=str(folder),
+                hint=f"to start over, move {self._folder} away",
+            ) from error
         for name, p in self._stage.names.items():
             self._optimizer.state[p] = {k: state["optimizer"][f"{name}/{k}"] for k in _ADAM}
         return latest
@@ -92,8 +102,10 @@ class Checkpointer:
             moments |= {f"{name}/{k}": known[k] for k in _ADAM}
         return {"model": model, "optimizer": moments}
 
-    def _forget_old(self) -> None:
-        for old in sorted(self._folder.glob("step-*"))[: -self._keep]:
+    def _forget_older_than(self, name: str) -> None:
+        # A crash before `latest.json` can leave a later one, which must not push out the one just written.
+        older = sorted(p for p in self._folder.glob("step-*") if p.name < name)
+        for old in older[: max(0, len(older) + 1 - self._keep)]:
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -107,6 +119,13 @@ def read_latest(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return latest
+
+
+def _reason(error: OSError | dcp.CheckpointException) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    rank, (cause, _) = min(error.failures.items())
+    return f"rank {rank}: {str(cause).splitlines()[0]}"
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
 from dflop.models.build import EncoderStage, LlmStage, Stage
-from dflop.parallel.topology import Groups, Seat, num_stages_after, rank_of
+from dflop.parallel.topology import Groups, Seat, rank_of
 from dflop.records import LLM, Plan
-from dflop.simulate.order import one_f_one_b
+from dflop.simulate.order import Action, one_f_one_b
+from dflop.simulate.step import num_stages_after
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 
 
@@ -101,7 +102,7 @@ class Engine:
         self._start_s = 0.0
         self._start_s, _ = self._now()
         timings = {k: Timing() for k, x in enumerate(inputs) if x is not None}
-        for action in one_f_one_b(len(inputs), num_stages_after(self._plan, self._seat)):
+        for action in one_f_one_b(len(inputs), num_stages_after(self._plan, self._seat.module, self._seat.stage)):
             given = inputs[action.microbatch]
             if given is None:
                 continue
@@ -110,18 +111,21 @@ class Engine:
                     self._forward(action.microbatch, given, healthy, num_loss_tokens, timings[action.microbatch])
                 else:
                     self._backward(action.microbatch, given, timings[action.microbatch])
-            except DflopError:
-                raise
             except Exception as error:
-                raise TrainError(
-                    f"{type(error).__name__} in {'forward' if action.phase == 'F' else 'backward'}: {error}",
-                    where=f"rank {self._seat.rank} ({self._seat.module} stage {self._seat.stage} replica "
-                    f"{self._seat.dp_rank}), microbatch {action.microbatch}",
-                ) from error
+                raise self._located(error, action) from error
         for work, _ in self._sends:
             if work is not None:
                 work.wait()
         return StepTrace(self._loss, timings)
+
+    def _located(self, error: Exception, action: Action) -> TrainError:
+        """The error with this rank, its stage and the microbatch, which no code below the loop knows."""
+        seat = self._seat
+        where = f"rank {seat.rank} ({seat.module} stage {seat.stage} replica {seat.dp_rank}), "
+        where += f"{'forward' if action.phase == 'F' else 'backward'} of microbatch {action.microbatch}"
+        if isinstance(error, DflopError):
+            return TrainError(error.what, where=where, hint=error.hint)
+        return TrainError(f"{type(error).__name__}: {error}", where=where)
 
     def _forward(
         self, k: int, given: EncoderInput | LlmInput, healthy: torch.Tensor, num_loss_tokens: int, timing: Timing
@@ -149,7 +153,6 @@ class Engine:
         if len(rows) != planned:
             raise TrainError(
                 f"`{self._seat.module}` produced {len(rows)} rows where the plan promised {planned}",
-                where=f"rank {self._seat.rank}",
                 hint="the family's rule and the Hugging Face module disagree about these item sizes",
             )
         return rows

@@ -117,7 +117,11 @@ class Feed:
         self._llm_stage = llm_stage
 
     def prepare(self, step_plan: StepPlan) -> PreparedStep:
-        """Decode or tokenize this rank's part of a global batch."""
+        """Decode or tokenize this rank's part of a global batch.
+
+        Raises:
+            TrainError: a sample is not what was profiled.
+        """
         bad: dict[int, tuple[str, str]] = {}
         inputs: list[MicrobatchInput] = []
         for k in range(step_plan.num_microbatches):
@@ -181,13 +185,17 @@ class Feed:
 
     def _tokens(self, sample_index: int) -> TokenizedSample:
         sample, shape = self._source.tokens(sample_index), self._source.shape(sample_index)
-        if len(sample.input_ids) != shape.num_llm_tokens:
-            raise TrainError(
-                f"sample `{shape.sample_id}` has {len(sample.input_ids)} tokens but was profiled with "
-                f"{shape.num_llm_tokens}",
-                where=f"annotation row {sample_index}",
-                hint="annotations or tokenizer changed after the data profile: profile again",
-            )
+        num_supervised = int((sample.labels[1:] != IGNORE_LABEL).sum())
+        for what, found, profiled in (
+            ("tokens", len(sample.input_ids), shape.num_llm_tokens),
+            ("supervised tokens", num_supervised, shape.num_supervised_tokens),
+        ):
+            if found != profiled:
+                raise TrainError(
+                    f"sample `{shape.sample_id}` has {found} {what} but was profiled with {profiled}",
+                    where=f"annotation row {sample_index}",
+                    hint="annotations or tokenizer changed after the data profile: profile again",
+                )
         return sample
 
     def _positions(self, sample_index: int, sample: TokenizedSample) -> torch.Tensor:

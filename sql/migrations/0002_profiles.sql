@@ -1,6 +1,6 @@
 -- What data and models cost: profiles, sample shapes, measurements, cost tables.
 --
--- Columns are the fields of the records in dflop/records.py, in order and with the same names; nested records are
+-- Columns are the fields of the records in dflop/records/, in order and with the same names; nested records are
 -- structs, tuples are lists. _run_id, _producer and _seq name the spool file a row came from (join ingest_manifest).
 -- Tables are append-only: what changes over time is a new row, and a view picks the latest.
 

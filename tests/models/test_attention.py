@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.errors import ConfigError
 from dflop.models import attention
 
 SEGMENTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
@@ -98,8 +99,8 @@ def kernel(request, monkeypatch):
         module = types.ModuleType("flash_attn")
 
         def flash(q, k, v, cu_q, cu_k, max_q, max_k, *, dropout_p, softmax_scale, causal):
-            scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-            return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, causal=causal)
+            assert dropout_p == 0
+            return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=softmax_scale, causal=causal)
 
         module.flash_attn_varlen_func = flash
         monkeypatch.setitem(sys.modules, "flash_attn", module)
@@ -120,10 +121,16 @@ def kernel(request, monkeypatch):
 
 @pytest.mark.parametrize("kernel", ["flash", "torch"], indirect=True)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
-@pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("causal", [True, False])
-def test_kernels_are_called_with_the_layout_they_want(kernel, heads, scale, causal):
+def test_kernels_are_called_with_the_layout_they_want(kernel, heads, causal):
     query, key, value, cu_seqlens = tensors([3, 1, 6], heads)
-    got = kernel(query, key, value, cu_seqlens, scale, 0.0, causal)
-    expected = dense(query, key, value, cu_seqlens, causal=causal, scale=scale or 8**-0.5)
+    got = kernel(query, key, value, cu_seqlens, 0.3, 0.0, causal)
+    expected = dense(query, key, value, cu_seqlens, causal=causal, scale=0.3)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("kernel", ["torch"], indirect=True)
+def test_dropout_is_refused_where_the_kernel_has_none(kernel):
+    query, key, value, cu_seqlens = tensors([3], (2, 2))
+    with pytest.raises(ConfigError, match=r"no dropout \(attention_dropout is 0\.1\)"):
+        kernel(query, key, value, cu_seqlens, 0.3, 0.1, True)

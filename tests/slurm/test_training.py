@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ from dflop.errors import ConfigError
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
 from dflop.jobs.steps import TRAIN
-from dflop.launch import Journal, log_paths, run_job
+from dflop.launch import Journal, run_job
 from dflop.records import StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -110,14 +108,25 @@ def test_the_scheduler_process_packed_every_step(trained: RunDir) -> None:
     assert schedulers(trained) == []
 
 
-def test_train_sbatch_resumes_from_the_checkpoint(trained: RunDir, folder: Path) -> None:
-    set_num_steps(trained, 7)
+def test_train_sbatch_resumes_and_scancel_leaves_no_process(trained: RunDir, folder: Path) -> None:
+    set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
-    assert end_of(job_id) == "COMPLETED", log_of(folder)
-    assert latest(trained)["next_step"] == 7
-    again = [o for o in observations(trained) if o.attempt == 2]
-    assert {o.step for o in again} == {5, 6}
-    assert schedulers(trained) == []
+    until(lambda: latest(trained)["next_step"] > 5, what="a checkpoint of the resumed training")
+    assert "step 6/10000" in log_of(folder)
+    assert "step 5/10000" not in log_of(folder)
+    assert len(schedulers(trained)) == 1
+    subprocess.run(["scancel", job_id], check=True)
+    until(lambda: not processes(str(trained.path)), what="every process of the job to end")
+    assert end_of(job_id) == "CANCELLED"
+
+
+def test_train_sbatch_goes_on_after_scancel(trained: RunDir, folder: Path) -> None:
+    first = latest(trained)["next_step"]
+    set_num_steps(trained, first + 2)
+    assert end_of(sbatch(folder, trained)) == "COMPLETED", log_of(folder)
+    assert latest(trained)["next_step"] == first + 2
+    assert {o.step for o in observations(trained) if o.attempt == 3} == {first, first + 1}
+    assert not processes(str(trained.path))
 
 
 def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained: RunDir, folder: Path) -> None:
@@ -126,20 +135,6 @@ def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained: RunDir, fo
     assert done.returncode == ConfigError.exit_code
     assert "train: unknown mode `trian`\n  hint:  did you mean `train`?" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("how", ["scancel", "kill -9 of rank 0"])
-def test_no_process_outlives_the_job(trained: RunDir, folder: Path, how: str) -> None:
-    first = latest(trained)["next_step"]
-    set_num_steps(trained, 10_000)
-    job_id = sbatch(folder, trained)
-    until(lambda: f"step {first + 2}/" in log_of(folder), what="the training to run")
-    assert len(schedulers(trained)) == 1
-    if how == "scancel":
-        subprocess.run(["scancel", job_id], check=True)
-    else:
-        os.kill(parent(schedulers(trained)[0]), signal.SIGKILL)
-    until(lambda: not processes(str(trained.path)), what="every process of the job to end")
 
 
 def observations(run: RunDir) -> list[StepObservation]:
@@ -195,7 +190,3 @@ def processes(text: str) -> list[int]:
 
 def schedulers(run: RunDir) -> list[int]:
     return [pid for pid in processes(str(run.path)) if pid in processes("dflop.jobs.scheduler")]
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -13,7 +13,7 @@ from dflop.models import load_family
 from dflop.models.build import build_model
 from dflop.models.family import Family
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
-from dflop.train.feed import TokenizedSample
+from dflop.train.feed import TokenizedSample, seconds_per_grid
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
@@ -54,6 +54,14 @@ def hf_config(*, tied: bool = False) -> dict[str, object]:
 
 def tiny_model(*, tied: bool = False) -> torch.nn.Module:
     return build_model(family(), hf_config(tied=tied), seed=0, dtype=torch.float32)
+
+
+def plain_model(*, tied: bool = False) -> torch.nn.Module:
+    """The same weights with Hugging Face's own attention: the reference of every parity test."""
+    model = tiny_model(tied=tied)
+    plain = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="sdpa", dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 def make_shapes(
@@ -121,6 +129,36 @@ class SyntheticSource:
         media = self._shapes[sample_index].items[item]
         rng = np.random.default_rng([sample_index, item])
         return rng.standard_normal(family().array_shape(media.module, media.grid), dtype=np.float32)
+
+
+def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: TokenizedSample) -> dict[str, object]:
+    """Arguments of Hugging Face's own forward for one sample."""
+    ids = torch.from_numpy(sample.input_ids)[None]
+    inputs: dict[str, object] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    data = {
+        kind: [
+            (i, torch.from_numpy(source.array(shape.sample_index, n)))
+            for n, i in enumerate(shape.items)
+            if i.kind == kind
+        ]
+        for kind in ("image", "video", "audio")
+    }
+    if data["image"]:
+        inputs["pixel_values"] = torch.cat([a for _, a in data["image"]])
+        inputs["image_grid_thw"] = torch.tensor([i.grid for i, _ in data["image"]])
+    if data["video"]:
+        inputs["pixel_values_videos"] = torch.cat([a for _, a in data["video"]])
+        inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in data["video"]])
+        inputs["video_second_per_grid"] = torch.tensor([seconds_per_grid(i) for i, _ in data["video"]])
+    if data["audio"]:
+        longest = max(a.shape[1] for _, a in data["audio"])
+        inputs["input_features"] = torch.stack(
+            [torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]]
+        )
+        inputs["feature_attention_mask"] = torch.stack(
+            [(torch.arange(longest) < a.shape[1]).long() for _, a in data["audio"]]
+        )
+    return inputs
 
 
 def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int) -> Plan:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from dflop.models.build import cut_stage
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed, seconds_per_grid
+from dflop.train.feed import Feed
 from dflop.train.reduce import GradientReducer
 from tests.train import synthetic
 from tests.train.ranks import run_ranks
@@ -36,9 +34,7 @@ def batches(kinds):
 def reference(kinds, tied, bad_positions=()):
     """Losses and gradients of a plain Hugging Face run: one sample at a time, its own forward, its own attention."""
     torch.set_num_threads(1)
-    model = synthetic.tiny_model(tied=tied)
-    plain = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="sdpa", dtype=torch.float32)
-    plain.load_state_dict(model.state_dict())
+    plain = synthetic.plain_model(tied=tied)
     steps = []
     for batch in batches(kinds):
         source = SyntheticSource(batch)
@@ -46,7 +42,7 @@ def reference(kinds, tied, bad_positions=()):
         denominator, loss = sum(s.num_supervised_tokens for s in kept), 0.0
         for shape in kept:
             sample = source.tokens(shape.sample_index)
-            logits = plain(**hf_inputs(source, shape, sample)).logits[0]
+            logits = plain(**synthetic.hf_inputs(source, shape, sample)).logits[0]
             part = torch.nn.functional.cross_entropy(
                 logits[:-1], torch.from_numpy(sample.labels[1:]), ignore_index=-100, reduction="sum"
             )
@@ -59,35 +55,6 @@ def reference(kinds, tied, bad_positions=()):
                     p -= LEARNING_RATE * p.grad
                     p.grad = None
     return steps
-
-
-def hf_inputs(source, shape, sample):
-    ids = torch.from_numpy(sample.input_ids)[None]
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    data = {
-        kind: [
-            (i, torch.from_numpy(source.array(shape.sample_index, n)))
-            for n, i in enumerate(shape.items)
-            if i.kind == kind
-        ]
-        for kind in ("image", "video", "audio")
-    }
-    if data["image"]:
-        inputs["pixel_values"] = torch.cat([a for _, a in data["image"]])
-        inputs["image_grid_thw"] = torch.tensor([i.grid for i, _ in data["image"]])
-    if data["video"]:
-        inputs["pixel_values_videos"] = torch.cat([a for _, a in data["video"]])
-        inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in data["video"]])
-        inputs["video_second_per_grid"] = torch.tensor([seconds_per_grid(i) for i, _ in data["video"]])
-    if data["audio"]:
-        longest = max(a.shape[1] for _, a in data["audio"])
-        inputs["input_features"] = torch.stack(
-            [torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]]
-        )
-        inputs["feature_attention_mask"] = torch.stack(
-            [(torch.arange(longest) < a.shape[1]).long() for _, a in data["audio"]]
-        )
-    return inputs
 
 
 def worker(rank, folder, layout, kinds, tied, bad_positions):

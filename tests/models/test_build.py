@@ -1,0 +1,156 @@
+"""Building and cutting: nothing is lost, nothing is held twice, and the pieces compute what the whole does."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+
+from dflop.errors import ConfigError
+from dflop.models.build import EncoderStage, LlmStage, MediaPosition, build_model, cut_stage
+from dflop.records import LLM
+from dflop.train.feed import seconds_per_grid
+from tests.train import synthetic
+from tests.train.synthetic import SyntheticSource, family, make_shapes, tiny_model
+
+EMBEDDING = "model.language_model.embed_tokens.weight"
+SPLITS = [[4], [2, 2], [1, 3], [1, 2, 1]]
+TOWERS = {"image": "vision", "video": "vision", "audio": "audio"}
+
+
+def stages_of(split, *, tied=False):
+    """Encoder stages by module, LLM stages in order; every stage cut from its own copy of the model, as ranks do."""
+    encoders = {m: cut_stage(tiny_model(tied=tied), family(), m, (0, 2)) for m in ("vision", "audio")}
+    bounds = [(sum(split[:i]), sum(split[: i + 1])) for i in range(len(split))]
+    return encoders, [cut_stage(tiny_model(tied=tied), family(), LLM, layers) for layers in bounds]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_parameter_is_in_one_stage_under_its_global_name(split, tied):
+    model = tiny_model(tied=tied)
+    encoders, llm = stages_of(split, tied=tied)
+    stages = [*encoders.values(), *llm]
+    holders = Counter(name for stage in stages for name in stage.names)
+    assert set(holders) == {name for name, _ in model.named_parameters()}
+    twice = {name for name, count in holders.items() if count > 1}
+    assert twice == ({EMBEDDING} if tied and len(split) > 1 else set())
+    for stage in stages:
+        for name, p in stage.names.items():
+            assert torch.equal(p, model.get_parameter(name)), name
+        assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
+        assert stage.param_bytes == sum(p.numel() * 4 for p in stage.parameters())
+
+
+def test_a_tied_embedding_is_named_on_the_ends_of_the_pipeline():
+    _, (first, middle, last) = stages_of([1, 2, 1], tied=True)
+    assert [EMBEDDING in s.names for s in (first, middle, last)] == [True, False, True]
+    assert first.tied == last.tied == EMBEDDING
+    assert stages_of([4])[1][0].tied == ""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_stages_compute_the_logits_of_the_uncut_model(split, tied):
+    shapes = make_shapes(6, seed=2)
+    assert {i.kind for i in shapes[0].items} | {i.kind for i in shapes[2].items} == set(TOWERS)
+    source, plain = SyntheticSource(shapes), synthetic.plain_model(tied=tied)
+    with torch.no_grad():
+        got = packed_logits(source, shapes, *stages_of(split, tied=tied))
+        for shape, logits in zip(shapes, got, strict=True):
+            expected = plain(**synthetic.hf_inputs(source, shape, source.tokens(shape.sample_index))).logits[0]
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def packed_logits(source, shapes, encoders, llm):
+    """Logits of each sample, all samples packed into one microbatch."""
+    samples = [source.tokens(s.sample_index) for s in shapes]
+    lengths = [len(s.input_ids) for s in samples]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    input_ids = torch.cat([torch.from_numpy(s.input_ids) for s in samples])
+    rows, where = [], []
+    for start, shape, sample in zip(starts.tolist(), shapes, samples, strict=False):
+        for number, item in enumerate(shape.items):
+            array = torch.from_numpy(source.array(shape.sample_index, number))
+            rows.append(encoders[TOWERS[item.kind]](array, torch.tensor([item.grid])))
+            first = start + sample.item_starts[number]
+            where.append(torch.arange(first, first + item.num_rows))
+    positions = torch.cat(
+        [llm[-1].positions(torch.from_numpy(t.input_ids), media(s)) for s, t in zip(shapes, samples, strict=True)],
+        dim=1,
+    )
+    hidden = llm[0].embed(input_ids, rows, where)
+    for stage in llm:
+        hidden = stage(hidden, positions, starts.int())
+    return llm[-1].head(hidden).split(lengths)
+
+
+def media(shape):
+    return [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in shape.items]
+
+
+def test_encoders_take_a_packed_group_like_single_items():
+    stage = cut_stage(tiny_model(), family(), "audio", (0, 2))
+    arrays = [torch.randn(128, frames, generator=torch.Generator().manual_seed(frames)) for frames in (30, 171, 8)]
+    lengths = torch.tensor([[30, 0, 0], [171, 0, 0], [8, 0, 0]])
+    with torch.no_grad():
+        packed = stage(torch.cat(arrays, dim=1), lengths)
+        alone = [stage(a, lengths[i : i + 1]) for i, a in enumerate(arrays)]
+    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("module", ["vision", "audio"])
+@pytest.mark.parametrize("layers", [(0, 1), (1, 2), (0, 3)])
+def test_an_encoder_is_not_cut_between_layers(module, layers):
+    with pytest.raises(ConfigError, match=f"encoder `{module}` cannot be cut into layers"):
+        cut_stage(tiny_model(), family(), module, layers)
+
+
+@pytest.mark.parametrize(("module", "layers"), [("vision", (0, 2)), (LLM, (0, 4)), (LLM, (1, 3))])
+def test_cutting_frees_the_rest_of_the_model(module, layers):
+    model = tiny_model()
+    other = "model.audio_tower" if module == LLM else "model.language_model"
+    rest = [weakref.ref(model.get_submodule(other))]
+    if layers == (1, 3):
+        rest += [weakref.ref(model.lm_head), weakref.ref(model.model.language_model.embed_tokens)]
+        rest += [weakref.ref(model.model.language_model.layers[i]) for i in (0, 3)]
+    stage = cut_stage(model, family(), module, layers)
+    del model
+    gc.collect()
+    assert [r() for r in rest] == [None] * len(rest)
+    assert stage.names
+
+
+def test_the_seed_fixes_the_weights_and_leaves_the_callers_randomness_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    first = tiny_model()
+    assert torch.equal(torch.rand(4), expected)
+    again, other = tiny_model(), build_model(family(), synthetic.hf_config(), seed=1, dtype=torch.float32)
+    weights = [m.get_parameter("lm_head.weight") for m in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_half_precision_runs_through_encoder_and_decoder():
+    model = build_model(family(), synthetic.hf_config(), seed=0, dtype=torch.bfloat16)
+    encoder = EncoderStage(model, family().towers["vision"])
+    decoder = LlmStage(model, family(), (0, 4))
+    array = torch.randn(16, 1176, dtype=torch.bfloat16)
+    rows = encoder(array, torch.tensor([[1, 4, 4]]))
+    hidden = decoder.embed(torch.arange(10), [rows], [torch.arange(3, 7)])
+    hidden = decoder(hidden, torch.arange(10).expand(3, -1), torch.tensor([0, 10], dtype=torch.int32))
+    loss = decoder.loss_sum(hidden, torch.arange(9), torch.arange(1, 10))
+    assert hidden.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    assert torch.isfinite(loss)
+
+
+def test_only_the_last_stage_knows_the_loss():
+    stage = cut_stage(tiny_model(), family(), LLM, (0, 2))
+    with pytest.raises(RuntimeError, match="only the last LLM stage"):
+        stage.loss_sum(torch.zeros(2, 48), torch.tensor([0]), torch.tensor([1]))

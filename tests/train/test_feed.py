@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.errors import TrainError
+from dflop.models.build import IGNORE_LABEL, cut_stage
+from dflop.parallel.topology import seats
+from dflop.records import LLM
+from dflop.train.feed import Feed, MediaError, TokenizedSample
+from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
+
+PAD_IDS = (1, 2, 3)
+
+
+@cache
+def llm_stage():
+    return cut_stage(tiny_model(), family(), LLM, (0, 1))
+
+
+def prepare_all(plan, step_plan, source):
+    """What every rank prepares, by rank."""
+    return {
+        seat.rank: Feed(source, family(), plan, seat, llm_stage() if seat.module == LLM else None).prepare(step_plan)
+        for seat in seats(plan)
+    }
+
+
+def setup(num_samples=8, seed=2, layout=None, num_microbatches=2):
+    layout = layout or {"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}
+    plan = make_plan(layout, num_microbatches=num_microbatches)
+    shapes = make_shapes(num_samples, seed=seed)
+    return plan, shapes, make_step_plan(plan, shapes, step=seed)
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(0, 10_000),
+)
+def test_both_ends_of_every_message_agree_on_every_row(vision_dp, audio_dp, llm_dp, llm_pp, num_microbatches, seed):
+    layout = {"vision": (1, vision_dp), "audio": (1, audio_dp), LLM: (llm_pp, llm_dp)}
+    plan, shapes, step_plan = setup(8, seed, layout, num_microbatches)
+    prepared = prepare_all(plan, step_plan, SyntheticSource(shapes))
+    for k in range(num_microbatches):
+        outbox, arrived = {}, []
+        for seat in seats(plan):
+            given_, work = prepared[seat.rank].microbatches[k], step_plan.of(seat.module)
+            if seat.module == LLM or given_ is None:
+                continue
+            # A row is tagged with the media item and the row of that item it is.
+            tags = [
+                (work.item_sample[i], work.item_rank_in_sample[i], r)
+                for i in work.owner[k][seat.dp_rank]
+                for r in range(work.item_rows[i])
+            ]
+            for transfer in given_.transfers:
+                assert (seat.rank, transfer.peer) not in outbox, "two messages to one peer share a tag"
+                outbox[seat.rank, transfer.peer] = [tags[i] for i in transfer.rows.tolist()]
+        for seat in seats(plan):
+            given_ = prepared[seat.rank].microbatches[k]
+            if seat.module != LLM or seat.stage > 0 or given_ is None:
+                continue
+            slots = placeholder_slots(step_plan, shapes, k, seat.dp_rank, given_)
+            for transfer in given_.transfers:
+                tags = outbox.pop((transfer.peer, seat.rank))
+                assert [slots[p] for p in transfer.rows.tolist()] == tags
+                arrived += tags
+            assert sorted(slots.values()) == sorted(arrived), "a placeholder stays empty"
+            arrived = []
+        assert not outbox, "a message nobody receives"
+
+
+def placeholder_slots(step_plan, shapes, k, dp_rank, given_):
+    """Position in the packed tokens -> (sample, item, row) that belongs there, found from the token ids alone."""
+    llm = step_plan.of(LLM)
+    where = iter(torch.isin(given_.input_ids, torch.tensor(PAD_IDS)).nonzero().flatten().tolist())
+    slots = {}
+    for sample in (llm.item_sample[i] for i in llm.owner[k][dp_rank]):
+        for number, item in enumerate(shapes[sample].items):
+            slots |= {next(where): (sample, number, row) for row in range(item.num_rows)}
+    assert next(where, None) is None
+    return slots
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3))
+@settings(max_examples=25)
+def test_labels_are_shifted_as_a_naive_loop_does(seed, num_microbatches):
+    plan, shapes, step_plan = setup(8, seed, {"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}, num_microbatches)
+    source = SyntheticSource(shapes)
+    prepared, llm, num_losses = prepare_all(plan, step_plan, source), step_plan.of(LLM), 0
+    for seat in seats(plan):
+        if seat.module != LLM:
+            continue
+        for k, given_ in enumerate(prepared[seat.rank].microbatches):
+            expected, start = [], 0
+            for position in (llm.item_sample[i] for i in llm.owner[k][seat.dp_rank]):
+                labels = source.tokens(step_plan.sample_index[position]).labels.tolist()
+                expected += [
+                    (start + i, labels[i + 1], position)
+                    for i in range(len(labels) - 1)
+                    if labels[i + 1] != IGNORE_LABEL
+                ]
+                start += len(labels)
+            if not start:
+                assert given_ is None
+                continue
+            got = zip(given_.loss_where, given_.loss_targets, given_.loss_sample, strict=True)
+            assert [tuple(int(x) for x in row) for row in got] == expected
+            assert int(given_.cu_seqlens[-1]) == start == len(given_.input_ids) == given_.position_ids.shape[1]
+            num_losses += len(expected)
+    assert num_losses == step_plan.num_supervised_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_ids": lambda x: np.append(x, 9), "labels": lambda x: np.append(x, 9)}, r"has 3\d tokens but was"),
+        ({"labels": lambda x: np.full_like(x, IGNORE_LABEL)}, "has 0 supervised tokens but was profiled with 1"),
+    ],
+    ids=["longer", "no loss"],
+)
+def test_a_sample_that_changed_since_the_profile_is_named(change, message):
+    plan, shapes, step_plan = setup()
+
+    class Changed(SyntheticSource):
+        def tokens(self, sample_index: int) -> TokenizedSample:
+            sample = super().tokens(sample_index)
+            if sample_index != 4:
+                return sample
+            return dataclasses.replace(sample, **{k: f(getattr(sample, k)) for k, f in change.items()})
+
+    with pytest.raises(TrainError, match=f"sample `s4` {message}") as caught:
+        prepare_all(plan, step_plan, Changed(shapes))
+    assert caught.value.where == "annotation row 4"
+    assert "profile again" in caught.value.hint
+
+
+def test_media_that_cannot_be_decoded_become_zeros_and_are_reported():
+    plan, shapes, step_plan = setup()
+    broken = (0, 0)
+    assert shapes[0].items[0].module == "vision"
+
+    class Broken(SyntheticSource):
+        def array(self, sample_index: int, item: int) -> np.ndarray:
+            if (sample_index, item) == broken:
+                raise MediaError("truncated after 12 bytes")
+            return super().array(sample_index, item)
+
+    healthy, got = prepare_all(plan, step_plan, SyntheticSource(shapes)), prepare_all(plan, step_plan, Broken(shapes))
+    assert {r: p.bad_samples for r, p in got.items() if p.bad_samples} == {
+        0: {0: ("image.bin", "truncated after 12 bytes")}
+    }
+    num_zeroed = 0
+    for mine, reference in zip(got[0].microbatches, healthy[0].microbatches, strict=True):
+        if mine is None:
+            continue
+        assert torch.equal(mine.grids, reference.grids)
+        changed = (mine.data != reference.data).any(dim=1)
+        assert torch.equal(mine.data[changed], torch.zeros_like(mine.data[changed]))
+        num_zeroed += int(changed.sum())
+    assert num_zeroed == shapes[0].items[0].num_tokens
+
+
+def test_a_rank_without_work_gets_none():
+    plan = make_plan({"vision": (1, 2), LLM: (1, 1)}, num_microbatches=3)
+    shapes = [s for s in make_shapes(20, seed=1, kinds=("image",)) if not s.items][:2]
+    prepared = prepare_all(plan, make_step_plan(plan, shapes, 0), SyntheticSource(shapes))
+    assert prepared[0].microbatches == prepared[1].microbatches == (None, None, None)
+    assert [m is None for m in prepared[2].microbatches] == [False, True, True]
