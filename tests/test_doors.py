@@ -46,6 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     "jobs": {"torch", "pyarrow"},
     "cli": {"cyclopts", "rich", "prefect"},
 }  # fmt: skip
+PURE = {"cost", "simulate", "schedule", "correct", "plan"}
+EFFECTS = {"asyncio", "datetime", "os", "random", "socket", "subprocess", "tempfile", "threading", "time", "urllib"}
 TORCH_FILES_OF_MODELS = {"build.py", "attention.py"}
 SPOOL_FILES = ("store/__init__.py", "store/spool.py", "store/schema.py", "store/durable.py")
 
@@ -81,6 +83,8 @@ def problems_of(path: Path) -> list[str]:
                 found.append(f"{where}: `{room}` (floor {FLOORS[room]}) may not import floor {FLOORS[other]}")
         if parts[0] in HEAVY and parts[0] not in ALLOWED[room]:
             found.append(f"{where}: not a library of `{room}`")
+        if room in PURE and parts[0] in EFFECTS:
+            found.append(f"{where}: `{room}` is pure: values in, values out")
         if parts[0] == "flash_attn" and at_top:
             found.append(f"{where}: only inside a function, it is optional")
         if room == "models" and parts[0] == "torch" and path.name not in TORCH_FILES_OF_MODELS:
@@ -105,8 +109,10 @@ def test_the_test_sees_a_forbidden_import(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.test_doors.ROOT", tmp_path)
     (tmp_path / "plan").mkdir()
     bad = tmp_path / "plan" / "bad.py"
-    bad.write_text("def f():\n    import torch\n    from dflop.store import reader\n    import flows.pipeline\n")
-    assert len(problems_of(bad)) == 3
+    bad.write_text(
+        "def f():\n    import torch\n    from dflop.store import reader\n    import flows.pipeline\n    import time\n"
+    )
+    assert len(problems_of(bad)) == 4
 
 
 def test_ruff_bans_the_same_imports():

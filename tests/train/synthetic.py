@@ -161,6 +161,15 @@ def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: TokenizedSamp
     return inputs
 
 
+def loss_sum(plain: torch.nn.Module, source: SyntheticSource, shape: SampleShape) -> torch.Tensor:
+    """Summed loss of one sample by Hugging Face's own forward."""
+    sample = source.tokens(shape.sample_index)
+    logits = plain(**hf_inputs(source, shape, sample)).logits[0]
+    return torch.nn.functional.cross_entropy(
+        logits[:-1], torch.from_numpy(sample.labels[1:]), ignore_index=-100, reduction="sum"
+    )
+
+
 def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int) -> Plan:
     """Plan of `{module: (pp, dp)}`, modules in rank order, layers split as evenly as they go."""
     depth = {s.module: s.num_layers for s in family().specs()}

@@ -32,7 +32,7 @@ def batches(kinds):
 
 
 def reference(kinds, tied, bad_positions=()):
-    """Losses and gradients of a plain Hugging Face run: one sample at a time, its own forward, its own attention."""
+    """Losses, gradient norms and gradients of a plain Hugging Face run: one sample at a time, its own forward, its own attention."""
     torch.set_num_threads(1)
     plain = synthetic.plain_model(tied=tied)
     steps = []
@@ -41,14 +41,12 @@ def reference(kinds, tied, bad_positions=()):
         kept = [s for p, s in enumerate(batch) if p not in bad_positions]
         denominator, loss = sum(s.num_supervised_tokens for s in kept), 0.0
         for shape in kept:
-            sample = source.tokens(shape.sample_index)
-            logits = plain(**synthetic.hf_inputs(source, shape, sample)).logits[0]
-            part = torch.nn.functional.cross_entropy(
-                logits[:-1], torch.from_numpy(sample.labels[1:]), ignore_index=-100, reduction="sum"
-            )
+            part = synthetic.loss_sum(plain, source, shape)
             (part / denominator).backward()
             loss += float(part.detach()) / denominator
-        steps.append((loss, {n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None}))
+        gradients = {n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None}
+        norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
+        steps.append((loss, norm, gradients))
         with torch.no_grad():
             for p in plain.parameters():
                 if p.grad is not None:
@@ -72,8 +70,8 @@ def worker(rank, folder, layout, kinds, tied, bad_positions):
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
         trace = engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
         reducer.reduce()
-        _, loss = reducer.norm_and_loss(trace.loss)
-        steps.append((loss, {n: p.grad.clone() for n, p in stage.names.items()}))
+        norm, loss = reducer.norm_and_loss(trace.loss)
+        steps.append((loss, norm, {n: p.grad.clone() for n, p in stage.names.items()}))
         with torch.no_grad():
             for p in stage.names.values():
                 p -= LEARNING_RATE * p.grad
@@ -87,17 +85,18 @@ def run_layout(layout, kinds, tied, bad_positions, folder):
 
 
 def assert_equal_steps(ranks, expected):
-    for step, (loss, gradients) in enumerate(expected):
+    for step, (loss, norm, gradients) in enumerate(expected):
         for rank in ranks:
             assert rank[step][0] == pytest.approx(loss, rel=TOLERANCE), f"loss of step {step}"
-            for name, got in rank[step][1].items():
+            assert rank[step][1] == pytest.approx(norm, rel=TOLERANCE), f"gradient norm of step {step}"
+            for name, got in rank[step][2].items():
                 want = gradients.get(name, torch.zeros_like(got))
                 error = float((got - want).abs().max())
                 # A parameter nothing depends on (an unused embedding) has gradient zero on both sides.
                 assert error <= TOLERANCE * max(float(want.abs().max()), 1e-12), (
                     f"step {step}: {name} off by {error:.2e}"
                 )
-        covered = {name for rank in ranks for name in rank[step][1]}
+        covered = {name for rank in ranks for name in rank[step][2]}
         assert set(gradients) <= covered, "a parameter with a gradient is held by no rank"
 
 

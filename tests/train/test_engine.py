@@ -1,0 +1,80 @@
+"""One rank alone: errors and bookkeeping. The mathematics over several ranks is test_parity's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dflop.errors import TrainError
+from dflop.models.build import cut_stage
+from dflop.parallel.topology import seat_of
+from dflop.records import LLM
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed
+from tests.train import synthetic
+from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
+
+
+def prepare(rank, layout, kinds, num_microbatches=3):
+    """(engine, stage, prepared step) of one rank; it may run as long as it needs no peer."""
+    plan = make_plan(layout, num_microbatches=num_microbatches)
+    seat = seat_of(plan, rank)
+    stage = cut_stage(tiny_model(), family(), seat.module, seat.layers)
+    shapes = [s for s in make_shapes(20, seed=5, kinds=kinds or ("image",)) if bool(s.items) == bool(kinds)][:6]
+    feed = Feed(SyntheticSource(shapes), family(), plan, seat, stage if seat.module == LLM else None)
+    step = feed.prepare(make_step_plan(plan, shapes, 0, text_only_slot=False))
+    engine = Engine(plan, seat, stage, None, torch.device("cpu"), synthetic.HIDDEN_SIZE)
+    return engine, stage, shapes, step
+
+
+def first_microbatch(step):
+    return next(k for k, given in enumerate(step.microbatches) if given is not None)
+
+
+def test_rows_that_differ_from_the_plan_stop_the_step_and_are_located():
+    engine, stage, _, step = prepare(1, {"audio": (1, 1), "vision": (1, 1), LLM: (1, 1)}, ("image",))
+    forward = stage.forward
+    stage.forward = lambda data, grids: forward(data, grids)[:-1]
+    with pytest.raises(TrainError, match=r"`vision` produced \d+ rows where the plan promised \d+") as caught:
+        engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
+    k = first_microbatch(step)
+    assert caught.value.where == f"rank 1 (vision stage 0 replica 0), forward of microbatch {k}"
+    assert "disagree" in caught.value.hint
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_any_error_is_located(phase):
+    engine, stage, _, step = prepare(0, {LLM: (1, 1)}, ())
+    if phase == "forward":
+        stage.forward = lambda *_: 1 / 0
+    else:
+        stage.loss_sum = lambda hidden, *_: hidden.detach().sum()
+    with pytest.raises(TrainError) as caught:
+        engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
+    k = first_microbatch(step)
+    assert caught.value.where == f"rank 0 (llm stage 0 replica 0), {phase} of microbatch {k}"
+    assert caught.value.what.startswith("ZeroDivisionError: " if phase == "forward" else "RuntimeError: ")
+
+
+def test_a_step_is_timed_where_there_was_work_and_its_loss_is_the_global_share():
+    engine, stage, shapes, step = prepare(0, {LLM: (1, 1)}, (), num_microbatches=9)
+    healthy = torch.tensor([True, False, True, True, True, True])
+    tokens = 1000
+    trace = engine.run(step.microbatches, healthy=healthy, num_loss_tokens=tokens)
+    busy = {k for k, given in enumerate(step.microbatches) if given is not None}
+    assert set(trace.timings) == busy != set(range(9))
+    assert trace.busy_s == pytest.approx(sum(t.forward_s + t.backward_s for t in trace.timings.values()))
+    assert all(t.backward_start_s >= t.forward_start_s + t.forward_s for t in trace.timings.values())
+    plain, source, expected = synthetic.plain_model(), SyntheticSource(shapes), 0.0
+    for shape, good in zip(shapes, healthy.tolist(), strict=True):
+        if good:
+            expected += float(synthetic.loss_sum(plain, source, shape).detach())
+    assert trace.loss == pytest.approx(expected / tokens, rel=1e-5)
+    assert stage.names["lm_head.weight"].grad is not None
+
+
+def test_a_batch_without_any_healthy_sample_has_loss_and_gradient_zero():
+    engine, stage, _, step = prepare(0, {LLM: (1, 1)}, ())
+    trace = engine.run(step.microbatches, healthy=torch.zeros(6, dtype=torch.bool), num_loss_tokens=0)
+    assert trace.loss == 0
+    assert all(p.grad is None or not p.grad.any() for p in stage.parameters())

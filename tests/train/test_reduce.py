@@ -1,0 +1,55 @@
+"""One rank alone; sums over replicas and tied ends are checked by test_parity, gradients and norm alike."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from dflop.models.build import cut_stage
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import LLM
+from dflop.train.reduce import GradientReducer
+from tests.train.synthetic import family, make_plan, tiny_model
+
+
+@pytest.fixture
+def reducer_and_stage(one_rank):
+    plan = make_plan({LLM: (1, 1)}, num_microbatches=1)
+    seat = seat_of(plan, 0)
+    stage = cut_stage(tiny_model(), family(), LLM, seat.layers)
+    generator = torch.Generator().manual_seed(0)
+    for n, p in stage.names.items():
+        if not n.endswith("bias"):
+            p.grad = torch.randn(p.shape, generator=generator)
+    return GradientReducer(plan, seat, stage, make_groups(plan, 0, timeout_s=30)), stage
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_equals_torch(reducer_and_stage, max_norm):
+    reducer, stage = reducer_and_stage
+    reference = copy.deepcopy(list(stage.names.values()))
+    for copied, p in zip(reference, stage.names.values(), strict=True):
+        copied.grad = None if p.grad is None else p.grad.clone()
+    expected_norm = torch.nn.utils.clip_grad_norm_(reference, max_norm)
+    reducer.reduce()
+    norm, _ = reducer.norm_and_loss(0.0)
+    assert norm == pytest.approx(float(expected_norm), rel=1e-5)
+    reducer.clip(norm, max_norm)
+    for copied, (name, p) in zip(reference, stage.names.items(), strict=True):
+        expected = torch.zeros_like(p) if copied.grad is None else copied.grad
+        torch.testing.assert_close(p.grad, expected, msg=name)
+
+
+def test_a_parameter_without_gradient_gets_zeros(reducer_and_stage):
+    reducer, stage = reducer_and_stage
+    missing = [p for p in stage.names.values() if p.grad is None]
+    assert missing
+    reducer.reduce()
+    assert all(not p.grad.any() for p in missing)
+
+
+def test_the_loss_is_summed_over_ranks(reducer_and_stage):
+    reducer, _ = reducer_and_stage
+    assert reducer.norm_and_loss(1.25)[1] == 1.25
