@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ class ModelConfig(Section):
     media: dict[str, Any] = Field(default_factory=dict)
     """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class DatasetConfig(Section):
@@ -144,7 +145,7 @@ class TrainConfig(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     schedule_ahead: int = Field(default=2, ge=1)
     """Steps the scheduler works ahead of training."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the sample order."""
     timeout_s: float = Field(default=120, gt=0)
     """A collective or a message slower than this ends the job."""
@@ -176,7 +177,8 @@ class Config(Section):
     @property
     def key(self) -> str:
         """Hash of everything in the file: two runs with the same key are the same run."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -200,12 +202,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise _config_error(error, files) from None
+        raise _config_error(error, files, [o.partition("=")[0] for o in overrides]) from None
 
 
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML that `load_config` reads back to an equal value."""
     yaml, text = YAML(), io.StringIO()
+    yaml.allow_unicode = False  # escapes what YAML reads as a line break but Python does not, such as U+0085
     yaml.dump(config.model_dump(mode="json"), text)
     return text.getvalue()
 
@@ -215,16 +218,24 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
     try:
-        data = YAML(typ="safe", pure=True).load(text)
+        data = _parse_yaml(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"not valid YAML: {problem}", where=f"{path}{line}") from None
+        raise ConfigError(_yaml_problem(error), where=f"{path}:{mark.line + 1}" if mark else str(path)) from None
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys", where=str(path))
     return data
+
+
+def _parse_yaml(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def _yaml_problem(error: YAMLError) -> str:
+    return f"not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
 
 
 def _section_path(parent: Path, section: str, name: str) -> Path:
@@ -249,21 +260,27 @@ def _apply(data: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"`{name}` is not a section", where=f"--set {override}")
         node = child
-    node[leaf] = YAML(typ="safe", pure=True).load(text)
+    try:
+        node[leaf] = _parse_yaml(text)
+    except YAMLError as error:
+        raise ConfigError(_yaml_problem(error), where=f"--set {override}") from None
 
 
-def _config_error(error: ValidationError, files: Mapping[str, Path]) -> ConfigError:
-    problems = [_describe(e, files) for e in error.errors()]
+def _config_error(error: ValidationError, files: Mapping[str, Path], overridden: Sequence[str]) -> ConfigError:
+    problems = [_describe(e, files, overridden) for e in error.errors()]
     what, where, hint = problems[0]
     if len(problems) > 1:
         hint += f"{'; ' if hint else ''}and {len(problems) - 1} more: " + ", ".join(p[1] for p in problems[1:])
     return ConfigError(what, where=where, hint=hint)
 
 
-def _describe(error: Any, files: Mapping[str, Path]) -> tuple[str, str, str]:
+def _describe(error: Any, files: Mapping[str, Path], overridden: Sequence[str]) -> tuple[str, str, str]:
     loc = [str(part) for part in error["loc"]]
+    key = ".".join(loc)
     section = loc[0] if loc and loc[0] in files else ""
-    where = f"{files[section]}: {'.'.join(loc[1:] if section else loc)}"
+    where = f"{files[section]}: {'.'.join(loc[1:]) if section else key}"
+    if any(key == k or key.startswith(f"{k}.") for k in overridden):
+        where = f"--set {key}"
     if error["type"] == "extra_forbidden":
         return f"unknown key `{loc[-1]}`", where, did_you_mean(loc[-1], _valid_keys(loc[:-1]))
     if error["type"] == "missing":

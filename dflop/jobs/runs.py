@@ -33,11 +33,22 @@ def begin(config: Config) -> tuple[RunDir, bool]:
     if found is not None:
         _check_not_driven(found)
         return found, True
-    run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run = RunDir(config.runs.absolute() / run_id)
-    run.path.mkdir(parents=True, mode=0o700)
+    run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     write_atomically(run.config_file, dump_config(_absolute(config)))
     return run, False
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """A folder nobody else has: runs of several configurations may begin within one second."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(mode=0o700)
+            return folder
+        except FileExistsError:
+            number += 1
 
 
 def unfinished(config: Config) -> RunDir | None:

@@ -7,6 +7,8 @@ plans and corrections. Nothing waits for it for long: when it is late or dead, r
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -27,6 +29,7 @@ from dflop.train.checkpoint import read_latest
 from dflop.train.plans import PlanMessage, open_store, publish, take_observation
 
 IDLE_S = 0.02
+_PR_SET_PDEATHSIG = 1
 
 
 def main(run_path: str, mode: str, attempt: str, host: str, port: str) -> None:
@@ -39,6 +42,7 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str) -> None:
         host: Where rank 0 serves the key-value store.
         port: Its port.
     """
+    _die_with_parent()
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
     service = Scheduler(run, config, plan, mode, int(attempt))
@@ -78,7 +82,9 @@ class Scheduler:
         for step in range(self._first, len(self._steps)):
             while step - seen >= self._config.train.schedule_ahead + 1:
                 seen = self._listen(store, seen, pending)
-            publish(store, self._message(step, self._steps[step]))
+            message = self._message(step, self._steps[step])
+            if publish(store, message):
+                self._spool.append(message.step_plan)
         while seen < len(self._steps):
             seen = self._listen(store, seen, pending)
 
@@ -100,7 +106,6 @@ class Scheduler:
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
         spans = predicted_spans(self._plan, step_plan, batch, cost)
-        self._spool.append(step_plan)
         return PlanMessage(
             step_plan,
             {
@@ -129,6 +134,13 @@ class Scheduler:
             _say(f"step {seen}: `{correction.module}` takes x{correction.factor:.2f} of its predicted time")
             self._spool.append(correction)
         return seen + 1
+
+
+def _die_with_parent() -> None:
+    """End on SIGTERM by way of `finally`, so that the spool is flushed, and get one when rank 0 dies."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, float], int]:

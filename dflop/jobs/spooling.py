@@ -44,6 +44,7 @@ class SpoolThread:
                 self._try(self._writer.flush)
                 continue
             if record is None:
+                self._has_failed = False  # the last chance: what is lost now is said again
                 self._try(self._writer.flush)
                 return
             self._try(self._writer.append, record)

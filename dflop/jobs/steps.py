@@ -14,6 +14,8 @@ from dflop.data.order import global_batch
 from dflop.records import SampleShape
 
 TRAIN, COMPARE = "train", "compare"
+WARMUP = "warmup"
+"""Policy name in the records of steps that do not count."""
 NUM_WARMUP_STEPS = 2
 """First steps of a comparison, not counted: lazy initialisation and page faults."""
 
@@ -33,7 +35,7 @@ def job_steps(config: Config, mode: str) -> tuple[StepSpec, ...]:
     """Steps of the `train` or the `compare` job."""
     if mode == TRAIN:
         return tuple(StepSpec(t, "balanced", "") for t in range(config.train.num_steps))
-    steps = [StepSpec(t, "balanced", "warmup") for t in range(NUM_WARMUP_STEPS)]
+    steps = [StepSpec(t, "balanced", WARMUP) for t in range(NUM_WARMUP_STEPS)]
     for pair in range(config.compare.num_batches * config.compare.num_repeats):
         policies = ("arrival", "balanced") if pair % 2 == 0 else ("balanced", "arrival")
         steps += [StepSpec(pair % config.compare.num_batches, p, p) for p in policies]

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.spooling import SpoolThread
-from dflop.jobs.steps import COMPARE, TRAIN, batch_of, job_steps
+from dflop.jobs.steps import COMPARE, TRAIN, WARMUP, batch_of, job_steps
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
@@ -78,6 +79,10 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     try:
         first = rank_context.train(lambda: scheduler is not None and scheduler.poll() is None)
         dist.barrier()
+    except BaseException:
+        if scheduler is not None:
+            scheduler.terminate()  # it would wait for observations that never come
+        raise
     finally:
         rank_context.spool.close()
         if scheduler is not None:
@@ -151,19 +156,17 @@ class _Rank:
         limit = cluster.max_concurrency if cluster.max_concurrency < self.plan.num_processes else None
 
         def fallback(step: int) -> PlanMessage:
-            batch = batch_of(self.config, self.shapes, self.steps[step].batch_step)
-            return PlanMessage(
-                schedule_step(
-                    run_id=self.run_id,
-                    step=step,
-                    plan=self.plan,
-                    batch=batch,
-                    cost=cost,
-                    policy="arrival",
-                    max_concurrency=limit,
-                ),
-                {},
+            spec = self.steps[step]
+            step_plan = schedule_step(
+                run_id=self.run_id,
+                step=step,
+                plan=self.plan,
+                batch=batch_of(self.config, self.shapes, spec.batch_step),
+                cost=cost,
+                policy="arrival",
+                max_concurrency=limit,
             )
+            return PlanMessage(replace(step_plan, policy=WARMUP) if spec.label == WARMUP else step_plan, {})
 
         return PlanSource(
             self.store,

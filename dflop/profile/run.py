@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dflop.errors import DataError
 from dflop.models.family import Family
 from dflop.profile.groups import probe_groups
 from dflop.profile.probe import ModuleProbe, ProbeSettings
@@ -48,8 +49,13 @@ def profile_model(
         budget_s: Time for the probes of all modules together.
         device: Where to run.
         progress: Told once per module and depth.
+
+    Raises:
+        DataError: there is no sample to draw groups from.
     """
     used = [m for m in family.modules if any(s.load(m).num_tokens for s in shapes)]
+    if not used:
+        raise DataError("no sample to profile the model with", hint="the dataset has no healthy sample")
     share_s = budget_s / (len(used) * len(depths))
     for module in used:
         groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=settings.seed)

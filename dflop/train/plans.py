@@ -58,7 +58,7 @@ class PlanSource:
     """Where a rank gets the plan of each step.
 
     Args:
-        store: The key-value store.
+        store: The key-value store, to which one more connection is opened.
         rank: Global rank; rank 0 also guards the scheduler.
         fallback: Makes the data-blind plan of a step (rank 0 only).
         scheduler_is_alive: Whether waiting longer can help (rank 0 only).
@@ -78,18 +78,25 @@ class PlanSource:
         timeout_s: float,
         on_fallback: Callable[[PlanMessage, str], None],
     ) -> None:
-        self._store, self._rank, self._fallback = store, rank, fallback
+        # A connection of its own: one that waits for a plan would make every other user of it wait too.
+        self._store = open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
+        self._rank, self._fallback = rank, fallback
         self._is_alive, self._patience_s, self._timeout_s = scheduler_is_alive, patience_s, timeout_s
         self._on_fallback = on_fallback
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
 
+        Args:
+            step: Asked for in order, and at most one step ahead of the one that runs.
+
         Raises:
             TrainError: nobody did within the timeout.
         """
         key = f"plan/{step}"
         if self._rank == 0:
+            # Every rank has run step - 2. Its plan makes room, its key stays: a late scheduler must still lose.
+            self._store.set(f"plan/{step - 2}", "done")
             self._guard(key, step)
         try:
             self._store.wait([key], timedelta(seconds=self._timeout_s))

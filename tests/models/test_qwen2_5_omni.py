@@ -89,7 +89,7 @@ def test_video_without_frames_is_refused():
 
 
 @given(st.integers(16, 1000), st.integers(16, 1000), st.integers(1, 400), st.floats(0, 40, allow_nan=False))
-def test_video_grid_equals_the_processors_rule_per_frame(width, height, num_frames, duration_s):
+def test_every_frame_of_a_video_is_sized_like_an_image(width, height, num_frames, duration_s):
     placed = place_video(FULL, width, height, num_frames, duration_s)
     media = FULL.media
     size = smart_resize(height, width, 28, media["min_pixels"], media["video_max_pixels"])
@@ -164,8 +164,9 @@ def test_widths_and_heads_equal_the_hugging_face_defaults():
     attention = model.model.language_model.layers[0].self_attn
     assert (llm.hidden_size, llm.num_heads) == (model.config.text_config.hidden_size, attention.num_heads)
     assert llm.num_kv_heads == attention.num_key_value_heads
-    assert (vision.hidden_size, vision.num_heads) == (model.model.visual.config.hidden_size, 16)
-    assert (audio.hidden_size, audio.num_heads) == (model.model.audio_tower.config.d_model, 20)
+    towers = model.config.vision_config, model.config.audio_config
+    assert (vision.hidden_size, vision.num_heads) == (towers[0].hidden_size, towers[0].num_heads)
+    assert (audio.hidden_size, audio.num_heads) == (towers[1].d_model, towers[1].encoder_attention_heads)
 
 
 @pytest.mark.parametrize("module", ["vision", "audio", LLM])

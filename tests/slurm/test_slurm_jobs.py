@@ -51,6 +51,16 @@ def test_two_nodes_with_two_tasks_each(launcher: SlurmLauncher, tmp_path: Path) 
     assert {s["GREETING"] for s in seen} == {"it's $HOME"}
 
 
+def test_three_tasks_on_two_nodes(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    resources = Resources(num_nodes=2, tasks_per_node=2, num_idle_slots=1, time_limit_min=5)
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
+    assert end(launcher, handle).state is JobState.DONE
+    seen = launcher.collect(handle)
+    places = [(s["RANK"], s["NODE_RANK"], s["LOCAL_RANK"], s["LOCAL_WORLD_SIZE"]) for s in seen]
+    assert places == [("0", "0", "0", "2"), ("1", "0", "1", "2"), ("2", "1", "0", "1")]
+    assert {s["WORLD_SIZE"] for s in seen} == {"3"}
+
+
 def test_the_saved_script_does_the_same_work_by_hand(launcher: SlurmLauncher, tmp_path: Path) -> None:
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
     script = tmp_path / "job" / "job.sbatch"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.config import load_config
+from dflop.config import dump_config, load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.errors import ConfigError
@@ -45,7 +45,7 @@ cluster:
   memory_per_process_gib: 2
   slurm: {{poll_interval_s: 0.5, time_limit_min: 5, setup: ["export PYTHONPATH={repo}"]}}
 data_profile: {{num_shards: 2}}
-model_profile: {{budget_s: 8, num_probes: 8}}
+model_profile: {{budget_s: 8, num_probes: 8, num_repeats: 1}}
 plan: {{global_batch_size: 8}}
 train: {{num_steps: 5, checkpoint_every: 2}}
 """
@@ -157,9 +157,7 @@ def latest(run: RunDir) -> dict[str, int]:
 
 
 def set_num_steps(run: RunDir, num_steps: int) -> None:
-    config = json.loads(run.config_file.read_text())
-    config["train"]["num_steps"] = num_steps
-    run.config_file.write_text(json.dumps(config))
+    run.config_file.write_text(dump_config(load_config(run.config_file, [f"train.num_steps={num_steps}"])))
 
 
 def sbatch(folder: Path, run: RunDir) -> str:

@@ -32,7 +32,7 @@ def batches(kinds):
 
 
 def reference(kinds, tied, bad_positions=()):
-    """Losses, gradient norms and gradients of a plain Hugging Face run: one sample at a time, its own forward, its own attention."""
+    """Losses, gradient norms and gradients of Hugging Face's own forward and attention, one sample at a time."""
     torch.set_num_threads(1)
     plain = synthetic.plain_model(tied=tied)
     steps = []

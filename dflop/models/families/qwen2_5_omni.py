@@ -1,9 +1,11 @@
 """Qwen2.5-Omni thinker: a native-resolution vision tower and a chunked audio tower feeding a Qwen2.5 decoder.
 
-Sizes follow the Hugging Face processor: an image is resized so that both sides are multiples of
-`patch_size * spatial_merge_size` within [min_pixels, max_pixels]; a video is sampled at `video_fps` to an even number
-of frames, each resized the same way; audio becomes 10 ms mel frames, cut into chunks of `2 * n_window`. Attention
-runs per frame (or per window) in the vision tower and per chunk in the audio tower, hence the sums of squares.
+Images and audio follow the Hugging Face processors exactly (tests hold them equal): an image is resized so that both
+sides are multiples of `patch_size * spatial_merge_size` within [min_pixels, max_pixels]; audio becomes 10 ms mel
+frames, cut into chunks of `2 * n_window`. A video is sampled at `video_fps`, evenly from its first to its last frame,
+to an even number of frames, each resized like an image within [min_pixels, video_max_pixels]; Hugging Face samples
+from the start of each interval and never goes below 128 * 28 * 28 pixels. Attention runs per frame (or per window) in
+the vision tower and per chunk in the audio tower, hence the sums of squares.
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+"""Small run configurations in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dflop.config import Config, load_config
+
+MINIMAL: dict[str, Any] = {
+    "name": "small",
+    "model": {"family": "qwen2_5_omni_thinker"},
+    "cluster": {"name": "here", "num_processes_per_node": 4, "num_cores_per_node": 2, "memory_per_process_gib": 1},
+    "dataset": {"annotations": "data/a.jsonl", "media_root": "data/media", "tokenizer": "data/tokenizer.json"},
+}
+
+
+def write_config(folder: Path, *overrides: str) -> Path:
+    """A configuration file in `folder` whose store and runs lie there too."""
+    content = {**MINIMAL, "store": str(folder / "store"), "runs": str(folder / "runs")}
+    for name in ("annotations", "media_root", "tokenizer"):
+        content["dataset"] = {**content["dataset"], name: str(folder / MINIMAL["dataset"][name])}
+    path = folder / "run.yaml"
+    path.write_text(json.dumps(content))
+    if overrides:
+        path.write_text(json.dumps(load_config(path, overrides).model_dump(mode="json")))
+    return path
+
+
+def make_config(folder: Path, *overrides: str) -> Config:
+    return load_config(write_config(folder), overrides)
+
+
+def make_dataset(folder: Path, annotations: str = '{"id": "a", "image": "x.jpg"}\n') -> None:
+    """Files where the configuration expects them; their content is only looked at by preflight."""
+    (folder / "data" / "media").mkdir(parents=True)
+    (folder / "data" / "a.jsonl").write_text(annotations)
+    (folder / "data" / "tokenizer.json").write_text("{}")

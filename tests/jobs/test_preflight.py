@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from dflop.errors import ConfigError, InfeasiblePlanError
+from dflop.jobs.preflight import modules_named, preflight
+from dflop.jobs.rundir import family_of
+from dflop.records import LLM
+from tests.jobs.configs import make_config, make_dataset, write_config
+
+ALL = ("vision", "audio", LLM)
+
+
+def check(folder, *overrides):
+    preflight(make_config(folder, *overrides), folder / "run.yaml")
+
+
+def test_a_sound_configuration_passes(tmp_path):
+    make_dataset(tmp_path)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["annotations", "media_root", "tokenizer"])
+def test_missing_files_are_named_with_their_key(tmp_path, key):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match="`/nowhere/at/all` does not exist") as caught:
+        check(tmp_path, f"dataset.{key}=/nowhere/at/all")
+    assert caught.value.where == f"{tmp_path / 'run.yaml'}: dataset.{key}"
+    assert caught.value.exit_code == 2
+
+
+def test_a_folder_is_no_annotation_file(tmp_path):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
+
+
+def test_the_demo_dataset_may_still_be_missing(tmp_path):
+    check(tmp_path, "dataset.demo=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("model.family=llava", "unknown model family `llava`"),
+        ("model.media={max_pixel: 1}", "unknown media limit `max_pixel`"),
+        ("cluster.backend=inline", "cannot train"),
+    ],
+)
+def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match=what):
+        check(tmp_path, override)
+
+
+def test_slurm_needs_sbatch_and_the_name_of_the_hardware(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(ConfigError, match="sbatch, which is not on PATH"):
+        check(tmp_path, "cluster.backend=slurm")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    with pytest.raises(ConfigError, match="hardware of the nodes must be named") as caught:
+        check(tmp_path, "cluster.backend=slurm")
+    assert caught.value.where.endswith("cluster.hardware")
+    check(tmp_path, "cluster.backend=slurm", "cluster.hardware=H200")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "modules"),
+    [
+        ('{"image": "a.jpg"}', ("vision", LLM)),
+        ('{"images": ["a.jpg"]}', ("vision", LLM)),
+        ('{"video": "a.mp4"}', ("vision", LLM)),
+        ('{"audio": "a.wav"}', ("audio", LLM)),
+        ('{"image": "a.jpg"}\n{"audio": "a.wav"}', ALL),
+        ('{"conversations": []}', (LLM,)),
+    ],
+)
+def test_modules_are_those_the_annotations_mention(tmp_path, annotations, modules):
+    make_dataset(tmp_path, annotations)
+    config = make_config(tmp_path)
+    assert modules_named(family_of(config), config) == modules
+
+
+def test_what_cannot_be_read_here_may_need_every_module(tmp_path):
+    config = make_config(tmp_path, "dataset.annotations=data/a.jsonl.gz")
+    assert modules_named(family_of(config), config) == ALL
+
+
+@pytest.mark.parametrize(("annotations", "num_processes"), [('{"image": 1, "audio": 1}', 2), ('{"image": 1}', 1)])
+def test_too_few_processes_end_before_anything_is_profiled(tmp_path, annotations, num_processes):
+    make_dataset(tmp_path, annotations)
+    override = f"cluster.num_processes_per_node={num_processes}"
+    with pytest.raises(InfeasiblePlanError, match=f"the cluster has {num_processes}") as caught:
+        check(tmp_path, override)
+    assert caught.value.exit_code == 3
+    assert "add 1 process(es)" in caught.value.hint
+    check(tmp_path, f"cluster.num_processes_per_node={num_processes + 1}")
+
+
+def test_nothing_is_created(tmp_path):
+    make_dataset(tmp_path)
+    write_config(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    check(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before

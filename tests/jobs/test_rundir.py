@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.config import dump_config
+from dflop.errors import ConfigError
+from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run, write_atomically
+from dflop.records import LLM
+from tests.builders import make_plan, make_table, random_batch
+from tests.jobs.configs import make_config
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir(tmp_path / "run-1")
+    run.path.mkdir()
+    return run
+
+
+def test_what_is_written_is_read_back(run):
+    plan, tables = make_plan({"vision": 2, LLM: 1}, llm_pp=2), [make_table("vision"), make_table(LLM)]
+    shapes = random_batch(7, seed=1)
+    assert not run.has_plan()
+    run.write_plan(plan, tables)
+    run.write_shapes(shapes)
+    run.write_state({"state": "running"})
+    assert run.has_plan()
+    assert run.plan() == plan
+    assert run.cost_tables() == tables
+    assert run.shapes() == list(shapes)
+    assert run.profile_key() == "data"
+    assert run.state() == {"state": "running"}
+    assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_an_empty_data_profile_has_no_key(run):
+    run.write_shapes([])
+    assert run.shapes() == []
+    assert run.profile_key() == ""
+
+
+@pytest.mark.parametrize("content", [None, "", "{half"])
+def test_a_folder_without_a_readable_state_is_no_run(run, content):
+    if content is not None:
+        (run.path / "run.json").write_text(content)
+    assert run.state() == {}
+
+
+def test_attempts_are_numbered_from_one_per_job(run):
+    assert [run.claim_attempt(job) for job in ("train", "train", "compare", "train")] == [1, 2, 1, 3]
+    again = RunDir(run.path)
+    assert again.claim_attempt("train") == 4
+
+
+def test_only_a_run_directory_is_opened(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"config\.resolved\.yaml is missing") as caught:
+        open_run(tmp_path / "nothing")
+    assert caught.value.where == str(tmp_path / "nothing")
+    (tmp_path / "run").mkdir()
+    config = make_config(tmp_path)
+    (tmp_path / "run" / "config.resolved.yaml").write_text(dump_config(config))
+    monkeypatch.chdir(tmp_path)
+    opened = open_run("run")
+    assert opened.path == tmp_path / "run"
+    assert opened.run_id == "run"
+    assert opened.config() == config
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+
+    def fail(_fd):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_atomically(path, "new")
+    assert path.read_text() == "old"
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_the_family_gets_the_tokenizers_vocabulary(tmp_path):
+    config = make_config(tmp_path, "model.hf_config={text_config: {hidden_size: 64, vocab_size: 7}}")
+    assert family_of(config).text["vocab_size"] == 7
+    bound = family_of(config, 99)
+    assert (bound.text["vocab_size"], bound.text["hidden_size"]) == (99, 64)
+    assert config.model.hf_config["text_config"]["vocab_size"] == 7, "the configuration was changed"
+
+
+def test_the_dataset_is_passed_on_whole(tmp_path):
+    config = make_config(tmp_path, "dataset.max_llm_tokens=77")
+    assert dataclasses.astuple(dataset_ref(config)) == (
+        config.dataset.annotations,
+        config.dataset.media_root,
+        config.dataset.tokenizer,
+        77,
+    )

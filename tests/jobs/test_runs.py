@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import LaunchError
+from dflop.jobs import runs
+from dflop.jobs.rundir import RunDir
+from dflop.launch import Journal
+from dflop.launch.job import JobHandle, JobState, JobStatus
+from dflop.launch.process import ProcessId
+from dflop.records import RunRecord
+from dflop.store.spool import read_spool
+from tests.jobs.configs import make_config
+
+
+@pytest.fixture
+def config(tmp_path):
+    return make_config(tmp_path)
+
+
+def note(run, config, state):
+    runs.note(run, config, state, config_key=config.key)
+
+
+def test_a_new_run_is_private_and_holds_its_configuration_with_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = make_config(tmp_path, "runs=there", "store=here", "dataset.media_root=media")
+    run, is_resumed = runs.begin(config)
+    assert not is_resumed
+    assert run.path.parent == tmp_path / "there"
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    resolved = run.config()
+    assert (resolved.store, resolved.runs) == (tmp_path / "here", tmp_path / "there")
+    assert resolved.dataset.media_root == tmp_path / "media"
+    assert resolved.train == config.train
+
+
+@pytest.mark.parametrize(("state", "is_resumed"), [(runs.RUNNING, True), (runs.FAILED, True), (runs.DONE, False)])
+def test_an_unfinished_run_is_taken_up_again(config, state, is_resumed):
+    first, _ = runs.begin(config)
+    note(first, config, state)
+    second, resumed = runs.begin(config)
+    assert resumed == is_resumed
+    assert (second.path == first.path) == is_resumed
+
+
+def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    begun = [runs.begin(make_config(tmp_path, f"train.seed={seed}"))[0] for seed in range(3)]
+    assert [r.run_id for r in begun] == [f"small-20260101-000000{s}" for s in ("", "-2", "-3")]
+    assert [r.config().train.seed for r in begun] == [0, 1, 2]
+
+
+def test_a_run_of_another_configuration_is_not_taken_up(tmp_path, config):
+    first, _ = runs.begin(config)
+    note(first, config, runs.FAILED)
+    (first.path.parent / "not-a-run").mkdir()
+    other = make_config(tmp_path, "train.num_steps=3")
+    assert runs.unfinished(other) is None
+    assert runs.unfinished(config).path == first.path
+
+
+def test_the_newest_unfinished_run_is_taken_up(config):
+    for name in ("small-20260101-000000", "small-20260103-000000", "small-20260102-000000"):
+        run = RunDir(config.runs / name)
+        run.path.mkdir(parents=True)
+        note(run, config, runs.FAILED)
+    assert runs.unfinished(config).run_id == "small-20260103-000000"
+
+
+def drive(run, config, process):
+    """Run.json as a driver in `process` would have left it."""
+    driver = {"host": socket.gethostname(), "pid": process.pid, "start_ticks": process.start_ticks}
+    run.write_state({"config_key": config.key, "state": runs.RUNNING, "driver": driver})
+
+
+def test_a_run_has_one_driver(config):
+    run, _ = runs.begin(config)
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = ProcessId.of(other.pid)
+        drive(run, config, identity)
+        with pytest.raises(LaunchError, match=f"driven by process {other.pid}") as caught:
+            runs.begin(config)
+        assert caught.value.where == str(run.path)
+        drive(run, config, ProcessId(other.pid, identity.start_ticks + 1))
+        assert runs.begin(config) == (run, True), "another process that got the pid of a dead driver"
+        drive(run, config, identity)
+    finally:
+        other.communicate(b"\n")
+    assert runs.begin(config) == (run, True)
+
+
+def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
+    run, _ = runs.begin(config)
+    note(run, config, runs.RUNNING)
+    note(run, config, runs.DONE)
+    assert run.state()["state"] == runs.DONE
+    assert run.state()["driver"]["pid"] == os.getpid()
+    records = read_spool(config.store, RunRecord)
+    assert [(r.run_id, r.name, r.state, r.config_key) for r in records] == [
+        (run.run_id, "small", state, config.key) for state in (runs.RUNNING, runs.DONE)
+    ]
+    assert all(r.hardware.startswith("cpu: ") and "torch" in r.software and r.code_rev for r in records)
+
+
+def test_journal_entries_are_handed_out_once(config):
+    run, _ = runs.begin(config)
+    journal = Journal(run.path, run.run_id)
+    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
+    assert runs.new_job_records(run) == []
+    journal.submitted(handle)
+    assert [r.state for r in runs.new_job_records(run)] == ["queued"]
+    journal.changed(handle, JobStatus(JobState.RUNNING))
+    journal.changed(handle, JobStatus(JobState.DONE))
+    assert [r.state for r in runs.new_job_records(run)] == ["running", "done"]
+    assert runs.new_job_records(run) == []
+
+
+def test_the_revision_is_the_commit_or_outside_a_checkout_the_version(monkeypatch):
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
+        assert head.startswith(runs.code_revision().removesuffix("-dirty"))
+
+    def no_git(*_args, **_kwargs):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    assert runs.code_revision().startswith("v")

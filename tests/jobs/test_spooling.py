@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dflop.errors import StoreError
+from dflop.jobs.spooling import SpoolThread
+from dflop.records import Correction
+from dflop.store.spool import SpoolWriter, read_spool
+
+
+def correction(step):
+    return Correction("run", step, "llm", "table", 1.0, 0.1, 8, 1000.0)
+
+
+def test_everything_handed_over_is_on_disk_after_close(tmp_path):
+    spool = SpoolThread(SpoolWriter(tmp_path, "run", "train-r0-a1", flush_rows=4))
+    for step in range(10):
+        spool.put(correction(step))
+    spool.close()
+    assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(10))
+
+
+class FailingWriter:
+    """Fails while `broken`; notes which thread writes."""
+
+    def __init__(self):
+        self.broken, self.buffer, self.written, self.threads = True, [], [], set()
+        self.appended = threading.Semaphore(0)
+
+    def append(self, record):
+        self.buffer.append(record)
+        try:
+            self.flush()
+        finally:
+            self.appended.release()
+
+    def flush(self):
+        self.threads.add(threading.current_thread())
+        if self.broken:
+            raise StoreError("disk is full")
+        self.written += self.buffer
+        self.buffer = []
+
+
+def put_and_wait(spool, writer, records):
+    for record in records:
+        spool.put(record)
+    for _ in records:
+        assert writer.appended.acquire(timeout=20)
+
+
+def test_a_full_disk_is_reported_once_and_rows_are_kept(capfd):
+    writer = FailingWriter()
+    spool = SpoolThread(writer)
+    put_and_wait(spool, writer, [1, 2, 3])
+    writer.broken = False
+    put_and_wait(spool, writer, [4])
+    spool.close()
+    assert writer.written == [1, 2, 3, 4]
+    assert capfd.readouterr().err.count("disk is full") == 1
+    assert writer.threads.isdisjoint({threading.current_thread()}), "the training thread waited for the disk"
+
+
+def test_rows_that_are_lost_in_the_end_are_reported_again(capfd):
+    writer = FailingWriter()
+    spool = SpoolThread(writer)
+    put_and_wait(spool, writer, [1, 2])
+    capfd.readouterr()
+    spool.close()
+    assert "disk is full" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("num_records", [0, 1])
+def test_close_ends_the_thread(tmp_path, num_records):
+    before = threading.active_count()
+    spool = SpoolThread(SpoolWriter(tmp_path, "run", "train-r0-a1"))
+    for step in range(num_records):
+        spool.put(correction(step))
+    spool.close()
+    assert threading.active_count() == before

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dflop.jobs.steps import COMPARE, NUM_WARMUP_STEPS, TRAIN, batch_of, job_steps
+from tests.builders import random_batch
+from tests.jobs.configs import make_config
+
+
+def test_training_takes_the_batches_in_order(tmp_path):
+    steps = job_steps(make_config(tmp_path, "train.num_steps=5"), TRAIN)
+    assert [(s.batch_step, s.policy, s.label) for s in steps] == [(t, "balanced", "") for t in range(5)]
+
+
+@pytest.mark.parametrize(("num_batches", "num_repeats"), [(1, 1), (3, 2), (5, 2), (2, 3)])
+def test_a_comparison_is_fair(tmp_path, num_batches, num_repeats):
+    config = make_config(tmp_path, f"compare.num_batches={num_batches}", f"compare.num_repeats={num_repeats}")
+    steps = job_steps(config, COMPARE)
+    warmup, counted = steps[:NUM_WARMUP_STEPS], steps[NUM_WARMUP_STEPS:]
+    assert {s.label for s in warmup} == {"warmup"}
+    assert all(s.label == s.policy for s in counted)
+    assert Counter((s.batch_step, s.policy) for s in counted) == {
+        (b, p): num_repeats for b in range(num_batches) for p in ("arrival", "balanced")
+    }
+    pairs = [counted[i : i + 2] for i in range(0, len(counted), 2)]
+    assert all(a.batch_step == b.batch_step and a.policy != b.policy for a, b in pairs), "a pair shares its batch"
+    firsts = Counter(a.policy for a, _ in pairs)
+    assert abs(firsts["arrival"] - firsts["balanced"]) <= 1, "one policy always goes first"
+
+
+def test_batches_depend_on_seed_and_step_alone(tmp_path):
+    shapes = random_batch(40, seed=0)
+    config = make_config(tmp_path, "plan.global_batch_size=16")
+    batches = [batch_of(config, shapes, t) for t in range(6)]
+    assert [len(b) for b in batches] == [16, 16, 8] * 2
+    assert batches[0] != batches[1]
+    assert batch_of(make_config(tmp_path, "plan.global_batch_size=16", "train.seed=1"), shapes, 0) != batches[0]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(s.sample_index for b in epoch for s in b) == list(range(40)), "an epoch is every sample once"

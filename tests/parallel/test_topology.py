@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.parallel.topology import make_groups, rank_of, seat_of, seats
+from dflop.records import LLM, ModulePlan, ParallelSpec
+from tests.train.ranks import run_ranks
+from tests.train.synthetic import make_plan
+
+DEGREES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+
+
+@st.composite
+def plans(draw):
+    """Plans with tensor parallelism as well, which the engine does not run yet but the ranks allow for."""
+    base = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=1)
+    modules, first_rank = [], 0
+    for name in ("vision", "audio", LLM):
+        tp, pp, dp = draw(DEGREES)
+        layers = tuple(draw(st.lists(st.integers(1, 5), min_size=pp, max_size=pp)))
+        modules.append(ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, layers, (0,) * pp))
+        first_rank += tp * pp * dp
+    return type(base)(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, "modules": tuple(modules)})
+
+
+@given(plans())
+def test_every_rank_has_one_seat(plan):
+    found = list(seats(plan))
+    assert [s.rank for s in found] == list(range(plan.num_processes))
+    for seat in found:
+        assert rank_of(plan.module(seat.module), seat.stage, seat.dp_rank, seat.tp_rank) == seat.rank
+        assert seat_of(plan, seat.rank) == seat
+
+
+@given(plans())
+def test_stages_hold_every_layer_once(plan):
+    for module in plan.modules:
+        spans = sorted({s.layers for s in seats(plan) if s.module == module.module})
+        assert len(spans) == module.parallel.pp
+        assert [end - first for first, end in spans] == list(module.layers_per_stage)
+        ends = [0, *(end for _, end in spans)]
+        assert [first for first, _ in spans] == ends[:-1]
+
+
+def test_a_rank_outside_the_plan_is_named():
+    plan = make_plan({"vision": (1, 2), LLM: (1, 1)}, num_microbatches=1)
+    with pytest.raises(ValueError, match="rank 3 has no seat in a plan of 3 processes"):
+        seat_of(plan, 3)
+
+
+def group_members(rank, _folder, layout):
+    groups = make_groups(make_plan(layout, num_microbatches=1), rank, timeout_s=60)
+    total = torch.tensor([2.0**rank])
+    dist.all_reduce(total, group=groups.replicas)
+    return {name: dist.get_process_group_ranks(getattr(groups, name)) for name in groups.__slots__}, float(total)
+
+
+def test_groups_hold_replicas_of_a_stage_and_the_ends_of_the_pipeline(tmp_path):
+    ranks = run_ranks(group_members, 5, tmp_path, {"vision": (1, 1), LLM: (2, 2)})
+    for rank, replicas in enumerate([[0], [1, 2], [1, 2], [3, 4], [3, 4]]):
+        members, total = ranks[rank]
+        assert members["forward"] == members["backward"] == members["control"] == [0, 1, 2, 3, 4]
+        assert members["replicas"] == replicas
+        assert total == sum(2.0**r for r in replicas)
+    assert [members["tied"] for members, _ in ranks[1:]] == [[1, 2, 3, 4]] * 4

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflop.profile.groups import KINDS, make_group, probe_groups
+from dflop.records import LLM
+from tests.builders import random_batch
+
+MODULES = ("vision", "audio", LLM)
+
+
+def groups_of(module, *, num_groups=24, seed=0, shapes=None):
+    shapes = random_batch(300, seed=seed) if shapes is None else shapes
+    return probe_groups(shapes, module, num_groups=num_groups, max_samples=12, seed=seed)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_all_kinds_occur_and_every_group_has_work(module):
+    groups = groups_of(module)
+    assert [g.kind for g in groups] == [KINDS[i % len(KINDS)] for i in range(24)]
+    assert all(g.load.num_tokens > 0 for g in groups)
+    assert all(1 <= len(g.samples) <= 12 for g in groups)
+    assert all(len(g.samples) == 1 for g in groups if g.kind == "single")
+    assert all(len({s.sample_index for s in g.samples}) == len(g.samples) for g in groups)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_load_and_items_are_those_of_the_samples(module):
+    for g in groups_of(module):
+        items = [i for s in g.samples for i in s.items if i.module == module]
+        assert list(g.items) == items
+        tokens = [s.num_llm_tokens for s in g.samples] if module == LLM else [i.num_tokens for i in items]
+        assert (g.load.num_items, g.load.num_tokens) == (len(tokens), sum(tokens))
+        assert g.load.sum_sq_tokens == sum(t * t for t in tokens)
+
+
+def test_sorted_kinds_are_neighbours():
+    users = [s for s in random_batch(300, seed=0) if s.load("vision").num_items]
+    orders = {
+        "length_sorted": sorted(s.load("vision").num_tokens for s in users),
+        "tile_sorted": sorted(s.load("vision").num_tokens / s.load("vision").num_items for s in users),
+    }
+    for g in groups_of("vision"):
+        if g.kind not in orders:
+            continue
+        loads = [s.load("vision") for s in g.samples]
+        keys = [x.num_tokens if g.kind == "length_sorted" else x.num_tokens / x.num_items for x in loads]
+        order, size = orders[g.kind], len(keys)
+        assert any(order[start : start + size] == keys for start in range(len(order)))
+
+
+def test_the_seed_fixes_the_groups():
+    shapes = random_batch(100, seed=1)
+    assert groups_of(LLM, seed=3, shapes=shapes) == groups_of(LLM, seed=3, shapes=shapes)
+    assert groups_of(LLM, seed=3, shapes=shapes) != groups_of(LLM, seed=4, shapes=shapes)
+
+
+def test_small_and_unused_data():
+    for num_samples in (1, 2, 3):
+        assert all(g.samples for g in groups_of(LLM, shapes=random_batch(num_samples, seed=0)))
+    one = random_batch(1, encoders=(), seed=0)
+    assert {len(g.samples) for g in groups_of(LLM, shapes=one)} == {1}
+    assert groups_of("vision", shapes=one) == ()
+    assert make_group("single", one, "vision").load.num_tokens == 0
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_cost_terms_can_be_told_apart_better_than_in_random_groups(module):
+    mixed, only_random = [], []
+    for seed in range(10):
+        mixed.append(condition(groups_of(module, seed=seed)))
+        many = groups_of(module, num_groups=24 * len(KINDS), seed=seed)
+        only_random.append(condition([g for g in many if g.kind == "random"]))
+    assert max(mixed) < 50
+    assert np.median(mixed) < 0.75 * np.median(only_random)
+
+
+def condition(groups):
+    """Condition number of the fit's design matrix, columns scaled to length one."""
+    rows = [(1, g.load.num_tokens, g.load.sum_sq_tokens, g.load.num_items) for g in groups]
+    design = np.array(rows, dtype=float)
+    return float(np.linalg.cond(design / np.linalg.norm(design, axis=0)))

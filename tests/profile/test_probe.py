@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from dflop.errors import DataError
+from dflop.profile.groups import make_group, probe_groups
+from dflop.profile.hardware import hardware_name, software_name
+from dflop.profile.probe import ModuleProbe, ProbeSettings
+from dflop.profile.run import MIN_PROBES, profile_model
+from dflop.records import LLM
+from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family, make_shapes
+
+SETTINGS = ProbeSettings("key", "cpu: test", "torch test", "float32", num_repeats=2)
+MODULES = ("vision", "audio", LLM)
+
+
+@cache
+def probe(module, num_layers):
+    token_config = family().token_ids(TOKEN_IDS)
+    return ModuleProbe(family(), token_config, VOCAB_SIZE, module, num_layers, SETTINGS, torch.device("cpu"))
+
+
+def users(module, count):
+    return [s for s in make_shapes(60, seed=0) if s.load(module).num_tokens][:count]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_measurement_describes_what_was_run(module, num_layers):
+    group = make_group("random", users(module, 3), module)
+    m = probe(module, num_layers).measure(group)
+    assert (m.profile_key, m.hardware, m.software, m.dtype) == ("key", "cpu: test", "torch test", "float32")
+    assert (m.module, m.num_layers, m.tp, m.group, m.num_repeats) == (module, num_layers, 1, "random", 2)
+    assert (m.num_items, m.num_tokens) == (group.load.num_items, group.load.num_tokens)
+    assert min(m.forward_s, m.backward_s, m.activation_bytes) > 0
+    assert min(m.forward_spread_s, m.backward_spread_s) >= 0
+    spec = next(s for s in family().specs() if s.module == module)
+    assert m.param_bytes == 4 * (num_layers * spec.num_layer_params + spec.num_edge_params)
+
+
+def test_squares_are_those_of_the_shallow_tower_that_was_timed():
+    sample = next(s for s in make_shapes(60, seed=0) if any(i.grid[1] > 8 or i.grid[2] > 8 for i in s.items))
+    group = make_group("single", [sample], "vision")
+    one, two = (probe("vision", n).measure(group) for n in (1, 2))
+    assert one.sum_sq_tokens == sum(i.grid[0] * (i.grid[1] * i.grid[2]) ** 2 for i in group.items), "full attention"
+    assert two.sum_sq_tokens == group.load.sum_sq_tokens, "one windowed layer, one full, as in the model"
+    assert two.sum_sq_tokens < one.sum_sq_tokens
+
+
+@pytest.mark.parametrize("module", ["audio", LLM])
+def test_activation_bytes_grow_by_the_same_amount_per_layer(module):
+    group = make_group("random", users(module, 3), module)
+    one, two, three = (probe(module, n).measure(group).activation_bytes for n in (1, 2, 3))
+    assert two > one
+    assert three - two == two - one
+
+
+@pytest.mark.parametrize("module", ["audio", LLM])
+def test_activation_bytes_double_with_the_samples(module):
+    sample = users(module, 1)
+    once = probe(module, 2).measure(make_group("single", sample, module))
+    twice = probe(module, 2).measure(make_group("random", sample * 2, module))
+    assert twice.num_tokens == 2 * once.num_tokens
+    assert twice.activation_bytes == pytest.approx(2 * once.activation_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_activation_bytes_repeat_exactly(module):
+    group = make_group("random", users(module, 2), module)
+    assert len({probe(module, 1).measure(group).activation_bytes for _ in range(3)}) == 1
+
+
+def test_activation_bytes_are_what_autograd_saves_once_per_storage():
+    stage = probe(LLM, 1)
+    weight = torch.nn.Parameter(torch.randn(8, 4))
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def forward():
+        hidden = x @ weight.t()  # saves x and the weight, which is no parameter of the stage
+        return (hidden * hidden.view(3, 8)).sum()  # saves hidden twice: one storage
+
+    assert stage._saved_bytes(forward) == 4 * (3 * 4 + 8 * 4 + 3 * 8)
+
+
+def profile(shapes, **changes):
+    lines = []
+    options = dict(
+        token_config=family().token_ids(TOKEN_IDS),
+        vocab_size=VOCAB_SIZE,
+        settings=SETTINGS,
+        depths=(1, 2),
+        num_probes=MIN_PROBES + 2,
+        max_samples=2,
+        budget_s=1e9,
+        device=torch.device("cpu"),
+        progress=lines.append,
+    )
+    return list(profile_model(family(), shapes, **options | changes)), lines
+
+
+def test_every_used_module_is_profiled_at_every_depth():
+    shapes = make_shapes(30, seed=1, kinds=("image",))
+    found, lines = profile(shapes, num_probes=4)
+    assert [(m.module, m.num_layers) for m in found] == [
+        (m, d) for m in ("vision", LLM) for d in (1, 2) for _ in "1234"
+    ]
+    groups = probe_groups(shapes, LLM, num_groups=4, max_samples=2, seed=SETTINGS.seed)
+    assert [m.num_tokens for m in found if m.module == LLM] == [g.load.num_tokens for g in groups] * 2
+    assert lines[0] == "vision, 1 layer: 4 of 4 probes"
+    assert lines[-1] == "llm, 2 layers: 4 of 4 probes"
+
+
+def test_a_spent_budget_leaves_as_many_probes_as_a_fit_needs():
+    found, lines = profile(make_shapes(10, seed=1, kinds=("audio",))[4:5], budget_s=0)
+    assert [m.num_layers for m in found] == [1] * MIN_PROBES + [2] * MIN_PROBES
+    assert lines[0] == f"llm, 1 layer: {MIN_PROBES} of {MIN_PROBES + 2} probes"
+
+
+def test_an_empty_dataset_is_an_error_of_the_data():
+    with pytest.raises(DataError, match="no sample"):
+        profile([])
+
+
+def test_names_of_hardware_and_software():
+    kind, _, name = hardware_name("cpu").partition(": ")
+    assert (kind, bool(name)) == ("cpu", True)
+    assert software_name().startswith(f"torch {torch.__version__.partition('+')[0]}")

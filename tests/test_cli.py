@@ -1,0 +1,179 @@
+"""The command line as a person meets it: its own process, real exit codes, stdout and stderr."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.records import RunRecord
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+from tests.jobs.configs import make_dataset, write_config
+
+HEAVY = ("torch", "prefect", "cvxpy", "duckdb", "polars", "pyarrow", "transformers", "matplotlib", "scipy", "numpy")
+
+
+def dflop(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dflop.cli", *map(str, args)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200", **env}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], exit_code: int, *said: str) -> None:
+    """One error of ours on stderr, nothing on stdout, no traceback."""
+    assert done.returncode == exit_code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("dflop: ") == 1
+    assert "Traceback" not in done.stderr
+    for words in said:
+        assert words in done.stderr
+
+
+def loaded_by(folder: Path, *args: str) -> tuple[list[str], str]:
+    """(heavy modules that a command has imported when it ends, its stdout)."""
+    code = (
+        f"import sys; sys.argv = {['dflop', *args]!r}\n"
+        "from dflop.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print('heavy:', *sorted(set(sys.modules) & set({HEAVY!r})), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stderr.rpartition("heavy:")[2].split(), done.stdout
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy(tmp_path):
+    heavy, shown = loaded_by(tmp_path, "--help")
+    assert heavy == []
+    for command in ("run", "config", "demo-data", "report", "sql", "store"):
+        assert f" {command} " in shown
+
+
+def test_a_run_is_refused_before_training_or_flows_are_loaded(tmp_path):
+    write_config(tmp_path)
+    heavy, _ = loaded_by(tmp_path, "run", "run.yaml")
+    assert set(heavy).isdisjoint({"torch", "transformers", "prefect", "cvxpy", "duckdb"})
+
+
+def test_config_shows_every_default(tmp_path):
+    path = write_config(tmp_path)
+    done = dflop("config", path, "--set", "train.num_steps=7", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "num_steps: 7" in done.stdout
+    assert "max_grad_norm: 1.0" in done.stdout
+    (tmp_path / "again.yaml").write_text(done.stdout)
+    assert dflop("config", "again.yaml", cwd=tmp_path).stdout == done.stdout
+
+
+def run_refused(folder: Path, exit_code: int, *said: str, overrides: tuple[str, ...] = ()) -> None:
+    """`dflop run` fails as said and leaves no trace."""
+    before = sorted(folder.rglob("*"))
+    options = [part for override in overrides for part in ("--set", override)]
+    done = dflop("run", "run.yaml", *options, cwd=folder, PREFECT_HOME=str(folder / "prefect"))
+    assert_refused(done, exit_code, *said)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_run_refuses_an_unknown_key(tmp_path):
+    write_config(tmp_path)
+    text = (tmp_path / "run.yaml").read_text().replace('"store"', '"stroe"')
+    (tmp_path / "run.yaml").write_text(text)
+    run_refused(tmp_path, 2, "unknown key `stroe`", "where: run.yaml: stroe", "did you mean `store`?")
+
+
+def test_run_refuses_a_missing_dataset(tmp_path):
+    write_config(tmp_path)
+    run_refused(tmp_path, 2, f"`{tmp_path}/data/a.jsonl` does not exist", "where: run.yaml: dataset.annotations")
+
+
+def test_run_refuses_too_few_processes(tmp_path):
+    make_dataset(tmp_path, '{"image": "a.jpg", "audio": "a.wav"}')
+    write_config(tmp_path)
+    run_refused(
+        tmp_path,
+        3,
+        "need at least 3 processes; the cluster has 2",
+        "add 1 process(es)",
+        overrides=("cluster.num_processes_per_node=2",),
+    )
+
+
+def test_run_refuses_an_unknown_family_before_anything_is_imported(tmp_path):
+    make_dataset(tmp_path)
+    write_config(tmp_path)
+    run_refused(tmp_path, 2, "unknown model family `qwen`", overrides=("model.family=qwen",))
+
+
+def test_report_needs_a_run(tmp_path):
+    assert_refused(dflop("report", "nowhere", cwd=tmp_path), 2, "not a run directory", "where: nowhere")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("cli") / "store"
+    with SpoolWriter(root, "demo-1", "flow") as spool:
+        for state, at_s in (("running", 1000.0), ("done", 2000.0)):
+            spool.append(RunRecord("demo-1", "demo, small", "key", state, "cpu", "torch", "abc", "/runs/demo-1", at_s))
+    ingest(root)
+    return root
+
+
+STATES = "select name, state, observed_at_s from run_record order by observed_at_s"
+
+
+def test_sql_prints_a_table_for_people(store, tmp_path):
+    done = dflop("sql", STATES, "--store", store, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "observed_at_s" in done.stdout
+    assert "2 rows" in done.stdout
+
+
+def test_sql_prints_csv_and_json_for_programs(store, tmp_path):
+    done = dflop("sql", STATES, "--output", "csv", cwd=tmp_path, DFLOP_STORE=str(store))
+    assert list(csv.reader(io.StringIO(done.stdout))) == [
+        ["name", "state", "observed_at_s"],
+        ["demo, small", "running", "1000.0"],
+        ["demo, small", "done", "2000.0"],
+    ]
+    done = dflop("sql", STATES, "--store", store, "--output", "json", cwd=tmp_path)
+    assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["running", "done"]
+
+
+def test_sql_lists_and_runs_named_queries(store, tmp_path):
+    listed = dflop("sql", "--list", "--output", "json", cwd=tmp_path)
+    queries = {q["name"]: q for q in map(json.loads, listed.stdout.splitlines())}
+    assert queries["runs"]["purpose"]
+    done = dflop("sql", "runs", "--store", store, "--output", "json", cwd=tmp_path)
+    assert [json.loads(line)["run_id"] for line in done.stdout.splitlines()] == ["demo-1"]
+
+
+def test_sql_takes_parameters(store, tmp_path):
+    query = "select count(*) as n from run_record where state = $state and run_id = $run"
+    args = ("--param", "state=done", "--param", "run=demo-1", "--output", "json")
+    done = dflop("sql", query, "--store", store, *args, cwd=tmp_path)
+    assert json.loads(done.stdout) == {"n": 1}
+
+
+@pytest.mark.parametrize("statement", ["drop table run_record", "select 1; select 2", "select * from nothing_here"])
+def test_sql_only_reads(store, tmp_path, statement):
+    assert_refused(dflop("sql", statement, "--store", store, cwd=tmp_path), 4)
+
+
+def test_sql_names_what_there_is(store, tmp_path):
+    assert_refused(dflop("sql", "runns", "--store", store, cwd=tmp_path), 2, "did you mean `runs`?")
+    assert_refused(dflop("sql", STATES, "--store", "nowhere", cwd=tmp_path), 4, "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_ingest_says_what_it_did(tmp_path):
+    with SpoolWriter(tmp_path / "store", "demo-1", "flow") as spool:
+        spool.append(RunRecord("demo-1", "demo", "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1.0))
+    done = dflop("store", "ingest", "--store", "store", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "snapshot 1: 1 rows of 1 files\n")

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dflop import resources
+from dflop.config import Config, dump_config, load_config
+from dflop.errors import ConfigError
+
+BASE = """\
+name: small
+model: {family: qwen2_5_omni_thinker, hf_config: {tie_word_embeddings: false, text_config: {hidden_size: 64}}}
+cluster: clusters/here.yaml
+dataset:
+  annotations: a.jsonl
+  media_root: media
+  tokenizer: t.json
+"""
+CLUSTER = """\
+name: here
+num_processes_per_node: 4
+memory_per_process_gib: 2
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here.yaml").write_text(CLUSTER)
+    path = tmp_path / "run.yaml"
+    path.write_text(BASE)
+    return path
+
+
+def error_of(path: Path, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_sections_come_from_files_beside_the_one_that_names_them(config_file, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    config = load_config(config_file)
+    assert config.cluster.num_processes_per_node == 4
+    assert config.dataset.annotations == Path("a.jsonl"), "paths of data are left to the working directory"
+    in_place = BASE.replace(
+        "clusters/here.yaml", json.dumps({"num_processes_per_node": 4, "name": "here", "memory_per_process_gib": 2})
+    )
+    (tmp_path / "in_place.yaml").write_text(in_place)
+    assert load_config(tmp_path / "in_place.yaml") == config
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in resources.path("configs").glob("*.yaml")))
+def test_shipped_configurations_are_valid(name):
+    assert load_config(resources.path("configs") / name).name
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "what", "hint"),
+    [
+        (("name: small", "name: small\ntrian: {}"), "run.yaml: trian", "unknown key `trian`", "did you mean `train`?"),
+        (("a.jsonl", "a.jsonl\n  max_tokens: 9"), "run.yaml: dataset.max_tokens", "unknown key", "`max_llm_tokens`?"),
+        (("name: small\n", ""), "run.yaml: name", "missing key `name`", ""),
+        (("  tokenizer: t.json\n", ""), "run.yaml: dataset.tokenizer", "missing key `tokenizer`", ""),
+        (("name: small", "name: a/b"), "run.yaml: name", "should match pattern", ""),
+        (("name: small", "name: s\ntrain: {num_steps: 0}"), "run.yaml: train.num_steps", "equal to 1 (got 0)", ""),
+        (("name: small", "name: s\ntrain: {learning_rate: .nan}"), "train.learning_rate", "finite number", ""),
+        (("name: small", "name: s\ntrain: {seed: -1}"), "run.yaml: train.seed", "(got -1)", ""),
+    ],
+)  # fmt: skip
+def test_errors_name_file_and_key(config_file, change, where, what, hint):
+    config_file.write_text(BASE.replace(*change))
+    error = error_of(config_file)
+    assert error.where.endswith(where)
+    assert what in error.what
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "what"),
+    [
+        (("name: here", "name: here\nnum_proceses_per_node: 2"), "here.yaml: num_proceses_per_node", "unknown key"),
+        (("process_gib: 2", "process_gib: lots"), "here.yaml: memory_per_process_gib", "valid number"),
+        (("name: here", "name: here\nslurm: {partion: x}"), "here.yaml: slurm.partion", "unknown key `partion`"),
+    ],
+)  # fmt: skip
+def test_errors_in_a_section_file_name_that_file(config_file, change, where, what):
+    cluster = config_file.parent / "clusters" / "here.yaml"
+    cluster.write_text(CLUSTER.replace(*change))
+    error = error_of(config_file)
+    assert error.where == f"{config_file.parent / 'clusters'}/{where}"
+    assert what in error.what
+
+
+def test_further_problems_are_listed(config_file):
+    config_file.write_text(BASE + "trian: {}\nplan: {top: 0}\n")
+    error = error_of(config_file)
+    assert "and 1 more: " in error.hint
+    assert {f"{config_file}: trian", f"{config_file}: plan.top"} == {error.where, error.hint.rpartition(" more: ")[2]}
+
+
+def test_missing_files_are_named(config_file, tmp_path):
+    assert error_of(tmp_path / "none.yaml").where == str(tmp_path / "none.yaml")
+    (tmp_path / "clusters" / "here.yaml").unlink()
+    error = error_of(config_file)
+    assert error.what == "file `clusters/here.yaml` of section `cluster` does not exist"
+    assert error.where == f"{config_file}: cluster"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("name: a\nmodel: [1, 2\ncluster: x\n", 3), ("a: 1\na: 2\n", 2), ("a: 1\n\tb: 2\n", 2)]
+)
+def test_bad_yaml_is_located(tmp_path, text, line):
+    (tmp_path / "bad.yaml").write_text(text)
+    error = error_of(tmp_path / "bad.yaml")
+    assert error.what.startswith("not valid YAML: ")
+    assert error.where == f"{tmp_path / 'bad.yaml'}:{line}"
+
+
+@pytest.mark.parametrize(("content", "what"), [(b"", "mapping"), (b"- 1\n", "mapping"), (b"name: \xff\n", "not UTF-8")])
+def test_files_that_hold_no_keys(tmp_path, content, what):
+    (tmp_path / "bad.yaml").write_bytes(content)
+    assert what in error_of(tmp_path / "bad.yaml").what
+
+
+def test_overrides_win_and_are_yaml(config_file):
+    config = load_config(
+        config_file,
+        [
+            "train.num_steps=7",
+            "plan.microbatch_choices=[2, 3]",
+            "cluster.name=there",
+            "cluster.slurm.extra={account: a1}",
+            "model.hf_config.text_config.hidden_size=128",
+            "train.num_steps=8",
+            "dataset.demo=true",
+        ],
+    )
+    assert config.train.num_steps == 8
+    assert config.plan.microbatch_choices == (2, 3)
+    assert (config.cluster.name, config.cluster.num_processes_per_node) == ("there", 4)
+    assert config.cluster.slurm.extra == {"account": "a1"}
+    assert config.model.hf_config == {"tie_word_embeddings": False, "text_config": {"hidden_size": 128}}
+    assert config.dataset.demo is True
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "where"),
+    [
+        ("train.num_steps", "cannot read override `train.num_steps`", "--set"),
+        ("=3", "cannot read override `=3`", "--set"),
+        ("name.x=3", "`name` is not a section", "--set name.x=3"),
+        ("train.num_steps=[1", "not valid YAML", "--set train.num_steps=[1"),
+        ("train.num_stpes=3", "unknown key `num_stpes`", "--set train.num_stpes"),
+        ("cluster.num_nodes=0", "(got 0)", "--set cluster.num_nodes"),
+        ("train={num_steps: no}", "(got 'no')", "--set train.num_steps"),
+    ],
+)
+def test_bad_overrides_name_themselves(config_file, override, what, where):
+    error = error_of(config_file, override)
+    assert what in error.what
+    assert error.where == where
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS, max_size=3)
+
+
+def build(**changes) -> Config:
+    base = {
+        "name": "x",
+        "model": {"family": "f", **changes.pop("model", {})},
+        "cluster": {"name": "c", "num_processes_per_node": 1, "memory_per_process_gib": 0.5},
+        "dataset": {"annotations": "a", "media_root": "m", "tokenizer": "t"},
+    }
+    return Config.model_validate({**base, **changes})
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.floats(1e-12, 1e6), st.text(max_size=10))
+@example({"on": "no", "1e3": "1e3", "x": [1e-5, "0x1", "2026-01-01", "", " a", "#"]}, 1e-05, "\x85 \u2028 - 'x'")
+def test_what_is_dumped_is_read_back_with_the_same_key(tmp_path_factory, hf_config, learning_rate, setup_line):
+    config = build(model={"hf_config": hf_config}, train={"learning_rate": learning_rate})
+    slurm = config.cluster.slurm.model_copy(update={"setup": (setup_line, "module load cuda: 12 # not a comment")})
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"slurm": slurm})})
+    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    read = load_config(path)
+    assert read == config
+    assert read.key == config.key
+
+
+def test_the_key_follows_values_not_their_order(config_file):
+    key = load_config(config_file).key
+    lines = BASE.splitlines()
+    config_file.write_text("\n".join([*lines[3:], *lines[:3]]))
+    assert load_config(config_file).key == key
+    config_file.write_text(
+        BASE.replace(
+            "{tie_word_embeddings: false, text_config: {hidden_size: 64}}",
+            "{text_config: {hidden_size: 64}, tie_word_embeddings: false}",
+        )
+    )
+    assert load_config(config_file).key == key
+    config_file.write_text(BASE + "train: {learning_rate: 0.001, num_steps: 40}\n")
+    assert load_config(config_file).key == key, "a default that is written out changes nothing"
+    assert load_config(config_file, ["train.num_steps=41"]).key != key
+    assert load_config(config_file, ["model.hf_config.text_config.hidden_size=65"]).key != key
+
+
+def test_the_cluster_as_the_planner_sees_it(config_file):
+    spec = load_config(config_file, ["cluster.num_nodes=3", "cluster.num_cores_per_node=2"]).cluster.spec()
+    assert (spec.num_processes, spec.max_concurrency, spec.memory_per_process_bytes) == (12, 6, 2 * 2**30)
+    assert load_config(config_file).cluster.spec().num_cores_per_node >= 1

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.models.build import cut_stage
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import LLM
+from dflop.train.checkpoint import Checkpointer
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed, MediaError
+from dflop.train.loop import Hooks, LoopSettings, Trainer, learning_rate
+from dflop.train.plans import PlanMessage
+from tests.train import synthetic
+from tests.train.ranks import run_ranks
+from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
+
+SETTINGS = LoopSettings("run", 1, 4, learning_rate=0.01, warmup_steps=2, max_grad_norm=1.0, checkpoint_every=2)
+BATCH_SIZE = 6
+
+
+class FixedPlans:
+    """The plan of step t trains samples t * BATCH_SIZE onwards; step `ends_at` never comes."""
+
+    def __init__(self, plan, shapes, ends_at):
+        self._plan, self._shapes, self._ends_at = plan, shapes, ends_at
+
+    def get(self, step):
+        if step == self._ends_at:
+            raise ConnectionError("the job was killed")
+        batch = self._shapes[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
+        step_plan = make_step_plan(self._plan, batch, step, text_only_slot=False)
+        module = self._plan.modules[0].module
+        predicted = {(module, 0, 0, k): (1, 2, 3 + k, 0.25, 0.75) for k in range(3)}
+        return PlanMessage(dataclasses.replace(step_plan, predicted_step_s=0.5), predicted)
+
+
+def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None):
+    """(trainer, stage, what it told the outside)."""
+    plan = make_plan(layout, num_microbatches=3)
+    seat = seat_of(plan, rank)
+    stage = cut_stage(tiny_model(), family(), seat.module, seat.layers)
+    groups = make_groups(plan, rank, timeout_s=60)
+    optimizer = torch.optim.AdamW(stage.names.values(), lr=settings.learning_rate)
+    seen, bad = [], []
+    trainer = Trainer(
+        settings=settings,
+        plan=plan,
+        seat=seat,
+        stage=stage,
+        groups=groups,
+        engine=Engine(plan, seat, stage, groups, torch.device("cpu"), synthetic.HIDDEN_SIZE),
+        feed=Feed(source, family(), plan, seat, stage if seat.module == LLM else None),
+        source=source,
+        plans=FixedPlans(plan, shapes, ends_at),
+        optimizer=optimizer,
+        hooks=Hooks(seen.append, lambda *event: bad.append(event)),
+        checkpointer=Checkpointer(folder, stage, optimizer, groups.control, 2) if folder else None,
+    )
+    return trainer, stage, (seen, bad)
+
+
+def text_shapes(num_steps):
+    shapes = [s for s in make_shapes(200, seed=0, kinds=("image",)) if not s.items]
+    return shapes[: num_steps * BATCH_SIZE]
+
+
+def test_a_resumed_job_ends_where_an_uninterrupted_one_does(one_rank, tmp_path):
+    shapes = text_shapes(SETTINGS.num_steps)
+
+    source = SyntheticSource(shapes)
+
+    def trainer_in(name, **options):
+        return make_trainer(0, {LLM: (1, 1)}, shapes, source, folder=tmp_path / name, **options)
+
+    trainer, straight, (all_seen, _) = trainer_in("straight")
+    assert trainer.run() == 0
+    trainer, _, (first_seen, _) = trainer_in("cut", ends_at=2)
+    with pytest.raises(ConnectionError, match="killed"):
+        trainer.run()
+    trainer, resumed, (rest_seen, _) = trainer_in("cut")
+    assert trainer.run() == 2
+    assert [o.step for o in first_seen + rest_seen] == [0, 1, 2, 3]
+    assert [o.loss for o in first_seen + rest_seen] == [o.loss for o in all_seen]
+    for name, p in straight.names.items():
+        assert torch.equal(p, resumed.names[name]), name
+
+
+def test_a_finished_job_trains_nothing_more(one_rank, tmp_path):
+    shapes = text_shapes(SETTINGS.num_steps)
+    for expected in (0, SETTINGS.num_steps):
+        trainer, _, (seen, _) = make_trainer(0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes), folder=tmp_path)
+        assert trainer.run() == expected
+    assert seen == []
+
+
+def test_observations_say_what_was_planned_and_what_happened(one_rank):
+    shapes = text_shapes(2)
+    settings = dataclasses.replace(SETTINGS, num_steps=2)
+    trainer, _, (seen, bad) = make_trainer(0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes), settings)
+    trainer.run()
+    assert bad == []
+    for step, o in enumerate(seen):
+        assert (o.run_id, o.attempt, o.step, o.policy, o.rank, o.module) == ("run", 1, step, "random", 0, LLM)
+        batch = shapes[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
+        assert o.num_supervised_tokens == sum(s.num_supervised_tokens for s in batch)
+        assert o.predicted_step_s == 0.5
+        assert o.spans
+        for span in o.spans:
+            assert (span.num_items, span.num_tokens, span.sum_sq_tokens) == (1, 2, 3 + span.microbatch)
+            assert (span.predicted_forward_s, span.predicted_backward_s) == (0.25, 0.75)
+        assert 0 < o.busy_s <= o.step_s
+        assert o.busy_s == pytest.approx(sum(s.forward_s + s.backward_s for s in o.spans))
+        assert all(min(s.forward_compute_s, s.backward_compute_s) > 0 for s in o.spans)
+        assert o.reduce_s + o.optimizer_s <= o.step_s
+        assert o.grad_norm > 0
+    assert len(seen) == 2
+
+
+class BrokenSource(SyntheticSource):
+    """One image of the second step cannot be decoded."""
+
+    def __init__(self, shapes, broken):
+        super().__init__(shapes)
+        self._broken = broken
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        if (sample_index, item) == self._broken:
+            raise MediaError("file is truncated")
+        return super().array(sample_index, item)
+
+
+def train_with_a_broken_image(rank, folder, broken):
+    shapes = make_shapes(2 * BATCH_SIZE, seed=4, kinds=("image",))
+    settings = dataclasses.replace(SETTINGS, num_steps=2, learning_rate=1e-12)
+    layout = {"vision": (1, 1), LLM: (1, 1)}
+    trainer, _, told = make_trainer(rank, layout, shapes, BrokenSource(shapes, broken), settings)
+    trainer.run()
+    return told
+
+
+def test_a_broken_image_takes_its_sample_out_of_loss_and_denominator_and_nothing_else(tmp_path):
+    shapes = make_shapes(2 * BATCH_SIZE, seed=4, kinds=("image",))
+    broken = next(s.sample_index for s in shapes[BATCH_SIZE:] if s.items)
+    ranks = run_ranks(train_with_a_broken_image, 2, tmp_path, (broken, 0))
+    assert [bad for _, bad in ranks] == [[(1, broken, "image.bin", "file is truncated")], []]
+    source, plain = SyntheticSource(shapes), synthetic.plain_model()
+    for step in (0, 1):
+        batch = shapes[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
+        kept = [s for s in batch if s.sample_index != broken]
+        tokens = sum(s.num_supervised_tokens for s in kept)
+        with torch.no_grad():
+            loss = sum(float(synthetic.loss_sum(plain, source, s)) for s in kept) / tokens
+        for seen, _ in ranks:
+            assert seen[step].num_supervised_tokens == tokens
+            assert seen[step].loss == pytest.approx(loss, rel=1e-5)
+
+
+@given(st.integers(0, 20), st.integers(1, 200))
+def test_learning_rate_rises_to_its_peak_and_falls_to_a_tenth(warmup_steps, num_steps):
+    settings = dataclasses.replace(SETTINGS, num_steps=num_steps, warmup_steps=warmup_steps)
+    rates = [learning_rate(step, settings) for step in range(num_steps + 1)]
+    rise, fall = rates[:warmup_steps], rates[warmup_steps:]
+    assert rise == sorted(rise)
+    assert fall == sorted(fall, reverse=True)
+    peak = settings.learning_rate
+    assert all(0 < rate <= peak * (1 + 1e-9) for rate in rates)
+    if num_steps > warmup_steps:
+        assert fall[0] == pytest.approx(peak)
+        assert fall[-1] == pytest.approx(peak / 10)
+    if 0 < warmup_steps <= num_steps:
+        assert rise[0] == pytest.approx(peak / warmup_steps)
+        assert rise[-1] == pytest.approx(peak)
