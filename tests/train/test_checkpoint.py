@@ -107,7 +107,7 @@ def test_what_a_crash_leaves_behind_is_ignored_and_replaced(one_rank, tmp_path):
     checkpointer.save(1, {})
     half_written = tmp_path / ".tmp-step-00000002"
     half_written.mkdir()
-    (half_written / "__0_0.distcp").write_bytes(b"half")
+    (half_written / "__7_0.distcp").write_bytes(b"half")
     (tmp_path / ".tmp-latest.json").write_text('{"next_st')
     fresh, resumed = small(tmp_path, one_rank)
     assert resumed.load_latest()["next_step"] == 1
@@ -115,6 +115,7 @@ def test_what_a_crash_leaves_behind_is_ignored_and_replaced(one_rank, tmp_path):
     stage.names["w"].data.fill_(2.0)
     checkpointer.save(2, {})
     assert not half_written.exists()
+    assert not (tmp_path / "step-00000002" / "__7_0.distcp").exists()
     assert resumed.load_latest()["next_step"] == 2
     assert fresh.names["w"].tolist() == [2.0] * 3
 
