@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -36,6 +39,45 @@ def _cluster(verb: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess([verb], code, log.read_text())
 
 
+USERS = Path("/var/tmp/dflop-slurm-users")
+"""How many test processes use a cluster that one of them brought up: workers of pytest-xdist share it."""
+
+
+@contextlib.contextmanager
+def _users() -> Iterator[IO[str]]:
+    with USERS.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        yield file
+
+
+def _count(file: IO[str], count: int) -> None:
+    file.truncate(0)
+    file.write(str(count))
+
+
+def _join() -> None:
+    with _users() as file:
+        is_up, count = _cluster("status").returncode == 0, int(file.read() or 0)
+        if is_up and count == 0:
+            return  # somebody else's: not ours to stop
+        up = _cluster("up")
+        if up.returncode != 0:
+            _cluster("down")
+            pytest.fail(f"the test cluster did not start:\n{up.stdout}")
+        _count(file, count + 1 if is_up else 1)
+
+
+def _leave() -> None:
+    with _users() as file:
+        count = int(file.read() or 0)
+        if count == 0:
+            return
+        _count(file, count - 1)
+        if count == 1:
+            _cluster("down")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """Four idle nodes."""
@@ -46,14 +88,9 @@ def cluster() -> Iterator[None]:
         pytest.skip("a test cluster needs root (slurmd, unshare --uts)")
     if not wanted and shutil.which("sbatch") is None:
         pytest.skip(f"Slurm is not installed; {SWITCH}=1 installs Debian's packages")
-    was_up = _cluster("status").returncode == 0
-    up = _cluster("up")
-    if up.returncode != 0:
-        _cluster("down")
-        pytest.fail(f"the test cluster did not start:\n{up.stdout}")
+    _join()
     yield
-    if not was_up:
-        _cluster("down")
+    _leave()
 
 
 @pytest.fixture
