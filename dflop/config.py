@@ -186,19 +186,23 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     Args:
         path: YAML file.
-        overrides: `a.b.c=value` strings; the value is parsed as YAML.
+        overrides: `a.b.c=value` strings; the value is parsed as YAML. A whole section may be another file.
 
     Raises:
         ConfigError: naming file and key, with the valid keys where one is unknown.
     """
     data = _read_yaml(path)
     files = {"": path}
+    whole = [o for o in overrides if o.partition("=")[0] in _SECTION_FILES]
+    for override in whole:
+        _apply(data, override)
     for section in _SECTION_FILES:
         if isinstance(data.get(section), str):
             files[section] = _section_path(path, section, data[section])
             data[section] = _read_yaml(files[section])
     for override in overrides:
-        _apply(data, override)
+        if override not in whole:
+            _apply(data, override)
     try:
         return Config.model_validate(data)
     except ValidationError as error:

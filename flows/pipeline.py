@@ -180,9 +180,7 @@ async def _job(run: RunDir, launcher: Launcher, spec: JobSpec) -> list[Any]:
 async def _ingest(run: RunDir) -> None:
     """Bring what jobs spooled, and the job journal so far, into the database."""
     config, say = run.config(), get_run_logger().info
-    with SpoolWriter(config.store, run.run_id, "journal") as spool:
-        for record in runs.new_job_records(run):
-            spool.append(record)
+    runs.spool_journal(run, config)
     report = await asyncio.to_thread(ingest, config.store)
     say(f"ingested {count(report.num_rows)} rows of {report.num_files} files in {seconds(report.elapsed_s)}")
 

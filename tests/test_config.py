@@ -128,6 +128,14 @@ def test_files_that_hold_no_keys(tmp_path, content, what):
     assert what in error_of(tmp_path / "bad.yaml").what
 
 
+def test_a_section_may_be_overridden_by_another_file(config_file):
+    (config_file.parent / "other.yaml").write_text(
+        "name: other\nnum_processes_per_node: 7\nmemory_per_process_gib: 1\n"
+    )
+    config = load_config(config_file, ["cluster.num_nodes=3", "cluster=other.yaml"])
+    assert (config.cluster.name, config.cluster.num_processes_per_node, config.cluster.num_nodes) == ("other", 7, 3)
+
+
 def test_overrides_win_and_are_yaml(config_file):
     config = load_config(
         config_file,

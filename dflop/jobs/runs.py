@@ -14,7 +14,7 @@ from dflop.jobs.rundir import RunDir, write_atomically
 from dflop.launch import Journal
 from dflop.launch.process import ProcessId
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import JobRecord, RunRecord
+from dflop.records import RunRecord
 from dflop.store.spool import SpoolWriter
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
@@ -97,13 +97,15 @@ def _check_not_driven(run: RunDir) -> None:
         )
 
 
-def new_job_records(run: RunDir) -> list[JobRecord]:
-    """Entries of the job journal that were not handed out before; the caller spools them."""
+def spool_journal(run: RunDir, config: Config) -> None:
+    """Spool the entries of the job journal that were not spooled before."""
     mark = run.path / "jobs.spooled"
-    num_seen = int(mark.read_text()) if mark.exists() else 0
+    num_spooled = int(mark.read_text()) if mark.exists() else 0
     records = Journal(run.path, run.run_id).records()
+    with SpoolWriter(config.store, run.run_id, "journal") as spool:
+        for record in records[num_spooled:]:
+            spool.append(record)
     write_atomically(mark, str(len(records)))
-    return records[num_seen:]
 
 
 def code_revision() -> str:

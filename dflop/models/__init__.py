@@ -14,9 +14,6 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
 }
 """Family name -> (module, class). Adding a family is one file in `families/` and one line here."""
 
-MODULES: Mapping[str, tuple[str, ...]] = {"qwen2_5_omni_thinker": ("vision", "audio", "llm")}
-"""Modules of each family, so that a config can be judged before any family is imported."""
-
 
 def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> Family:
     """Family `name` bound to a Hugging Face config and media limits.

@@ -16,7 +16,7 @@ from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal
 from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.launch.process import ProcessId
-from dflop.records import RunRecord
+from dflop.records import JobRecord, RunRecord
 from dflop.store.spool import read_spool
 from tests.jobs.configs import make_config
 
@@ -112,17 +112,21 @@ def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
     assert all(r.hardware.startswith("cpu: ") and "torch" in r.software and r.code_rev for r in records)
 
 
-def test_journal_entries_are_handed_out_once(config):
+def test_journal_entries_are_spooled_once(config):
+    def spooled() -> list[str]:
+        runs.spool_journal(run, config)
+        return [r.state for r in read_spool(config.store, JobRecord)]
+
     run, _ = runs.begin(config)
     journal = Journal(run.path, run.run_id)
     handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
-    assert runs.new_job_records(run) == []
+    assert spooled() == []
     journal.submitted(handle)
-    assert [r.state for r in runs.new_job_records(run)] == ["queued"]
+    assert spooled() == ["queued"]
     journal.changed(handle, JobStatus(JobState.RUNNING))
     journal.changed(handle, JobStatus(JobState.DONE))
-    assert [r.state for r in runs.new_job_records(run)] == ["running", "done"]
-    assert runs.new_job_records(run) == []
+    assert spooled() == ["queued", "running", "done"]
+    assert spooled() == ["queued", "running", "done"]
 
 
 def test_the_revision_is_the_commit_or_outside_a_checkout_the_version(monkeypatch):
