@@ -38,9 +38,12 @@ def run(config: Path, *, overrides: Overrides = ()) -> None:
     Uses the Prefect server of PREFECT_API_URL, or a temporary one. Example: dflop run configs/demo.yaml
     """
     from dflop.config import load_config
+    from dflop.jobs import runs
     from dflop.jobs.preflight import preflight
 
-    preflight(load_config(config, overrides), config)
+    loaded = load_config(config, overrides)
+    preflight(loaded, config)
+    runs.check_free(loaded)
     for name, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
     import asyncio

@@ -29,9 +29,9 @@ def begin(config: Config) -> tuple[RunDir, bool]:
     Raises:
         LaunchError: that run is being driven by another live process of this host.
     """
+    check_free(config)
     found = unfinished(config)
     if found is not None:
-        _check_not_driven(found)
         return found, True
     run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     write_atomically(run.config_file, dump_config(_absolute(config)))
@@ -84,10 +84,21 @@ def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
         )
 
 
-def _check_not_driven(run: RunDir) -> None:
-    state = run.state()
+def check_free(config: Config) -> None:
+    """Refuse to take up a run that somebody else is at; `dflop run` asks before it starts a server.
+
+    Raises:
+        LaunchError: the unfinished run of this configuration is driven by another live process of this host.
+    """
+    run = unfinished(config)
+    state = run.state() if run else {}
     driver = state.get("driver", {})
-    if state.get("state") != RUNNING or driver.get("host") != socket.gethostname() or driver.get("pid") == os.getpid():
+    if (
+        run is None
+        or state.get("state") != RUNNING
+        or driver.get("host") != socket.gethostname()
+        or driver.get("pid") == os.getpid()
+    ):
         return
     if ProcessId(driver["pid"], driver["start_ticks"]).is_alive:
         raise LaunchError(
