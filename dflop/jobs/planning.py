@@ -12,6 +12,7 @@ from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import StoreError
+from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, family_of
 from dflop.models.family import Family
 from dflop.plan.search import make_plans
@@ -19,6 +20,7 @@ from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import CostTable, Measurement, ModuleSpec, Plan, SampleShape
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
+from dflop.store.snapshot import Current
 from dflop.store.spool import SpoolWriter
 
 Say = Callable[[str], None]
@@ -51,7 +53,7 @@ def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleS
     return tuple(s for s in family.specs() if any(x.load(s.module).num_tokens for x in shapes))
 
 
-def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[list[CostTable], int]:
+def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[list[CostTable], Current]:
     """Cost tables of a finished model profile from the store, fitted and stored first where there are none.
 
     Returns:
@@ -61,7 +63,7 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> tupl
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)
         if tables:
-            return tables, reader.seq
+            return tables, reader.snapshot
         measurements = reader.records(Measurement, where={"profile_key": profile_key})
     profiled = {m.module for m in measurements}
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
@@ -76,7 +78,7 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> tupl
         tables = reader.latest_cost_tables(profile_key)
         if not tables:
             raise StoreError("fitted cost tables did not arrive in the store", where=str(config.store))
-        return tables, reader.seq
+        return tables, reader.snapshot
 
 
 def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[Plan, ...]:
@@ -85,7 +87,7 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     Returns:
         Candidates, best first.
     """
-    tables, snapshot_seq = cost_tables(run, config, profile_key, say)
+    tables, snapshot = cost_tables(run, config, profile_key, say)
     shapes = run.shapes()
     plans = make_plans(
         run_id=run.run_id,
@@ -95,7 +97,7 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
         microbatch_choices=config.plan.microbatch_choices,
-        snapshot_seq=snapshot_seq,
+        snapshot_seq=snapshot.seq,
         top=config.plan.top,
         progress=say,
     )
@@ -104,4 +106,5 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     with SpoolWriter(config.store, run.run_id, "plan") as spool:
         for plan in plans:
             spool.append(plan)
+        spool.append(run_input(run.run_id, "plan", 0, snapshot, run.profile_key(), used))
     return plans

@@ -19,11 +19,13 @@ from dflop.config import Config
 from dflop.correct.estimate import ModuleCorrector
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError, StoreError
+from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.steps import COMPARE, TRAIN, StepSpec, batch_of, job_steps
 from dflop.records import CostTable, Plan, StepObservation, from_dict
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from dflop.store.reader import Reader
+from dflop.store.snapshot import Current
 from dflop.store.spool import SpoolWriter
 from dflop.train.checkpoint import read_latest
 from dflop.train.plans import PlanMessage, open_store, publish, take_observation
@@ -64,7 +66,7 @@ class Scheduler:
         self._shapes = run.shapes()
         self._steps = job_steps(config, mode)
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
-        tables, factors, seq = _read_costs(config, plan)
+        tables, factors, snapshot = _read_costs(config, plan)
         self._cost = CostModel(tables)
         self._corrector = ModuleCorrector({t.module: t.table_id for t in tables}, factors)
         latest = read_latest(run.checkpoints) if mode == TRAIN else None
@@ -72,8 +74,9 @@ class Scheduler:
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
         self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}")
+        self._spool.append(run_input(run.run_id, mode, int(attempt), snapshot, run.profile_key(), tables))
         known = ", ".join(f"{m} x{f:.2f}" for m, f in sorted(factors.items())) or "none"
-        _say(f"scheduler: cost tables from snapshot {seq}, corrections in force: {known}")
+        _say(f"scheduler: cost tables from snapshot {snapshot.seq}, corrections in force: {known}")
 
     def serve(self, store: dist.TCPStore) -> None:
         """Publish the plan of every step, never more than `schedule_ahead` steps before it is needed."""
@@ -143,7 +146,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, float], int]:
+def _read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, float], Current]:
     with Reader(config.store) as reader:
         found = {t.table_id: t for t in reader.records(CostTable, where={"table_id": plan.table_ids})}
         missing = [i for i in plan.table_ids if i not in found]
@@ -155,7 +158,7 @@ def _read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, 
             )
         tables = list(found.values())
         factors = {c.module: c.factor for c in reader.latest_corrections(plan.table_ids)}
-        return tables, factors, reader.seq
+        return tables, factors, reader.snapshot
 
 
 def _say(line: str) -> None:

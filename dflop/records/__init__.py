@@ -7,7 +7,7 @@ mapping serves Parquet, DuckDB and JSON alike. Units are in the names: `_s` seco
 """
 
 from dflop.records.costs import ClusterSpec, CostTable, CostTerms, Measurement, ModuleSpec, ParallelSpec
-from dflop.records.history import Correction, JobRecord, MicrobatchSpan, RunRecord, StepObservation
+from dflop.records.history import Correction, JobRecord, MicrobatchSpan, RunInput, RunRecord, StepObservation
 from dflop.records.mapping import from_dict, to_dict
 from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
@@ -30,6 +30,7 @@ __all__ = [
     "Plan",
     "ProfileRecord",
     "QuarantinedSample",
+    "RunInput",
     "RunRecord",
     "SampleShape",
     "StepObservation",

@@ -1,4 +1,4 @@
-"""What runs saw and learnt: observations, corrections, jobs."""
+"""What runs read, saw and learnt: inputs, observations, corrections, jobs."""
 
 from __future__ import annotations
 
@@ -102,4 +102,22 @@ class RunRecord:
     software: str
     code_rev: str
     run_dir: str
+    observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunInput:
+    """What a job of a run read from the store before it decided anything; enough to give it the same input again."""
+
+    run_id: str
+    job: str
+    """`plan`, `train` or `compare`."""
+    attempt: int
+    snapshot_seq: int
+    snapshot_revision: str
+    """Content identity of that snapshot."""
+    data_profile_key: str
+    model_profile_key: str
+    table_ids: tuple[str, ...]
+    """Cost tables that were used."""
     observed_at_s: float

@@ -34,7 +34,7 @@ def write_new(final: Path, data: bytes) -> None:
         os.link(tmp, final)
     except FileExistsError:
         # NFS repeats a request whose answer got lost: the link may be there because we made it.
-        if not os.path.samefile(tmp, final):
+        if not _is_same(tmp, final):
             raise
     finally:
         tmp.unlink(missing_ok=True)
@@ -95,6 +95,13 @@ def fsync_file(path: Path) -> None:
 def fsync_folder(folder: Path) -> None:
     """Forces the names in `folder` to disk."""
     _fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except FileNotFoundError:
+        return False
 
 
 def _fsync(path: Path, flags: int) -> None:

@@ -1,4 +1,4 @@
-"""The live database: the only door to `<store>/live/dflop.duckdb`, for whoever holds the ingest lock.
+"""The live database: the only door to it, for whoever holds the ingest lock and the lease.
 
 Nobody may `open()` or copy that file inside this process: closing any descriptor of it drops DuckDB's lock (POSIX).
 And a COMMIT after a failed statement reports success but commits nothing, hence `transaction`: every error rolls
@@ -13,40 +13,94 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from dflop.errors import StoreError
-from dflop.store import durable, lock, migrate
+from dflop.store import durable, lock, migrate, settings
+from dflop.store.lease import Lease
 
 LOCK_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def open_live(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Locks the store, opens the live database read-write and brings its tables and views up to date.
+def hold(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Lease]:
+    """Makes this process the store's only ingester: the file lock for this node, the lease for the others.
 
     Raises:
-        StoreError: Locked by another process, damaged, written by a newer duckdb or a newer dflop.
+        StoreError: Another process or node is ingesting and does not finish in time.
     """
-    folder = store_root / "live"
-    durable.make_folder(folder)
+    durable.make_folder(store_root)
     with lock.exclusive(store_root / "ingest.lock", timeout_s=lock_timeout_s):
-        con = _connect(folder / "dflop.duckdb")
-        try:
-            with transaction(con):
-                if migrate.apply(con):
-                    touch(con)
-            _check_version(con, folder)
-            yield con
-        finally:
-            con.close()
+        lease_s = settings.read_settings(store_root).lease_s
+        with Lease(store_root, lease_s=lease_s, timeout_s=lock_timeout_s) as lease:
+            yield lease
 
 
 @contextlib.contextmanager
-def transaction(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Commits the block as a whole, or rolls it back and raises."""
+def connect(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Opens a database file of the store read-write and brings its tables, views and macros up to date.
+
+    The caller holds the store (`hold`).
+
+    Raises:
+        StoreError: Damaged, or written by a newer duckdb or a newer dflop.
+    """
+    durable.make_folder(path.parent)
+    con = _connect(path)
+    try:
+        with transaction(con):
+            if migrate.apply(con):
+                touch(con)
+        _check_version(con, path.parent)
+        yield con
+    finally:
+        con.close()
+
+
+@contextlib.contextmanager
+def open_live(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Holds the store and opens its live database.
+
+    Raises:
+        StoreError: See `hold` and `connect`.
+    """
+    with hold(store_root, lock_timeout_s=lock_timeout_s), connect(live_file(store_root)) as con:
+        yield con
+
+
+def migrate_store(store_root: Path) -> list[str]:
+    """Brings the live database to today's tables and views; returns the names of what ran, none when up to date.
+
+    Raises:
+        StoreError: See `hold` and `connect`.
+    """
+    with hold(store_root):
+        durable.make_folder(live_file(store_root).parent)
+        con = _connect(live_file(store_root))
+        try:
+            with transaction(con):
+                ran = migrate.apply(con)
+                if ran:
+                    touch(con)
+            _check_version(con, store_root)
+        finally:
+            con.close()
+    return ran
+
+
+def live_file(store_root: Path) -> Path:
+    """Where the store keeps its live database."""
+    return settings.read_settings(store_root).live_file(store_root)
+
+
+@contextlib.contextmanager
+def transaction(con: duckdb.DuckDBPyConnection, lease: Lease | None = None) -> Iterator[None]:
+    """Commits the block as a whole, or rolls it back and raises; commits nothing once the lease is lost."""
     con.begin()
     try:
         yield
+        if lease:
+            lease.check()
         con.commit()
     except BaseException:
         with contextlib.suppress(duckdb.TransactionException):  # a failed commit has already rolled back
@@ -70,6 +124,22 @@ def set_meta(con: duckdb.DuckDBPyConnection, key: str, value: str) -> None:
     con.execute("insert or replace into store_meta values (?, ?)", [key, value])
 
 
+def insert_table(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    """Appends Arrow rows to a table, columns matched by name."""
+    with registered(con, rows) as incoming:
+        con.execute(f'insert into "{name}" by name select * from {incoming}')
+
+
+@contextlib.contextmanager
+def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
+    """Makes Arrow rows visible to SQL under the returned name for the duration of the block."""
+    con.register("_incoming", rows)
+    try:
+        yield "_incoming"
+    finally:
+        con.unregister("_incoming")
+
+
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
         return duckdb.connect(str(path))
@@ -77,7 +147,7 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
         raise StoreError(
             f"cannot open the live database: {str(error).splitlines()[0]}",
             where=str(path),
-            hint="the spool is the truth: move this file away and ingest again to rebuild it",
+            hint="the spool is the truth: run `dflop store rebuild`",
         ) from error
 
 
@@ -87,7 +157,7 @@ def _check_version(con: duckdb.DuckDBPyConnection, folder: Path) -> None:
         raise StoreError(
             f"the live database was written by duckdb {written_by}, this is {duckdb.__version__}",
             where=str(folder),
-            hint="ingest with the newer duckdb, or move live/ away and ingest again to rebuild it from the spool",
+            hint="ingest with the newer duckdb, or run `dflop store rebuild` with this one",
         )
     if written_by != duckdb.__version__:
         set_meta(con, "duckdb_version", duckdb.__version__)

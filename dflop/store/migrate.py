@@ -2,8 +2,8 @@
 
 Migrations are `sql/migrations/NNNN_name.sql`, numbered 0001, 0002, ... without gaps, forward only;
 `schema_migration` remembers the hash of each, and a file that was edited after it ran is refused. Views hold no
-data: whenever a file of `sql/views` changed, all are dropped and created again in file-name order. The caller's
-transaction makes the whole step all-or-nothing.
+data: whenever a file of `sql/views` changed, views and macros are dropped and created again in file-name order. The
+caller's transaction makes the whole step all-or-nothing.
 """
 
 from __future__ import annotations
@@ -113,11 +113,15 @@ def _apply_views(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
     sha256 = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     if con.execute("select 1 from store_meta where key = 'views_sha256' and value = ?", [sha256]).fetchone():
         return []
-    names = con.execute(
-        "select view_name from duckdb_views() where not internal and database_name = current_database()"
-    ).fetchall()
-    for (name,) in names:
+    own = "where not internal and database_name = current_database()"
+    for (name,) in con.execute(f"select view_name from duckdb_views() {own}").fetchall():
         con.execute(f'drop view "{name}"')
+    macros = con.execute(
+        "select distinct function_name, function_type = 'table_macro' from duckdb_functions() "
+        f"{own} and function_type in ('macro', 'table_macro')"
+    ).fetchall()
+    for name, is_table in macros:
+        con.execute(f'drop macro {"table " if is_table else ""}"{name}"')
     for path, text in zip(files, texts, strict=True):
         _run(con, text, path)
     con.execute("insert or replace into store_meta values ('views_sha256', ?)", [sha256])

@@ -6,12 +6,14 @@ and stays on it. What "latest" means is defined once, in `sql/views`; this file 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 
 from dflop.errors import StoreError, did_you_mean
 from dflop.records import Correction, CostTable, ProfileRecord, SampleShape
@@ -34,8 +36,8 @@ class Reader:
     """
 
     def __init__(self, store_root: Path | str) -> None:
-        self._con, self.seq = snapshot.open_current(store_root)
-        """`seq`: number of the snapshot; record it with whatever is computed from what was read."""
+        self._con, self.snapshot = snapshot.open_current(store_root)
+        """`snapshot`: which one; record its `seq` and `revision` with whatever is computed from what was read."""
 
     def __enter__(self) -> Reader:
         return self
@@ -44,6 +46,11 @@ class Reader:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def seq(self) -> int:
+        """Number of the snapshot."""
+        return self.snapshot.seq
 
     def close(self) -> None:
         """Closes the connection."""
@@ -60,6 +67,27 @@ class Reader:
             StoreError: `cls` has no such column.
         """
         return self._read(cls, schema.kind_of(cls), where or {}, order=_FILE_ORDER)
+
+    def arrays(
+        self, relation: str, columns: Sequence[str], *, where: Mapping[str, Value | Iterable[Value]] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Columns of a table or view as numpy arrays of equal length; no Python object per row is made for numbers.
+
+        Args:
+            relation: Name of a table or view.
+            columns: Columns, or fields of structs written `forward_s.layer_fixed`, that hold numbers or text.
+            where: As in `records`.
+
+        Raises:
+            StoreError: There is no such relation or column, or a value is null.
+        """
+        clauses, params = _conditions(where or {})
+        listed = ", ".join(f"{_quoted(name)} as c{i}" for i, name in enumerate(columns))
+        rows = self._fetch(f"select {listed} from {_quoted(relation)} where {clauses}", params, relation)
+        for i, name in enumerate(columns):
+            if rows.column(i).null_count:
+                raise StoreError(f"{relation}.{name} holds nulls", where=f"snapshot {self.seq}")
+        return {name: rows.column(i).to_numpy() for i, name in enumerate(columns)}
 
     def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
         """Cost tables of a model profile, one per (module, tp), measured before analytic; sorted by module and tp."""
@@ -82,20 +110,34 @@ class Reader:
         self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str
     ) -> list[T]:
         columns = schema.arrow_schema(schema.kind_of(cls)).names
-        clauses, params = [], []
-        for name, value in where.items():
+        for name in where:
             if name not in columns:
                 raise StoreError(f"{schema.kind_of(cls)} has no column `{name}`", hint=did_you_mean(name, columns))
-            values = [value] if isinstance(value, int | float | str) else list(value)
-            clauses.append(f'"{name}" in ({", ".join("?" * len(values))})' if values else "false")
-            params += values
-        condition = " and ".join(clauses) or "true"
-        listed = ", ".join(f'"{name}"' for name in columns)
-        sql = f"select {listed} from {relation} where {condition} order by {order}"
+        clauses, params = _conditions(where)
+        listed = ", ".join(_quoted(name) for name in columns)
+        table = self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
+        return schema.from_table(cls, table)
+
+    def _fetch(self, sql: str, params: list[Value], relation: str) -> pa.Table:
         try:
-            table = self._con.sql(sql, params=params).to_arrow_table()
+            return self._con.sql(sql, params=params).to_arrow_table()
         except duckdb.Error as error:
             raise StoreError(
-                f"cannot read {relation}: {str(error).splitlines()[0]}", where=f"snapshot {self.seq}"
+                f"cannot read {relation}: {str(error).splitlines()[0]}",
+                where=f"snapshot {self.seq}",
+                hint="a snapshot of an older dflop lacks what is new: run `dflop store ingest`",
             ) from error
-        return schema.from_table(cls, table)
+
+
+def _conditions(where: Mapping[str, Value | Iterable[Value]]) -> tuple[str, list[Value]]:
+    clauses, params = [], []
+    for name, value in where.items():
+        values = [value] if isinstance(value, int | float | str) else list(value)
+        clauses.append(f"{_quoted(name)} in ({', '.join('?' * len(values))})" if values else "false")
+        params += values
+    return " and ".join(clauses) or "true", params
+
+
+def _quoted(name: str) -> str:
+    """A column, or a path into a struct, as SQL that can be nothing else."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -21,12 +21,21 @@ from dflop import records
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
-"""Written into every spool file; raised when a kind's columns change."""
+Upgrade = Callable[[pa.Table], pa.Table]
+
+UPGRADES: dict[str, tuple[Upgrade, ...]] = {}
+"""Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
+
+Spool files are never rewritten, so a kind whose columns change gets a step here (fill the new column, drop the old)
+beside its migration; its version is one more than its steps. Old files then ingest and rebuild for ever.
+"""
+
+VERSION_KEY = b"dflop.schema_version"
 
 CLASSES: tuple[type[Any], ...] = (
     records.RunRecord,
     records.JobRecord,
+    records.RunInput,
     records.ProfileRecord,
     records.SampleShape,
     records.QuarantinedSample,
@@ -46,6 +55,30 @@ def kind_of(cls: type[Any]) -> str:
 
 KINDS: dict[str, type[Any]] = {kind_of(cls): cls for cls in CLASSES}
 """Record class of every kind."""
+
+
+def version_of(kind: str) -> int:
+    """Schema version that is written today; 1 for a kind that never changed."""
+    return 1 + len(UPGRADES.get(kind, ()))
+
+
+def file_version(metadata: Mapping[bytes, bytes]) -> int:
+    """Schema version in the key-value metadata of a spool file.
+
+    Raises:
+        ValueError: There is none, or it is no positive number.
+    """
+    text = metadata.get(VERSION_KEY, b"").decode(errors="replace")
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        raise ValueError(f"schema version in the file is {text!r}, expected a positive number")
+    return int(text)
+
+
+def upgrade(kind: str, version: int, table: pa.Table) -> pa.Table:
+    """Rows of an older schema version in the columns of today's."""
+    for step in UPGRADES.get(kind, ())[version - 1 :]:
+        table = step(table)
+    return table.replace_schema_metadata()
 
 
 @functools.cache

@@ -3,6 +3,7 @@
     <store>/snapshots/dflop-<seq>.duckdb   mode 0444, storage version 1.4: every duckdb client in use opens it
     <store>/CURRENT                        JSON {seq, file, sha256, revision, ...}: what programs follow
     <store>/current.duckdb                 relative link, for people: `duckdb -readonly current.duckdb`
+    <store>/publishes/<seq>.parquet        what it added (`publishes.py`): stays when the snapshot is collected
 
 A snapshot always gets a new name: DuckDB caches databases by path, so a file renamed over a fixed name would go
 unseen by a process that has the old one open. A copy costs 1.9 s per 79 MB and leaves no WAL behind.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -23,12 +25,13 @@ from typing import Any
 import duckdb
 
 from dflop.errors import StoreError
-from dflop.store import durable, live
+from dflop.store import durable, live, publishes, settings
+from dflop.store.lease import Lease
+from dflop.store.publishes import Publish
+from dflop.store.spool import SpoolKey
 
 STORAGE_VERSION = "v1.4.0"
-KEEP = 5
-GRACE_S = 3600.0
-"""Snapshots older than the newest `KEEP` stay at least this long for queries that run on them."""
+OPEN_TRIES = 3
 
 # One configuration for every snapshot connection: DuckDB refuses a second, different one on the same file in a process.
 # Nothing outside the file can be reached, nothing spills to disk, and none of it can be changed from SQL.
@@ -57,6 +60,8 @@ class Current:
     """Content identity of the live database it was copied from."""
     duckdb: str
     published_at_s: float
+    epoch: int = 0
+    """Lease of the ingester that published it."""
 
 
 def read_current(store_root: Path | str) -> Current | None:
@@ -67,84 +72,95 @@ def read_current(store_root: Path | str) -> Current | None:
     """
     path = Path(store_root) / "CURRENT"
     try:
-        return Current(**json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in dataclasses.fields(Current)}
+        return Current(**{name: value for name, value in found.items() if name in known})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"CURRENT is damaged: {error}", where=str(path), hint="remove it and ingest again") from error
 
 
-def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, int]:
-    """Opens the newest snapshot read-only; returns the connection and the snapshot's sequence number.
+def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Current]:
+    """Opens the newest snapshot read-only; returns the connection and which snapshot it is.
+
+    A client of a network file system may see a CURRENT that is minutes old and names a collected file: then CURRENT is
+    read again, a few times.
 
     Raises:
         StoreError: Nothing was published yet, or the file cannot be opened.
     """
-    current = read_current(store_root)
-    if current is None:
-        raise StoreError(
-            "the store has no snapshot yet",
-            where=str(store_root),
-            hint="check the store path, or ingest a first profile",
-        )
-    path = Path(store_root) / current.file
-    try:
-        return duckdb.connect(str(path), read_only=True, config=READ_CONFIG), current.seq
-    except duckdb.Error as error:
-        raise StoreError(
-            f"cannot open snapshot {current.seq}: {str(error).splitlines()[0]}",
-            where=str(path),
-            hint="ingest again to publish a new one",
-        ) from error
+    for attempt in range(OPEN_TRIES):
+        current = read_current(store_root)
+        if current is None:
+            raise StoreError(
+                "the store has no snapshot yet",
+                where=str(store_root),
+                hint="check the store path, or run `dflop store ingest` after a first profile",
+            )
+        path = Path(store_root) / current.file
+        try:
+            return duckdb.connect(str(path), read_only=True, config=READ_CONFIG), current
+        except duckdb.Error as error:
+            if not path.exists() and attempt < OPEN_TRIES - 1:
+                time.sleep(0.2 * (attempt + 1))
+                continue
+            raise StoreError(
+                f"cannot open snapshot {current.seq}: {str(error).splitlines()[0]}",
+                where=str(path),
+                hint="run `dflop store ingest` to publish a new one",
+            ) from error
+    raise AssertionError("unreachable")
 
 
-def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path) -> int:
+def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease | None = None) -> int:
     """Publishes the live database unless the newest snapshot already holds its content; returns the newest `seq`.
 
+    Args:
+        con: The live database.
+        store_root: Folder of the store.
+        lease: Checked before CURRENT changes.
+
     Raises:
-        StoreError: The copy differs from the live database.
+        StoreError: The copy differs from the live database, or another ingester took over.
         OSError: The disk is full; CURRENT still names the previous snapshot.
     """
     current = read_current(store_root)
     fresh = current and current.revision == live.get_meta(con, "revision") and (store_root / current.file).exists()
     if not current or not fresh:
-        current = _publish(con, store_root, _next_seq(con, store_root, current))
+        current = _publish(con, store_root, _next_seq(con, store_root, current), lease)
+        if lease:
+            lease.check()
         durable.replace(store_root / "CURRENT", json.dumps(dataclasses.asdict(current), indent=1).encode())
-        _retain(store_root / "snapshots", current.seq)
+        for path in expired(store_root):
+            path.unlink(missing_ok=True)
     link = store_root / "current.duckdb"
     if not link.is_symlink() or os.readlink(link) != current.file:  # also after a publish that died in between
         durable.replace_link(link, current.file)
     return current.seq
 
 
-def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current | None) -> int:
-    # The log dies with a lost live database, old files are collected, CURRENT may be removed: together they remember.
-    logged: int = _one(con, "select coalesce(max(seq), 0) from publish_log")
-    on_disk = [_seq_of(path) for path in (store_root / "snapshots").glob("dflop-*.duckdb")]
-    return 1 + max([current.seq if current else 0, logged, *on_disk])
+def expired(store_root: Path) -> list[Path]:
+    """Snapshots that nobody needs: not among the newest, and replaced longer than the grace period ago."""
+    rules = settings.read_settings(store_root)
+    by_age = sorted((store_root / "snapshots").glob("dflop-*.duckdb"), key=_seq_of)
+    current = read_current(store_root)
+    found = []
+    # A snapshot was replaced when the next one appeared, however old it is itself.
+    replaced = list(itertools.pairwise(by_age))[: max(len(by_age) - rules.keep_snapshots, 0)]
+    for path, successor in replaced:
+        is_current = current is not None and path.name == Path(current.file).name
+        if not is_current and time.time() - successor.stat().st_mtime > rules.grace_s:
+            found.append(path)
+    return found
 
 
-def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int) -> Current:
-    final = store_root / "snapshots" / f"dflop-{seq:06d}.duckdb"
-    durable.make_folder(final.parent)
-    for leftover in final.parent.glob(f"{durable.TMP_PREFIX}*"):
-        leftover.unlink()  # of an ingester that died: we hold its lock now
-    published_at_s = time.time()
-    with live.transaction(con):
-        con.execute("insert into publish_log values (?, ?, ?)", [seq, published_at_s, duckdb.__version__])
-    tmp = durable.tmp_path(final)
-    _copy(con, tmp)
-    durable.fsync_file(tmp)
-    with open(tmp, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    os.chmod(tmp, 0o444)
-    os.rename(tmp, final)
-    durable.fsync_folder(final.parent)
-    file_name = final.relative_to(store_root).as_posix()
-    return Current(seq, file_name, sha256, live.get_meta(con, "revision"), duckdb.__version__, published_at_s)
+def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Copies a database into a new file in the storage version of snapshots, and counts every table of the copy.
 
-
-def _copy(con: duckdb.DuckDBPyConnection, path: Path) -> None:
+    Raises:
+        StoreError: A table of the copy has another number of rows.
+    """
     source = _one(con, "select current_database()")
     target = str(path).replace("'", "''")
     con.execute(f"attach '{target}' as snapshot (storage_version '{STORAGE_VERSION}')")
@@ -164,6 +180,57 @@ def _copy(con: duckdb.DuckDBPyConnection, path: Path) -> None:
         con.execute("detach snapshot")
 
 
+def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current | None) -> int:
+    # The live database may be lost, old files are collected, CURRENT may be removed: together they remember.
+    logged: int = _one(con, "select coalesce(max(seq), 0) from publish_log")
+    on_disk = [_seq_of(path) for path in (store_root / "snapshots").glob("dflop-*.duckdb")]
+    return 1 + max([current.seq if current else 0, publishes.last_seq(store_root), logged, *on_disk])
+
+
+def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease | None) -> Current:
+    final = store_root / "snapshots" / f"dflop-{seq:06d}.duckdb"
+    durable.make_folder(final.parent)
+    for leftover in final.parent.glob(f"{durable.TMP_PREFIX}*"):
+        leftover.unlink()  # of an ingester that died: we hold its lock now
+    publish = _log(con, store_root, seq, lease)
+    tmp = durable.tmp_path(final)
+    try:
+        copy_database(con, tmp)
+        durable.fsync_file(tmp)
+        with open(tmp, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        os.chmod(tmp, 0o444)
+        if lease:
+            lease.check()
+        os.link(tmp, final)  # unlike rename, refuses a number that another ingester has used
+    finally:
+        tmp.unlink(missing_ok=True)  # after an error too: a full disk must not stay full of us
+    durable.fsync_folder(final.parent)
+    # Before CURRENT: every snapshot that a reader can have seen is in the log.
+    publishes.append(store_root, publish)
+    file_name = final.relative_to(store_root).as_posix()
+    epoch = lease.epoch if lease else 0
+    return Current(seq, file_name, sha256, publish.revision, publish.duckdb, publish.published_at_s, epoch)
+
+
+def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease | None) -> Publish:
+    """Numbers the files this snapshot is the first to hold, those of publishes that died on the way included."""
+    now_s, revision = time.time(), live.get_meta(con, "revision")
+    with live.transaction(con, lease):
+        con.execute(
+            "insert into publish_log (seq, published_at_s, duckdb_version, revision) values (?, ?, ?, ?)",
+            [seq, now_s, duckdb.__version__, revision],
+        )
+        con.execute(
+            "update ingest_manifest set snapshot_seq = $seq where snapshot_seq is null or snapshot_seq > $logged",
+            {"seq": seq, "logged": publishes.last_seq(store_root)},
+        )
+    keys = con.execute(
+        "select kind, run_id, producer, seq from ingest_manifest where snapshot_seq = ? order by all", [seq]
+    ).fetchall()
+    return Publish(seq, revision, duckdb.__version__, now_s, tuple(SpoolKey(*key) for key in keys))
+
+
 def _one(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
     row = con.execute(sql).fetchone()
     assert row is not None
@@ -173,10 +240,3 @@ def _one(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
 def _seq_of(path: Path) -> int:
     match = re.fullmatch(r"dflop-(\d+)\.duckdb", path.name)
     return int(match[1]) if match else 0
-
-
-def _retain(folder: Path, newest: int) -> None:
-    by_age = sorted(folder.glob("dflop-*.duckdb"), key=_seq_of)
-    for path in by_age[:-KEEP]:
-        if _seq_of(path) != newest and time.time() - path.stat().st_mtime > GRACE_S:
-            path.unlink(missing_ok=True)

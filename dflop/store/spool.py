@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 FLUSH_ROWS = 1000
 FLUSH_AFTER_S = 60.0
+NEXT_SEQ_FILE = "next_seq.json"
+"""In a folder of the archive: per producer, the number after the last one that was compacted away."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*")
 _FILE = re.compile(r"(?P<producer>.+)-(?P<seq>\d{6,})\.parquet")
 
@@ -51,8 +54,7 @@ class SpoolKey:
     @property
     def metadata(self) -> dict[bytes, bytes]:
         """What the file itself says it is (Parquet key-value metadata), so that a moved or renamed file is noticed."""
-        values = {**dataclasses.asdict(self), "schema_version": schema.SCHEMA_VERSION}
-        return {f"dflop.{key}".encode(): str(value).encode() for key, value in values.items()}
+        return {f"dflop.{key}".encode(): str(value).encode() for key, value in dataclasses.asdict(self).items()}
 
     @classmethod
     def parse(cls, relative_path: str) -> SpoolKey | None:
@@ -163,7 +165,8 @@ class SpoolWriter:
 def encode(key: SpoolKey, table: pa.Table) -> bytes:
     """Parquet bytes of one spool file, carrying its own key."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(key.metadata), sink, compression="zstd")
+    metadata = {**key.metadata, schema.VERSION_KEY: str(schema.version_of(key.kind)).encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -179,18 +182,28 @@ def read_spool(store_root: Path | str, cls: type[T]) -> list[T]:
     """Every record of one class straight from the spool files, in key order; the reference the database must equal."""
     files = ((SpoolKey.parse(name), path) for name, path in list_files(store_root, schema.kind_of(cls)))
     keyed = sorted((key, path) for key, path in files if key is not None)
-    return [row for _, path in keyed for row in schema.from_table(cls, pq.read_table(path, partitioning=None))]
+    tables = (pq.ParquetFile(path).read() for _, path in keyed)
+    upgraded = (schema.upgrade(schema.kind_of(cls), schema.file_version(t.schema.metadata), t) for t in tables)
+    return [row for table in upgraded for row in schema.from_table(cls, table)]
 
 
 def _next_seq(store_root: Path, kind: str, run_id: str, producer: str) -> int:
-    # Numbers of quarantined files count too: the manifest may know them.
-    taken = [-1]
+    # Numbers of quarantined and compacted files count too: the manifest may know them.
+    taken = [_compacted_before(store_root, kind, run_id, producer) - 1]
     for area in ("spool", "quarantine"):
         for path in (store_root / area / kind / run_id).glob(f"{producer}-*.parquet*"):
             match = _FILE.fullmatch(path.name.partition(".parquet")[0] + ".parquet")
             if match and match["producer"] == producer:
                 taken.append(int(match["seq"]))
     return max(taken) + 1
+
+
+def _compacted_before(store_root: Path, kind: str, run_id: str, producer: str) -> int:
+    try:
+        text = (store_root / "archive" / kind / run_id / NEXT_SEQ_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return 0
+    return int(json.loads(text).get(producer, 0))
 
 
 def _spool_error(error: Exception, folder: Path, num_rows: int) -> StoreError:

@@ -11,9 +11,10 @@ from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.scheduler import Scheduler
 from dflop.jobs.steps import COMPARE, TRAIN, batch_of
-from dflop.records import LLM, StepObservation, StepPlan, to_dict
+from dflop.records import LLM, RunInput, StepObservation, StepPlan, to_dict
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
 from dflop.train.plans import PlanMessage, open_store, publish, send_observation
 from tests.builders import make_cost, make_plan, make_table, random_batch
@@ -143,3 +144,15 @@ def test_tables_that_are_not_in_the_store_are_named(run):
     plan = dataclasses.replace(run.plan(), table_ids=("gone",))
     with pytest.raises(StoreError, match="cost tables gone of the plan are not in the snapshot"):
         Scheduler(run, run.config(), plan, TRAIN, attempt=1)
+
+
+def test_what_it_read_is_on_record_before_the_first_step(run):
+    service = scheduler(run)
+    service.close()
+    with Reader(run.config().store) as reader:
+        current = reader.snapshot
+    (found,) = read_spool(run.config().store, RunInput)
+    assert (found.run_id, found.job, found.attempt) == (run.run_id, TRAIN, 1)
+    assert (found.snapshot_seq, found.snapshot_revision) == (current.seq, current.revision)
+    assert found.table_ids == run.plan().table_ids
+    assert found.data_profile_key == run.profile_key()

@@ -66,3 +66,22 @@ def test_corrections_are_the_latest_per_table_over_all_runs(fill, make) -> None:
     with Reader(fill(make.correction(3, table_id="other"))) as reader:
         assert [c.factor for c in reader.latest_corrections(["table-llm", "unseen"])] == [1.1]
         assert reader.latest_corrections([]) == []
+
+
+def test_columns_come_as_arrays_with_fields_of_structs(tmp_path: Path, make) -> None:
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        for tp in (1, 2, 4):
+            writer.append(make.cost_table(tp=tp, table_id=f"t{tp}"))
+    ingest(tmp_path)
+    with Reader(tmp_path) as reader:
+        found = reader.arrays("cost_table", ["table_id", "tp", "forward_s.layer_per_token"], where={"tp": [2, 4]})
+        with pytest.raises(StoreError, match="cannot read cost_table"):
+            reader.arrays("cost_table", ["colour"])
+        with pytest.raises(StoreError, match="cannot read rumour"):
+            reader.arrays("rumour", ["a"])
+        with pytest.raises(StoreError, match=r"ingest_manifest.snapshot_seq holds nulls|cannot read"):
+            reader.arrays('x"; drop table cost_table; --', ["tp"])
+    assert found["tp"].dtype == "int64"
+    assert sorted(zip(found["table_id"], found["tp"], found["forward_s.layer_per_token"], strict=True)) == [
+        ("t2", 2, 2.0), ("t4", 4, 2.0),
+    ]  # fmt: skip

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from dflop.errors import StoreError
-from dflop.store import live, snapshot
+from dflop.store import live, settings, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
@@ -48,23 +50,54 @@ def test_a_snapshot_carries_views_and_comments_in_an_old_storage_version(tmp_pat
     assert tags["storage_version"].startswith("v1.4")
 
 
-def test_a_reader_keeps_its_snapshot_while_others_are_published_and_collected(
-    tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot, "GRACE_S", -1.0)
+def test_a_reader_keeps_its_snapshot_while_others_are_published_and_collected(tmp_path: Path, make) -> None:
+    settings.init(tmp_path, grace_s=0, keep_snapshots=2)
     publish(tmp_path, make, 0)
     with Reader(tmp_path) as reader:
-        for step in range(1, snapshot.KEEP + 2):
+        for step in range(1, 4):
             publish(tmp_path, make, step)
         assert reader.seq == 1
         assert reader.records(type(make.correction())) == [make.correction(0)]
-    assert snapshots(tmp_path) == [f"dflop-{seq:06d}.duckdb" for seq in range(3, 3 + snapshot.KEEP)]
+    assert snapshots(tmp_path) == [f"dflop-{seq:06d}.duckdb" for seq in (3, 4)]
 
 
-def test_old_snapshots_stay_for_the_grace_period(tmp_path: Path, make) -> None:
-    for step in range(snapshot.KEEP + 1):
+def test_the_grace_period_counts_from_the_replacement_and_not_from_the_birth_of_a_snapshot(
+    tmp_path: Path, make
+) -> None:
+    settings.init(tmp_path, grace_s=1000, keep_snapshots=1)
+    for step in range(4):
         publish(tmp_path, make, step)
-    assert len(snapshots(tmp_path)) == snapshot.KEEP + 1
+    now_s = time.time()
+    for seq, age_s in ((1, 5000), (2, 3000), (3, 500), (4, 0)):
+        os.utime(tmp_path / f"snapshots/dflop-{seq:06d}.duckdb", (now_s - age_s, now_s - age_s))
+    # 1 was replaced 3000 s ago, 2 only 500 s ago.
+    assert [path.name for path in snapshot.expired(tmp_path)] == ["dflop-000001.duckdb"]
+
+
+def test_fewer_snapshots_than_are_kept_never_expire(tmp_path: Path, make) -> None:
+    settings.init(tmp_path, grace_s=0, keep_snapshots=5)
+    for step in range(3):
+        publish(tmp_path, make, step)
+    assert snapshot.expired(tmp_path) == []
+
+
+def test_a_stale_current_that_names_a_collected_file_is_read_again(tmp_path: Path, make, monkeypatch) -> None:
+    publish(tmp_path, make, 0)
+    stale = snapshot.read_current(tmp_path)
+    publish(tmp_path, make, 1)
+    (tmp_path / stale.file).unlink()
+    seen = iter([stale, stale])
+    read = snapshot.read_current
+    monkeypatch.setattr(snapshot, "read_current", lambda root: next(seen, None) or read(root))
+    with Reader(tmp_path) as reader:
+        assert reader.seq == 2
+
+
+def test_a_current_written_by_a_later_dflop_is_understood(tmp_path: Path, make) -> None:
+    publish(tmp_path, make, 0)
+    found = json.loads((tmp_path / "CURRENT").read_text())
+    (tmp_path / "CURRENT").write_text(json.dumps({**found, "colour": "blue"}))
+    assert snapshot.read_current(tmp_path).seq == 1
 
 
 def test_a_snapshot_opens_while_the_live_database_is_being_written(tmp_path: Path, make) -> None:

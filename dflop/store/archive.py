@@ -1,0 +1,147 @@
+"""Compacted spool files: many small files of one kind and run, rewritten as one, their identities kept.
+
+    <store>/archive/<kind>/<run_id>/<n>.parquet      rows in the order of their files, with _producer and _seq
+    <store>/archive/<kind>/<run_id>/next_seq.json    per producer, the first number it may use again
+
+An archive file is as much truth as the spool: it names every file it replaces, with its hash, size, time and rows, so
+a rebuild gives the same rows and the same manifest as from the files themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dflop.errors import StoreError
+from dflop.store import durable, schema
+from dflop.store.check import Good, SpoolFile, with_provenance
+from dflop.store.spool import NEXT_SEQ_FILE, SpoolKey
+
+_MEMBERS = b"dflop.archive_members"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A compacted file on disk."""
+
+    name: str
+    """Path below `archive/`."""
+    path: Path
+    num_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A compacted file and the spool files in it."""
+
+    file: ArchiveFile
+    sha256: str
+    files: tuple[Good, ...]
+
+
+def list_archive(store_root: Path) -> list[ArchiveFile]:
+    """Every compacted file of the store."""
+    root = store_root / "archive"
+    found = [p for p in sorted(root.rglob("*.parquet")) if not p.name.startswith(durable.TMP_PREFIX)]
+    return [_describe(root, path) for path in found]
+
+
+def write(store_root: Path, kind: str, run_id: str, files: Sequence[Good]) -> ArchiveFile:
+    """Writes files of one kind and run as one; removes nothing."""
+    folder = store_root / "archive" / kind / run_id
+    durable.make_folder(folder)
+    _raise_next_seq(folder, files)
+    table = with_provenance(files).drop_columns(["_run_id"])
+    members = [
+        [g.key.producer, g.key.seq, g.sha256, g.file.num_bytes, g.file.mtime_ns, g.table.num_rows] for g in files
+    ]
+    metadata = {
+        b"dflop.kind": kind.encode(),
+        b"dflop.run_id": run_id.encode(),
+        schema.VERSION_KEY: str(schema.version_of(kind)).encode(),
+        _MEMBERS: json.dumps(members).encode(),
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True)
+    taken = [int(p.stem) for p in folder.glob("*.parquet") if p.stem.isdigit()]
+    path = folder / f"{max(taken, default=-1) + 1:06d}.parquet"
+    durable.write_new(path, bytes(sink.getvalue().to_pybytes()))
+    return _describe(store_root / "archive", path)
+
+
+def read(file: ArchiveFile) -> Archive:
+    """The spool files in a compacted file, as they were when they were compacted, in today's schema.
+
+    Raises:
+        StoreError: The file is damaged, or of a newer dflop. Nothing replaces it: restore it from a backup.
+    """
+    data = file.path.read_bytes()
+    try:
+        reader = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        found: dict[bytes, bytes] = reader.metadata.metadata or {}
+        kind, run_id = found[b"dflop.kind"].decode(), found[b"dflop.run_id"].decode()
+        version = schema.file_version(found)
+        if kind not in schema.KINDS or version > schema.version_of(kind):
+            raise ValueError(f"kind `{kind}`, schema version {version}: written by a newer dflop")
+        table = reader.read()
+        files = tuple(_members(kind, run_id, version, table, json.loads(found[_MEMBERS]), file))
+    except (KeyError, ValueError, OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"cannot read the compacted file: {str(error).splitlines()[0]}",
+            where=str(file.path),
+            hint="upgrade dflop if it is older than the store, else restore the file from a backup",
+        ) from error
+    return Archive(file, hashlib.sha256(data).hexdigest(), files)
+
+
+def note(con: duckdb.DuckDBPyConnection, found: Archive) -> None:
+    """Notes that every file in the archive is in the manifest; part of the caller's transaction."""
+    con.execute(
+        "insert or replace into archive_manifest values (?, ?, ?, ?, ?, ?, ?)",
+        [
+            found.file.name, found.sha256, found.file.num_bytes, found.file.mtime_ns, len(found.files),
+            sum(g.table.num_rows for g in found.files), time.time(),
+        ],
+    )  # fmt: skip
+
+
+def _members(
+    kind: str, run_id: str, version: int, table: pa.Table, members: list[list[Any]], file: ArchiveFile
+) -> list[Good]:
+    if sum(m[-1] for m in members) != table.num_rows:
+        raise ValueError(f"{table.num_rows} rows found, the footer says {sum(m[-1] for m in members)}")
+    good, start = [], 0
+    for producer, seq, sha256, num_bytes, mtime_ns, num_rows in members:
+        part = table.slice(start, num_rows)
+        start += num_rows
+        if num_rows and pc.unique(part["_seq"]).to_pylist() != [seq]:
+            raise ValueError(f"rows of {producer}-{seq} are not where the footer says")
+        rows = schema.upgrade(kind, version, part.drop_columns(["_producer", "_seq"]))
+        key = SpoolKey(kind, run_id, producer, seq)
+        good.append(Good(SpoolFile(key.relative_path, file.path, num_bytes, mtime_ns), key, sha256, rows))
+    return good
+
+
+def _raise_next_seq(folder: Path, files: Sequence[Good]) -> None:
+    # Before the files go: a producer that comes back must not use one of their numbers again.
+    path = folder / NEXT_SEQ_FILE
+    found: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for g in files:
+        found[g.key.producer] = max(found.get(g.key.producer, 0), g.key.seq + 1)
+    durable.replace(path, json.dumps(found).encode())
+
+
+def _describe(root: Path, path: Path) -> ArchiveFile:
+    stat = path.stat()
+    return ArchiveFile(path.relative_to(root).as_posix(), path, stat.st_size, stat.st_mtime_ns)

@@ -1,0 +1,174 @@
+"""Reads spool files and says of each whether its rows can be believed; knows nothing of the database.
+
+Every file is judged on its own, from bytes read once, so that one truncated file fails alone. A file is good when its
+footer names the path it lies under, the schema version and the columns are those of its kind (older versions are
+brought forward), every page passes its checksum, rows are as many as the footer says and nothing is null. Files of a
+newer dflop are neither good nor bad: they wait for an ingester that knows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflop.store import schema
+from dflop.store.spool import SpoolKey
+
+BATCH_FILES = 500
+BATCH_BYTES = 32 << 20
+NUM_THREADS = 2
+"""Decoding releases the GIL; more threads than this wait for the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFile:
+    """A file that claims to be a spool file."""
+
+    name: str
+    """Path below `spool/`."""
+    path: Path
+    num_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Good:
+    """A file whose rows can be ingested."""
+
+    file: SpoolFile
+    key: SpoolKey
+    sha256: str
+    table: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A file that has to leave the spool."""
+
+    file: SpoolFile
+    sha256: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """A file only a newer dflop can read."""
+
+    file: SpoolFile
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """A file that was ingested before, with the same content, and only has another time (copied, restored)."""
+
+    file: SpoolFile
+    key: SpoolKey
+
+
+Judged = Good | Bad | Newer | Touched
+
+
+class NewerSchemaError(Exception):
+    """The file was written by a newer dflop."""
+
+
+def judge(file: SpoolFile, known_sha256: str | None) -> Judged:
+    """Judges one file.
+
+    Args:
+        file: The file.
+        known_sha256: Hash of what was ingested under this name before; None when nothing was.
+    """
+    data = file.path.read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = SpoolKey.parse(file.name)
+    if key is not None and sha256 == known_sha256:
+        return Touched(file, key)
+    try:
+        if key is None:
+            raise ValueError("not a path <kind>/<run_id>/<producer>-<seq>.parquet")
+        if known_sha256:
+            raise ValueError(f"content differs from what was ingested under this name (sha256 {known_sha256})")
+        return Good(file, key, sha256, decode(key, data))
+    except NewerSchemaError as error:
+        return Newer(file, str(error))
+    except (ValueError, OSError, pa.ArrowException) as error:  # the bytes are in memory: OSError is corrupt Parquet
+        return Bad(file, sha256, (str(error).splitlines() or [type(error).__name__])[0])
+
+
+def judge_all(files: Iterable[SpoolFile], known: dict[str, str]) -> Iterator[list[Judged]]:
+    """Judges files in batches for one transaction each; the next batch is read while the caller works on this one.
+
+    Args:
+        files: The files, in order.
+        known: Path below `spool/` to hash, for files that were ingested before.
+    """
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dflop-check") as pool:
+        ahead = None
+        for batch in _batches(files):
+            futures = [pool.submit(judge, file, known.get(file.name)) for file in batch]
+            if ahead is not None:
+                yield [future.result() for future in ahead]
+            ahead = futures
+        if ahead is not None:
+            yield [future.result() for future in ahead]
+
+
+def decode(key: SpoolKey, data: bytes) -> pa.Table:
+    """Rows of a spool file in the columns of today's schema.
+
+    Raises:
+        NewerSchemaError: A kind or schema version this dflop does not know.
+        ValueError, OSError, pyarrow.ArrowException: What is wrong with the file.
+    """
+    reader = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    found = reader.metadata.metadata or {}
+    for name, expected in key.metadata.items():
+        if found.get(name) != expected:
+            raise ValueError(f"{name.decode()} in the file is {found.get(name)!r}, expected {expected!r}")
+    version = schema.file_version(found)
+    if key.kind not in schema.KINDS:
+        raise NewerSchemaError(f"kind `{key.kind}` is not known to this dflop")
+    if version > schema.version_of(key.kind):
+        raise NewerSchemaError(
+            f"schema version {version} of `{key.kind}`, this dflop knows {schema.version_of(key.kind)}"
+        )
+    table = schema.upgrade(key.kind, version, reader.read(use_threads=False))
+    if not table.schema.equals(schema.arrow_schema(key.kind)):
+        raise ValueError(f"columns {table.schema.names} do not match schema version {version} of `{key.kind}`")
+    if table.num_rows != reader.metadata.num_rows:
+        raise ValueError(f"{table.num_rows} rows found, footer says {reader.metadata.num_rows}")
+    nulls = [name for name in table.schema.names if table.column(name).null_count]
+    if nulls:
+        raise ValueError(f"columns {nulls} hold nulls")
+    return table
+
+
+def with_provenance(files: Iterable[Good]) -> pa.Table:
+    """Rows of files of one kind, one after the other, with the columns that say which file each came from."""
+    files = list(files)
+    table = pa.concat_tables([f.table.replace_schema_metadata() for f in files])
+    for column, value in (("_run_id", "run_id"), ("_producer", "producer"), ("_seq", "seq")):
+        chunks = [pa.repeat(pa.scalar(getattr(f.key, value)), f.table.num_rows) for f in files]
+        table = table.append_column(column, pa.chunked_array(chunks))
+    return table
+
+
+def _batches(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
+    batch: list[SpoolFile] = []
+    num_bytes = 0
+    for file in files:
+        batch.append(file)
+        num_bytes += file.num_bytes
+        if len(batch) == BATCH_FILES or num_bytes > BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch

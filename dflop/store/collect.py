@@ -1,0 +1,62 @@
+"""Removes what nobody needs any more: replaced snapshots after their grace period, and what killed processes left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.errors import StoreError
+from dflop.store import durable, live, snapshot
+from dflop.store.ingest import Progress
+
+TMP_AGE_S = 86_400.0
+"""A temporary file this old belongs to nobody: the longest flush takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What was removed, or would be."""
+
+    removed: tuple[str, ...]
+    """Paths below the store."""
+    num_bytes: int
+
+
+def gc(store_root: Path | str, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
+    """Collects garbage; the truth (spool, archive, quarantine, publish log) is never touched.
+
+    Args:
+        store_root: Folder of the store.
+        dry_run: Only say what would go.
+        progress: Called with a line per file.
+
+    Raises:
+        StoreError: Another ingester holds the store, or a file cannot be removed.
+    """
+    root, say = Path(store_root), progress or (lambda _line: None)
+    removed, num_bytes = [], 0
+    try:
+        with live.hold(root):
+            for path in (*snapshot.expired(root), *_leftovers(root)):
+                name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+                num_bytes += path.stat().st_size
+                removed.append(name)
+                say(f"{'would remove' if dry_run else 'removed'} {name}")
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"gc failed: {error}", where=str(root)) from error
+    return GcReport(tuple(removed), num_bytes)
+
+
+def _leftovers(root: Path) -> Iterator[Path]:
+    oldest_s = time.time() - TMP_AGE_S
+    for folder in (root, live.live_file(root).parent):
+        for path in sorted(folder.rglob(f"{durable.TMP_PREFIX}*")):
+            try:
+                if path.lstat().st_mtime < oldest_s:
+                    yield path
+            except FileNotFoundError:
+                continue  # its writer was alive after all

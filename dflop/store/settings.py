@@ -1,0 +1,108 @@
+"""What one store is set to, in `<store>/store.json`: every process that meets the store finds the same answer there.
+
+A store without the file has the defaults. The live database may be put on a node's own disk, where it is faster and
+its locks can be trusted; another node that ingests builds its own from the spool. Everything else stays in the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ConfigError, StoreError, did_you_mean
+from dflop.store import durable
+
+FILE = "store.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of a store."""
+
+    live: str = ""
+    """Folder of the live database; empty: `<store>/live`."""
+    keep_snapshots: int = 5
+    """Newest snapshots that are always kept."""
+    grace_s: float = 3600.0
+    """Older snapshots stay at least this long after they were replaced, for queries that still run on them."""
+    lease_s: float = 120.0
+    """An ingester on another node that has not been heard of for this long is taken for dead."""
+
+    def live_file(self, store_root: Path) -> Path:
+        """Path of the live database."""
+        return (Path(self.live) if self.live else store_root / "live") / "dflop.duckdb"
+
+
+def read_settings(store_root: Path | str) -> Settings:
+    """Settings of a store; the defaults where it has none.
+
+    Raises:
+        StoreError: The file is damaged or holds an unknown key or a value of the wrong type.
+    """
+    path = Path(store_root) / FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    except ValueError as error:
+        raise StoreError(
+            f"not JSON: {error}", where=str(path), hint="mend it, or write it with dflop store init"
+        ) from None
+    return _parse(data, path)
+
+
+def init(
+    store_root: Path | str,
+    *,
+    live: Path | str | None = None,
+    keep_snapshots: int | None = None,
+    grace_s: float | None = None,
+    lease_s: float | None = None,
+) -> Settings:
+    """Creates the store's folder and writes its settings; what is not given stays as it is.
+
+    Args:
+        store_root: Folder of the store.
+        live: Folder of the live database, absolute when it is outside the store; "" for the default.
+        keep_snapshots: Newest snapshots that are always kept.
+        grace_s: Seconds that older ones stay.
+        lease_s: Seconds after which a silent ingester on another node is taken for dead.
+
+    Raises:
+        ConfigError: A value makes no sense.
+        OSError: The folder cannot be written.
+    """
+    root = Path(store_root)
+    given: dict[str, Any] = {
+        "live": None if live is None else str(live),
+        "keep_snapshots": keep_snapshots,
+        "grace_s": grace_s,
+        "lease_s": lease_s,
+    }
+    settings = dataclasses.replace(read_settings(root), **{k: v for k, v in given.items() if v is not None})
+    if settings.live and not Path(settings.live).is_absolute():
+        raise ConfigError(
+            f"live folder `{settings.live}` is relative", hint="every node resolves it: write an absolute path"
+        )
+    for name, least in (("keep_snapshots", 1), ("grace_s", 0), ("lease_s", 10)):
+        if getattr(settings, name) < least:
+            raise ConfigError(f"{name} is {getattr(settings, name)}, must be at least {least}")
+    durable.make_folder(root / "spool")
+    durable.replace(root / FILE, json.dumps(dataclasses.asdict(settings), indent=1).encode())
+    return settings
+
+
+def _parse(data: Any, path: Path) -> Settings:
+    if not isinstance(data, dict):
+        raise StoreError("must hold an object of settings", where=str(path))
+    defaults = dataclasses.asdict(Settings())
+    for key, value in data.items():
+        if key not in defaults:
+            raise StoreError(f"unknown setting `{key}`", where=str(path), hint=did_you_mean(key, defaults))
+        expected = (int, float) if isinstance(defaults[key], float) else type(defaults[key])
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise StoreError(f"setting `{key}` is {value!r}, expected a value like {defaults[key]!r}", where=str(path))
+    return Settings(**data)

@@ -1,0 +1,140 @@
+"""Proves that the database, the newest snapshot and the files on disk say the same, or says where they differ.
+
+Three comparisons: every file of the manifest is on disk with the recorded hash; the snapshot is, byte for byte, what
+was published; and a database made again from the files holds the same rows in every table as the live one, compared
+as multisets per spool file, so that a difference names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from dflop.errors import StoreError
+from dflop.store import archive, live, rebuild, schema, snapshot
+from dflop.store.ingest import Progress, ingest_pending
+from dflop.store.spool import SpoolKey, list_files
+
+MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was compared."""
+
+    num_files: int
+    num_rows: int
+    problems: tuple[str, ...]
+    """One line each; empty when everything agrees."""
+    elapsed_s: float
+
+
+def verify(store_root: Path | str, progress: Progress | None = None) -> VerifyReport:
+    """Compares live database, newest snapshot, spool and archive; changes nothing but ingests what is pending first.
+
+    Takes about as long as a rebuild, and its disk space.
+
+    Raises:
+        StoreError: Another ingester holds the store, or the disk is full.
+    """
+    start_s, root = time.monotonic(), Path(store_root)
+    say = progress or (lambda _line: None)
+    try:
+        with live.hold(root) as lease, live.connect(live.live_file(root)) as con:
+            ingest_pending(con, root, say, lease)
+            snapshot.publish_if_stale(con, root, lease)
+            problems = [*_check_files(con, root), *_check_snapshot(root)]
+            with rebuild.scratch(live.live_file(root).parent) as path:
+                say("making the database again from the files")
+                # Only what is in the manifest: files that arrive meanwhile are for the next pass.
+                rebuild.fill(path, root, lambda _line: None, only=_ingested(con))
+                problems += _compare(con, path)
+            num_files, num_rows = con.execute(
+                "select count(*), coalesce(sum(num_rows), 0) from ingest_manifest"
+            ).fetchall()[0]
+    except (duckdb.Error, OSError) as error:
+        raise StoreError(f"cannot verify: {error}", where=str(root)) from error
+    return VerifyReport(int(num_files), int(num_rows), tuple(problems), time.monotonic() - start_s)
+
+
+def _ingested(con: duckdb.DuckDBPyConnection) -> set[SpoolKey]:
+    return {SpoolKey(*row) for row in con.execute("select kind, run_id, producer, seq from ingest_manifest").fetchall()}
+
+
+def _check_files(con: duckdb.DuckDBPyConnection, root: Path) -> list[str]:
+    rows = con.execute("select kind, run_id, producer, seq, sha256 from ingest_manifest").fetchall()
+    recorded = {SpoolKey(*row[:4]): str(row[4]) for row in rows}
+    found: dict[SpoolKey, str] = {}
+    for file in archive.list_archive(root):
+        found |= {g.key: g.sha256 for g in archive.read(file).files}
+    for name, path in list_files(root):
+        key = SpoolKey.parse(name)
+        if key in recorded:
+            found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+    missing = sorted(key.relative_path for key in recorded if key not in found)
+    differing = sorted(key.relative_path for key, sha256 in recorded.items() if found.get(key, sha256) != sha256)
+    return [
+        *_examples("is in the database, but neither in the spool nor in the archive", missing),
+        *_examples("is not the file that was ingested: another hash", differing),
+    ]
+
+
+def _check_snapshot(root: Path) -> list[str]:
+    current = snapshot.read_current(root)
+    if current is None:
+        return ["there is no snapshot"]
+    with open(root / current.file, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != current.sha256:
+        return [
+            f"snapshot {current.seq} ({current.file}) is not what was published: sha256 {sha256}, not {current.sha256}"
+        ]
+    return []
+
+
+def _compare(con: duckdb.DuckDBPyConnection, rebuilt: Path) -> list[str]:
+    """Differences between the connected live database and one made from the files."""
+    con.execute(f"attach '{str(rebuilt).replace(chr(39), chr(39) * 2)}' as rebuilt (read_only)")
+    try:
+        problems = []
+        for kind in schema.KINDS:
+            problems += _examples(f"has other rows in table {kind} than a rebuild", _differing_files(con, kind))
+        rollups = con.execute(
+            "select table_name from duckdb_tables() where "
+            "database_name = current_database() and suffix(table_name, '_rollup')"
+        ).fetchall()
+        for (table,) in rollups:
+            problems += _examples(f"has another {table} than a rebuild", _differing_runs(con, table))
+        return problems
+    finally:
+        con.execute("detach rebuilt")
+
+
+def _differing_files(con: duckdb.DuckDBPyConnection, kind: str) -> list[str]:
+    keys = "_run_id, _producer, _seq"
+    rows = con.execute(_difference(kind, keys)).fetchall()
+    return sorted(SpoolKey(kind, *row).relative_path for row in rows)
+
+
+def _differing_runs(con: duckdb.DuckDBPyConnection, table: str) -> list[str]:
+    return sorted(row[0] for row in con.execute(_difference(table, "run_id")).fetchall())
+
+
+def _difference(table: str, keys: str) -> str:
+    # A sum of row hashes is the same for the same rows in any order, and counts repeats.
+    side = "select {keys}, count(*) as n, sum(hash({table})::hugeint) as h from {db}{table} group by all"
+    live_side = side.format(keys=keys, table=table, db="")
+    new_side = side.format(keys=keys, table=table, db="rebuilt.")
+    differing = f"({live_side} except {new_side}) union all ({new_side} except {live_side})"
+    return f"select distinct {keys} from ({differing}) order by all"
+
+
+def _examples(what: str, names: list[str]) -> list[str]:
+    lines = [f"{name} {what}" for name in names[:MAX_EXAMPLES]]
+    if len(names) > MAX_EXAMPLES:
+        lines.append(f"... and {len(names) - MAX_EXAMPLES} more: {what}")
+    return lines

@@ -1,0 +1,147 @@
+"""Two nodes are two values of the machine's boot id: what the lease goes by."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import StoreError
+from dflop.store import durable, lease, live, settings, snapshot
+from dflop.store.ingest import ingest
+from dflop.store.lease import Lease
+
+
+def take(root: Path, *, timeout_s: float = 0.0, lease_s: float = 60.0) -> Lease:
+    return Lease(root, lease_s=lease_s, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def on_node(monkeypatch: pytest.MonkeyPatch):
+    return lambda name: monkeypatch.setattr(lease, "_boot_id", lambda: name)
+
+
+def age(held: Lease, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(held._path(held.epoch), (then, then))
+
+
+def test_epochs_only_rise_and_one_claim_is_kept(tmp_path: Path) -> None:
+    epochs = []
+    for _ in range(3):
+        with take(tmp_path) as held:
+            held.check()
+            epochs.append(held.epoch)
+    assert epochs == [1, 2, 3]
+    assert os.listdir(tmp_path / "INGEST.lease") == ["000003.json"]
+
+
+def test_a_live_claim_of_another_node_is_respected_and_named(tmp_path: Path, on_node) -> None:
+    on_node("node-a")
+    with take(tmp_path):
+        on_node("node-b")
+        with pytest.raises(StoreError, match=rf"another node is ingesting: epoch 1, pid {os.getpid()}"):
+            take(tmp_path)
+    take(tmp_path)  # released
+
+
+def test_a_waiting_node_gets_the_lease_when_it_is_released(tmp_path: Path, on_node) -> None:
+    on_node("node-a")
+    held = take(tmp_path).__enter__()
+    on_node("node-b")
+    threading.Timer(0.3, held.__exit__, (None, None, None)).start()
+    assert take(tmp_path, timeout_s=10).epoch == 2
+
+
+def test_a_killed_holder_of_this_machine_is_replaced_at_once(tmp_path: Path) -> None:
+    take(tmp_path)  # never entered nor released: what kill -9 leaves
+    assert take(tmp_path).epoch == 2
+
+
+def test_a_silent_node_is_taken_over_and_then_fenced(tmp_path: Path, on_node) -> None:
+    on_node("node-a")
+    asleep = take(tmp_path)
+    age(asleep, 61)
+    on_node("node-b")
+    with take(tmp_path) as successor:
+        assert successor.epoch == 2
+        with pytest.raises(StoreError, match="lost the ingest lease: epoch 2 has taken over from epoch 1"):
+            asleep.check()
+        asleep.__exit__(None, None, None) if asleep._heart.is_alive() else None
+        successor.check()
+
+
+def test_a_holder_that_works_long_keeps_its_claim_young(tmp_path: Path, on_node) -> None:
+    on_node("node-a")
+    with take(tmp_path, lease_s=0.6) as held:
+        age(held, 100)
+        deadline_s = time.monotonic() + 30
+        while time.time() - held._path(1).stat().st_mtime > 50:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+
+def test_of_many_nodes_that_race_for_an_expired_claim_each_epoch_goes_to_one(tmp_path: Path, on_node) -> None:
+    on_node("node-a")
+    age(take(tmp_path), 1000)
+    on_node("node-b")
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def race() -> None:
+        barrier.wait()
+        won.append(take(tmp_path, timeout_s=30).epoch)  # one boot id: whoever comes later takes over from the winner
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(won)) == 8  # numbers may be left out, never given twice
+    assert min(won) == 2
+
+
+def test_a_fenced_ingester_commits_nothing_and_publishes_nothing(tmp_path: Path, make, monkeypatch) -> None:
+    from dflop.store.spool import SpoolWriter
+
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.correction(0))
+    insert = live.insert_table
+
+    def insert_then_sleep(con, name, rows):
+        insert(con, name, rows)
+        # Meanwhile another node takes the claim for dead.
+        folder = tmp_path / "INGEST.lease"
+        durable.write_new(folder / "000099.json", json.dumps({"pid": 1, "host": "b", "since": "now"}).encode())
+
+    with monkeypatch.context() as asleep:
+        asleep.setattr(live, "insert_table", insert_then_sleep)
+        asleep.setattr(durable, "write_new", _once(durable.write_new))
+        with pytest.raises(StoreError, match="lost the ingest lease"):
+            ingest(tmp_path)
+    assert snapshot.read_current(tmp_path) is None
+    (tmp_path / "INGEST.lease/000099.json").unlink()
+    assert ingest(tmp_path).num_rows == 1
+
+
+def _once(write):
+    """Swallows the second write of the same file: the trap above fires once per table."""
+
+    def wrapped(final, data):
+        if not final.exists():
+            write(final, data)
+
+    return wrapped
+
+
+def test_the_lease_time_is_a_setting_of_the_store(tmp_path: Path, on_node) -> None:
+    settings.init(tmp_path, lease_s=30)
+    on_node("node-a")
+    age(take(tmp_path), 31)
+    on_node("node-b")
+    with live.hold(tmp_path, lock_timeout_s=0) as held:
+        assert held.epoch == 2

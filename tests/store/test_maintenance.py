@@ -1,0 +1,315 @@
+"""Rebuild, verify, compact, gc: whatever is lost or tidied up, the rows stay the rows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from dflop.errors import ConfigError, StoreError
+from dflop.records import Correction, StepObservation
+from dflop.store import archive, live, settings, snapshot
+from dflop.store.collect import gc
+from dflop.store.compact import compact
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.rebuild import rebuild, rebuild_snapshot
+from dflop.store.spool import SpoolWriter, list_files
+from dflop.store.verify import verify
+
+
+def write(root: Path, *records: Any, run_id: str = "run", producer: str = "p") -> None:
+    with SpoolWriter(root, run_id, producer) as writer:
+        for record in records:
+            writer.append(record)
+
+
+@pytest.fixture
+def store(tmp_path: Path, make) -> Path:
+    """Two snapshots, several files of two runs and kinds, NaN inside, one quarantined file."""
+    root = tmp_path / "store"
+    for step in range(6):
+        write(root, make.correction(step), producer=f"p{step % 2}")
+        write(root, make.observation(step, loss=float("nan")), run_id="run/compare")
+    ingest(root)
+    bad = root / "spool/correction/run/bad-000000.parquet"
+    bad.write_bytes(b"not parquet")
+    for step in range(6, 10):
+        write(root, make.correction(step), producer=f"p{step % 2}")
+    ingest(root)
+    return root
+
+
+def content(root: Path) -> dict[str, list[Any]]:
+    """Everything a reader can see but when it was ingested, by table."""
+    con, _ = snapshot.open_current(root)
+    with con:
+        tables = [row[0] for row in con.execute("select table_name from duckdb_tables()").fetchall()]
+        books = {"store_meta", "schema_migration", "archive_manifest"}
+        found = {}
+        for table in sorted(set(tables) - books):
+            left_out = "exclude (ingested_at_s)" if table == "ingest_manifest" else ""
+            rows = con.execute(f'select * {left_out} from "{table}"').fetchall()
+            found[table] = sorted(map(repr, rows))
+        return found
+
+
+def without_last_publish(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {**found, "publish_log": found["publish_log"][:2]}
+
+
+def steps(root: Path) -> list[int]:
+    with Reader(root) as reader:
+        return sorted(c.effective_step for c in reader.records(Correction))
+
+
+def test_a_rebuild_gives_everything_again(store: Path) -> None:
+    before = content(store)
+    shutil.rmtree(store / "live")
+    report = rebuild(store)
+    assert (report.num_files, report.num_rows, report.snapshot_seq) == (16, 16, 3)
+    assert without_last_publish(content(store)) == before
+    assert len(content(store)["file_quarantine"]) == 1
+
+
+def test_a_rebuild_over_a_damaged_database_that_left_a_log(store: Path) -> None:
+    before = content(store)
+    (store / "live/dflop.duckdb").write_bytes(b"rubbish" * 10_000)
+    (store / "live/dflop.duckdb.wal").write_bytes(b"rubbish" * 100)
+    with pytest.raises(StoreError, match="cannot open the live database") as error:
+        ingest(store)
+    assert "dflop store rebuild" in error.value.hint
+    rebuild(store)
+    assert without_last_publish(content(store)) == before
+    assert ingest(store).num_files == 0
+
+
+def test_a_failed_rebuild_leaves_the_old_database(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (store / "live/dflop.duckdb").read_bytes()
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(live, "insert_table", full)
+        with pytest.raises(StoreError, match="rebuild failed"):
+            rebuild(store)
+    assert (store / "live/dflop.duckdb").read_bytes() == before
+    assert os.listdir(store / "live") == ["dflop.duckdb"]
+
+
+def test_a_snapshot_can_be_made_again_after_everything_but_the_files_is_gone(store: Path, tmp_path: Path) -> None:
+    shutil.rmtree(store / "live")
+    shutil.rmtree(store / "snapshots")
+    (store / "CURRENT").unlink()
+    output = tmp_path / "out/one.duckdb"
+    report = rebuild_snapshot(store, 1, output)
+    assert (report.num_files, report.snapshot_seq) == (12, 1)
+    with duckdb.connect(str(output), read_only=True) as con:
+        found = con.execute("select effective_step from correction order by all").fetchall()
+        assert con.execute("select count(*) from step_observation").fetchone() == (6,)
+    assert [row[0] for row in found] == list(range(6))
+    assert output.stat().st_mode & 0o777 == 0o444
+    assert os.listdir(output.parent) == ["one.duckdb"]
+    assert not (store / "live").exists()  # a reproduction changes nothing in the store
+
+
+def test_a_snapshot_that_cannot_be_made_again_is_refused(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="snapshot 9 is not in the publish log, which knows 1 to 2"):
+        rebuild_snapshot(store, 9, tmp_path / "x.duckdb")
+    (tmp_path / "y.duckdb").touch()
+    with pytest.raises(ConfigError, match="exists"):
+        rebuild_snapshot(store, 1, tmp_path / "y.duckdb")
+    next((store / "spool/correction/run").glob("p0-*")).unlink()
+    with pytest.raises(StoreError, match="held 12 files, 11 are left"):
+        rebuild_snapshot(store, 1, tmp_path / "x.duckdb")
+    assert not (tmp_path / "x.duckdb").exists()
+
+
+def test_a_publish_that_died_half_way_is_in_the_log_of_the_next(store: Path, make, monkeypatch, tmp_path: Path) -> None:
+    write(store, make.correction(50))
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshot, "copy_database", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(StoreError, match="No space left"):
+            ingest(store)
+    assert ingest(store).snapshot_seq == 4
+    rebuild_snapshot(store, 4, tmp_path / "four.duckdb")
+    with duckdb.connect(str(tmp_path / "four.duckdb"), read_only=True) as con:
+        assert con.execute("select max(effective_step) from correction").fetchone() == (50,)
+
+
+def test_verify_agrees_with_a_healthy_store(store: Path) -> None:
+    report = verify(store)
+    assert report.problems == ()
+    assert (report.num_files, report.num_rows) == (16, 16)
+    assert verify(store).problems == ()
+
+
+def a_row_changed(store: Path) -> None:
+    with live.open_live(store) as con:
+        con.execute("update correction set factor = factor + 1 where effective_step = 3")
+
+
+def a_row_twice(store: Path) -> None:
+    with live.open_live(store) as con:
+        con.execute("insert into correction select * from correction where effective_step = 3")
+
+
+def a_row_lost(store: Path) -> None:
+    with live.open_live(store) as con:
+        con.execute("delete from correction where effective_step = 3")
+
+
+def a_file_lost(store: Path) -> None:
+    (store / "spool/correction/run/p1-000001.parquet").unlink()
+
+
+def a_file_changed(store: Path) -> None:
+    path = store / "spool/correction/run/p1-000001.parquet"
+    stat, data = path.stat(), bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (a_row_changed, "p1-000001.parquet has other rows in table correction than a rebuild"),
+        (a_row_twice, "p1-000001.parquet has other rows in table correction than a rebuild"),
+        (a_row_lost, "p1-000001.parquet has other rows in table correction than a rebuild"),
+        (a_file_lost, "p1-000001.parquet is in the database, but neither in the spool nor in the archive"),
+        (a_file_changed, "p1-000001.parquet is not the file that was ingested: another hash"),
+    ],
+)
+def test_verify_names_the_file_that_differs(store: Path, spoil, words: str) -> None:
+    spoil(store)
+    assert any(words in problem for problem in verify(store).problems)
+
+
+def test_verify_notices_a_snapshot_that_was_tampered_with(store: Path) -> None:
+    path = store / snapshot.read_current(store).file
+    path.chmod(0o644)
+    with open(path, "r+b") as file:
+        file.seek(-10, os.SEEK_END)
+        file.write(b"x")
+    assert any("is not what was published" in problem for problem in verify(store).problems)
+
+
+def make_old(root: Path) -> None:
+    then_ns = time.time_ns() - int(2 * 86_400e9)
+    for _, path in list_files(root):
+        os.utime(path, ns=(then_ns, then_ns))
+
+
+def test_compacting_changes_no_row_and_survives_a_rebuild(store: Path, make) -> None:
+    make_old(store)
+    ingest(store)
+    before = content(store)
+    planned = compact(store, min_files=3, dry_run=True)
+    assert len(list(list_files(store))) == 16
+    report = compact(store, min_files=3)
+    assert (report.num_runs, report.num_files_before, report.num_files_after) == (2, 16, 2)
+    assert planned.num_files_before == report.num_files_before
+    assert list(list_files(store)) == []
+    assert [a.name for a in archive.list_archive(store)] == [
+        "correction/run/000000.parquet", "step_observation/run/compare/000000.parquet",
+    ]  # fmt: skip
+    assert verify(store).problems == ()
+    shutil.rmtree(store / "live")
+    rebuild(store)
+    after = content(store)
+    # make_old() changed file times, which ingest noted when it hashed the files again: contents are what counts.
+    for table in ("correction", "step_observation", "file_quarantine"):
+        assert after[table] == before[table]
+    assert ingest(store).num_files == 0
+
+
+def test_a_producer_that_comes_back_after_compaction_goes_on_counting(store: Path, make) -> None:
+    make_old(store)
+    compact(store, min_files=2)
+    write(store, make.correction(99), producer="p0")
+    assert [name for name, _ in list_files(store)] == ["correction/run/p0-000005.parquet"]
+    assert ingest(store).num_quarantined_files == 0
+    assert steps(store) == [*range(10), 99]
+
+
+def test_young_and_few_files_are_left_alone(store: Path) -> None:
+    assert compact(store, min_files=2).num_files_before == 0
+    make_old(store)
+    assert compact(store, min_files=100).num_files_before == 0
+    assert len(list(list_files(store))) == 16
+
+
+@pytest.mark.parametrize("moment", ["note", "unlink"])
+def test_a_compaction_that_is_killed_loses_and_repeats_nothing(store: Path, moment: str, monkeypatch) -> None:
+    make_old(store)
+
+    def die(*_args: object, **_kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        if moment == "note":
+            broken.setattr(archive, "note", die)
+        else:
+            broken.setattr(Path, "unlink", die)
+        with pytest.raises(KeyboardInterrupt):
+            compact(store, min_files=3)
+    ingest(store)
+    assert steps(store) == list(range(10))
+    assert compact(store, min_files=3).num_files_before >= 6
+    assert verify(store).problems == ()
+    shutil.rmtree(store / "live")
+    ingest(store)
+    assert steps(store) == list(range(10))
+
+
+def test_a_damaged_archive_stops_a_rebuild_and_says_which_file(store: Path) -> None:
+    make_old(store)
+    compact(store, min_files=3)
+    path = store / "archive/correction/run/000000.parquet"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    shutil.rmtree(store / "live")
+    with pytest.raises(StoreError, match="cannot read the compacted file") as error:
+        rebuild(store)
+    assert error.value.where == str(path)
+
+
+def test_records_of_a_compacted_run_keep_their_file(store: Path) -> None:
+    make_old(store)
+    compact(store, min_files=3)
+    table = pq.ParquetFile(store / "archive/step_observation/run/compare/000000.parquet").read()
+    assert table["_seq"].to_pylist() == list(range(6))
+    with Reader(store) as reader:
+        assert [o.step for o in reader.records(StepObservation)] == list(range(6))
+
+
+def test_gc_removes_expired_snapshots_and_leftovers_and_nothing_else(store: Path, make) -> None:
+    settings.init(store, keep_snapshots=1, grace_s=3600)
+    for step in range(20, 23):
+        write(store, make.correction(step))
+        ingest(store)
+    old_s = time.time() - 100_000
+    for path in (store / "snapshots").iterdir():
+        os.utime(path, (old_s, old_s))
+    old_tmp, young_tmp = (store / f"spool/correction/run/.tmp-host-1-{name}" for name in ("old", "young"))
+    old_tmp.write_bytes(b"half a file")
+    young_tmp.write_bytes(b"being written")
+    os.utime(old_tmp, (old_s, old_s))
+    before = content(store)
+    planned = gc(store, dry_run=True)
+    assert old_tmp.exists()
+    done = gc(store)
+    assert planned == done
+    expected = {f"snapshots/dflop-{seq:06d}.duckdb" for seq in range(1, 5)} | {str(old_tmp.relative_to(store))}
+    assert set(done.removed) == expected
+    assert young_tmp.exists()
+    assert content(store) == before
+    assert gc(store).removed == ()

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import ConfigError, StoreError
+from dflop.store import live
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.settings import Settings, init, read_settings
+from dflop.store.spool import SpoolWriter
+
+
+def test_a_store_without_the_file_has_the_defaults(tmp_path: Path) -> None:
+    assert read_settings(tmp_path) == Settings()
+    assert live.live_file(tmp_path) == tmp_path / "live/dflop.duckdb"
+
+
+def test_init_changes_what_is_given_and_keeps_the_rest(tmp_path: Path) -> None:
+    init(tmp_path / "new/store", keep_snapshots=9)
+    init(tmp_path / "new/store", grace_s=7.5)
+    assert read_settings(tmp_path / "new/store") == Settings(keep_snapshots=9, grace_s=7.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"live": "somewhere"}, "is relative"),
+        ({"keep_snapshots": 0}, "keep_snapshots is 0, must be at least 1"),
+        ({"grace_s": -1.0}, "grace_s is -1.0"),
+        ({"lease_s": 1.0}, "lease_s is 1.0, must be at least 10"),
+    ],
+)
+def test_senseless_values_are_refused(tmp_path: Path, given, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        init(tmp_path, **given)
+    assert not (tmp_path / "store.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must hold an object"),
+        (json.dumps({"keep": 3}), "unknown setting `keep`"),
+        (json.dumps({"keep_snapshots": "5"}), "setting `keep_snapshots` is '5'"),
+        (json.dumps({"keep_snapshots": True}), "setting `keep_snapshots` is True"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "store.json").write_text(text)
+    with pytest.raises(StoreError, match=words) as error:
+        read_settings(tmp_path)
+    assert error.value.where.endswith("store.json")
+
+
+def test_two_nodes_with_live_databases_of_their_own_share_a_store(tmp_path: Path, make) -> None:
+    def write(step: int) -> None:
+        with SpoolWriter(tmp_path / "store", "run", "p") as writer:
+            writer.append(make.correction(step))
+
+    steps = []
+    for step, node in enumerate(("a", "b", "a", "b")):
+        init(tmp_path / "store", live=tmp_path / f"disk-of-{node}")
+        write(step)
+        ingest(tmp_path / "store")
+        with Reader(tmp_path / "store") as reader:
+            steps.append([c.effective_step for c in reader.records(type(make.correction()))])
+            assert reader.seq == step + 1
+    # Each node finds in the spool what the other one ingested while it was away.
+    assert steps == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert not (tmp_path / "store/live").exists()
