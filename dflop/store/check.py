@@ -158,7 +158,7 @@ def with_provenance(files: Iterable[Good]) -> pa.Table:
     for column, value in (("_run_id", "run_id"), ("_producer", "producer"), ("_seq", "seq")):
         chunks = [pa.repeat(pa.scalar(getattr(f.key, value)), f.table.num_rows) for f in files]
         table = table.append_column(column, pa.chunked_array(chunks))
-    return table
+    return table.combine_chunks()  # DuckDB takes one long chunk three times faster than 500 short ones
 
 
 def _batches(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:

@@ -20,6 +20,8 @@ from dflop.store import durable, lock, migrate, settings
 from dflop.store.lease import Lease
 
 LOCK_TIMEOUT_S = 60.0
+CHECKPOINT_THRESHOLD = "1GiB"
+"""Log size that triggers a checkpoint; the default of 16 MiB rewrites the growing tail of a table many times a pass."""
 
 
 @contextlib.contextmanager
@@ -142,7 +144,7 @@ def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
-        return duckdb.connect(str(path))
+        return duckdb.connect(str(path), config={"checkpoint_threshold": CHECKPOINT_THRESHOLD})
     except duckdb.Error as error:
         raise StoreError(
             f"cannot open the live database: {str(error).splitlines()[0]}",

@@ -1,8 +1,8 @@
 """Keeps per-run aggregates of the observations, so that a person's question about all history takes milliseconds.
 
 Ten million observations with their microbatches are gigabytes; what people ask of them (steps, stages, errors, ranks)
-is a thousandth of that. `sql/rollups/<table>.sql` is one SELECT that computes a table for the runs in `$run_ids`;
-ingest remembers in `dirty_run` whose observations arrived, and before a snapshot is published those runs are computed
+is a thousandth of that. `sql/rollups/<n>_<table>.sql` is one SELECT that computes a table for the runs in `$run_ids`,
+and may read the tables of files before it; ingest remembers in `dirty_run` whose observations arrived, and before a snapshot is published those runs are computed
 again. Roll-ups hold nothing that the observations do not: a rebuild makes them again, and so does an edited file.
 """
 
@@ -30,7 +30,7 @@ def refresh(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> int
     if live.get_meta(con, "rollups_sha256") != sha256:
         con.execute("insert or ignore into dirty_run select distinct run_id from step_observation")
         for path in files:
-            con.execute(f'delete from "{path.stem}"')
+            con.execute(f'delete from "{_table(path)}"')
         live.set_meta(con, "rollups_sha256", sha256)
     run_ids = [row[0] for row in con.execute("select run_id from dirty_run order by run_id").fetchall()]
     if not run_ids:
@@ -48,8 +48,13 @@ def mark(con: duckdb.DuckDBPyConnection, run_ids: set[str]) -> None:
 
 
 def _compute(con: duckdb.DuckDBPyConnection, path: Path, text: str, run_ids: list[str]) -> None:
+    table, params = _table(path), {"run_ids": run_ids}
     try:
-        con.execute(f'delete from "{path.stem}" where run_id in (select unnest($run_ids))', {"run_ids": run_ids})
-        con.execute(f'insert into "{path.stem}" by name {text}', {"run_ids": run_ids})
+        con.execute(f'delete from "{table}" where run_id in (select unnest($run_ids))', params)
+        con.execute(f'insert into "{table}" by name {text}', params)
     except duckdb.Error as error:
         raise StoreError(f"this SQL file does not run: {error}", where=str(path)) from error
+
+
+def _table(path: Path) -> str:
+    return path.stem.partition("_")[2]

@@ -1,4 +1,5 @@
--- The store's books, second part: which snapshot first held a file, which runs' roll-ups are out of date, what jobs read.
+-- The store's books, second part: which snapshot first held a file, which runs' roll-ups are out of date,
+-- what jobs read.
 
 alter table ingest_manifest add column snapshot_seq bigint;
 comment on column ingest_manifest.snapshot_seq is 'first snapshot that holds the file; null until it is published';

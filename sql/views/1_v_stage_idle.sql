@@ -7,15 +7,14 @@ select
     module,
     stage,
     dp_rank,
-    count(distinct step) as num_steps,
-    sum(busy_s) / nullif(sum(step_s), 0) as busy_frac,
-    1 - sum(busy_s) / nullif(sum(step_s), 0) as idle_frac,
-    sum(data_wait_s) / nullif(sum(data_wait_s + step_s), 0) as input_wait_frac,
-    sum(reduce_s) / nullif(sum(step_s), 0) as reduce_frac,
-    sum(optimizer_s) / nullif(sum(step_s), 0) as optimizer_frac,
-    1 - sum(busy_s + reduce_s + optimizer_s) / nullif(sum(step_s), 0) as bubble_frac
-from step_observation
-group by all;
+    num_steps,
+    busy_s / nullif(step_s, 0) as busy_frac,
+    1 - busy_s / nullif(step_s, 0) as idle_frac,
+    data_wait_s / nullif(data_wait_s + step_s, 0) as input_wait_frac,
+    reduce_s / nullif(step_s, 0) as reduce_frac,
+    optimizer_s / nullif(step_s, 0) as optimizer_frac,
+    1 - (busy_s + reduce_s + optimizer_s) / nullif(step_s, 0) as bubble_frac
+from stage_rollup;
 
 comment on view v_stage_idle is
 'Where the time of each stage went, as shares of step_s. Grain: run_id, policy, module, stage, dp_rank.';

@@ -1,28 +1,7 @@
 -- Training rows carry the run's own id; comparison rows carry <run_id>/compare and are no run of their own.
--- num_quarantined_samples counts what this run found; samples of a reused profile count for the run that made it.
+-- num_quarantined_samples counts samples of the data profile the run used, whoever made it, and what training found.
 create or replace view v_run_summary as
-with trained as (
-    -- A step repeated after a restart counts once, as its last attempt.
-    select *
-    from v_step
-    where not contains(run_id, '/')
-    qualify row_number() over (partition by run_id, step order by attempt desc, observed_at_s desc) = 1
-),
-
-training as (
-    select
-        run_id,
-        count(*) as num_steps,
-        arg_min(loss, step) as first_loss,
-        arg_max(loss, step) as last_loss,
-        median(step_s) as median_step_s,
-        avg(idle_frac) as idle_frac,
-        median(llm_tokens_per_s) as llm_tokens_per_s
-    from trained
-    group by all
-),
-
-comparison as (
+with comparison as (
     select
         run_id,
         median(arrival_step_s) as arrival_step_s,
@@ -35,12 +14,36 @@ comparison as (
     group by all
 ),
 
+uses as (
+    select distinct
+        run_id,
+        data_profile_key as profile_key
+    from run_input
+    union
+    select distinct
+        run_id,
+        profile_key
+    from profile_record
+    where kind = 'data'
+),
+
 quarantine as (
     select
         run_id,
-        count(distinct subject) as num_quarantined_samples
-    from v_quarantine
-    where what = 'sample'
+        count(distinct sample_index) as num_quarantined_samples
+    from (
+        select
+            uses.run_id,
+            bad.sample_index
+        from quarantined_sample as bad
+        inner join uses using (profile_key)
+        where bad.phase = 'profile'
+        union all
+        select
+            split_part(_run_id, '/', 1) as run_id,
+            sample_index
+        from quarantined_sample
+    ) as found
     group by all
 ),
 
@@ -77,7 +80,7 @@ select
     run.run_dir
 from v_run as run
 left join v_plan as plan on run.run_id = plan.run_id and plan.candidate_rank = 0
-left join training on run.run_id = training.run_id
+left join run_rollup as training on run.run_id = training.run_id
 left join comparison on run.run_id = comparison.run_id
 left join quarantine on run.run_id = quarantine.run_id
 left join corrections on run.run_id = corrections.run_id

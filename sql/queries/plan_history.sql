@@ -1,0 +1,17 @@
+-- purpose: how the plan of a job changed from run to run, and why each was chosen
+-- parameters: $name varchar, name of the configuration
+-- grain: one row per run, oldest first
+-- units: seconds
+select
+    to_timestamp(started_at_s) as started_at,
+    run_id,
+    layout_text,
+    num_microbatches,
+    predicted_step_s,
+    previous_predicted_step_s,
+    changed,
+    snapshot_seq,
+    reason
+from v_plan_history
+where name = $name
+order by started_at_s, run_id;

@@ -1,0 +1,16 @@
+-- purpose: what a run read from the store: the snapshot to rebuild to give it the same input again
+-- parameters: $run_id varchar, the run
+-- grain: one row per job and attempt
+-- units: none
+select
+    job,
+    attempt,
+    snapshot_seq,
+    to_timestamp(published_at_s) as published_at,
+    snapshot_revision,
+    data_profile_key,
+    model_profile_key,
+    table_ids
+from v_run_input
+where run_id = $run_id
+order by observed_at_s, job;

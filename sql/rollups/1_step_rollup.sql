@@ -1,0 +1,68 @@
+with observation as (
+    select
+        * exclude (spans),
+        case when module = 'llm' and stage = 0 then list_sum([s.num_tokens for s in spans]) end as llm_tokens
+    from step_observation
+    where run_id in (select unnest($run_ids))
+),
+
+llm_tokens as (
+    -- Ranks of one tensor-parallel group see the same tokens: one of them (max) speaks for the group.
+    select
+        run_id,
+        attempt,
+        step,
+        policy,
+        dp_rank,
+        max(coalesce(llm_tokens, 0)) as num_tokens
+    from observation
+    where module = 'llm' and stage = 0
+    group by all
+),
+
+tokens as (
+    select
+        run_id,
+        attempt,
+        step,
+        policy,
+        sum(num_tokens)::bigint as num_llm_tokens
+    from llm_tokens
+    group by all
+),
+
+samples as (
+    select
+        run_id,
+        step,
+        max(len(sample_index)) as num_samples
+    from step_plan
+    where run_id in (select unnest($run_ids))
+    group by all
+),
+
+step as (
+    select
+        run_id,
+        attempt,
+        step,
+        policy,
+        count(*) as num_ranks,
+        max(step_s) as step_s,
+        max(predicted_step_s) as predicted_step_s,
+        sum(busy_s) as busy_s,
+        max(loss) filter (where not isnan(loss)) as loss,
+        max(grad_norm) filter (where not isnan(grad_norm)) as grad_norm,
+        max(num_supervised_tokens) as num_supervised_tokens,
+        max(observed_at_s) as observed_at_s
+    from observation
+    group by all
+)
+
+select
+    step.*,
+    tokens.num_llm_tokens,
+    samples.num_samples
+from step
+left join tokens using (run_id, attempt, step, policy)
+left join samples using (run_id, step)

@@ -1,0 +1,8 @@
+create or replace view v_rank as
+select
+    *,
+    measured_s / nullif(predicted_s, 0) as measured_to_predicted
+from rank_rollup;
+
+comment on view v_rank is
+'Pace of every process beside the others of its module. Grain: run_id, attempt, rank. slowdown 1.1: 10 % slower.';

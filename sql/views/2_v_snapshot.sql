@@ -1,0 +1,15 @@
+create or replace view v_snapshot as
+select
+    publish_log.seq as snapshot_seq,
+    publish_log.published_at_s,
+    publish_log.duckdb_version,
+    publish_log.revision,
+    count(manifest.kind) as num_new_files,
+    coalesce(sum(manifest.num_rows), 0)::bigint as num_new_rows,
+    list(distinct manifest.kind order by manifest.kind) filter (where manifest.kind is not null) as new_kinds
+from publish_log
+left join ingest_manifest as manifest on publish_log.seq = manifest.snapshot_seq
+group by all;
+
+comment on view v_snapshot is
+'What each snapshot was the first to hold. Grain: one row per snapshot. dflop store rebuild makes any of them again.';

@@ -1,0 +1,17 @@
+create or replace view v_throughput as
+select
+    run_id,
+    attempt,
+    step,
+    policy,
+    observed_at_s,
+    step_s,
+    num_samples / nullif(step_s, 0) as samples_per_s,
+    llm_tokens_per_s,
+    sum(num_llm_tokens) over recent / nullif(sum(step_s) over recent, 0) as recent_llm_tokens_per_s,
+    idle_frac
+from v_step
+window recent as (partition by run_id, attempt, policy order by step rows between 9 preceding and current row);
+
+comment on view v_throughput is
+'Speed over time; recent_: the last 10 steps together. Grain: one row per run_id, attempt, step, policy. Per second.';

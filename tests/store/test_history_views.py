@@ -1,0 +1,285 @@
+"""Views, macros and queries over the history of several runs, against values worked out by hand or in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflop import records as r
+from dflop.cost.model import CostModel
+from dflop.errors import StoreError
+from dflop.store import console
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+
+
+def write(root: Path, *records: Any, run_id: str = "run") -> None:
+    with SpoolWriter(root, run_id, "p") as writer:
+        for record in records:
+            writer.append(record)
+
+
+def rows(root: Path, sql: str, /, **params: Any) -> list[dict[str, Any]]:
+    columns, found = console.query(root, sql, params or None)
+    return [dict(zip(columns, row, strict=True)) for row in found]
+
+
+def named(root: Path, query: str, /, **params: Any) -> list[dict[str, Any]]:
+    return rows(root, console.named_query(query).sql, **params)
+
+
+def run_input(
+    run_id: str, job: str = "plan", key: str = "data", tables: tuple[str, ...] = ("t1",), seq: int = 1
+) -> Any:
+    return r.RunInput(run_id, job, 0, seq, "rev", key, "model", tables, 1000.0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
+    """Three runs of one job: then a new layout and tables, then another data profile."""
+    root = tmp_path_factory.mktemp("history")
+    pp2, pp1 = make.plan("run1"), make.plan("run2")
+    llm = dataclasses.replace(pp1.modules[1], parallel=r.ParallelSpec(1, 1, 2), layers_per_stage=(4,))
+    pp1 = dataclasses.replace(pp1, plan_id="other", modules=(pp1.modules[0], llm), predicted_step_s=0.8, snapshot_seq=2)
+    write(root, make.run(run_id="run1", at_s=100.0), pp2, run_input("run1"), run_id="run1")
+    ingest(root)
+    write(root, make.run(run_id="run2", at_s=200.0), pp1, run_input("run2", tables=("t2",), seq=1), run_id="run2")
+    third = dataclasses.replace(pp1, run_id="run3", plan_id="third")
+    write(
+        root,
+        make.run(run_id="run3", at_s=300.0),
+        third,
+        run_input("run3", key="more", tables=("t2",), seq=2),
+        run_id="run3",
+    )
+    bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
+    write(root, bad, dataclasses.replace(bad, sample_index=4), run_id="run1")
+    for run_id, step, factor in (("run1", 1, 1.2), ("run1", 5, 1.5), ("run2", 2, 1.35)):
+        at_s = 1000.0 + 100 * (run_id == "run2") + step
+        write(root, make.correction(step, factor, run_id=run_id, observed_at_s=at_s), run_id=run_id)
+    ingest(root)
+    return root
+
+
+def test_plan_history_says_what_changed(store: Path) -> None:
+    first, second, third = named(store, "plan_history", name="demo")
+    assert (first["changed"], first["previous_predicted_step_s"]) == (None, None)
+    assert second["changed"] == "layout, cost tables"
+    assert (second["previous_predicted_step_s"], second["predicted_step_s"]) == (1.0, 0.8)
+    assert third["changed"] == "data profile"
+    assert [row["run_id"] for row in (first, second, third)] == ["run1", "run2", "run3"]
+
+
+def test_a_reused_data_profile_brings_its_quarantined_samples(store: Path) -> None:
+    found = {row["run_id"]: row["num_quarantined_samples"] for row in rows(store, "from v_run_summary")}
+    assert found == {"run1": 2, "run2": 2, "run3": 0}
+
+
+def test_correction_history_crosses_runs(store: Path) -> None:
+    found = named(store, "corrections", module="llm")
+    assert [(row["previous_factor"], row["factor"]) for row in found] == [(1.5, 1.35), (1.2, 1.5), (None, 1.2)]
+    assert found[0]["change_frac"] == pytest.approx(1.35 / 1.5 - 1)
+
+
+def test_what_a_run_read_leads_to_its_snapshot(store: Path) -> None:
+    (row,) = named(store, "reproduce", run_id="run3")
+    assert (row["job"], row["snapshot_seq"], row["data_profile_key"], row["table_ids"]) == ("plan", 2, "more", ["t2"])
+    (published,) = rows(store, "select to_timestamp(published_at_s) as at from v_snapshot where snapshot_seq = 2")
+    assert row["published_at"] == published["at"]
+
+
+def test_snapshots_and_kinds_are_counted(store: Path) -> None:
+    first, second = rows(store, "from v_snapshot order by snapshot_seq")
+    assert (first["num_new_files"], first["num_new_rows"], first["new_kinds"]) == (
+        3,
+        3,
+        ["plan", "run_input", "run_record"],
+    )
+    assert (second["num_new_files"], second["num_new_rows"]) == (10, 11)
+    by_kind = {row["kind"]: row for row in named(store, "store")}
+    assert (by_kind["correction"]["num_rows"], by_kind["correction"]["num_files"]) == (3, 3)
+    assert by_kind["quarantined_sample"]["num_rows"] == 2
+
+
+def test_quarantine_groups_by_reason(store: Path) -> None:
+    (row,) = named(store, "quarantine")
+    assert (row["what"], row["num_left_out"], row["num_runs"], row["reason"]) == ("sample", 2, 1, "profile: truncated")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
+    """Four ranks of one module over five steps; rank 2 is 30 % slow, shapes of step 3 are slow for everybody."""
+    root = tmp_path_factory.mktemp("trained")
+    (span, _) = make.observation(0).spans
+    observations = []
+    for step in range(5):
+        for rank in range(4):
+            pace = (1.3 if rank == 2 else 1.0) * (3.0 if step == 3 else 1.0)
+            tokens = 50 * (rank + 1)
+            mine = dataclasses.replace(
+                span, num_tokens=tokens, predicted_forward_s=0.1 * (rank + 1), predicted_backward_s=0.0,
+                forward_compute_s=0.1 * (rank + 1) * pace, backward_compute_s=0.0,
+            )  # fmt: skip
+            observations.append(
+                make.observation(step, rank=rank, dp_rank=rank, step_s=2.0 + step, busy_s=1.0, spans=(mine,))
+            )
+    plans = [make.step_plan(step, sample_index=tuple(range(10))) for step in range(5)]
+    write(root, *observations, *plans)
+    ingest(root)
+    return root
+
+
+def test_a_slow_device_is_told_from_a_slow_shape(trained: Path) -> None:
+    (row,) = named(trained, "stragglers", run_id="run")
+    assert (row["rank"], row["num_steps"], row["num_peers"]) == (2, 5, 4)
+    assert row["slowdown"] == pytest.approx(1.3)
+    assert [x["slowdown"] for x in rows(trained, "from v_rank order by rank")] == pytest.approx([1, 1, 1.3, 1])
+
+
+def test_prediction_error_by_size_falls_into_powers_of_two(trained: Path) -> None:
+    found = named(trained, "prediction_error", run_id="run")
+    assert [(row["min_tokens"], row["below_tokens"], row["num_spans"]) for row in found] == [
+        (32, 64, 5), (64, 128, 5), (128, 256, 10),
+    ]  # fmt: skip
+    errors = [
+        abs(1 / ((1.3 if rank == 2 else 1) * (3 if step == 3 else 1)) - 1) for rank in (2, 3) for step in range(5)
+    ]
+    assert found[2]["median_error_frac"] == pytest.approx(statistics.median(errors))
+    measured = sum(0.1 * (rank + 1) * (1.3 if rank == 2 else 1) * 7 for rank in (2, 3))
+    assert found[2]["predicted_to_measured"] == pytest.approx(0.7 * 5 / measured)
+
+
+def test_throughput_over_time_counts_samples_and_tokens(trained: Path) -> None:
+    found = named(trained, "throughput", run_id="run")
+    assert [row["samples_per_s"] for row in found] == pytest.approx([10 / (2 + step) for step in range(5)])
+    assert found[1]["llm_tokens_per_s"] == pytest.approx(500 / 3)
+    assert found[4]["recent_llm_tokens_per_s"] == pytest.approx(5 * 500 / (2 + 3 + 4 + 5 + 6))
+    assert found[0]["idle_frac"] == pytest.approx(0.5)
+
+
+def test_the_quarters_of_a_run_show_that_it_gets_slower(trained: Path) -> None:
+    found = named(trained, "slowdown", run_id="run")
+    assert [row["median_step_s"] for row in found] == [2.5, 4.0, 5.0, 6.0]
+    assert [(row["first_step"], row["last_step"]) for row in found] == [(0, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_the_heaviest_samples_come_first(tmp_path: Path, make) -> None:
+    write(tmp_path, *(make.shape(i, tokens=4 + i, num_images=1) for i in range(30)))
+    ingest(tmp_path)
+    found = named(tmp_path, "heaviest_samples", profile_key="data", module="vision")
+    assert [row["sample_index"] for row in found] == list(range(29, 9, -1))
+    assert found[0]["times_median"] == pytest.approx(33 / statistics.median(range(4, 34)))
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, CostModel]:
+    root = tmp_path_factory.mktemp("priced")
+    forward, backward = r.CostTerms(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-3), r.CostTerms(2e-3, 3e-6, 4e-9, 5e-3, 6e-6, 7e-3)
+    table = make.cost_table("vision", forward_s=forward, backward_s=backward, num_layers=7)
+    probes = [
+        r.Measurement(
+            "model", "vision", "cpu", "torch", "fp32", 1, 1, "random", 2, n, n * n // 2, 1.0, 1.0, 0.1, 0.1, 3, 1, 1
+        )
+        for n in (16, 4096)
+    ]
+    correction = make.correction(3, 1.25, module="vision", table_id=table.table_id)
+    write(root, table, make.cost_table("llm"), correction, *probes)
+    ingest(root)
+    return root, CostModel([table], {"vision": 1.25})
+
+
+@pytest.mark.parametrize(("items", "tokens", "squares"), [(1, 16, 128), (3, 700, 200_000), (9, 4096, 8_388_608)])
+def test_cost_at_is_the_cost_model(priced: tuple[Path, CostModel], items: int, tokens: int, squares: int) -> None:
+    root, model = priced
+    (row,) = rows(root, "from cost_at('table-vision', $i, $t, $s)", i=items, t=tokens, s=squares)
+    load = {"num_items": items, "num_tokens": tokens, "sum_sq_tokens": squares, "num_layers": 7, "edge": True}
+    forward_s, backward_s = model.module_seconds("vision", **load)
+    assert row["forward_s"] == pytest.approx(float(forward_s))
+    assert row["backward_s"] == pytest.approx(float(backward_s))
+    assert row["activation_bytes"] == pytest.approx(float(model.activation_bytes("vision", **load)))
+    assert (row["module"], row["factor"]) == ("vision", 1.25)
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("select forward_s from cost_at('table-vision', 1, 15, 128)", "15 tokens, 128 squared, lie outside the probes"),
+        ("select module from cost_at('table-vision', 1, 5000, 9000)", "tokens 16 to 4096"),
+        ("select count(*) from cost_at('table-vision', 1, 4096, 9000000)", "squared 128 to 8388608"),
+        ("select 1 from cost_at('table-llm', 1, 10, 100)", "never probed"),
+        ("select tp from cost_at('table-x', 1, 100, 1000)", "no cost table table-x in force"),
+    ],
+)
+def test_cost_at_refuses_to_extrapolate(priced: tuple[Path, CostModel], sql: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        console.query(priced[0], sql)
+
+
+def test_cost_estimate_extrapolates_and_says_so(priced: tuple[Path, CostModel]) -> None:
+    root, model = priced
+    (inside,) = rows(root, "from cost_estimate('table-vision', 1, 100, 1000)")
+    (outside,) = rows(root, "from cost_estimate('table-vision', 1, 10000, 100000)")
+    (nothing,) = rows(root, "from cost_estimate('table-vision', 0, 0, 0)")
+    assert (inside["is_extrapolated"], outside["is_extrapolated"]) == (False, True)
+    expected, _ = model.module_seconds("vision", 1, 10000, 100000, num_layers=7, edge=True)
+    assert outside["forward_s"] == pytest.approx(float(expected))
+    assert (nothing["forward_s"], nothing["activation_bytes"]) == (0, 0)
+
+
+def test_cost_at_serves_many_rows_at_once(priced: tuple[Path, CostModel]) -> None:
+    found = rows(
+        priced[0],
+        "select load.n, cost.forward_s from (select unnest([100, 200]) as n) as load, "
+        "lateral (from cost_at('table-vision', 1, load.n, load.n * load.n)) as cost order by all",
+    )
+    assert [row["n"] for row in found] == [100, 200]
+    assert found[0]["forward_s"] < found[1]["forward_s"]
+
+
+def test_process_hours_need_a_comparison(store: Path) -> None:
+    assert named(store, "process_hours") == []
+
+
+def test_process_hours_apply_the_measured_speedup(tmp_path: Path, make) -> None:
+    compared = [
+        make.observation(step, run_id="run/compare", policy=policy, step_s=step_s)
+        for step, (policy, step_s) in enumerate((("arrival", 3.0), ("balanced", 2.0)))
+    ]
+    plans = [make.step_plan(step, run_id="run/compare") for step in range(2)]
+    write(tmp_path, make.run(), *(make.observation(step, step_s=1800.0) for step in range(2)))
+    write(tmp_path, *compared, *plans, run_id="run/compare")
+    ingest(tmp_path)
+    (row,) = named(tmp_path, "process_hours")
+    assert (row["process_hours"], row["measured_speedup"]) == (1.0, 1.5)
+    assert row["saved_hours"] == pytest.approx(0.5)
+
+
+def test_cost_tables_show_what_corrects_them(priced: tuple[Path, CostModel]) -> None:
+    llm, vision = named(priced[0], "cost_tables")
+    assert (vision["module"], vision["factor"], vision["corrected_by_run_id"]) == ("vision", 1.25, "run")
+    assert vision["forward_s_per_layer_mtoken"] == pytest.approx(1.25 * 2.0)
+    assert (llm["factor"], llm["corrected_by_run_id"]) == (1.0, None)
+
+
+def test_everything_has_a_comment(store: Path) -> None:
+    undocumented = rows(
+        store,
+        "select table_name as name from duckdb_tables() where comment is null union all "
+        "select view_name from duckdb_views() where not internal and comment is null union all "
+        "select table_name || '.' || column_name from duckdb_columns() "
+        "where not internal and comment is null and table_name in (select table_name from duckdb_tables())",
+    )
+    assert undocumented == []
+
+
+def test_every_named_query_says_what_it_is_and_runs(store: Path) -> None:
+    queries = console.list_queries()
+    assert len(queries) >= 12
+    for query in queries:
+        values = {name: "x" for name in query.parameter_names}
+        columns, _ = console.query(store, query.sql, values or None)
+        assert columns

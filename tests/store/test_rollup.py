@@ -1,0 +1,141 @@
+"""Roll-ups are kept run by run as files arrive; at any moment they are what one pass over everything would give."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflop import records as r
+from dflop import resources
+from dflop.errors import StoreError
+from dflop.store import live, rollup
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+
+SECONDS = st.floats(0.125, 8, width=16)
+
+
+@st.composite
+def observation(draw: st.DrawFn) -> r.StepObservation:
+    spans = tuple(
+        r.MicrobatchSpan(i, 1, draw(st.integers(0, 500)), 9, *(draw(SECONDS) for _ in range(2)), 0, 1, 2, 1, *measured)
+        for i, measured in enumerate(draw(st.lists(st.sampled_from([(0.0, 0.0), (0.5, 1.0), (1.0, 0.25)]), max_size=2)))
+    )
+    return r.StepObservation(
+        draw(st.sampled_from(["a", "b", "b/compare"])),
+        draw(st.integers(0, 1)),
+        draw(st.integers(0, 2)),
+        draw(st.sampled_from(["arrival", "balanced"])),
+        draw(st.integers(0, 3)),
+        draw(st.sampled_from(["llm", "vision"])),
+        draw(st.integers(0, 1)),
+        draw(st.integers(0, 1)),
+        *(draw(SECONDS) for _ in range(7)),
+        draw(st.sampled_from([math.nan, 1.0, 2.0])),
+        draw(st.sampled_from([math.nan, 3.0])),
+        draw(st.integers(0, 99)),
+        draw(SECONDS),
+        spans,
+    )
+
+
+def table(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[Any, ...]]:
+    return sorted(con.execute(f'select * from "{name}"').fetchall(), key=repr)
+
+
+def steps_in_python(observed: list[r.StepObservation]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    groups: dict[tuple[Any, ...], list[r.StepObservation]] = defaultdict(list)
+    for o in observed:
+        groups[o.run_id, o.attempt, o.step, o.policy].append(o)
+    found = {}
+    for key, group in groups.items():
+        tokens: dict[int, int] = {}
+        for o in group:
+            if (o.module, o.stage) == ("llm", 0):
+                tokens[o.dp_rank] = max(tokens.get(o.dp_rank, 0), sum(s.num_tokens for s in o.spans))
+        losses = [o.loss for o in group if not math.isnan(o.loss)]
+        found[key] = (
+            len(group),
+            max(o.step_s for o in group),
+            sum(o.busy_s for o in group),
+            max(losses, default=None),
+            sum(tokens.values()) if tokens else None,
+        )
+    return found
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(observation(), max_size=6), min_size=1, max_size=3))
+def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, passes) -> None:
+    root: Path = tmp_path_factory.mktemp("rollup")
+    for observed in passes:
+        for o in observed:
+            with SpoolWriter(root, o.run_id, "p") as writer:
+                writer.append(o)
+        ingest(root)
+    everything = [o for observed in passes for o in observed]
+    names = [rollup._table(path) for path in (resources.path("sql") / "rollups").glob("*.sql")]
+    with live.open_live(root) as con:
+        kept = {name: table(con, name) for name in names}
+        columns = "run_id, attempt, step, policy, num_ranks, step_s, busy_s, loss, num_llm_tokens"
+        steps = {row[:4]: row[4:] for row in con.execute(f"select {columns} from step_rollup").fetchall()}
+        with live.transaction(con):
+            live.set_meta(con, "rollups_sha256", "as if a file had been edited")
+            rollup.refresh(con)
+        assert {name: table(con, name) for name in names} == kept
+        assert con.execute("select count(*) from dirty_run").fetchone() == (0,)
+    assert steps == steps_in_python(everything)  # halves and quarters add exactly
+
+
+def test_only_runs_with_new_observations_are_computed(tmp_path: Path, make) -> None:
+    def write(run_id: str, *records: Any) -> None:
+        with SpoolWriter(tmp_path, run_id, "p") as writer:
+            for record in records:
+                writer.append(record)
+
+    write("a", make.observation(0, run_id="a"))
+    write("b", make.observation(0, run_id="b"))
+    ingest(tmp_path)
+    with live.open_live(tmp_path) as con:
+        con.execute("update step_rollup set step_s = 99")  # whoever computes a run again undoes this
+    write("b", make.observation(1, run_id="b"))
+    ingest(tmp_path)
+    with live.open_live(tmp_path) as con:
+        found = con.execute("select run_id, step_s from step_rollup order by all").fetchall()
+    assert found == [("a", 99.0), ("b", 1.0), ("b", 1.0)]
+
+
+def test_a_file_that_does_not_run_is_named_and_nothing_is_lost(tmp_path: Path, make) -> None:
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.observation(0))
+    folder = tmp_path / "sql/rollups"
+    folder.mkdir(parents=True)
+    (folder / "1_step_rollup.sql").write_text("select nothing from nowhere where run_id in (select unnest($run_ids))")
+    with live.open_live(tmp_path) as con:
+        con.execute("insert into dirty_run values ('run')")
+        with pytest.raises(StoreError, match="does not run") as error, live.transaction(con):
+            rollup.refresh(con, tmp_path / "sql")
+        assert con.execute("select count(*) from dirty_run").fetchone() == (1,)
+    assert error.value.where.endswith("1_step_rollup.sql")
+    assert ingest(tmp_path).num_rows == 1
+
+
+def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Path, make) -> None:
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(make.observation(0))
+    ingest(tmp_path)
+    with SpoolWriter(tmp_path, "run/compare", "p") as writer:
+        for step, policy in enumerate(("arrival", "balanced")):
+            writer.append(make.observation(step, run_id="run/compare", policy=policy))
+            writer.append(dataclasses.replace(make.step_plan(step), run_id="run/compare"))
+    ingest(tmp_path)
+    with live.open_live(tmp_path) as con:
+        assert con.execute("select run_id, num_arrival_steps from comparison_rollup").fetchall() == [("run", 1)]
