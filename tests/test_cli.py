@@ -136,27 +136,27 @@ def test_sql_prints_a_table_for_people(store, tmp_path):
 
 
 def test_sql_prints_csv_and_json_for_programs(store, tmp_path):
-    done = dflop("sql", STATES, "--output", "csv", cwd=tmp_path, DFLOP_STORE=str(store))
+    done = dflop("sql", STATES, "--format", "csv", cwd=tmp_path, DFLOP_STORE=str(store))
     assert list(csv.reader(io.StringIO(done.stdout))) == [
         ["name", "state", "observed_at_s"],
         ["demo, small", "running", "1000.0"],
         ["demo, small", "done", "2000.0"],
     ]
-    done = dflop("sql", STATES, "--store", store, "--output", "json", cwd=tmp_path)
+    done = dflop("sql", STATES, "--store", store, "--format", "json", cwd=tmp_path)
     assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["running", "done"]
 
 
 def test_sql_lists_and_runs_named_queries(store, tmp_path):
-    listed = dflop("sql", "--list", "--output", "json", cwd=tmp_path)
+    listed = dflop("sql", "--list", "--format", "json", cwd=tmp_path)
     queries = {q["name"]: q for q in map(json.loads, listed.stdout.splitlines())}
     assert queries["runs"]["purpose"]
-    done = dflop("sql", "runs", "--store", store, "--output", "json", cwd=tmp_path)
+    done = dflop("sql", "runs", "--store", store, "--format", "json", cwd=tmp_path)
     assert [json.loads(line)["run_id"] for line in done.stdout.splitlines()] == ["demo-1"]
 
 
 def test_sql_takes_parameters(store, tmp_path):
     query = "select count(*) as n from run_record where state = $state and run_id = $run"
-    args = ("--param", "state=done", "--param", "run=demo-1", "--output", "json")
+    args = ("--param", "state=done", "--param", "run=demo-1", "--format", "json")
     done = dflop("sql", query, "--store", store, *args, cwd=tmp_path)
     assert json.loads(done.stdout) == {"n": 1}
 

@@ -1,43 +1,100 @@
-"""Rows of a query for people and for programs: a table, CSV or JSON lines on stdout."""
+"""Rows of a query for people and for programs: a table, CSV or JSON lines, on stdout or in a file."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+Row = Sequence[Any]
+
 MAX_UPRIGHT_ROWS = 8
+MAX_TABLE_ROWS = 10_000
+"""A table is laid out as a whole; what is longer is for a program, or for a LIMIT."""
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], output: str) -> None:
-    """Print rows to stdout.
+def write_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: Path | None) -> int:
+    """Writes rows as they come; a file appears under its name only when it is complete.
 
     Args:
         columns: Names.
         rows: Values.
-        output: `table` (for people: numbers shortened; few rows too wide for the terminal stand upright),
-            `csv`, or `json` (an object per line, numbers in full).
+        form: `table` (for people: numbers shortened; few rows too wide for the terminal stand upright), `csv`, or
+            `json` (an object per line, numbers in full).
+        output: File, or None for stdout.
+
+    Returns:
+        Number of rows written.
     """
-    if output == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(columns)
-        writer.writerows(rows)
-    elif output == "json":
+    with _target(output) as file:
+        if form == "table":
+            return _write_table(columns, rows, file)
+        return _write_text(columns, rows, form, file)
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Row], form: str) -> None:
+    """Prints rows that are at hand, as `table` or `json`."""
+    if form == "json":
         for row in rows:
-            print(json.dumps(dict(zip(columns, row, strict=True)), default=str))
+            print(_json_object(columns, row))
     else:
         _print_table(columns, rows, Console())
 
 
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], console: Console) -> None:
+@contextmanager
+def _target(output: Path | None) -> Iterator[IO[str]]:
+    if output is None:
+        yield sys.stdout
+        return
+    tmp = output.with_name(f".tmp-{os.getpid()}-{output.name}")
+    try:
+        with open(tmp, "w", encoding="utf-8", newline="") as file:  # the CSV writer ends its own lines
+            yield file
+        os.replace(tmp, output)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+def _write_text(columns: Sequence[str], given: Iterable[Row], form: str, file: IO[str]) -> int:
+    num_rows = 0
+    writer = csv.writer(file)
+    if form == "csv":
+        writer.writerow(columns)
+    for row in given:
+        num_rows += 1
+        if form == "csv":
+            writer.writerow([_csv_cell(v) for v in row])
+        else:
+            file.write(_json_object(columns, row) + "\n")
+    return num_rows
+
+
+def _write_table(columns: Sequence[str], given: Iterable[Row], file: IO[str]) -> int:
+    rows: list[Row] = []
+    num_rows = 0
+    for row in given:
+        num_rows += 1
+        if num_rows <= MAX_TABLE_ROWS:
+            rows.append(row)
+    console = Console(file=file) if file is not sys.stdout else Console()
+    _print_table(columns, rows, console)
+    if num_rows > MAX_TABLE_ROWS:
+        console.print(Text(f"and {num_rows - MAX_TABLE_ROWS} more rows: use --format csv, json or parquet"))
+    return num_rows
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Row], console: Console) -> None:
     cells = [[_cell(v) for v in row] for row in rows]
     widths = [max([len(c), *(len(row[i]) for row in cells)]) + 2 for i, c in enumerate(columns)]
     if sum(widths) > console.width and 0 < len(rows) <= MAX_UPRIGHT_ROWS:
@@ -62,4 +119,16 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.6g}"
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=str)
     return str(value)
+
+
+def _csv_cell(value: Any) -> Any:
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else value
+
+
+def _json_object(columns: Sequence[str], row: Row) -> str:
+    # JSON knows no NaN: null is what every reader understands.
+    clean = [None if isinstance(v, float) and not math.isfinite(v) else v for v in row]
+    return json.dumps(dict(zip(columns, clean, strict=True)), default=str)

@@ -2,28 +2,44 @@
 
 A console is a place where pasted SQL runs, so nothing but reading is possible: the file is read-only, only
 statements that return rows are accepted, files and network are out of reach, the configuration is locked, memory and
-time are bounded.
+time are bounded. Results are streamed in Arrow batches: a million rows need no gigabytes.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dflop import resources
 from dflop.errors import ConfigError, StoreError, did_you_mean
-from dflop.store import snapshot
+from dflop.store import durable, snapshot
+from dflop.store.snapshot import Current
 
 TIMEOUT_S = 60.0
+BATCH_ROWS = 20_000
 HEADER_KEYS = ("purpose", "parameters", "grain", "units")
+TYPES = {"varchar": str, "bigint": int, "double": float}
 
 Params = Mapping[str, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a named query."""
+
+    name: str
+    type: str
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +48,7 @@ class NamedQuery:
 
     name: str
     purpose: str
-    parameters: str
-    """`none`, or `$name type, meaning` per parameter."""
+    parameters: tuple[Parameter, ...]
     grain: str
     units: str
     sql: str
@@ -41,24 +56,67 @@ class NamedQuery:
     @property
     def parameter_names(self) -> list[str]:
         """Names a caller has to give values for."""
-        return re.findall(r"\$(\w+)", self.parameters)
+        return [p.name for p in self.parameters]
+
+    def values(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Parameter values out of text, of the types the header names.
+
+        Raises:
+            ConfigError: One is missing, unknown or of another type; the message lists all with their meaning.
+        """
+        wanted = "; ".join(f"--param {p.name}=... ({p.type}, {p.meaning})" for p in self.parameters) or "no parameters"
+        unknown, missing = set(given) - set(self.parameter_names), set(self.parameter_names) - set(given)
+        for problem, names in (("has no parameter", unknown), ("needs parameter", missing)):
+            if names:
+                listed = ", ".join(f"`{name}`" for name in sorted(names))
+                raise ConfigError(f"query `{self.name}` {problem} {listed}", hint=f"it takes {wanted}")
+        return {p.name: _typed(p, given[p.name]) for p in self.parameters}
 
 
-def query(
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An open result; read it, once, before the block ends."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    snapshot: Current
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Rows as Python values."""
+        for batch in self.batches:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def write_parquet(self, path: Path) -> int:
+        """Writes the rows into a file that appears when it is complete; returns how many there were."""
+        num_rows, tmp = 0, durable.tmp_path(path)
+        try:
+            with pq.ParquetWriter(tmp, self.schema, compression="zstd") as writer:
+                for batch in self.batches:
+                    writer.write_batch(batch)
+                    num_rows += batch.num_rows
+            os.replace(tmp, path)
+        finally:
+            tmp.unlink(missing_ok=True)
+        return num_rows
+
+
+@contextmanager
+def open_query(
     store_root: Path | str, sql: str, params: Params | None = None, *, timeout_s: float = TIMEOUT_S
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of one SELECT (or DESCRIBE, SHOW, EXPLAIN) on the newest snapshot.
+) -> Iterator[Result]:
+    """Runs one SELECT (or DESCRIBE, SHOW, EXPLAIN) on the newest snapshot; the rows are computed as they are read.
 
     Args:
         store_root: Folder of the store.
         sql: One statement.
         params: Values by name for `$name`, or in order for `?`.
-        timeout_s: The query is interrupted after this time.
+        timeout_s: The query, reading included, is interrupted after this time.
 
     Raises:
-        StoreError: No snapshot, not exactly one reading statement, an SQL error, or out of time or memory.
+        StoreError: No snapshot, not exactly one reading statement, an SQL error, or out of time or memory; also from
+            inside the block, while batches are read.
     """
-    con, seq = snapshot.open_current(store_root)
+    con, current = snapshot.open_current(store_root)
     timed_out = threading.Event()
 
     def stop() -> None:
@@ -70,20 +128,28 @@ def query(
     try:
         statement = _only_reading_statement(con, sql)
         timer.start()
-        cursor = con.execute(statement, params)
-        rows = cursor.fetchall()
-        return [column[0] for column in cursor.description], rows
-    except duckdb.Error as error:
+        reader = con.execute(statement, params).to_arrow_reader(BATCH_ROWS)
+        yield Result(reader.schema, iter(reader), current)
+    except (duckdb.Error, OSError, pa.ArrowException) as error:  # Arrow's reader wraps what DuckDB raises
         if timed_out.is_set():
             raise StoreError(
-                f"the query was stopped after {timeout_s:g} s", hint="narrow it with WHERE or LIMIT"
+                f"the query was stopped after {timeout_s:g} s",
+                hint="narrow it with WHERE or LIMIT, or raise --timeout-s",
             ) from error
-        raise StoreError("\n".join(_first_lines(error)), where=f"snapshot {seq} of {store_root}") from error
+        raise _sql_error(error, current, store_root) from error
     finally:
         timer.cancel()
         if timer.is_alive():
             timer.join()  # it may be inside interrupt(), which must not meet a closed connection
         con.close()
+
+
+def query(
+    store_root: Path | str, sql: str, params: Params | None = None, *, timeout_s: float = TIMEOUT_S
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column names and all rows, as Python values, of one statement; see `open_query`."""
+    with open_query(store_root, sql, params, timeout_s=timeout_s) as result:
+        return result.schema.names, list(result.rows())
 
 
 def list_queries(sql_root: Path | None = None) -> list[NamedQuery]:
@@ -121,9 +187,20 @@ def _only_reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.
     return statement
 
 
-def _first_lines(error: duckdb.Error, limit: int = 4) -> list[str]:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[:limit]
+def _sql_error(error: Exception, current: Current, store_root: Path | str) -> StoreError:
+    lines = [line for line in str(error).splitlines() if line.strip()][:4]
+    text = "\n".join(lines).removeprefix("Query execution failed: ")
+    hint = ""
+    if "Catalog Error" in text:
+        hint = (
+            "`dflop sql tables` lists what there is; what is new in this dflop is in the snapshot after "
+            "`dflop store ingest`"
+        )
+    elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:
+        hint = "the console reads this store and nothing else: no files, network, extensions or settings"
+    elif "Out of Memory" in text:
+        hint = f"a query may use {snapshot.READ_CONFIG['memory_limit']}: aggregate, or narrow it with WHERE or LIMIT"
+    return StoreError(text, where=f"snapshot {current.seq} of {store_root}", hint=hint)
 
 
 def _parse(path: Path) -> NamedQuery:
@@ -134,4 +211,26 @@ def _parse(path: Path) -> NamedQuery:
         raise StoreError(
             f"query header lacks {', '.join(missing)}", where=str(path), hint="-- purpose: what it answers"
         )
-    return NamedQuery(name=path.stem, sql=text, **{key: header[key] for key in HEADER_KEYS})
+    found = header["parameters"]
+    parameters = () if found == "none" else tuple(_parameter(part, path) for part in found.split("; "))
+    return NamedQuery(path.stem, header["purpose"], parameters, header["grain"], header["units"], text)
+
+
+def _parameter(text: str, path: Path) -> Parameter:
+    match = re.fullmatch(r"\$(\w+) (\w+), (.+)", text)
+    if not match or match[2] not in TYPES:
+        raise StoreError(
+            f"cannot read parameter `{text}` of a query header",
+            where=str(path),
+            hint=f"write `$name type, meaning; ...` with a type out of {', '.join(TYPES)}",
+        )
+    return Parameter(*match.groups())
+
+
+def _typed(parameter: Parameter, text: str) -> Any:
+    try:
+        return TYPES[parameter.type](text)
+    except ValueError:
+        raise ConfigError(
+            f"`{text}` is no {parameter.type}", where=f"--param {parameter.name}", hint=parameter.meaning
+        ) from None

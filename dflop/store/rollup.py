@@ -2,8 +2,9 @@
 
 Ten million observations with their microbatches are gigabytes; what people ask of them (steps, stages, errors, ranks)
 is a thousandth of that. `sql/rollups/<n>_<table>.sql` is one SELECT that computes a table for the runs in `$run_ids`,
-and may read the tables of files before it; ingest remembers in `dirty_run` whose observations arrived, and before a snapshot is published those runs are computed
-again. Roll-ups hold nothing that the observations do not: a rebuild makes them again, and so does an edited file.
+and may read the tables of files before it. Ingest remembers in `dirty_run` whose observations arrived; before a
+snapshot is published those runs are computed again. Roll-ups hold nothing that the observations do not: a rebuild
+makes them again, and so does an edited file.
 """
 
 from __future__ import annotations

@@ -1,0 +1,74 @@
+"""`dflop sql`: ask the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.errors import ConfigError
+
+
+def sql(
+    query: str = "",
+    *,
+    store: Store = DEFAULT_STORE,
+    param: tuple[str, ...] = (),
+    format: Literal["table", "csv", "json", "parquet"] = "table",
+    output: Path | None = None,
+    timeout_s: float = 60.0,
+    list_queries: Annotated[bool, Parameter(name="--list")] = False,
+    show: bool = False,
+) -> None:
+    """Ask the store, read-only: a SELECT, or the name of a query in sql/queries.
+
+    Start with `dflop sql --list`, `dflop sql tables` and `dflop sql "select * from v_run_summary"`.
+
+    Args:
+        query: SQL text, or the name of a query that `--list` shows.
+        store: Folder of the store.
+        param: name=value for queries with parameters; repeat it for more.
+        format: Form of the result; json is one object per line.
+        output: File to write instead of stdout.
+        timeout_s: Stop the query after so many seconds.
+        list_queries: Show the named queries.
+        show: Print the SQL of a named query instead of running it.
+    """
+    from dflop.report.rows import print_rows, write_rows
+    from dflop.store import console
+
+    if list_queries:
+        rows = [(q.name, q.purpose, " ".join(q.parameter_names)) for q in console.list_queries()]
+        print_rows(("name", "purpose", "parameters"), rows, "json" if format == "json" else "table")
+        return
+    if not query.strip():
+        raise ConfigError("no query", hint="give SQL text or a name: `dflop sql --list`, `dflop sql tables`")
+    named = None if any(c.isspace() for c in query.strip()) else console.named_query(query)
+    if show:
+        print(named.sql if named else query, end="")
+        return
+    given = _pairs(param)
+    values: dict[str, Any] = dict(named.values(given)) if named else dict(given)
+    if format == "parquet" and output is None:
+        raise ConfigError("Parquet needs a file", hint="--output FILE")
+    text = named.sql if named else query
+    with console.open_query(store, text, values or None, timeout_s=timeout_s) as result:
+        if format == "parquet" and output:
+            num_rows = result.write_parquet(output)
+        else:
+            num_rows = write_rows(result.schema.names, result.rows(), format, output)
+        if output:
+            say(f"{num_rows} rows of snapshot {result.snapshot.seq} written to {output}")
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"cannot read `--param {text}`", hint="write it as --param name=value")
+        found[name] = value
+    return found

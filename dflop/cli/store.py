@@ -1,0 +1,183 @@
+"""`dflop store`: what keeps the profile store."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from dflop import units
+from dflop.cli.common import DEFAULT_STORE, Store, say
+
+app = App(name="store", help="The profile store: one writer, snapshots for everybody else.")
+
+
+@app.command
+def init(
+    *,
+    store: Store = DEFAULT_STORE,
+    live: Path | None = None,
+    keep_snapshots: int | None = None,
+    grace_s: float | None = None,
+    lease_s: float | None = None,
+) -> None:
+    """Create a store, or change the settings of one. A store also comes into being with its first profile.
+
+    Example: dflop store init --live /local/dflop --keep-snapshots 10
+
+    Args:
+        store: Folder of the store.
+        live: Folder for the live database on a node's own disk; every node that ingests builds its own there.
+        keep_snapshots: Newest snapshots that are always kept.
+        grace_s: Seconds an older snapshot stays after it was replaced; longer than the longest query.
+        lease_s: Seconds after which a silent ingester on another node is taken for dead.
+    """
+    from dflop.store import live as live_module
+    from dflop.store import settings
+
+    found = settings.init(store, live=live, keep_snapshots=keep_snapshots, grace_s=grace_s, lease_s=lease_s)
+    live_module.migrate_store(store)
+    print(f"{store}: {found}")
+
+
+@app.command
+def migrate(*, store: Store = DEFAULT_STORE) -> None:
+    """Bring the live database to the tables and views of this dflop; every ingest does, too.
+
+    Example: dflop store migrate
+    """
+    from dflop.store import live
+
+    ran = live.migrate_store(store)
+    print("\n".join(ran) or "up to date")
+
+
+@app.command
+def ingest(*, store: Store = DEFAULT_STORE, watch: bool = False, interval_s: float = 30.0) -> None:
+    """Bring everything the jobs spooled into the database and publish a snapshot.
+
+    Example: dflop store ingest --watch
+
+    Args:
+        store: Folder of the store.
+        watch: Go on until interrupted; the pass in progress is finished.
+        interval_s: Seconds between passes.
+    """
+    from dflop.store import ingest as ingest_module
+
+    if watch:
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        say(f"watching {store}, every {units.seconds(interval_s)}; interrupt to end")
+        num_passes = ingest_module.watch(store, interval_s=interval_s, progress=say, stop=stop)
+        print(f"{num_passes} passes")
+        return
+    done = ingest_module.ingest(store, say)
+    print(f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files")
+    if done.num_quarantined_files:
+        say(f"{done.num_quarantined_files} bad files were moved to {store}/quarantine; see dflop sql quarantine")
+    if done.num_newer_files:
+        say(f"{done.num_newer_files} files wait for a newer dflop")
+
+
+@app.command
+def verify(*, store: Store = DEFAULT_STORE) -> None:
+    """Prove that database, snapshot and files agree: everything is made again from the files and compared.
+
+    Takes the time and disk space of a rebuild. Exit code 1 when something differs. Example: dflop store verify
+    """
+    from dflop.store.verify import verify as run_verify
+
+    report = run_verify(store, say)
+    for problem in report.problems:
+        print(problem)
+    say(f"compared {report.num_rows} rows of {report.num_files} files in {units.seconds(report.elapsed_s)}")
+    if report.problems:
+        say("if the files are right, `dflop store rebuild` makes the database anew")
+        raise SystemExit(1)
+    print("ok")
+
+
+@app.command
+def rebuild(
+    *,
+    store: Store = DEFAULT_STORE,
+    snapshot: Annotated[int | None, Parameter(help="Make this snapshot again, in --output, instead.")] = None,
+    output: Path | None = None,
+) -> None:
+    """Make the live database again from the files; or, in a file of its own, any snapshot that was ever published.
+
+    Example: dflop store rebuild --snapshot 17 --output june.duckdb
+    """
+    from dflop.errors import ConfigError
+    from dflop.store import rebuild as rebuild_module
+
+    if (snapshot is None) != (output is None):
+        raise ConfigError(
+            "--snapshot and --output go together", hint="dflop store rebuild --snapshot 17 --output a.duckdb"
+        )
+    if snapshot is not None and output is not None:
+        report = rebuild_module.rebuild_snapshot(store, snapshot, output, say)
+        print(f"{output}: snapshot {snapshot}, {report.num_rows} rows of {report.num_files} files")
+        return
+    report = rebuild_module.rebuild(store, say)
+    print(f"snapshot {report.snapshot_seq}: {report.num_rows} rows of {report.num_files} files")
+
+
+@app.command
+def compact(
+    *, store: Store = DEFAULT_STORE, min_files: int = 16, min_age_h: float = 24.0, dry_run: bool = False
+) -> None:
+    """Rewrite the many small spool files of runs as few; rows, and what a rebuild makes of them, stay the same.
+
+    Example: dflop store compact --dry-run
+
+    Args:
+        store: Folder of the store.
+        min_files: Leave a run's kind alone that has fewer files.
+        min_age_h: Leave younger files alone, hours.
+        dry_run: Only say what would be done.
+    """
+    from dflop.store.compact import compact as run_compact
+
+    done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, progress=say)
+    would = "would become" if dry_run else "became"
+    print(f"{done.num_files_before} files of {done.num_runs} runs {would} {done.num_files_after}")
+
+
+@app.command
+def gc(*, store: Store = DEFAULT_STORE, dry_run: bool = False) -> None:
+    """Remove replaced snapshots after their grace period, and what killed processes left behind.
+
+    Example: dflop store gc --dry-run
+    """
+    from dflop.store.collect import gc as run_gc
+
+    done = run_gc(store, dry_run=dry_run, progress=say)
+    would = "would be removed" if dry_run else "removed"
+    print(f"{len(done.removed)} files, {units.num_bytes(done.num_bytes)}, {would}")
+
+
+@app.command
+def status(*, store: Store = DEFAULT_STORE) -> None:
+    """Show the newest snapshot, what it holds, and what waits to be ingested. Example: dflop store status."""
+    import time
+
+    from dflop.report.rows import print_rows
+    from dflop.store import console, settings, snapshot, spool
+
+    current = snapshot.read_current(store)
+    columns, rows = console.query(store, console.named_query("store").sql)
+    print_rows(columns, rows, "table")
+    (known,) = console.query(store, "select count(*) from ingest_manifest")[1][0]
+    num_files = sum(1 for _ in spool.list_files(store)) if current else 0
+    (compacted,) = console.query(store, "select coalesce(sum(num_files), 0)::bigint from archive_manifest")[1][0]
+    if current:
+        age_s = time.time() - current.published_at_s
+        print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
+    print(f"{max(num_files + compacted - known, 0)} spool files wait to be ingested")
+    print(settings.read_settings(store))
