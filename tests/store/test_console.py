@@ -57,6 +57,33 @@ def test_ways_of_reading_are_accepted(store: Path, sql: str) -> None:
         "from read_json('http://localhost/x')",
         "copy correction to '/tmp/x.csv'",
         "copy correction from '/etc/passwd'",
+        "copy (select 1) to '/dev/stdout'",
+        "from read_parquet(['/etc/passwd'])",
+        "from parquet_metadata('/etc/passwd')",
+        "from read_csv_auto('/etc/*')",
+        "from 'https://example.com/a.parquet'",
+        "from read_text('/proc/self/environ')",
+        "select * from query('select * from read_text(''/etc/passwd'')')",
+        "from query_table('/etc/passwd')",
+        "select getenv('HOME')",
+        "pragma enable_profiling",
+        "pragma memory_limit='100GB'",
+        "set global allow_unsigned_extensions = true",
+        "set temp_directory = '/tmp'",
+        "reset lock_configuration",
+        "explain analyze insert into correction select * from correction",
+        "with gone as (delete from correction returning *) from gone",
+        "create view v as select 1",
+        "create or replace temp view v as select 1",
+        "create sequence q",
+        "create type t as enum ('a')",
+        "comment on table correction is 'mine'",
+        "truncate correction",
+        "execute p",
+        "use memory",
+        "from duckdb_secrets(redact=false)",
+        "/* harmless */ drop table correction --",
+        "select 1 -- \n; drop table correction",
         "export database '/tmp/x'",
         "import database '/tmp/x'",
         "attach ':memory:' as other",
@@ -89,9 +116,90 @@ def test_ways_of_reading_are_accepted(store: Path, sql: str) -> None:
     ],
 )
 def test_everything_but_reading_the_snapshot_is_refused(store: Path, sql: str) -> None:
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError) as refused:
         console.query(store, sql)
+    assert refused.value.what
+    assert "Traceback" not in str(refused.value)
     assert console.query(store, "select count(*) from correction")[1] == [(1,)]
+
+
+def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
+    path = store / "current.duckdb"
+    before, entries = path.read_bytes(), sorted(store.rglob("*"))
+    for sql in (
+        "drop table correction", "copy correction to 'x.csv'", "attach 'y.duckdb' as y",
+        "select 1; delete from correction",
+        "create table t as select 1", "export database 'z'",
+    ):  # fmt: skip
+        with pytest.raises(StoreError):
+            console.query(store, sql)
+    assert path.read_bytes() == before
+    assert sorted(store.rglob("*")) == entries
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("select * from read_csv('/etc/passwd')", "reads this store and nothing else"),
+        ("copy correction to '/tmp/x.csv'", "COPY statements are refused"),
+        ("install httpfs", "statements are refused"),
+        ("set threads = 64", "SET statements are refused"),
+        ("select 1; select 2", "expected one SQL statement, got 2"),
+        ("select * from v_sample_lode", "dflop sql tables"),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_do(store: Path, sql: str, words: str) -> None:
+    with pytest.raises(StoreError) as refused:
+        console.query(store, sql)
+    assert words in str(refused.value)
+
+
+def test_a_pivot_is_reading(store: Path) -> None:
+    with_values = "pivot (select module, factor from correction) on module in ('llm') using max(factor)"
+    assert console.query(store, with_values) == (["llm"], [(1.5,)])
+
+
+def test_endless_recursion_is_stopped(store: Path) -> None:
+    with pytest.raises(StoreError, match="stopped after"):
+        console.query(store, "with recursive r as (select 1 as a union all select a + 1 from r) from r", timeout_s=0.3)
+
+
+def test_rows_are_streamed_and_not_collected(store: Path) -> None:
+    with console.open_query(store, "select * from range(100000000000) as r(a)") as result:
+        first = next(result.batches)
+    assert first.num_rows <= console.BATCH_ROWS
+
+
+def test_a_result_becomes_a_parquet_file_or_none(store: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with console.open_query(store, "select a, [a, a] as pair from range(50000) as r(a)") as result:
+        assert result.write_parquet(tmp_path / "rows.parquet") == 50_000
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert (table.num_rows, table["pair"][7].as_py()) == (50_000, [7, 7])
+    bad = "select case when a = 49999 then error('late') else a end as a from range(50000) as r(a)"
+    with pytest.raises(StoreError, match="late"), console.open_query(store, bad) as result:
+        result.write_parquet(tmp_path / "bad.parquet")
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_parameters_of_named_queries_are_typed_and_complete() -> None:
+    query = console.NamedQuery(
+        "q",
+        "p",
+        (console.Parameter("n", "bigint", "how many"), console.Parameter("x", "varchar", "what")),
+        "g",
+        "u",
+        "",
+    )
+    assert query.values({"n": "7", "x": "7"}) == {"n": 7, "x": "7"}
+    with pytest.raises(ConfigError, match="needs parameter `n`, `x`") as error:
+        query.values({})
+    assert "--param n=... (bigint, how many)" in error.value.hint
+    with pytest.raises(ConfigError, match="has no parameter `y`"):
+        query.values({"n": "7", "x": "", "y": ""})
+    with pytest.raises(ConfigError, match="`seven` is no bigint"):
+        query.values({"n": "seven", "x": ""})
 
 
 def test_python_variables_are_out_of_reach(store: Path) -> None:

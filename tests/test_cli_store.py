@@ -1,0 +1,159 @@
+"""`dflop store` and `dflop sql` as an operator uses them: real processes, exit codes, what is on stdout and stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dflop.records import RunRecord
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter, list_files
+from tests.test_cli import assert_refused, dflop
+
+
+def write(root: Path, *names: str) -> None:
+    for i, name in enumerate(names):
+        with SpoolWriter(root, "demo-1", "flow") as spool:
+            spool.append(RunRecord("demo-1", name, "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1000.0 + i))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    write(root, "a", "b", "c")
+    ingest(root)
+    return root
+
+
+def run(store: Path, *args: object) -> tuple[int, str, str]:
+    done = dflop("store", *args, cwd=store.parent, DFLOP_STORE=str(store))
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+def test_a_store_is_set_up_and_kept(tmp_path: Path) -> None:
+    root = tmp_path / "team"
+    code, out, _ = run(root, "init", "--keep-snapshots", 2, "--grace-s", 0)
+    assert (code, "keep_snapshots=2" in out) == (0, True)
+    assert run(root, "migrate")[:2] == (0, "up to date")
+    for name in "abcd":
+        write(root, name)
+        run(root, "ingest")
+    assert run(root, "verify")[:2] == (0, "ok")
+    assert len(list((root / "snapshots").iterdir())) == 2
+    code, out, _ = run(root, "status")
+    assert "snapshot 4" in out
+    assert "0 spool files wait" in out
+    assert "run_record" in out
+
+
+def test_verify_fails_with_exit_code_1_and_names_the_file(store: Path) -> None:
+    next((store / "spool/run_record/demo-1").iterdir()).unlink()
+    code, out, err = run(store, "verify")
+    assert code == 1
+    assert "is in the database, but neither in the spool nor in the archive" in out
+    assert "dflop store rebuild" in err
+
+
+def test_a_lost_database_is_rebuilt_and_an_old_snapshot_made_again(store: Path) -> None:
+    write(store, "later")
+    ingest(store)
+    shutil.rmtree(store / "live")
+    assert run(store, "rebuild")[:2] == (0, "snapshot 3: 4 rows of 4 files")
+    code, out, _ = run(store, "rebuild", "--snapshot", 1, "--output", "one.duckdb")
+    assert (code, out) == (0, "one.duckdb: snapshot 1, 3 rows of 3 files")
+    assert_refused(
+        dflop("store", "rebuild", "--snapshot", 1, "--store", store, cwd=store.parent), 2, "--output go together"
+    )
+    again = ("store", "rebuild", "--snapshot", 7, "--output", "x.duckdb", "--store", store)
+    assert_refused(dflop(*again, cwd=store.parent), 2, "snapshot 7 is not in the publish log, which knows 1 to 3")
+
+
+def test_compact_and_gc_say_what_they_would_do_before_they_do_it(store: Path) -> None:
+    would = run(store, "compact", "--min-files", 2, "--min-age-h", 0, "--dry-run")[1]
+    assert would == "3 files of 1 runs would become 1"
+    assert len(list(list_files(store))) == 3
+    assert run(store, "compact", "--min-files", 2, "--min-age-h", 0)[1] == "3 files of 1 runs became 1"
+    assert list(list_files(store)) == []
+    assert run(store, "verify")[1] == "ok"
+    old = store / "spool/run_record/demo-1/.tmp-host-1-x"
+    old.write_bytes(b"half")
+    os.utime(old, (1.0, 1.0))
+    assert run(store, "gc", "--dry-run")[1].startswith("1 files, ")
+    assert old.exists()
+    assert run(store, "gc")[1].startswith("1 files, ")
+    assert not old.exists()
+
+
+def test_watch_ingests_what_arrives_and_ends_in_peace(store: Path) -> None:
+    command = [sys.executable, "-m", "dflop.cli", "store", "ingest", "--watch", "--interval-s", "0.2"]
+    env = {**os.environ, "DFLOP_STORE": str(store), "PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        write(store, "new")
+        deadline_s = time.monotonic() + 60
+        while json.loads((store / "CURRENT").read_text())["seq"] < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.endswith("passes\n")
+    assert "snapshot 2: 1 rows of 1 files" in err
+
+
+def test_sql_writes_files_of_every_form(store: Path) -> None:
+    query = "select name, [1, 2] as pair, 'nan'::double as x from run_record order by name"
+    for form in ("csv", "json", "parquet", "table"):
+        done = dflop("sql", query, "--format", form, "--output", f"rows.{form}", "--store", store, cwd=store.parent)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == f"3 rows of snapshot 1 written to rows.{form}\n"
+    assert (store.parent / "rows.csv").read_text().splitlines()[:2] == ["name,pair,x", 'a,"[1, 2]",nan']
+    assert json.loads((store.parent / "rows.json").read_text().splitlines()[0]) == {
+        "name": "a",
+        "pair": [1, 2],
+        "x": None,
+    }
+    assert pq.read_table(store.parent / "rows.parquet")["name"].to_pylist() == ["a", "b", "c"]
+    assert "3 rows" in (store.parent / "rows.table").read_text()
+
+
+def test_sql_shows_what_can_be_asked(store: Path) -> None:
+    relations = dflop("sql", "tables", "--format", "json", "--store", store, cwd=store.parent).stdout.splitlines()
+    found = {row["relation"].partition("(")[0]: row for row in map(json.loads, relations)}
+    assert {"v_run_summary", "run_record", "cost_at"} <= set(found)
+    columns = ("sql", "columns", "--param", "relation=run_record", "--format", "json", "--store", store)
+    first = json.loads(dflop(*columns, cwd=store.parent).stdout.splitlines()[0])
+    assert first["column_name"] == "run_id"
+    assert first["comment"]
+    shown = dflop("sql", "runs", "--show", cwd=store.parent).stdout
+    assert shown.startswith("-- purpose:")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("sql",), "no query"),
+        (("sql", "slowest_steps"), "needs parameter `run_id`"),
+        (("sql", "runs", "--param", "x=1"), "has no parameter `x`"),
+        (("sql", "runs", "--param", "x"), "write it as --param name=value"),
+        (("sql", "runs", "--format", "parquet"), "Parquet needs a file"),
+    ],
+)
+def test_a_wrong_question_is_a_usage_error(store: Path, args: tuple[str, ...], words: str) -> None:
+    assert_refused(dflop(*args, "--store", store, cwd=store.parent), 2, words)
+
+
+def test_a_view_that_an_old_snapshot_lacks_leads_to_ingest(store: Path) -> None:
+    done = dflop("sql", "select * from v_not_yet", "--store", store, cwd=store.parent)
+    assert_refused(done, 4, "v_not_yet", "dflop store ingest")
