@@ -7,12 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help setup demo test test-gpu check format bench clean
+.PHONY: help setup clients demo test test-gpu test-duckdb2 check format bench clean
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
 	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
 	@echo "make test-gpu  tests that need a CUDA device"
+	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
+	@echo "make bench     the store's benchmarks (some minutes, 3 GB of disk)"
 	@echo "make check     lint and types"
 	@echo "make format    format the code"
 
@@ -28,8 +30,18 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
-test: setup
+test: setup clients
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Other versions of duckdb, beside the environment: what people's shells open our snapshots with.
+clients: $(VENV)/clients/1.4 $(VENV)/clients/1.5 $(VENV)/clients/2.0
+
+$(VENV)/clients/%: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ 'duckdb==$*.*'
+	@touch $@
+
+test-duckdb2: setup $(VENV)/clients/2.0
+	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/store
 
 test-gpu: setup
 	$(BIN)/python -m pytest -q tests/gpu

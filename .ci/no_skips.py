@@ -1,11 +1,15 @@
-"""Fails when a test that must run was skipped. Allowed reasons: no GPU here, no folder with outside data."""
+"""Fails when a test that must run was skipped.
+
+Allowed reasons: no GPU here, no folder with outside data, a control that only shows on one version of duckdb (which
+`make test-duckdb2` runs).
+"""
 
 from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ET
 
-ALLOWED = ("no CUDA device", "shared data")
+ALLOWED = ("no CUDA device", "shared data", "shows a fault of duckdb 2.0.0")
 
 skipped = [
     (f"{case.get('classname')}::{case.get('name')}", str(skip.get("message")))

@@ -1,22 +1,55 @@
-"""Processes that are killed at the worst moments, and ingesters that meet."""
+"""Faults on purpose: kills at the worst moments, ingesters that meet, forks, backlogs.
+
+The faults a store must survive, and the tests that make them happen:
+
+    F1   kill -9 of a writer                 test_a_killed_writer_loses_nothing_it_acknowledged, test_campaign.py
+    F2   kill -9 of the ingester             test_a_killed_ingester_loses_nothing_and_repeats_nothing, test_campaign.py
+    F3   every file replayed                 test_every_file_replayed_twice_changes_nothing
+    F4   same key, other content             test_other_content_under_an_ingested_name_is_quarantined (test_ingest.py)
+    F5   truncated, empty, foreign files     test_a_bad_file_is_quarantined_and_its_neighbours_are_not (test_ingest.py)
+    F6   two ingesters                       test_ingesters_and_writers_that_meet_store_every_row_once, test_lease.py,
+                                             test_delayed_lock.py
+    F7   open() of the live file             test_nothing_in_the_store_opens_the_live_file_but_duckdb
+    F8   a swallowed exception, then COMMIT  test_a_swallowed_error_is_not_acknowledged
+    F9   a reader across publishes and gc    test_a_reader_keeps_its_snapshot_while_others_are_published_and_collected
+                                             (test_snapshot.py); ESTALE: needs a real NFS mount, not run
+    F10  stale CURRENT                       test_a_stale_current_that_names_a_collected_file_is_read_again
+                                             (test_snapshot.py); a real attribute cache: not run
+    F11  full disk, used-up quota            test_full_disk.py on a real tmpfs; EDQUOT injected (test_spool.py)
+    F12  no locks on the file system         test_a_file_system_without_locks_is_named (test_lock.py), injected; a real
+                                             mount without locks: not run
+    F13  live database lost                  test_a_rebuild_gives_everything_again (test_maintenance.py)
+    F14  clocks that disagree                test_of_corrections_at_one_instant_the_order_is_total
+    F15  another version of duckdb reads     test_versions.py
+    F16  a backlog of 10,000 files           test_a_backlog_of_ten_thousand_files_is_taken_whole
+    F17  a reader opens during a publish     test_readers_that_open_during_publishes_see_whole_snapshots
+    F18  fork after connect                  test_a_fork_under_an_open_database_harms_neither_side
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
+import shutil
 import signal
+import threading
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from dflop.errors import StoreError
 from dflop.records import Correction
+from dflop.store import live, schema, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter, list_files
+from dflop.store.spool import SpoolKey, SpoolWriter, encode, list_files
 
 KILL = """
 import os, signal, sys
 from pathlib import Path
-from dflop.store import durable, ingest, live, snapshot, spool
+from dflop.store import check, durable, ingest, live, publishes, quarantine, rollup, snapshot, spool
 from dflop.records import Correction
 root = Path(sys.argv[1])
 
@@ -40,7 +73,7 @@ for step in range(1000):
 """
 
 INGEST = """
-ingest.BATCH_FILES = 2
+check.BATCH_FILES = 2
 {trap}
 ingest.ingest(root)
 """
@@ -75,16 +108,20 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, python, t
 @pytest.mark.parametrize(
     "trap",
     [
-        "ingest._insert_table = after(ingest._insert_table)",
+        "live.insert_table = after(live.insert_table)",
         "live.touch = die",
         "ingest._verify = die",
-        "ingest._quarantine = die",
-        "ingest._quarantine = after(ingest._quarantine)",
+        "quarantine.move = die",
+        "quarantine.move = after(quarantine.move)",
+        "quarantine.write_reason = after(quarantine.write_reason)",
+        "rollup.refresh = after(rollup.refresh)",
         "snapshot.publish_if_stale = die",
-        "snapshot._copy = after(snapshot._copy)",
-        "os.rename = after(os.rename)",
+        "snapshot.copy_database = after(snapshot.copy_database)",
+        "publishes.append = die",
+        "publishes.append = after(publishes.append)",
+        "os.chmod = after(os.chmod)",
         "durable.replace = after(durable.replace)",
-        "snapshot._retain = die",
+        "snapshot.expired = die",
     ],
 )
 def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path, python, make, trap: str) -> None:
@@ -116,3 +153,138 @@ def test_ingesters_and_writers_that_meet_store_every_row_once(tmp_path: Path, py
     with Reader(tmp_path) as reader:
         rows = sorted((row.table_id, row.effective_step) for row in reader.records(Correction))
     assert rows == [(f"p{i}", step) for i in range(2) for step in range(50)]
+
+
+def write(root: Path, *records: Correction, producer: str = "p") -> None:
+    with SpoolWriter(root, "run", producer) as writer:
+        for record in records:
+            writer.append(record)
+
+
+def test_every_file_replayed_twice_changes_nothing(tmp_path: Path, make) -> None:
+    for step in range(20):
+        write(tmp_path, make.correction(step), producer=f"p{step % 3}")
+    ingest(tmp_path)
+    for _ in range(2):
+        # The whole spool restored from a copy: same bytes, new times.
+        shutil.copytree(tmp_path / "spool", tmp_path / "copy", copy_function=shutil.copyfile)
+        shutil.rmtree(tmp_path / "spool")
+        (tmp_path / "copy").rename(tmp_path / "spool")
+        report = ingest(tmp_path)
+        assert (report.num_files, report.num_quarantined_files) == (0, 0)
+    assert sorted(stored_steps(tmp_path)) == list(range(20))
+
+
+def test_nothing_in_the_store_opens_the_live_file_but_duckdb() -> None:
+    """Closing any other descriptor of it would drop DuckDB's lock (POSIX); `live.py` has the only connect."""
+    folder = Path(live.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            arguments = ast.unparse(node)
+            if name == "duckdb.connect":
+                assert path.name == "live.py" or "read_only=True" in arguments, f"{path.name}:{node.lineno}"
+            opens = name in ("open", "os.open") or name.endswith((".open", ".read_bytes", ".read_text", ".copyfile"))
+            if opens:
+                assert "live" not in arguments, f"{path.name}:{node.lineno}: {arguments}"
+
+
+def test_a_swallowed_error_is_not_acknowledged(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB answers COMMIT with success after a failed statement, and commits nothing."""
+    write(tmp_path, make.correction(0))
+    insert = live.insert_table
+
+    def swallow(con, name, rows):
+        insert(con, name, rows)
+        with contextlib.suppress(duckdb.Error):
+            con.execute("insert into store_meta values ('duckdb_version', 'twice'), ('duckdb_version', 'twice')")
+
+    with monkeypatch.context() as careless:
+        careless.setattr(live, "insert_table", swallow)
+        with pytest.raises(StoreError):
+            ingest(tmp_path)
+    assert ingest(tmp_path).num_rows == 1
+    assert stored_steps(tmp_path) == [0]
+
+
+def test_of_corrections_at_one_instant_the_order_is_total(tmp_path: Path, make) -> None:
+    """Clocks of nodes disagree: equal times are told apart by step, run, producer and file, in any order of arrival."""
+    same = [
+        (producer, make.correction(5, factor, observed_at_s=1000.0)) for producer, factor in (("a", 1.1), ("b", 1.2))
+    ]
+    found = []
+    for name, order in (("forth", same), ("back", same[::-1])):
+        for producer, correction in order:
+            write(tmp_path / name, correction, producer=producer)
+            ingest(tmp_path / name)
+        with Reader(tmp_path / name) as reader:
+            found += [c.factor for c in reader.latest_corrections(["table-llm"])]
+    assert found == [1.2, 1.2]
+
+
+@pytest.mark.slow
+def test_a_backlog_of_ten_thousand_files_is_taken_whole(tmp_path: Path, make) -> None:
+    table = schema.to_table(Correction, [make.correction(step) for step in range(3)])
+    for number in range(10_000):
+        key = SpoolKey("correction", f"run{number % 7}", f"p{number % 11}", number)
+        path = tmp_path / "spool" / key.relative_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(key, table) if number != 5000 else b"one bad apple")
+    report = ingest(tmp_path)
+    assert (report.num_files, report.num_rows, report.num_quarantined_files) == (9_999, 29_997, 1)
+    assert ingest(tmp_path).num_files == 0
+
+
+def test_readers_that_open_during_publishes_see_whole_snapshots(tmp_path: Path, make) -> None:
+    """Every snapshot adds one row: a reader must find exactly as many as its number says."""
+    write(tmp_path, make.correction(0))
+    ingest(tmp_path)
+    seen: list[tuple[int, int]] = []
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                with Reader(tmp_path) as reader:
+                    seen.append((reader.seq, len(reader.records(Correction))))
+        except Exception as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for step in range(1, 12):
+        write(tmp_path, make.correction(step))
+        ingest(tmp_path)
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert errors == []
+    assert all(seq == num_rows for seq, num_rows in seen)
+    assert len({seq for seq, _ in seen}) > 1
+
+
+FORK = """
+with live.open_live(root) as con:
+    with live.transaction(con):
+        con.execute("insert into store_meta values ('before', 'fork')")
+    child = os.fork()
+    if child == 0:
+        os._exit(0)  # what multiprocessing's children do; the database's threads do not exist here
+    os.waitpid(child, 0)
+    with live.transaction(con):
+        con.execute("insert into store_meta values ('after', 'fork')")
+ingest.ingest(root)
+with snapshot.open_current(root)[0] as con:
+    print(con.execute("select count(*) from store_meta where value = 'fork'").fetchone()[0])
+"""
+
+
+def test_a_fork_under_an_open_database_harms_neither_side(tmp_path: Path, python, make) -> None:
+    write(tmp_path, make.correction(0))
+    done = python(KILL + FORK, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert snapshot.read_current(tmp_path).seq == 1

@@ -1,0 +1,95 @@
+"""A disk that is really full: a tmpfs of a few megabytes, filled to the brim at the worst moments."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import StoreError
+from dflop.records import Correction
+from dflop.store import snapshot
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+from dflop.store.verify import verify
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder: Path, keep_bytes: int = 0) -> Path:
+    ballast = folder / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 65536):
+                pass
+        except OSError:
+            pass
+        if keep_bytes:
+            file.truncate(max(file.tell() - keep_bytes, 0))
+    return ballast
+
+
+def test_a_full_disk_keeps_rows_in_memory_and_leaves_no_half_file(small_disk: Path, make) -> None:
+    root = small_disk / "store"
+    writer = SpoolWriter(root, "run", "p")
+    writer.append(make.correction(0))
+    writer.flush()
+    ballast = fill(small_disk)
+    writer.append(make.correction(1))
+    with pytest.raises(StoreError, match=r"disk is full; 1 rows stay in memory; nothing half-written is left"):
+        writer.flush()
+    assert writer.num_acknowledged == 1
+    assert [p.name for p in (root / "spool/correction/run").iterdir()] == ["p-000000.parquet"]
+    ballast.unlink()
+    writer.flush()
+    ingest(root)
+    with Reader(root) as reader:
+        assert reader.records(Correction) == [make.correction(0), make.correction(1)]
+
+
+def fails(root: Path) -> bool:
+    try:
+        ingest(root)
+    except StoreError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 300_000, 1_000_000, 2_500_000, 4_000_000])
+def test_an_ingest_on_a_full_disk_fails_whole_and_the_next_one_succeeds(
+    small_disk: Path, make, keep_bytes: int
+) -> None:
+    root = small_disk / "store"
+    with SpoolWriter(root, "run", "p") as writer:
+        writer.append(make.correction(0))
+    ingest(root)
+    with SpoolWriter(root, "run", "p") as writer:
+        for step in range(1, 200):
+            writer.append(make.observation(step))
+    before = snapshot.read_current(root)
+    ballast = fill(small_disk, keep_bytes)
+    failed = fails(root)
+    assert failed or keep_bytes >= 1_000_000
+    if failed:
+        assert snapshot.read_current(root) == before
+        with Reader(root) as reader:  # readers go on with what there was
+            assert reader.records(Correction) == [make.correction(0)]
+    ballast.unlink()
+    assert ingest(root).num_quarantined_files == 0
+    assert verify(root).problems == ()
+    with Reader(root) as reader:
+        assert reader.arrays("step_observation", ["step"])["step"].size == 199
