@@ -128,7 +128,7 @@ def open_query(
     try:
         statement = _only_reading_statement(con, sql)
         timer.start()
-        reader = _stream(con, statement, params)
+        reader = snapshot.run(con, statement, params).to_arrow_reader(BATCH_ROWS)
         yield Result(reader.schema, iter(reader), current)
     except (duckdb.Error, OSError, pa.ArrowException) as error:  # Arrow's reader wraps what DuckDB raises
         if timed_out.is_set():
@@ -172,15 +172,6 @@ def named_query(name: str, sql_root: Path | None = None) -> NamedQuery:
     if name not in queries:
         raise ConfigError(f"no query named `{name}`", hint=did_you_mean(name, queries))
     return queries[name]
-
-
-def _stream(con: duckdb.DuckDBPyConnection, statement: duckdb.Statement, params: Params | None) -> pa.RecordBatchReader:
-    # A relation streams; a cursor of duckdb 2 collects all rows first, but says better where in the text it fails.
-    try:
-        relation = con.sql(statement, params=params)
-    except duckdb.Error:
-        return con.execute(statement, params).to_arrow_reader(BATCH_ROWS)
-    return relation.to_arrow_reader(BATCH_ROWS)
 
 
 def _only_reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:

@@ -120,7 +120,7 @@ class Reader:
 
     def _fetch(self, sql: str, params: list[Value], relation: str) -> pa.Table:
         try:
-            return self._con.sql(sql, params=params).to_arrow_table()
+            return snapshot.run(self._con, sql, params).to_arrow_table()
         except duckdb.Error as error:
             raise StoreError(
                 f"cannot read {relation}: {str(error).splitlines()[0]}",

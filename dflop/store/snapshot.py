@@ -11,6 +11,7 @@ unseen by a process that has the old one open. A copy costs 1.9 s per 79 MB and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -111,6 +112,18 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Cur
                 hint="run `dflop store ingest` to publish a new one",
             ) from error
     raise AssertionError("unreachable")
+
+
+def run(con: duckdb.DuckDBPyConnection, statement: str | duckdb.Statement, params: Any = None) -> Any:
+    """Runs a statement so that its Arrow result streams: has `to_arrow_reader` and `to_arrow_table`.
+
+    With parameters, a relation of duckdb 1.5 takes 300 ms for what a cursor does in 4 (100,000 rows); a cursor of
+    duckdb 2 collects all rows before it gives the first, and only says better where in the text a statement fails.
+    """
+    if int(duckdb.__version__.partition(".")[0]) >= 2:
+        with contextlib.suppress(duckdb.Error):
+            return con.sql(statement, params=params)
+    return con.execute(statement, params)
 
 
 def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease | None = None) -> int:
