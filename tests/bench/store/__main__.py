@@ -32,7 +32,8 @@ class Figure:
 
     name: str
     seconds: float
-    bound_s: float
+    bound_s: float | None
+    """What it must not exceed; None where it is only told."""
     other: str
     """The obvious other way."""
     other_s: float | None
@@ -61,14 +62,15 @@ def main() -> None:
         args.json.write_text(
             json.dumps({"machine": machine(), "figures": [asdict(f) for f in figures]}, indent=1) + "\n"
         )
-    if any(f.seconds > f.bound_s for f in figures):
-        sys.exit("over the bound: " + ", ".join(f.name for f in figures if f.seconds > f.bound_s))
+    over = [f.name for f in figures if f.bound_s is not None and f.seconds > f.bound_s]
+    if over:
+        sys.exit("over the bound: " + ", ".join(over))
 
 
 def line(f: Figure) -> str:
-    verdict = "ok" if f.seconds <= f.bound_s else "OVER"
+    bound = "" if f.bound_s is None else f"bound {f.bound_s:g} s   {'ok' if f.seconds <= f.bound_s else 'OVER'}"
     beside = f"   {f.other}: {f.other_s:.3f} s ({f.other_s / f.seconds:.1f}x)" if f.other_s is not None else ""
-    return f"{f.name:44s} {f.seconds:8.3f} s   bound {f.bound_s:g} s   {verdict}{beside}"
+    return f"{f.name:44s} {f.seconds:8.3f} s   {bound:18s}{beside}"
 
 
 def machine() -> dict[str, object]:
@@ -83,7 +85,9 @@ def machine() -> dict[str, object]:
     }
 
 
-def ingest_case(kind: str, num_files: int, rows_per_file: int, bound_s: float) -> Callable[[Path, int], list[Figure]]:
+def ingest_case(
+    kind: str, num_files: int, rows_per_file: int, bound_s: float | None
+) -> Callable[[Path, int], list[Figure]]:
     def run(root: Path, _rows: int) -> list[Figure]:
         cases.fill_spool(root / "store", kind, num_files, rows_per_file)
         took_s = cases.timed(lambda: cases.ingest(root / "store"))
@@ -139,9 +143,9 @@ def query_case(root: Path, rows: int) -> list[Figure]:
 
 CASES: dict[str, Callable[[Path, int], list[Figure]]] = {
     "ingest-many": ingest_case("correction", 10_000, 50, 15.0),
-    "ingest-many-nested": ingest_case("step_observation", 10_000, 50, 15.0),
+    "ingest-many-nested": ingest_case("step_observation", 10_000, 50, None),
     "ingest-few": ingest_case("correction", 10, 50_000, 1.5),
-    "ingest-few-nested": ingest_case("step_observation", 10, 50_000, 4.0),
+    "ingest-few-nested": ingest_case("step_observation", 10, 50_000, None),
     "read": read_case,
     "publish": publish_case,
     "queries": query_case,
