@@ -99,6 +99,7 @@ create table rank_rollup (
     stage bigint not null,
     dp_rank bigint not null,
     num_steps bigint not null,
+    peer_group varchar not null,
     num_peers bigint not null,
     predicted_s double not null,
     measured_s double not null,
@@ -106,7 +107,7 @@ create table rank_rollup (
 );
 
 comment on table rank_rollup is
-'How fast each process is beside those of its module. Grain: one row per run_id, attempt, rank. See v_straggler.';
+'How fast each process is beside its peers. Grain: one row per run_id, attempt, rank. See v_straggler.';
 comment on column rank_rollup.run_id is 'run; <run_id>/compare for comparison steps';
 comment on column rank_rollup.attempt is '0, then one more per restart of the training job';
 comment on column rank_rollup.rank is 'global rank of the process';
@@ -114,12 +115,14 @@ comment on column rank_rollup.module is 'module the rank works for';
 comment on column rank_rollup.stage is 'pipeline stage within the module';
 comment on column rank_rollup.dp_rank is 'data parallel rank within the module';
 comment on column rank_rollup.num_steps is 'steps in which the rank had work';
+comment on column rank_rollup.peer_group is
+'stage: the data-parallel ranks of its stage; module: the stages of its module, which has one data-parallel rank';
 comment on column rank_rollup.num_peers is
-'ranks of the module with work in a step, itself included; 1: nothing to compare';
+'peers with work in a step, itself included, tensor-parallel groups counted once; 1: nothing to compare';
 comment on column rank_rollup.predicted_s is 'predicted forward + backward, seconds';
 comment on column rank_rollup.measured_s is 'measured forward + backward compute, seconds';
 comment on column rank_rollup.slowdown is
-'median over steps of measured per predicted second over the median of its module, ratio; 1 is as fast as the others';
+'median over steps of measured per predicted second over the median of its peers, ratio; 1 is as fast as the others';
 
 create table comparison_rollup (
     run_id varchar not null,

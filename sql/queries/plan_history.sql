@@ -1,7 +1,7 @@
 -- purpose: how the plan of a job changed from run to run, and why each was chosen
 -- parameters: $name varchar, name of the configuration
 -- grain: one row per run, oldest first
--- units: seconds
+-- units: seconds; corrections are ratios that multiply predicted seconds
 select
     to_timestamp(started_at_s) as started_at,
     run_id,
@@ -10,6 +10,9 @@ select
     predicted_step_s,
     previous_predicted_step_s,
     changed,
+    previous_corrections_text,
+    corrections_text,
+    previous_snapshot_seq,
     snapshot_seq,
     reason
 from v_plan_history

@@ -8,10 +8,10 @@ select
     policy,
     step_s,
     predicted_step_s,
-    predicted_step_s / step_s as predicted_to_measured,
+    predicted_step_s / nullif(step_s, 0) as predicted_to_measured,
     idle_frac,
     num_llm_tokens
 from v_step
 where run_id = $run_id
-order by step_s desc
+order by step_s desc, step asc, attempt asc
 limit 20;

@@ -1,4 +1,4 @@
--- purpose: how much history there is, and how fresh it is
+-- purpose: how much history there is, how fresh it is, and how many files were refused
 -- parameters: none
 -- grain: one row per kind of record, largest first
 -- units: bytes of spool files; UTC
@@ -8,6 +8,8 @@ select
     num_files,
     num_bytes,
     num_runs,
-    to_timestamp(last_ingested_at_s) as last_ingested_at
+    to_timestamp(last_ingested_at_s) as last_ingested_at,
+    num_refused_files,
+    to_timestamp(last_refused_at_s) as last_refused_at
 from v_store
 order by num_rows desc, kind asc;

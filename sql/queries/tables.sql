@@ -19,7 +19,7 @@ union all
 select
     'macro' as what,
     format('{}({})', function_name, array_to_string(parameters, ', ')) as relation,
-    'see sql/views' as comment
+    comment
 from duckdb_functions()
 where not internal and function_type in ('macro', 'table_macro')
 order by what desc, relation asc;

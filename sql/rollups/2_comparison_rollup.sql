@@ -1,7 +1,9 @@
 -- Two steps train the same global batch when they hold the same samples in the same arrival order.
 -- Warm-up steps have a policy of their own and do not count.
 with wanted as (
-    select unnest($run_ids) || '/compare' as compare_id
+    -- When all roll-ups are computed again, a run without training steps is named by its comparison alone.
+    select distinct split_part(id, '/', 1) || '/compare' as compare_id
+    from (select unnest($run_ids) as id) as ids
 ),
 
 compared as (

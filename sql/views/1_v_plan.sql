@@ -35,7 +35,8 @@ select
     plan.baseline_step_s / nullif(plan.predicted_step_s, 0) as predicted_speedup,
     layout.peak_memory_bytes,
     plan.snapshot_seq,
-    plan.reason
+    plan.reason,
+    plan.table_ids
 from plan
 inner join layout using (plan_id, run_id)
 qualify

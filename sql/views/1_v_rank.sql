@@ -5,4 +5,4 @@ select
 from rank_rollup;
 
 comment on view v_rank is
-'Pace of every process beside the others of its module. Grain: run_id, attempt, rank. slowdown 1.1: 10 % slower.';
+'Pace of every process beside its peers (peer_group). Grain: run_id, attempt, rank. slowdown 1.1: 10 % slower.';

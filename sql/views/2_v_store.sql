@@ -1,13 +1,36 @@
 create or replace view v_store as
+with held as (
+    select
+        kind,
+        count(*) as num_files,
+        sum(num_rows)::bigint as num_rows,
+        sum(num_bytes)::bigint as num_bytes,
+        count(distinct run_id) as num_runs,
+        max(ingested_at_s) as last_ingested_at_s
+    from ingest_manifest
+    group by all
+),
+
+refused as (
+    select
+        split_part(path, '/', 1) as kind,
+        count(*) as num_refused_files,
+        max(quarantined_at_s) as last_refused_at_s
+    from file_quarantine
+    group by all
+)
+
 select
     kind,
-    count(*) as num_files,
-    sum(num_rows)::bigint as num_rows,
-    sum(num_bytes)::bigint as num_bytes,
-    count(distinct run_id) as num_runs,
-    max(ingested_at_s) as last_ingested_at_s
-from ingest_manifest
-group by all;
+    coalesce(held.num_files, 0) as num_files,
+    coalesce(held.num_rows, 0) as num_rows,
+    coalesce(held.num_bytes, 0) as num_bytes,
+    coalesce(held.num_runs, 0) as num_runs,
+    held.last_ingested_at_s,
+    coalesce(refused.num_refused_files, 0) as num_refused_files,
+    refused.last_refused_at_s
+from held
+full outer join refused using (kind);
 
 comment on view v_store is
-'What the store holds. Grain: one row per kind. Bytes are those of the spool files.';
+'What the store holds and refused (see v_quarantine). Grain: one row per kind. Bytes are those of the spool files.';

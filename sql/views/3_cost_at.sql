@@ -1,7 +1,8 @@
 -- noqa: disable=LT02,RF02,RF04
 -- Seconds and bytes of a whole module (all its layers and its edge) on one microbatch, correction included: the formula
 -- of dflop/cost/model.py. cost_estimate answers anything and says whether it had to extrapolate beyond the probes;
--- cost_at answers only inside the probed range of tokens and raises an error outside, and for a table it does not know.
+-- cost_at answers only inside the probed range of tokens and raises an error outside, for a table it does not know and
+-- for a null. An error's text is concatenated with concat(), for which null is empty: error(null) raises nothing.
 create or replace macro cost_estimate(wanted_table_id, num_items, num_tokens, sum_sq_tokens) as table
 with probed as (
     select
@@ -87,14 +88,21 @@ left join cost_estimate(wanted_table_id, num_items, num_tokens, sum_sq_tokens) a
 -- In the filter, because a column nobody selects is not computed.
 where case
     when estimate.num_tables = 0 then
-        error('cost_at: no cost table ' || wanted_table_id || ' in force; see v_cost_effective')
+        error(concat('cost_at: no cost table ', coalesce(wanted_table_id, 'null'), ' in force; see v_cost_effective'))
+    when num_items is null or num_tokens is null or sum_sq_tokens is null then
+        error('cost_at: num_items, num_tokens and sum_sq_tokens must not be null')
     when found.is_extrapolated then
-        error(
-            'cost_at: ' || num_tokens || ' tokens, ' || sum_sq_tokens || ' squared, lie outside the probes of '
-            || found.module || ': tokens '
-            || coalesce(found.min_tokens || ' to ' || found.max_tokens, 'never probed') || ', squared '
-            || coalesce(found.min_sum_sq_tokens || ' to ' || found.max_sum_sq_tokens, 'never probed')
-            || '; cost_estimate(...) extrapolates'
-        )
+        error(concat(
+            'cost_at: ', num_tokens, ' tokens, ', sum_sq_tokens, ' squared, lie outside the probes of ',
+            found.module, ': tokens ',
+            coalesce(found.min_tokens || ' to ' || found.max_tokens, 'never probed'), ', squared ',
+            coalesce(found.min_sum_sq_tokens || ' to ' || found.max_sum_sq_tokens, 'never probed'),
+            '; cost_estimate(...) extrapolates'
+        ))
     else true
 end;
+
+comment on macro table cost_estimate is -- noqa: PRS
+'Seconds and bytes of a whole module on one microbatch, corrected; is_extrapolated: outside the probes. One row.';
+comment on macro table cost_at is
+'cost_estimate that raises an error outside the probed tokens, for an unknown table and for null. One row.';
