@@ -20,9 +20,14 @@ from tests.jobs.configs import make_dataset, write_config
 HEAVY = ("torch", "prefect", "cvxpy", "duckdb", "polars", "pyarrow", "transformers", "matplotlib", "scipy", "numpy")
 
 
+def python_path() -> str:
+    """This checkout before what the tests were started with: another duckdb must be the same one in every process."""
+    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def dflop(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dflop.cli", *map(str, args)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200", **env}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "200", **env}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 from dflop.records import RunRecord
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter, list_files
-from tests.test_cli import assert_refused, dflop
+from tests.test_cli import assert_refused, dflop, python_path
 
 
 def write(root: Path, *names: str) -> None:
@@ -96,7 +97,7 @@ def test_compact_and_gc_say_what_they_would_do_before_they_do_it(store: Path) ->
 
 def test_watch_ingests_what_arrives_and_ends_in_peace(store: Path) -> None:
     command = [sys.executable, "-m", "dflop.cli", "store", "ingest", "--watch", "--interval-s", "0.2"]
-    env = {**os.environ, "DFLOP_STORE": str(store), "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "DFLOP_STORE": str(store), "PYTHONPATH": python_path()}
     process = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         write(store, "new")
@@ -157,3 +158,77 @@ def test_a_wrong_question_is_a_usage_error(store: Path, args: tuple[str, ...], w
 def test_a_view_that_an_old_snapshot_lacks_leads_to_ingest(store: Path) -> None:
     done = dflop("sql", "select * from v_not_yet", "--store", store, cwd=store.parent)
     assert_refused(done, 4, "v_not_yet", "dflop store ingest")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "dflop.cli",
+        "sql",
+        "from range(1000000)",
+        "--format",
+        "csv",
+        "--store",
+        str(store),
+    ]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"range\r\n"
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, b"")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_an_output_that_cannot_be_written_is_named(store: Path, form: str) -> None:
+    done = dflop("sql", "select 1", "--format", form, "--output", "none/x", "--store", store, cwd=store.parent)
+    assert_refused(done, 2, "cannot write the result: No such file or directory", "where: none/x")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_pipe_is_written_into_and_not_replaced(store: Path, form: str) -> None:
+    fifo = store.parent / "fifo"
+    os.mkfifo(fifo)
+    with subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE) as cat:
+        try:
+            done = dflop("sql", "select 7 as a", "--format", form, "--output", fifo, "--store", store, cwd=store.parent)
+            assert done.returncode == 0, done.stderr
+            assert stat.S_ISFIFO(fifo.stat().st_mode)
+            data = cat.communicate(timeout=60)[0]
+        finally:
+            cat.kill()
+    assert data.startswith({"csv": b"a\r\n7", "parquet": b"PAR1"}[form])
+
+
+def test_json_is_json_whatever_the_values_are(store: Path) -> None:
+    query = "select {'x': 'nan'::double} as a, '\\xAB'::blob as b, 'inf'::double as c, [1, null] as d"
+    done = dflop("sql", query, "--format", "json", "--store", store, cwd=store.parent)
+    assert json.loads(done.stdout, parse_constant=lambda _: "not JSON") == {
+        "a": {"x": None},
+        "b": "ab",
+        "c": None,
+        "d": [1, None],
+    }
+    twice = dflop("sql", "select 1 as a, 2 as a", "--format", "json", "--store", store, cwd=store.parent)
+    assert_refused(twice, 2, "columns of one name: a")
+
+
+def test_a_value_that_python_lacks_is_an_error_of_ours(store: Path) -> None:
+    done = dflop("sql", "select '290000-01-01'::date as d", "--store", store, cwd=store.parent)
+    assert_refused(done, 4, "cannot be shown", "::varchar")
+
+
+def test_one_function_cannot_take_the_machines_memory(store: Path) -> None:
+    done = dflop("sql", "select length(range(1000000000))", "--store", store, cwd=store.parent)
+    assert_refused(done, 4, "Out of Memory", "a query may use 4GiB")
+
+
+def test_a_function_that_hears_no_interrupt_is_stopped(store: Path) -> None:
+    query = "select levenshtein(repeat('a', 1000000), repeat('b', 1000000 + a::int)) from range(1) as r(a)"
+    done = dflop("sql", query, "--timeout-s", 0.5, "--store", store, cwd=store.parent)
+    assert_refused(done, 4, "stopped after 0.5 s", "did not end by itself")
+    assert dflop("sql", "select 1", "--store", store, cwd=store.parent).returncode == 0

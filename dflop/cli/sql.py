@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from dflop import units
 from dflop.cli.common import DEFAULT_STORE, Store, say
 from dflop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dflop.store.console import Result
 
 
 def sql(
@@ -22,6 +28,7 @@ def sql(
     timeout_s: float = 60.0,
     list_queries: Annotated[bool, Parameter(name="--list")] = False,
     show: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Ask the store, read-only: a SELECT, or the name of a query in sql/queries.
 
@@ -33,12 +40,13 @@ def sql(
         param: name=value for queries with parameters; repeat it for more.
         format: Form of the result; json is one object per line.
         output: File to write instead of stdout.
-        timeout_s: Stop the query after so many seconds.
+        timeout_s: Stop the query, the writing of its rows included, after so many seconds.
         list_queries: Show the named queries.
         show: Print the SQL of a named query instead of running it.
+        quiet: Do not say on the terminal which snapshot answered.
     """
-    from dflop.report.rows import print_rows, write_rows
-    from dflop.store import console
+    from dflop.report.rows import print_rows
+    from dflop.store import bounds, console
 
     if list_queries:
         rows = [(q.name, q.purpose, " ".join(q.parameter_names)) for q in console.list_queries()]
@@ -55,13 +63,31 @@ def sql(
     if format == "parquet" and output is None:
         raise ConfigError("Parquet needs a file", hint="--output FILE")
     text = named.sql if named else query
+    bounds.bound_process(timeout_s)
     with console.open_query(store, text, values or None, timeout_s=timeout_s) as result:
-        if format == "parquet" and output:
-            num_rows = result.write_parquet(output)
-        else:
-            num_rows = write_rows(result.schema.names, result.rows(), format, output)
-        if output:
-            say(f"{num_rows} rows of snapshot {result.snapshot.seq} written to {output}")
+        num_rows = _write(result, format, output)
+    if quiet:
+        return
+    if output:
+        say(f"{num_rows} rows of snapshot {result.snapshot.seq} written to {output}")
+    elif sys.stderr.isatty():
+        age_s = time.time() - result.snapshot.published_at_s
+        say(f"snapshot {result.snapshot.seq}, {units.seconds(age_s)} old")
+
+
+def _write(result: Result, form: str, output: Path | None) -> int:
+    from dflop.report.rows import write_rows
+
+    try:
+        if form == "parquet" and output:
+            return result.write_parquet(output)
+        return write_rows(result.schema.names, result.rows(), form, output)
+    except BrokenPipeError:
+        raise  # the reader has seen enough: no error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the result: {error.strerror}", where=str(output or "stdout"), hint="choose another --output"
+        ) from error
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

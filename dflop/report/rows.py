@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dflop.errors import ConfigError
+
 Row = Sequence[Any]
 
 MAX_UPRIGHT_ROWS = 8
@@ -36,7 +38,14 @@ def write_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: P
 
     Returns:
         Number of rows written.
+
+    Raises:
+        ConfigError: Two columns have one name, and the form is `json`, where one would be lost.
+        OSError: The file cannot be written.
     """
+    if form == "json" and len(set(columns)) < len(columns):
+        twice = sorted({name for name in columns if list(columns).count(name) > 1})
+        raise ConfigError(f"columns of one name: {', '.join(twice)}", hint="name them apart: select a as x, b as y")
     with _target(output) as file:
         if form == "table":
             return _write_table(columns, rows, file)
@@ -56,6 +65,10 @@ def print_rows(columns: Sequence[str], rows: Sequence[Row], form: str) -> None:
 def _target(output: Path | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
+        return
+    if output.exists() and not output.is_file():  # a pipe or a device: it must not be replaced by a file
+        with open(output, "w", encoding="utf-8", newline="") as file:
+            yield file
         return
     tmp = output.with_name(f".tmp-{os.getpid()}-{output.name}")
     try:
@@ -119,16 +132,27 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.6g}"
-    if isinstance(value, dict | list):
-        return json.dumps(value, default=str)
-    return str(value)
+    return _json(value) if isinstance(value, dict | list) else str(value)
 
 
 def _csv_cell(value: Any) -> Any:
-    return json.dumps(value, default=str) if isinstance(value, dict | list) else value
+    return _json(value) if isinstance(value, dict | list) else value
 
 
 def _json_object(columns: Sequence[str], row: Row) -> str:
-    # JSON knows no NaN: null is what every reader understands.
-    clean = [None if isinstance(v, float) and not math.isfinite(v) else v for v in row]
-    return json.dumps(dict(zip(columns, clean, strict=True)), default=str)
+    return _json(dict(zip(columns, row, strict=True)))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_clean(value), default=str, allow_nan=False)
+
+
+def _clean(value: Any) -> Any:
+    """JSON knows no NaN, infinity or bytes: null and hexadecimal digits are what every reader understands."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(name): _clean(v) for name, v in value.items()}
+    return [_clean(v) for v in value] if isinstance(value, list | tuple) else value

@@ -2,7 +2,9 @@
 
 A console is a place where pasted SQL runs, so nothing but reading is possible: the file is read-only, only
 statements that return rows are accepted, files and network are out of reach, the configuration is locked, memory and
-time are bounded. Results are streamed in Arrow batches: a million rows need no gigabytes.
+time are bounded (`bounds.py` makes that hard for a process of its own). Results are streamed in Arrow batches: a
+million rows need no gigabytes. It protects the store from accidents and from pasted SQL; a person who owns the
+process can always open the file without it, so paths of the store, which that person gave, are not hidden.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +24,21 @@ import pyarrow.parquet as pq
 
 from dflop import resources
 from dflop.errors import ConfigError, StoreError, did_you_mean
-from dflop.store import durable, snapshot
+from dflop.store import durable, refusal, snapshot
 from dflop.store.snapshot import Current
 
 TIMEOUT_S = 60.0
 BATCH_ROWS = 20_000
 HEADER_KEYS = ("purpose", "parameters", "grain", "units")
-TYPES = {"varchar": str, "bigint": int, "double": float}
+BOOLEANS = {"true": True, "false": False}
+TYPES: dict[str, Callable[[str], Any]] = {
+    "varchar": str,
+    "bigint": int,
+    "double": float,
+    "boolean": lambda text: BOOLEANS[text.lower()],
+}
+# Arrow's reader wraps what DuckDB raises.
+READ_ERRORS = (duckdb.Error, OSError, pa.ArrowException, MemoryError)
 
 Params = Mapping[str, Any] | Sequence[Any]
 
@@ -82,21 +92,47 @@ class Result:
     snapshot: Current
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Rows as Python values."""
+        """Rows as Python values.
+
+        Raises:
+            StoreError: Python has no such value: a date after the year 9999, say.
+        """
         for batch in self.batches:
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            try:
+                columns = [column.to_pylist() for column in batch.columns]
+            except (OverflowError, ValueError) as error:
+                raise StoreError(
+                    f"a value of the result cannot be shown: {error}",
+                    hint="cast its column, as in started_at::varchar, or write --format parquet",
+                ) from error
+            yield from zip(*columns, strict=True)
 
     def write_parquet(self, path: Path) -> int:
-        """Writes the rows into a file that appears when it is complete; returns how many there were."""
-        num_rows, tmp = 0, durable.tmp_path(path)
+        """Writes the rows into a file that appears when it is complete; returns how many there were.
+
+        Raises:
+            StoreError: Parquet has no such type.
+            OSError: The file cannot be written.
+        """
+        if path.exists() and not path.is_file():
+            return self._write_parquet(path)  # a pipe or a device: it must not be replaced by a file
+        tmp = durable.tmp_path(path)
         try:
-            with pq.ParquetWriter(tmp, self.schema, compression="zstd") as writer:
-                for batch in self.batches:
-                    writer.write_batch(batch)
-                    num_rows += batch.num_rows
+            num_rows = self._write_parquet(tmp)
             os.replace(tmp, path)
         finally:
             tmp.unlink(missing_ok=True)
+        return num_rows
+
+    def _write_parquet(self, path: Path) -> int:
+        num_rows = 0
+        try:
+            with open(path, "wb") as file, pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
+                for batch in self.batches:
+                    writer.write_batch(batch)
+                    num_rows += batch.num_rows
+        except pa.ArrowException as error:
+            raise StoreError(f"Parquet cannot hold it: {error}", hint="cast the column, as in x::varchar") from error
         return num_rows
 
 
@@ -125,18 +161,23 @@ def open_query(
 
     timer = threading.Timer(timeout_s, stop)
     timer.daemon = True
-    try:
-        statement = _only_reading_statement(con, sql)
-        timer.start()
-        reader = snapshot.run(con, statement, params).to_arrow_reader(BATCH_ROWS)
-        yield Result(reader.schema, iter(reader), current)
-    except (duckdb.Error, OSError, pa.ArrowException) as error:  # Arrow's reader wraps what DuckDB raises
+
+    def explain(error: Exception) -> StoreError:
         if timed_out.is_set():
-            raise StoreError(
+            return StoreError(
                 f"the query was stopped after {timeout_s:g} s",
                 hint="narrow it with WHERE or LIMIT, or raise --timeout-s",
-            ) from error
-        raise _sql_error(error, current, store_root) from error
+            )
+        return refusal.explained(error, current, store_root)
+
+    try:
+        try:
+            statement = refusal.reading_statement(con, sql)
+            timer.start()
+            reader = snapshot.run(con, statement, params).to_arrow_reader(BATCH_ROWS)
+        except READ_ERRORS as error:
+            raise explain(error) from error
+        yield Result(reader.schema, _batches(reader, explain), current)
     finally:
         timer.cancel()
         if timer.is_alive():
@@ -174,33 +215,12 @@ def named_query(name: str, sql_root: Path | None = None) -> NamedQuery:
     return queries[name]
 
 
-def _only_reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
-    statements = con.extract_statements(sql)
-    if len(statements) != 1:
-        raise StoreError(f"expected one SQL statement, got {len(statements)}", hint="run them one at a time")
-    (statement,) = statements
-    if statement.type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise StoreError(
-            f"the store is read-only here: {statement.type.name} statements are refused",
-            hint="use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, let a job write the spool",
-        )
-    return statement
-
-
-def _sql_error(error: Exception, current: Current, store_root: Path | str) -> StoreError:
-    lines = [line for line in str(error).splitlines() if line.strip()][:4]
-    text = "\n".join(lines).removeprefix("Query execution failed: ")
-    hint = ""
-    if "Catalog Error" in text:
-        hint = (
-            "`dflop sql tables` lists what there is; what is new in this dflop is in the snapshot after "
-            "`dflop store ingest`"
-        )
-    elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:
-        hint = "the console reads this store and nothing else: no files, network, extensions or settings"
-    elif "Out of Memory" in text:
-        hint = f"a query may use {snapshot.READ_CONFIG['memory_limit']}: aggregate, or narrow it with WHERE or LIMIT"
-    return StoreError(text, where=f"snapshot {current.seq} of {store_root}", hint=hint)
+def _batches(reader: pa.RecordBatchReader, explain: Callable[[Exception], StoreError]) -> Iterator[pa.RecordBatch]:
+    # Only errors of reading are the query's: a full disk or a closed pipe of whoever writes the rows is not.
+    try:
+        yield from reader
+    except READ_ERRORS as error:
+        raise explain(error) from error
 
 
 def _parse(path: Path) -> NamedQuery:
@@ -230,7 +250,7 @@ def _parameter(text: str, path: Path) -> Parameter:
 def _typed(parameter: Parameter, text: str) -> Any:
     try:
         return TYPES[parameter.type](text)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ConfigError(
             f"`{text}` is no {parameter.type}", where=f"--param {parameter.name}", hint=parameter.meaning
         ) from None

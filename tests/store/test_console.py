@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 import pytest
 
 from dflop.errors import ConfigError, StoreError
-from dflop.store import console, snapshot
+from dflop.store import console, refusal, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
@@ -112,6 +113,21 @@ def test_ways_of_reading_are_accepted(store: Path, sql: str) -> None:
         "begin",
         "select 1; drop table correction",
         "select 1; select 2",
+        "from enable_logging(storage='file', storage_path='/tmp/x')",
+        "from query('from ENABLE_LOGGING()')",
+        "from enable_profiling(format='json', save_location='/tmp/x.json')",
+        "update extensions",
+        "connect 'x'",
+        "pivot correction on module using max(factor)",
+        "explain analyze copy correction to '/tmp/x.csv'",
+        "from query('drop table correction')",
+        "from json_execute_serialized_sql(json_serialize_sql('from read_text(''/etc/passwd'')'))",
+        "merge into correction using correction as c on true when matched then delete",
+        "copy from database a to b",
+        "from duckdb_secrets()",
+        "from read_duckdb('/etc/passwd')",
+        "select * from correction limit (select count(*) from read_text('/etc/passwd'))",
+        ";",
         "",
     ],
 )
@@ -120,6 +136,8 @@ def test_everything_but_reading_the_snapshot_is_refused(store: Path, sql: str) -
         console.query(store, sql)
     assert refused.value.what
     assert "Traceback" not in str(refused.value)
+    path = store / "current.duckdb"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == snapshot.read_current(store).sha256
     assert console.query(store, "select count(*) from correction")[1] == [(1,)]
 
 
@@ -144,6 +162,9 @@ def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
         ("copy correction to '/tmp/x.csv'", "COPY statements are refused"),
         ("install httpfs", "statements are refused"),
         ("set threads = 64", "SET statements are refused"),
+        ("from enable_logging()", "the store is read-only here: enable_logging is refused"),
+        ("pivot correction on module using max(factor)", "write the values out"),
+        ("explain analyze delete from correction", "the store is read-only here"),
         ("select 1; select 2", "expected one SQL statement, got 2"),
         ("select * from v_sample_lode", "dflop sql tables"),
     ],
@@ -200,6 +221,31 @@ def test_parameters_of_named_queries_are_typed_and_complete() -> None:
         query.values({"n": "7", "x": "", "y": ""})
     with pytest.raises(ConfigError, match="`seven` is no bigint"):
         query.values({"n": "seven", "x": ""})
+
+
+def test_a_boolean_parameter_is_true_or_false() -> None:
+    query = console.NamedQuery("q", "p", (console.Parameter("b", "boolean", "whether"),), "g", "u", "")
+    assert [query.values({"b": text}) for text in ("true", "False")] == [{"b": True}, {"b": False}]
+    with pytest.raises(ConfigError, match="`maybe` is no boolean"):
+        query.values({"b": "maybe"})
+
+
+def test_what_this_version_declares_and_the_snapshot_lacks_is_told_apart(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1_v_new.sql").write_text("create or replace view v_new as select 1;")
+    monkeypatch.setattr(refusal.resources, "path", lambda _: tmp_path)
+    with pytest.raises(StoreError) as old:
+        console.query(store, "select * from v_new")
+    assert old.value.hint == "this dflop has `v_new`, the snapshot is of an older one: run `dflop store ingest`"
+    with pytest.raises(StoreError, match='Did you mean "correction"') as unknown:
+        console.query(store, "select * from corection")
+    assert "dflop sql tables" in unknown.value.hint
+
+
+def test_what_the_writer_of_rows_meets_is_not_blamed_on_the_query(store: Path) -> None:
+    with pytest.raises(BrokenPipeError), console.open_query(store, "select 1"):
+        raise BrokenPipeError
 
 
 def test_python_variables_are_out_of_reach(store: Path) -> None:

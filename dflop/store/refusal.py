@@ -1,0 +1,84 @@
+"""What the console does not do, and how it says so: one error with what happened, where, and what to do instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+
+from dflop import resources
+from dflop.errors import StoreError
+from dflop.store import snapshot
+from dflop.store.snapshot import Current
+
+READING = "use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, let a job write the spool"
+NOTHING_ELSE = "the console reads this store and nothing else: no files, network, extensions or settings"
+
+# duckdb 1.5 lets a SELECT switch these in spite of the locked configuration, and a log file that it may not write
+# then ends the process, with every other connection in it.
+_SWITCH = re.compile(r"\b(?:enable|disable)_(?:logging|profiling)\b", re.IGNORECASE)
+
+
+def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    """The one statement of a text, if it only reads.
+
+    Raises:
+        StoreError: There are none or several, or it may do more than read.
+        duckdb.Error: It cannot be parsed.
+    """
+    if switch := _SWITCH.search(sql):
+        raise StoreError(f"the store is read-only here: {switch[0]} is refused", hint=NOTHING_ELSE)
+    statements = con.extract_statements(sql)
+    kinds = [_kind(statement) for statement in statements]
+    if re.match(r"\s*pivot\b", sql, re.IGNORECASE) and kinds != ["SELECT"]:
+        # It would first create an enum of the values it finds.
+        raise StoreError(
+            "the store is read-only here: PIVOT without a list of values is refused",
+            hint="write the values out: PIVOT t ON module IN ('llm', 'vision') USING sum(x)",
+        )
+    if len(statements) != 1:
+        raise StoreError(f"expected one SQL statement, got {len(statements)}", hint="run them one at a time")
+    if kinds[0] not in ("SELECT", "EXPLAIN"):
+        raise StoreError(f"the store is read-only here: {kinds[0]} statements are refused", hint=READING)
+    return statements[0]
+
+
+def explained(error: Exception, current: Current, store_root: Path | str) -> StoreError:
+    """An error of the database, as one of ours that says what can be done about it."""
+    lines = [line for line in str(error).splitlines() if line.strip()][:4]
+    text = "\n".join(lines).removeprefix("Query execution failed: ")
+    hint = ""
+    if "Catalog Error" in text:
+        hint = _missing(text)
+    elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:
+        hint = NOTHING_ELSE
+    elif "in read-only mode" in text or "Expected a single SELECT" in text:
+        hint = f"the store is read-only here: {READING}"
+    elif "Out of Memory" in text or isinstance(error, MemoryError):
+        text = lines[0] if lines else "Out of Memory"  # what follows advises settings that are locked here
+        hint = f"a query may use {snapshot.READ_CONFIG['memory_limit']}: aggregate, or narrow it with WHERE or LIMIT"
+    return StoreError(text, where=f"snapshot {current.seq} of {store_root}", hint=hint)
+
+
+def _kind(statement: duckdb.Statement) -> str:
+    try:
+        return statement.type.name
+    except ValueError:  # duckdb 2.0 parses kinds of statements that its Python enum lacks
+        return "these"
+
+
+def _missing(text: str) -> str:
+    found = re.search(r'with name "?(\w+)"? does not exist', text)
+    if found and _declared(found[1]):
+        return f"this dflop has `{found[1]}`, the snapshot is of an older one: run `dflop store ingest`"
+    return (
+        "`dflop sql tables` lists what there is; what is new in this dflop is in the snapshot after "
+        "`dflop store ingest`"
+    )
+
+
+def _declared(name: str) -> bool:
+    """Whether the SQL of this version makes a table, view or macro of that name."""
+    declaration = re.compile(rf"^create (?:or replace )?(?:table|view|macro) {name}\b", re.IGNORECASE | re.MULTILINE)
+    return any(declaration.search(path.read_text(encoding="utf-8")) for path in resources.path("sql").rglob("*.sql"))
