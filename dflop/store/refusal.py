@@ -51,6 +51,11 @@ def explained(error: Exception, current: Current, store_root: Path | str) -> Sto
     hint = ""
     if "Catalog Error" in text:
         hint = _missing(text)
+    elif "Binder Error: Referenced column" in text:
+        hint = (
+            "`dflop sql columns --param relation=NAME` lists the columns of a table or view; what is new in this dflop "
+            "is in the snapshot after `dflop store ingest`"
+        )
     elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:
         hint = NOTHING_ELSE
     elif "in read-only mode" in text or "Expected a single SELECT" in text:
