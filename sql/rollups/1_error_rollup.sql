@@ -14,7 +14,7 @@ timed as (
         run_id,
         policy,
         module,
-        (2 ^ floor(log2(greatest(span.num_tokens, 1))))::bigint as token_bucket,
+        (2 ^ least(floor(log2(greatest(span.num_tokens, 1))), 61))::bigint as token_bucket,
         span.predicted_forward_s + span.predicted_backward_s as predicted_s,
         span.forward_compute_s + span.backward_compute_s as measured_s
     from span

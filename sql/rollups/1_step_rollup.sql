@@ -26,7 +26,8 @@ tokens as (
         attempt,
         step,
         policy,
-        sum(num_tokens)::bigint as num_llm_tokens
+        -- Nonsense from one rank must not keep everybody's rows out of the store.
+        try_cast(sum(num_tokens) as bigint) as num_llm_tokens
     from llm_tokens
     group by all
 ),

@@ -15,7 +15,7 @@ layout as (
             format('{} tp{} pp{} dp{}', place.module, place.parallel.tp, place.parallel.pp, place.parallel.dp),
             ' | ' order by place.first_rank
         ) as layout_text,
-        sum(place.parallel.tp * place.parallel.pp * place.parallel.dp)::bigint as num_processes,
+        try_cast(sum(place.parallel.tp::double * place.parallel.pp * place.parallel.dp) as bigint) as num_processes,
         max(list_max(place.stage_memory_bytes)) as peak_memory_bytes
     from place
     group by all

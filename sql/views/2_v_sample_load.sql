@@ -14,8 +14,8 @@ select
     sample_id,
     media.module,
     count(*) as num_items,
-    sum(media.num_tokens)::bigint as num_tokens,
-    sum(media.sum_sq_tokens)::bigint as sum_sq_tokens
+    try_cast(sum(media.num_tokens) as bigint) as num_tokens,
+    try_cast(sum(media.sum_sq_tokens) as bigint) as sum_sq_tokens
 from item
 group by all
 union all by name
@@ -26,7 +26,7 @@ select
     'llm' as module,
     1 as num_items,
     num_llm_tokens as num_tokens,
-    num_llm_tokens * num_llm_tokens as sum_sq_tokens
+    try_cast(num_llm_tokens::hugeint * num_llm_tokens as bigint) as sum_sq_tokens
 from v_sample_shape;
 
 comment on view v_sample_load is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def content(root: Path) -> dict[str, list[Any]]:
         for table in sorted(set(tables) - books):
             left_out = "exclude (ingested_at_s)" if table == "ingest_manifest" else ""
             rows = con.execute(f'select * {left_out} from "{table}"').fetchall()
+            if table.endswith("_rollup"):  # the order of a sum, and with it the last digit, is DuckDB's choice
+                rows = [tuple(round(x, 9) if isinstance(x, float) else x for x in row) for row in rows]
             found[table] = sorted(map(repr, rows))
         return found
 
@@ -166,6 +169,14 @@ def a_row_lost(store: Path) -> None:
         con.execute("delete from correction where effective_step = 3")
 
 
+def on_rollup(statement: str) -> Callable[[Path], None]:
+    def spoil(store: Path) -> None:
+        with live.open_live(store) as con:
+            con.execute(statement)
+
+    return spoil
+
+
 def a_file_lost(store: Path) -> None:
     (store / "spool/correction/run/p1-000001.parquet").unlink()
 
@@ -184,6 +195,11 @@ def a_file_changed(store: Path) -> None:
         (a_row_changed, "p1-000001.parquet has other rows in table correction than a rebuild"),
         (a_row_twice, "p1-000001.parquet has other rows in table correction than a rebuild"),
         (a_row_lost, "p1-000001.parquet has other rows in table correction than a rebuild"),
+        (on_rollup("update step_rollup set step_s = step_s + 1e-6"), "run has another step_rollup"),
+        (on_rollup("update step_rollup set busy_s = 'inf'"), "run has another step_rollup"),
+        (on_rollup("update step_rollup set loss = 'nan'"), "run has another step_rollup"),
+        (on_rollup("insert into step_rollup from step_rollup"), "run has another step_rollup"),
+        (on_rollup("delete from step_rollup"), "run has another step_rollup"),
         (a_file_lost, "p1-000001.parquet is in the database, but neither in the spool nor in the archive"),
         (a_file_changed, "p1-000001.parquet is not the file that was ingested: another hash"),
     ],
@@ -191,6 +207,11 @@ def a_file_changed(store: Path) -> None:
 def test_verify_names_the_file_that_differs(store: Path, spoil, words: str) -> None:
     spoil(store)
     assert any(words in problem for problem in verify(store).problems)
+
+
+def test_verify_forgives_the_last_digits_of_a_roll_up(store: Path) -> None:
+    on_rollup("update step_rollup set step_s = step_s * (1 + 1e-14)")(store)
+    assert verify(store).problems == ()
 
 
 def test_verify_notices_a_snapshot_that_was_tampered_with(store: Path) -> None:

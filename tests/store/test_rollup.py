@@ -10,13 +10,13 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dflop import records as r
 from dflop import resources
 from dflop.errors import StoreError
-from dflop.store import live, rollup
+from dflop.store import live, rollup, schema
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 
@@ -126,6 +126,36 @@ def test_a_file_that_does_not_run_is_named_and_nothing_is_lost(tmp_path: Path, m
         assert con.execute("select count(*) from dirty_run").fetchone() == (1,)
     assert error.value.where.endswith("1_step_rollup.sql")
     assert ingest(tmp_path).num_rows == 1
+
+
+@st.composite
+def nonsense(draw: st.DrawFn, make: Any) -> list[Any]:
+    """Extremes in every field but those that say which rows belong together."""
+    found = [draw(make.strategy(cls)) for cls in schema.CLASSES for _ in range(2)]
+    for at, record in enumerate(found):
+        if isinstance(record, r.StepObservation):
+            tie = {"run_id": draw(st.sampled_from(["a", "a/compare"])), "module": "llm", "stage": 0, "step": 1}
+            found[at] = dataclasses.replace(record, policy=draw(st.sampled_from(["arrival", "balanced"])), **tie)
+        elif isinstance(record, r.StepPlan):
+            found[at] = dataclasses.replace(record, run_id="a/compare", step=1)
+    return found
+
+
+def test_nonsense_in_one_file_keeps_no_row_out_and_no_view_from_answering(tmp_path_factory, make) -> None:
+    @settings(max_examples=15, deadline=None)
+    @given(nonsense(make))
+    @example([make.observation(spans=(dataclasses.replace(make.observation().spans[0], num_tokens=2**63 - 1),) * 2)])
+    def check(found: list[Any]) -> None:
+        root: Path = tmp_path_factory.mktemp("nonsense")
+        with SpoolWriter(root, "run", "p") as writer:
+            for record in found:
+                writer.append(record)
+        assert ingest(root).num_rows == len(found)
+        with live.open_live(root) as con:
+            for (view,) in con.execute("select view_name from duckdb_views() where not internal").fetchall():
+                con.execute(f'select * from "{view}"').fetchall()
+
+    check()
 
 
 def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Path, make) -> None:
