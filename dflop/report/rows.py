@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from dflop.errors import ConfigError
 Row = Sequence[Any]
 
 MAX_UPRIGHT_ROWS = 8
+MIN_TEXT_WIDTH = 30
 MAX_TABLE_ROWS = 10_000
 """A table is laid out as a whole; what is longer is for a program, or for a LIMIT."""
 
@@ -109,7 +111,7 @@ def _write_table(columns: Sequence[str], given: Iterable[Row], file: IO[str]) ->
 
 def _print_table(columns: Sequence[str], rows: Sequence[Row], console: Console) -> None:
     cells = [[_cell(v) for v in row] for row in rows]
-    widths = [max([len(c), *(len(row[i]) for row in cells)]) + 2 for i, c in enumerate(columns)]
+    widths = [max([len(c), *(len(row[i]) for row in cells)]) + 3 for i, c in enumerate(columns)]
     if sum(widths) > console.width and 0 < len(rows) <= MAX_UPRIGHT_ROWS:
         longest = max(map(len, columns))
         for number, row in enumerate(cells):
@@ -119,8 +121,13 @@ def _print_table(columns: Sequence[str], rows: Sequence[Row], console: Console) 
                 console.print(Text(f"{name:<{longest}}  {value}"), soft_wrap=True)
         return
     table = Table(box=SIMPLE_HEAD)
-    for name in columns:
-        table.add_column(Text(name))
+    needed = [min(width, max(MIN_TEXT_WIDTH, len(name) + 3)) for name, width in zip(columns, widths, strict=True)]
+    if sum(needed) > console.width and not console.is_terminal:
+        console.width = sum(needed) + 1  # a log or a pager has no edge: nothing to cut names for
+    for number, (name, width) in enumerate(zip(columns, widths, strict=True)):
+        # Numbers, times and ids stay whole where there is room, the first column always; sentences wrap.
+        whole = width <= MIN_TEXT_WIDTH and sum(needed) < console.width
+        table.add_column(Text(name), overflow="fold", no_wrap=whole or number == 0)
     for row in cells:
         table.add_row(*(Text(c) for c in row))
     console.print(table)
@@ -132,6 +139,8 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.6g}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
     return _json(value) if isinstance(value, dict | list) else str(value)
 
 
