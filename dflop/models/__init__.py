@@ -8,15 +8,21 @@ from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.models.family import Family
+from dflop.models.media import MediaRules
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
+    "internvl": ("dflop.models.families.internvl", "InternVl"),
+    "llava_onevision": ("dflop.models.families.llava_onevision", "LlavaOnevision"),
     "qwen2_5_omni_thinker": ("dflop.models.families.qwen2_5_omni", "Qwen25OmniThinker"),
+    "qwen2_5_vl": ("dflop.models.families.qwen2_5_vl", "Qwen25Vl"),
+    "qwen2_audio": ("dflop.models.families.qwen2_audio", "Qwen2Audio"),
+    "qwen3_vl": ("dflop.models.families.qwen3_vl", "Qwen3Vl"),
 }
 """Family name -> (module, class). Adding a family is one file in `families/` and one line here."""
 
 
-def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> Family:
-    """Family `name` bound to a Hugging Face config and media limits.
+def load_rules(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> MediaRules:
+    """Media rules of family `name`, bound to a Hugging Face config and media limits; enough to profile data.
 
     Raises:
         ConfigError: unknown family, or a media limit the family does not know.
@@ -24,5 +30,21 @@ def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any
     if name not in FAMILIES:
         raise ConfigError(f"unknown model family `{name}`", where="model.family", hint=did_you_mean(name, FAMILIES))
     module_name, class_name = FAMILIES[name]
-    family_class: type[Family] = getattr(importlib.import_module(module_name), class_name)
-    return family_class(hf_config, media)
+    rules_class: type[MediaRules] = getattr(importlib.import_module(module_name), class_name)
+    return rules_class(hf_config, media)
+
+
+def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> Family:
+    """Family `name` bound to a Hugging Face config and media limits.
+
+    Raises:
+        ConfigError: unknown family, one that can be profiled but not trained, or a media limit it does not know.
+    """
+    rules = load_rules(name, hf_config, media)
+    if not isinstance(rules, Family):
+        raise ConfigError(
+            f"family `{name}` can profile data, but its model cannot be built yet",
+            where="model.family",
+            hint="`dflop data profile` takes it; training takes qwen2_5_omni_thinker",
+        )
+    return rules

@@ -10,7 +10,8 @@ import numpy as np
 
 from dflop.data.annotations import AnnotatedSample, parse_row
 from dflop.data.profile import DatasetRef
-from dflop.models.family import Family, MediaTokens, Placement
+from dflop.models.family import Family
+from dflop.models.media import MediaTokens, Placement
 from dflop.records import ModuleSpec
 
 WriteRows = Callable[..., DatasetRef]
@@ -30,19 +31,27 @@ class TinyFamily(Family):
     def specs(self) -> tuple[ModuleSpec, ...]:
         return ()
 
-    def place(self, kind: str, *, width_px: int, height_px: int, num_frames: int, duration_s: float) -> Placement:
+    media_defaults = {"fps": 2.0, "max_px": 100_000}
+    shrinkable = {"max_px": 28}
+
+    def place(
+        self, kind: str, *, width_px: int, height_px: int, num_frames: int, duration_s: float,
+        num_images: int = 1, level: int = 0,
+    ) -> Placement:  # fmt: skip
+        wrap = self.media_tokens[kind].wrap
         if kind == "audio":
             rows = math.ceil(duration_s * 25)
-            return Placement("audio", (rows * 2, 0, 0), rows * 2, (rows * 2) ** 2, rows)
+            return Placement("audio", (rows * 2, 0, 0), rows * 2, (rows * 2) ** 2, rows, wrap(rows))
         if min(width_px, height_px) < 2:
             raise ValueError(f"{width_px} x {height_px} px is smaller than a patch")
-        across, down = math.ceil(width_px / 28), math.ceil(height_px / 28)
+        side = self.limits(level)["max_px"]
+        across, down = math.ceil(min(width_px, side) / 28), math.ceil(min(height_px, side) / 28)
         times = 1 if kind == "image" else math.ceil(len(self.frame_indices(num_frames, duration_s)) / 2)
         tokens = times * across * down
-        return Placement("vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens)
+        return Placement("vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens, wrap(tokens))
 
-    def frame_indices(self, num_frames: int, duration_s: float) -> tuple[int, ...]:
-        count = min(num_frames, max(1, math.ceil(duration_s * 2)))
+    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
+        count = min(num_frames, max(1, math.ceil(duration_s * self.media["fps"])))
         return tuple(int(i) for i in np.linspace(0, num_frames - 1, count))
 
     def item_array(self, kind: str, media: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dflop.data.demo_text import SPECIAL_TOKENS
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models.family import MediaTokens
+from dflop.models.media import MediaTokens
 from tests.data.helpers import TinyFamily, sample_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(lambda t: "<" not in t)

@@ -16,23 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from dflop.errors import ConfigError, did_you_mean
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, patchify
-from dflop.models.family import Decoder, Family, MediaTokens, Placement, Tower
+from dflop.models.family import Decoder, Family, Tower
+from dflop.models.media import MediaTokens, Placement
 from dflop.records import LLM, ModuleSpec
 
 MAX_ASPECT_RATIO = 200
 TEMPORAL_PATCH_FRAMES = 2
 
-_MEDIA_DEFAULTS: Mapping[str, Any] = {
-    "min_pixels": 56 * 56,
-    "max_pixels": 28 * 28 * 1280,
-    "video_fps": 2.0,
-    "video_min_frames": 4,
-    "video_max_frames": 64,
-    "video_max_pixels": 28 * 28 * 768,
-    "audio_max_s": 300.0,
-}
 _VISION = {
     "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3, "patch_size": 14,
     "spatial_merge_size": 2, "window_size": 112, "out_hidden_size": 3584, "fullatt_block_indexes": (7, 15, 23, 31),
@@ -48,7 +39,7 @@ _TEXT = {
 
 
 class Qwen25OmniThinker(Family):
-    """`Qwen2_5OmniThinkerForConditionalGeneration`; media limits as in `_MEDIA_DEFAULTS`."""
+    """`Qwen2_5OmniThinkerForConditionalGeneration`; media limits as in `media_defaults`."""
 
     name = "qwen2_5_omni_thinker"
     modules = ("vision", "audio", LLM)
@@ -57,6 +48,16 @@ class Qwen25OmniThinker(Family):
         "video": MediaTokens("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
         "audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
     }
+    media_defaults = {
+        "min_pixels": 56 * 56,
+        "max_pixels": 28 * 28 * 1280,
+        "video_fps": 2.0,
+        "video_min_frames": 4,
+        "video_max_frames": 64,
+        "video_max_pixels": 28 * 28 * 768,
+        "audio_max_s": 300.0,
+    }
+    shrinkable = {"max_pixels": 56 * 56, "video_max_frames": 4, "video_max_pixels": 56 * 56}
     config_class = "Qwen2_5OmniThinkerConfig"
     model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
 
@@ -67,12 +68,7 @@ class Qwen25OmniThinker(Family):
     decoder = Decoder(path="model.language_model", head="lm_head", rope="model")
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
-        for key in media:
-            if key not in _MEDIA_DEFAULTS:
-                raise ConfigError(
-                    f"unknown media limit `{key}`", where=f"model.media.{key}", hint=did_you_mean(key, _MEDIA_DEFAULTS)
-                )
-        super().__init__(hf_config, {**_MEDIA_DEFAULTS, **media})
+        super().__init__(hf_config, media)
         self.vision = {**_VISION, **self.hf_config.get("vision_config", {})}
         self.audio = {**_AUDIO, **self.hf_config.get("audio_config", {})}
         self.text = {**_TEXT, **self.hf_config.get("text_config", {})}
@@ -122,22 +118,34 @@ class Qwen25OmniThinker(Family):
     def specs(self) -> tuple[ModuleSpec, ...]:
         return (self._vision_spec(), self._audio_spec(), self._text_spec())
 
-    def place(self, kind: str, *, width_px: int, height_px: int, num_frames: int, duration_s: float) -> Placement:
+    def place(
+        self,
+        kind: str,
+        *,
+        width_px: int,
+        height_px: int,
+        num_frames: int,
+        duration_s: float,
+        num_images: int = 1,
+        level: int = 0,
+    ) -> Placement:
         if kind == "audio":
             return self._place_audio(duration_s)
+        limits = self.limits(level)
         if kind == "image":
-            height, width = self._resize(height_px, width_px, self.media["max_pixels"])
-            return self._place_vision(1, height, width)
-        num_sampled = len(self.frame_indices(num_frames, duration_s))
-        height, width = self._resize(height_px, width_px, self.media["video_max_pixels"])
-        return self._place_vision(num_sampled // TEMPORAL_PATCH_FRAMES, height, width)
+            height, width = self._resize(height_px, width_px, limits["max_pixels"])
+            return self._place_vision(kind, 1, height, width)
+        num_sampled = len(self.frame_indices(num_frames, duration_s, level))
+        height, width = self._resize(height_px, width_px, limits["video_max_pixels"])
+        return self._place_vision(kind, num_sampled // TEMPORAL_PATCH_FRAMES, height, width)
 
-    def frame_indices(self, num_frames: int, duration_s: float) -> tuple[int, ...]:
+    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         if num_frames < 1:
             raise ValueError("video has no frames")
-        wanted = round(duration_s * self.media["video_fps"])
-        limit = min(self.media["video_max_frames"], max(num_frames, TEMPORAL_PATCH_FRAMES))
-        num_sampled = min(max(wanted, self.media["video_min_frames"]), limit)
+        limits = self.limits(level)
+        wanted = round(duration_s * limits["video_fps"])
+        limit = min(limits["video_max_frames"], max(num_frames, TEMPORAL_PATCH_FRAMES))
+        num_sampled = min(max(wanted, limits["video_min_frames"]), limit)
         num_sampled = max(TEMPORAL_PATCH_FRAMES, num_sampled // TEMPORAL_PATCH_FRAMES * TEMPORAL_PATCH_FRAMES)
         return tuple(round(i * (num_frames - 1) / max(num_sampled - 1, 1)) for i in range(num_sampled))
 
@@ -160,7 +168,7 @@ class Qwen25OmniThinker(Family):
             width = math.ceil(width_px * beta / factor) * factor
         return height, width
 
-    def _place_vision(self, grid_t: int, height_px: int, width_px: int) -> Placement:
+    def _place_vision(self, kind: str, grid_t: int, height_px: int, width_px: int) -> Placement:
         patch, merge = self.vision["patch_size"], self.vision["spatial_merge_size"]
         grid_h, grid_w = height_px // patch, width_px // patch
         num_tokens = grid_t * grid_h * grid_w
@@ -177,6 +185,7 @@ class Qwen25OmniThinker(Family):
             num_tokens=num_tokens,
             sum_sq_tokens=round((num_full * full_sq + (depth - num_full) * window_sq) / depth),
             num_rows=num_tokens // merge**2,
+            layout=self.media_tokens[kind].wrap(num_tokens // merge**2),
         )
 
     def _place_audio(self, duration_s: float) -> Placement:
@@ -189,7 +198,14 @@ class Qwen25OmniThinker(Family):
             raise ValueError(f"audio of {duration_s:.3f} s is shorter than one token")
         chunk = 2 * self.audio["n_window"]
         lengths = [min(chunk, num_mel - start) for start in range(0, num_mel, chunk)]
-        return Placement("audio", (num_mel, 0, 0), num_tokens, sum(((n - 1) // 2 + 1) ** 2 for n in lengths), num_rows)
+        return Placement(
+            module="audio",
+            grid=(num_mel, 0, 0),
+            num_tokens=num_tokens,
+            sum_sq_tokens=sum(((n - 1) // 2 + 1) ** 2 for n in lengths),
+            num_rows=num_rows,
+            layout=self.media_tokens["audio"].wrap(num_rows),
+        )
 
     def _vision_spec(self) -> ModuleSpec:
         c = self.vision

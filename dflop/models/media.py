@@ -1,0 +1,134 @@
+"""How a model family turns media into encoder work and LLM tokens: the part of a family the data profiler needs.
+
+A family's rules are pure functions of a media item's header (size, frames, seconds) and of its limits, and equal what
+the family's Hugging Face processor does. Nothing here imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflop.errors import ConfigError, did_you_mean
+
+Layout = tuple[str | int, ...]
+"""What stands for one media item in the token sequence: text (special tokens are written by name) and, as numbers,
+how many pad tokens follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one media item becomes: the encoder that takes it, its input grid, and the rows the LLM gets."""
+
+    module: str
+    grid: tuple[int, int, int]
+    """(temporal, height, width) patches; (feature frames, 0, 0) for audio. Families that cut an image into tiles of
+    one size: (tiles or frames, height, width) patches of a tile."""
+    num_tokens: int
+    """Positions the encoder layers process."""
+    sum_sq_tokens: int
+    """Sum of squared attention lengths, averaged over the encoder's layers."""
+    num_rows: int
+    """Rows (placeholder tokens) handed to the LLM."""
+    layout: Layout
+    """Its numbers add up to `num_rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """Special tokens a family writes around a media item: `begin`, then `pad` once per row, then `end`."""
+
+    begin: str
+    pad: str
+    end: str
+
+    def wrap(self, num_rows: int) -> Layout:
+        """Layout of an item that is one run of rows."""
+        return (*filter(None, [self.begin]), num_rows, *filter(None, [self.end]))
+
+
+class MediaRules(abc.ABC):
+    """Rules of one model family, bound to one Hugging Face config and one set of media limits.
+
+    Args:
+        hf_config: Keyword arguments of the family's Hugging Face config class; only what differs from its defaults.
+        media: Media limits that differ from `media_defaults`.
+
+    Raises:
+        ConfigError: a media limit the family does not know.
+    """
+
+    name: str
+    media_tokens: Mapping[str, MediaTokens]
+    """Per media kind (`image`, `video`, `audio`) the family accepts."""
+    special_tokens: tuple[str, ...] = ()
+    """Special tokens that layouts use besides those of `media_tokens`."""
+    media_defaults: Mapping[str, Any]
+    """Every media limit and the value it has where the configuration is silent."""
+    shrinkable: Mapping[str, int] = {}
+    """Limits that halve when a sample has to get shorter, and the least value of each."""
+
+    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
+        for key in media:
+            if key not in self.media_defaults:
+                raise ConfigError(
+                    f"unknown media limit `{key}`",
+                    where=f"model.media.{key}",
+                    hint=did_you_mean(key, self.media_defaults),
+                )
+        self.hf_config = dict(hf_config)
+        self.media = {**self.media_defaults, **media}
+
+    @property
+    def rules_key(self) -> str:
+        """Hash of everything that decides an item's placement; part of a data profile's identity."""
+        payload = json.dumps([self.name, self.hf_config, self.media], sort_keys=True, default=str)
+        return hashlib.sha256(payload.encode()).hexdigest()[:16]
+
+    @abc.abstractmethod
+    def place(
+        self,
+        kind: str,
+        *,
+        width_px: int,
+        height_px: int,
+        num_frames: int,
+        duration_s: float,
+        num_images: int = 1,
+        level: int = 0,
+    ) -> Placement:
+        """Placement of a media item of the given header size.
+
+        Args:
+            kind: `image`, `video` or `audio`.
+            width_px: 0 for audio.
+            height_px: 0 for audio.
+            num_frames: Frames in the container; 1 for an image, 0 for audio.
+            duration_s: 0 for an image.
+            num_images: Images of the sample; some families treat several images differently from one.
+            level: How many times the limits of `shrinkable` are halved.
+
+        Raises:
+            ValueError: the family's processor would refuse the item; the message is the quarantine reason.
+        """
+
+    @abc.abstractmethod
+    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
+        """Which frames of a video the encoder sees, in order."""
+
+    def limits(self, level: int) -> Mapping[str, Any]:
+        """Media limits after halving those of `shrinkable` `level` times."""
+        if level == 0:
+            return self.media
+        halved = {key: max(least, int(self.media[key]) >> level) for key, least in self.shrinkable.items()}
+        return {**self.media, **halved}
+
+    @property
+    def max_level(self) -> int:
+        """Level beyond which no limit gets any smaller."""
+        room = [int(self.media[key]) // max(1, least) for key, least in self.shrinkable.items()]
+        return max((n.bit_length() - (n & (n - 1) == 0) for n in room if n > 1), default=0)
