@@ -1,0 +1,155 @@
+"""LLaVA-OneVision: a SigLIP tower over tiles of one size, whose rows keep the picture's shape, and a Qwen2 decoder.
+
+The only image of a sample is fitted into the best of a list of resolutions, cut into tiles and shown once more as a
+whole (the base tile). Rows are the base tile's patches, then the patches of the fitted image without its padding, with
+a newline row after each line of patches; above `vision_aspect_ratio` tiles' worth the lines are scaled down. Each of
+several images is one tile, and a video is one tile per frame, pooled 2 x 2. All of it follows the Hugging Face
+processor and model exactly (tests hold them equal), but that Hugging Face takes every frame of a video it is given:
+here `video_frames` of them are taken evenly from the first to the last, as LLaVA's own loader does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dflop.errors import ConfigError
+from dflop.models.media import MediaRules, MediaTokens, Placement
+from dflop.models.tiles import Size, best_resolution
+
+_SIGLIP = {"model_type": "siglip_vision_model", "image_size": 224, "patch_size": 16}
+"""What a `vision_config` leaves out: Hugging Face falls back to the tower's own defaults, not to this family's."""
+_NO_VISION_CONFIG = {"image_size": 384, "patch_size": 14}
+_PINPOINTS = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)]
+_DOWNSCALE_ABOVE = 1.1
+
+
+class LlavaOnevision(MediaRules):
+    """`LlavaOnevisionForConditionalGeneration`; media limits as in `media_defaults`.
+
+    `max_tiles` drops the resolutions of `image_grid_pinpoints` that have more tiles (the base tile not counted);
+    where the configuration is silent, none is dropped.
+
+    Raises:
+        ConfigError: a `hf_config` the Hugging Face model cannot run, or a limit that leaves nothing.
+    """
+
+    name = "llava_onevision"
+    media_tokens = {"image": MediaTokens("", "<image>", ""), "video": MediaTokens("", "<video>", "")}
+    media_defaults: Mapping[str, Any] = {"max_tiles": 36, "video_frames": 32}
+    shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
+
+    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
+        stated = hf_config.get("vision_config")
+        vision = {**_SIGLIP, **(_NO_VISION_CONFIG if stated is None else stated)}
+        self.side = _side(vision, str(hf_config.get("vision_feature_select_strategy", "full")))
+        self.tile_px: int = vision["image_size"]
+        self.whole_tiles = _whole_tiles(str(hf_config.get("vision_aspect_ratio", "anyres_max_9")))
+        self._tiles = _tile_counts(hf_config.get("image_grid_pinpoints"), self.tile_px)
+        self.media_defaults = {**self.media_defaults, "max_tiles": max(self._tiles.values())}
+        self.shrinkable = {**self.shrinkable, "max_tiles": min(self._tiles.values())}
+        super().__init__(hf_config, media)
+        for key, least in self.shrinkable.items():
+            if self.media[key] < least:
+                raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
+        levels = range(self.max_level + 1)
+        self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
+
+    def place(
+        self,
+        kind: str,
+        *,
+        width_px: int,
+        height_px: int,
+        num_frames: int,
+        duration_s: float,
+        num_images: int = 1,
+        level: int = 0,
+    ) -> Placement:
+        if kind not in self.media_tokens:
+            raise ValueError(f"{self.name} takes no {kind}")
+        if min(height_px, width_px) < 1:
+            raise ValueError(f"size {width_px}x{height_px} is empty")
+        if kind == "video":
+            num_tiles = self._num_sampled(num_frames, level)
+            num_rows = num_tiles * math.ceil(self.side / 2) ** 2 + 1
+        elif num_images > 1:
+            num_tiles, num_rows = 1, self.side**2 + 1
+        else:
+            fitted = best_resolution((height_px, width_px), self._pinpoints[min(level, len(self._pinpoints) - 1)])
+            num_tiles = self._tiles[fitted] + 1
+            num_rows = self.side**2 + self._num_fitted_rows((height_px, width_px), fitted)
+        tile_tokens = self.side**2
+        return Placement(
+            module="vision",
+            grid=(num_tiles, self.side, self.side),
+            num_tokens=num_tiles * tile_tokens,
+            sum_sq_tokens=num_tiles * tile_tokens**2,
+            num_rows=num_rows,
+            layout=self.media_tokens[kind].wrap(num_rows),
+        )
+
+    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
+        indices = np.linspace(0, num_frames - 1, self._num_sampled(num_frames, level), dtype=int)
+        return tuple(indices.tolist())
+
+    def _num_sampled(self, num_frames: int, level: int) -> int:
+        if num_frames < 1:
+            raise ValueError("video has no frames")
+        return min(num_frames, int(self.limits(level)["video_frames"]))
+
+    def _num_fitted_rows(self, size_px: Size, fitted_px: Size) -> int:
+        """Rows of an image fitted into a resolution: patches of its lines without padding, and a newline per line."""
+        height_px, width_px = size_px
+        lines, columns = (self.side * (px // self.tile_px) for px in fitted_px)
+        # Padding is dropped in pairs of lines or columns, so one line of it can stay.
+        if width_px / height_px > columns / lines:
+            lines -= (lines - int(round(height_px * (columns / width_px), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width_px * (lines / height_px), 7))) // 2 * 2
+        shrink = math.sqrt(lines * columns / (self.whole_tiles * self.side**2))
+        if shrink > _DOWNSCALE_ABOVE:
+            lines, columns = int(lines // shrink), int(columns // shrink)
+            if min(lines, columns) < 1:
+                raise ValueError(f"{width_px}x{height_px} px are too narrow to scale to {self.whole_tiles} tiles")
+        return lines * (columns + 1)
+
+
+def _side(vision: Mapping[str, Any], select: str) -> int:
+    """Patches along one side of a tile."""
+    tower, tile_px, patch_px = (vision[key] for key in ("model_type", "image_size", "patch_size"))
+    square = isinstance(tile_px, int) and isinstance(patch_px, int)
+    if tower != _SIGLIP["model_type"] or select != "full" or not square:
+        raise ConfigError(
+            f"{tower} over {tile_px} px in patches of {patch_px} px, features `{select}`: the model cannot run this",
+            where="model.hf_config.vision_config",
+            hint="siglip_vision_model, whole numbers, and vision_feature_select_strategy `full`",
+        )
+    return int(tile_px // patch_px)
+
+
+def _tile_counts(pinpoints: Sequence[Sequence[int]] | None, tile_px: int) -> dict[Size, int]:
+    """Tiles of every resolution, the base tile not counted; of the family's own list for None."""
+    counts = {(h, w): h * w // tile_px**2 for h, w in (_PINPOINTS if pinpoints is None else pinpoints)}
+    if not counts or any(min(size) < 1 or size[0] % tile_px or size[1] % tile_px for size in counts):
+        raise ConfigError(
+            f"{list(counts)} are not whole numbers of tiles of {tile_px} px",
+            where="model.hf_config.image_grid_pinpoints",
+            hint="multiples of vision_config.image_size, which is 224 where a vision_config leaves it out",
+        )
+    return counts
+
+
+def _whole_tiles(aspect_ratio: str) -> int:
+    """The number in `anyres_max_<number>`."""
+    number = aspect_ratio.removeprefix("anyres_max_")
+    if not number.isdecimal() or int(number) < 1:
+        raise ConfigError(
+            f"vision_aspect_ratio is `{aspect_ratio}`",
+            where="model.hf_config.vision_aspect_ratio",
+            hint="`anyres_max_` and a number of tiles from 1",
+        )
+    return int(number)
