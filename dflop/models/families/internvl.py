@@ -1,0 +1,129 @@
+"""InternVL: a vision transformer over square tiles, pixel-shuffled to fewer rows, and a Qwen2 decoder.
+
+An image is stretched onto the grid of tiles closest to its aspect ratio, with a thumbnail of the whole after them
+where there is more than one tile; each frame of a video is one tile. Every tile is a sequence of its own in the tower,
+its patches and a class token, and gives the same number of rows. Images, whether one or several in a sample, and the
+text around frames follow the Hugging Face processor exactly (tests hold them equal), but that Hugging Face takes every
+frame of a video unless told a number: here `video_frames` of them are taken as its sampler does, from the middle of
+equal spans, with whole-number arithmetic where Hugging Face rounds to 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflop.errors import ConfigError
+from dflop.models.media import Layout, MediaRules, MediaTokens, Placement
+from dflop.models.tiles import closest_grid
+
+CLASS_TOKENS = 1
+"""Positions of a tile that are no patches and give no rows."""
+
+_DEFAULTS = {"downsample_ratio": 0.5, "vision_feature_select_strategy": "default"}
+_VISION = {"image_size": 448, "patch_size": 14}
+
+
+class InternVl(MediaRules):
+    """`InternVLForConditionalGeneration`; media limits as in `media_defaults`.
+
+    `min_tiles` and `max_tiles` bound the tiles of an image, the thumbnail not counted.
+
+    Raises:
+        ConfigError: a `hf_config` the Hugging Face model cannot run, or limits that leave nothing.
+    """
+
+    name = "internvl"
+    media_tokens = {
+        "image": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>"),
+        "video": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>"),
+    }
+    media_defaults = {"min_tiles": 1, "max_tiles": 12, "video_frames": 32}
+    shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
+
+    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
+        super().__init__(hf_config, media)
+        vision = {**_VISION, **(self.hf_config.get("vision_config") or {})}
+        self.tile_px = _square(vision, "image_size")
+        self.side = self.tile_px // _square(vision, "patch_size")
+        self.rows_per_tile = _rows_per_tile(self.side, {**_DEFAULTS, **self.hf_config})
+        self.shrinkable = {**self.shrinkable, "max_tiles": self.media["min_tiles"]}
+        for key, least in {"min_tiles": 1, **self.shrinkable}.items():
+            if self.media[key] < least:
+                raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
+
+    def place(
+        self,
+        kind: str,
+        *,
+        width_px: int,
+        height_px: int,
+        num_frames: int,
+        duration_s: float,
+        num_images: int = 1,
+        level: int = 0,
+    ) -> Placement:
+        if kind not in self.media_tokens:
+            raise ValueError(f"{self.name} takes no {kind}")
+        if min(height_px, width_px) < 1:
+            raise ValueError(f"size {width_px}x{height_px} is empty")
+        if kind == "video":
+            num_tiles = self._num_sampled(num_frames, level)
+            return self._place_tiles(num_tiles, self._frames_layout(num_tiles))
+        limits = self.limits(level)
+        rows, columns = closest_grid((height_px, width_px), self.tile_px, limits["min_tiles"], limits["max_tiles"])
+        num_tiles = rows * columns + (rows * columns > 1)
+        return self._place_tiles(num_tiles, self.media_tokens[kind].wrap(num_tiles * self.rows_per_tile))
+
+    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
+        num_sampled = self._num_sampled(num_frames, level)
+        return tuple((2 * i + 1) * num_frames // (2 * num_sampled) for i in range(num_sampled))
+
+    def _num_sampled(self, num_frames: int, level: int) -> int:
+        if num_frames < 1:
+            raise ValueError("video has no frames")
+        return min(num_frames, int(self.limits(level)["video_frames"]))
+
+    def _frames_layout(self, num_frames: int) -> Layout:
+        """Every frame wrapped like an image of one tile, numbered from 1, one to a line."""
+        frame = self.media_tokens["video"].wrap(self.rows_per_tile)
+        return tuple(part for i in range(num_frames) for part in (("\n" if i else "") + f"Frame{i + 1}: ", *frame))
+
+    def _place_tiles(self, num_tiles: int, layout: Layout) -> Placement:
+        tile_tokens = self.side**2 + CLASS_TOKENS
+        return Placement(
+            module="vision",
+            grid=(num_tiles, self.side, self.side),
+            num_tokens=num_tiles * tile_tokens,
+            sum_sq_tokens=num_tiles * tile_tokens**2,
+            num_rows=num_tiles * self.rows_per_tile,
+            layout=layout,
+        )
+
+
+def _square(vision: Mapping[str, Any], key: str) -> int:
+    """Side in pixels of what a vision config gives as one number or as (height, width)."""
+    value = vision[key]
+    height_px, width_px = (value, value) if isinstance(value, int) else value
+    if height_px != width_px:
+        raise ConfigError(f"{key} of {height_px}x{width_px} px is not square", where="model.hf_config.vision_config")
+    return int(height_px)
+
+
+def _rows_per_tile(side: int, config: Mapping[str, Any]) -> int:
+    """Rows a tile of `side` x `side` patches gives after the pixel shuffle."""
+    ratio, select = config["downsample_ratio"], config["vision_feature_select_strategy"]
+    merge = max(1, round(1 / ratio)) if ratio > 0 else 1
+    if merge * ratio != 1 or side % ratio or side % merge:
+        raise ConfigError(
+            f"downsample_ratio = {ratio} does not divide a tile of {side}x{side} patches",
+            where="model.hf_config.downsample_ratio",
+            hint="1 over a power of two that divides vision_config.image_size / patch_size",
+        )
+    if select != "default":
+        raise ConfigError(
+            f"vision_feature_select_strategy `{select}` keeps the class token, which cannot be pixel-shuffled",
+            where="model.hf_config.vision_feature_select_strategy",
+            hint="`default`",
+        )
+    return int(side // merge) ** 2
