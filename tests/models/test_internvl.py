@@ -1,0 +1,288 @@
+"""The family's rules against the Hugging Face processors, and against the rows and lengths of its model."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import InternVLConfig, InternVLModel, PreTrainedTokenizerFast
+from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as imaging
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+from dflop.errors import ConfigError
+from dflop.models import load_rules
+
+NAME = "internvl"
+SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
+TINY_CONFIG = {"vision_config": {"image_size": 56, "patch_size": [14, 14]}}
+FULL, TINY = load_rules(NAME, {}, {}), load_rules(NAME, TINY_CONFIG, {})
+
+
+def place_image(rules, width, height, num_images=1, level=0):
+    return rules.place(
+        "image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, num_images=num_images, level=level
+    )
+
+
+def place_video(rules, num_frames, level=0):
+    return rules.place("video", width_px=640, height_px=480, num_frames=num_frames, duration_s=9.0, level=level)
+
+
+def written(layout):
+    """The layout as the processor's text has it."""
+    return "".join("<IMG_CONTEXT>" * part if isinstance(part, int) else part for part in layout)
+
+
+class FrameStack:
+    """Stands for the video processor, which needs torchvision: every frame becomes one tile."""
+
+    def __call__(self, videos, **_):
+        return {"pixel_values_videos": torch.zeros(len(videos), len(videos[0]), 3, TINY.tile_px, TINY.tile_px)}
+
+
+@pytest.fixture(scope="module")
+def processor_of():
+    names = {
+        "start_image_token": "<img>", "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>",
+    }  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")), extra_special_tokens=names
+    )
+
+    def build(rules):
+        return InternVLProcessor(
+            imaging.GotOcr2ImageProcessorPil(
+                size={"height": rules.tile_px, "width": rules.tile_px},
+                min_patches=rules.media["min_tiles"],
+                max_patches=rules.media["max_tiles"],
+            ),
+            tokenizer,
+            FrameStack(),
+            image_seq_length=rules.rows_per_tile,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InternVLProcessor, "check_argument_for_proper_class", lambda *_: None)
+        yield build
+
+
+@pytest.fixture(scope="module")
+def sample_frames():
+    """The video processor's sampler; its file imports torchvision, which the sampler does not use."""
+    with pytest.MonkeyPatch.context() as patch:
+        for depth in range(1, 5):
+            name = ".".join(["torchvision", "transforms", "v2", "functional"][:depth])
+            patch.setitem(sys.modules, name, types.ModuleType(name))
+        # Forgotten afterwards, so that no other test meets a module without its library.
+        module_name = "transformers.models.internvl.video_processing_internvl"
+        patch.setitem(sys.modules, module_name, None)
+        del sys.modules[module_name]
+        sampler = importlib.import_module(module_name).InternVLVideoProcessor
+
+    def sample(num_frames, num_sampled):
+        processor = types.SimpleNamespace(num_frames=num_sampled, initial_shift=sampler.initial_shift)
+        metadata = types.SimpleNamespace(total_num_frames=num_frames)
+        return sampler.sample_frames(processor, metadata).tolist()
+
+    return sample
+
+
+def tiny_model(rules):
+    """The real model at the rules' geometry, one layer deep and eight numbers wide."""
+    width = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision = {**rules.hf_config.get("vision_config", {}), **width}
+    text = {**width, "num_key_value_heads": 1, "vocab_size": 8}
+    return InternVLModel(InternVLConfig(**{**rules.hf_config, "vision_config": vision, "text_config": text}))
+
+
+def check_rows_and_lengths(model, pixel_values, placed):
+    """What the model makes of the tiles: rows, and what its layer attends over."""
+    lengths = []
+    layer = model.vision_tower.encoder.layer[0]
+    hook = layer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[:2]))
+    with torch.no_grad():
+        features = model.get_image_features(pixel_values).pooler_output
+    hook.remove()
+    num_sequences, length = lengths[0]
+    assert features.shape[0] * features.shape[1] == sum(p.num_rows for p in placed)
+    assert num_sequences == sum(p.grid[0] for p in placed)
+    assert num_sequences * length == sum(p.num_tokens for p in placed)
+    assert num_sequences * length**2 == sum(p.sum_sq_tokens for p in placed)
+
+
+@given(
+    SIDES, SIDES, st.sampled_from([FULL.tile_px, TINY.tile_px]), st.integers(1, 12), st.integers(1, 24), st.booleans()
+)
+@example(1, 1, 448, 1, 12, False).via("smallest")
+@example(8000, 3, 448, 1, 12, False).via("ribbons")
+@example(3, 8000, 448, 1, 12, False)
+@example(41, 8000, 448, 1, 12, False)
+@example(3024, 4032, 448, 1, 12, False).via("portrait photo")
+@example(6000, 4000, 448, 1, 12, False).via("24 MP")
+@example(447, 447, 448, 1, 12, False)
+@example(448, 448, 448, 1, 12, False).via("exactly one tile")
+@example(449, 449, 448, 1, 12, False)
+@example(633, 634, 448, 1, 12, False).via("just about half of 2 x 2 tiles")
+@example(634, 634, 448, 1, 12, False).via("just over half of 2 x 2 tiles")
+@example(896, 448, 448, 1, 12, False).via("half of 4 x 2 tiles to the pixel")
+@example(897, 448, 448, 1, 12, False)
+@example(600, 400, 448, 1, 3, False).via("as close to 1 x 1 as to 1 x 2")
+@example(6000, 4000, 448, 1, 1, False).via("a limit of one tile")
+def test_image_tiles_equal_the_processor(processor_of, width, height, tile_px, min_tiles, max_tiles, exact):
+    media = {"min_tiles": max_tiles if exact else min(min_tiles, max_tiles), "max_tiles": max_tiles}
+    rules = load_rules(NAME, {"vision_config": {"image_size": tile_px}}, media)
+    placed = place_image(rules, width, height)
+    processor = processor_of(rules)
+    num_tiles = processor.image_processor.get_number_of_image_patches(height, width, {"crop_to_patches": True})
+    assert placed.grid == (num_tiles, tile_px // 14, tile_px // 14)
+    assert placed.num_rows == num_tiles * rules.rows_per_tile
+    assert written(placed.layout) == processor.replace_image_token({"num_patches": [num_tiles]}, 0)
+
+
+@given(SIDES, SIDES, st.integers(0, 6))
+def test_a_level_equals_the_processor_with_fewer_tiles(processor_of, width, height, level):
+    limits = FULL.limits(level)
+    kwargs = {"crop_to_patches": True, "max_patches": limits["max_tiles"]}
+    num_tiles = processor_of(FULL).image_processor.get_number_of_image_patches(height, width, kwargs)
+    assert place_image(FULL, width, height, level=level).grid[0] == num_tiles
+
+
+PIXEL_SIZES = [(1, 1), (55, 56), (56, 56), (57, 56), (300, 3), (2, 500), (200, 97), (168, 126), (333, 500), (640, 480)]
+
+
+@pytest.mark.parametrize("size", PIXEL_SIZES)
+def test_one_image_runs_through_processor_and_model_as_placed(processor_of, size):
+    check_images(processor_of(TINY), TINY, [size])
+
+
+@pytest.mark.parametrize("num_images", range(2, 7))
+def test_several_images_are_placed_like_one(processor_of, num_images):
+    check_images(processor_of(TINY), TINY, PIXEL_SIZES[-num_images:])
+
+
+@pytest.mark.parametrize("size", [(447, 449), (1500, 500)])
+def test_an_image_runs_through_processor_and_model_at_the_released_geometry(processor_of, size):
+    check_images(processor_of(FULL), FULL, [size])
+
+
+def check_images(processor, rules, sizes):
+    placed = [place_image(rules, *size, num_images=len(sizes)) for size in sizes]
+    images = [Image.new("RGB", size) for size in sizes]
+    inputs = processor(images=images, text="?".join("<IMG_CONTEXT>" for _ in sizes), return_tensors="pt")
+    text = processor.tokenizer.decode(inputs["input_ids"][0]).replace(" ", "")
+    assert text == "?".join(written(p.layout) for p in placed)
+    check_rows_and_lengths(tiny_model(rules), inputs["pixel_values"], placed)
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 8, 32, 256])
+def test_video_runs_through_processor_and_model_as_placed(processor_of, num_frames):
+    rules = load_rules(NAME, TINY_CONFIG, {"video_frames": 256})
+    placed = place_video(rules, num_frames)
+    processor = processor_of(rules)
+    frames = torch.zeros(1, num_frames, 3, rules.tile_px, rules.tile_px)
+    assert written(placed.layout) == processor.replace_video_token({"pixel_values_videos": frames}, 0)
+    videos = [np.zeros((num_frames, 48, 64, 3), dtype=np.uint8)]
+    inputs = processor(videos=videos, text=["<video>"], return_tensors="pt")
+    pad = processor.image_token_id
+    assert (inputs["input_ids"] == pad).sum() == placed.num_rows == sum(p for p in placed.layout if isinstance(p, int))
+    check_rows_and_lengths(tiny_model(rules), inputs["pixel_values"], [placed])
+
+
+def test_frames_are_numbered_and_one_to_a_line():
+    assert place_video(FULL, 2).layout == ("Frame1: ", "<img>", 256, "</img>", "\nFrame2: ", "<img>", 256, "</img>")
+
+
+@given(st.integers(1, 100_000), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256]))
+@example(1, 32)
+@example(256, 32)
+def test_sampled_frames_equal_the_video_processor(sample_frames, num_frames, limit):
+    rules = load_rules(NAME, {}, {"video_frames": limit})
+    indices = rules.frame_indices(num_frames, 10.0)
+    assert list(indices) == sample_frames(num_frames, min(limit, num_frames))
+    assert len(indices) == place_video(rules, num_frames).grid[0]
+
+
+@given(st.integers(1, 100_000), st.integers(1, 300))
+def test_sampled_frames_differ_from_the_video_processor_by_rounding_only(sample_frames, num_frames, limit):
+    indices = load_rules(NAME, {}, {"video_frames": limit}).frame_indices(num_frames, 10.0)
+    expected = sample_frames(num_frames, min(limit, num_frames))
+    assert len(indices) == len(expected)
+    assert max(abs(a - b) for a, b in zip(indices, expected, strict=True)) <= 1
+    assert len(set(indices)) == len(indices), "a frame is read twice"
+    assert 0 <= indices[0] <= indices[-1] < num_frames
+
+
+def test_a_limit_shrinks_to_its_least():
+    assert FULL.max_level == 5
+    assert [FULL.limits(level)["max_tiles"] for level in range(6)] == [12, 6, 3, 1, 1, 1]
+    assert [len(FULL.frame_indices(500, 9.0, level)) for level in range(7)] == [32, 16, 8, 4, 2, 1, 1]
+    at_least_four = load_rules(NAME, {}, {"min_tiles": 4})
+    assert [at_least_four.limits(level)["max_tiles"] for level in range(4)] == [12, 6, 4, 4]
+    assert place_image(at_least_four, 500, 500, level=2).grid[0] == 4 + 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, TINY_CONFIG, {"downsample_ratio": 0.25}, {"downsample_ratio": 1.0}, {"vision_config": {"image_size": 112}}],
+)
+def test_geometry_and_rows_equal_the_model(config):
+    rules = load_rules(NAME, config, {})
+    built = InternVLConfig(**config).vision_config
+    assert (rules.tile_px, rules.side) == (built.image_size[0], built.image_size[0] // built.patch_size[0])
+    pixels = torch.zeros(1, 3, rules.tile_px, rules.tile_px)
+    check_rows_and_lengths(tiny_model(rules), pixels, [place_image(rules, 10, 10)])
+
+
+def test_what_cannot_be_placed_is_refused():
+    for width, height in [(0, 10), (10, 0), (-1, 5)]:
+        with pytest.raises(ValueError, match=f"size {width}x{height} is empty"):
+            place_image(FULL, width, height)
+    with pytest.raises(ValueError, match="no frames"):
+        place_video(FULL, 0)
+    with pytest.raises(ValueError, match="takes no audio"):
+        FULL.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"vision_config": {"image_size": 70}},
+        {"downsample_ratio": 0.75},
+        {"vision_feature_select_strategy": "full"},
+        {"vision_config": {"image_size": 126}, "downsample_ratio": 1 / 3},
+    ],
+    ids=["odd side", "no whole number", "class token kept", "rounding of a third"],
+)
+def test_a_configuration_the_model_cannot_run_is_refused(config):
+    model = tiny_model(types.SimpleNamespace(hf_config=config))
+    side = model.config.vision_config.image_size[0]
+    with pytest.raises((ValueError, RuntimeError)):
+        model.get_image_features(torch.zeros(1, 3, side, side))
+    with pytest.raises(ConfigError, match=r"downsample_ratio = |keeps the class token"):
+        load_rules(NAME, config, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "media", "message"),
+    [
+        ({"vision_config": {"image_size": [448, 224]}}, {}, "image_size of 448x224 px is not square"),
+        ({"downsample_ratio": 0}, {}, "downsample_ratio = 0 does not divide"),
+        ({}, {"min_tiles": 0}, "min_tiles = 0 is less than 1"),
+        ({}, {"min_tiles": 7, "max_tiles": 6}, "max_tiles = 6 is less than 7"),
+        ({}, {"video_frames": 0}, "video_frames = 0 is less than 1"),
+        ({}, {"max_patches": 6}, "unknown media limit `max_patches`"),
+    ],
+)
+def test_limits_that_leave_nothing_are_refused(config, media, message):
+    with pytest.raises(ConfigError, match=message):
+        load_rules(NAME, config, media)

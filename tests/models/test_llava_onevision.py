@@ -1,0 +1,304 @@
+"""The family's rules against the Hugging Face processor, and against the rows and lengths of its model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlavaOnevisionConfig, LlavaOnevisionModel, PreTrainedTokenizerFast
+from transformers.models.llava_onevision import image_processing_pil_llava_onevision as imaging
+from transformers.models.llava_onevision import modeling_llava_onevision as modeling
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+from dflop.errors import ConfigError
+from dflop.models import load_rules
+
+NAME = "llava_onevision"
+SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
+TINY_TILE_PX = 42
+
+
+def grid_of(rows, columns, tile_px=384):
+    return [[tile_px * r, tile_px * c] for r in range(1, rows + 1) for c in range(1, columns + 1)]
+
+
+CONFIGS = {
+    "released": {},
+    "tiny": {"vision_config": {"image_size": 42, "patch_size": 14}, "image_grid_pinpoints": grid_of(6, 6, 42)},
+    "even side": {"vision_config": {"image_size": 56, "patch_size": 14}, "image_grid_pinpoints": grid_of(3, 3, 56)},
+    "never one tile": {
+        "image_grid_pinpoints": [[384, 768], [768, 384], [768, 768], [1152, 384], [384, 1152]],
+        "vision_aspect_ratio": "anyres_max_4",
+    },
+    "ribbons": {"image_grid_pinpoints": grid_of(1, 40), "vision_aspect_ratio": "anyres_max_1"},
+}
+RULES = {name: load_rules(NAME, config, {}) for name, config in CONFIGS.items()}
+FULL, TINY = RULES["released"], RULES["tiny"]
+
+
+def place_image(rules, width, height, num_images=1, level=0):
+    return rules.place(
+        "image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, num_images=num_images, level=level
+    )
+
+
+def place_video(rules, num_frames, level=0):
+    return rules.place("video", width_px=640, height_px=480, num_frames=num_frames, duration_s=9.0, level=level)
+
+
+class FrameStack:
+    """Stands for the video processor, which needs torchvision: every frame becomes one tile."""
+
+    def __call__(self, videos, **_):
+        tile = TINY_TILE_PX
+        return {"pixel_values_videos": torch.zeros(len(videos), len(videos[0]), 3, tile, tile)}
+
+
+@pytest.fixture(scope="module")
+def processor_of():
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")),
+        extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
+    )
+
+    def build(rules):
+        config = LlavaOnevisionConfig(**rules.hf_config)
+        image_processor = imaging.LlavaOnevisionImageProcessorPil(
+            size={"height": rules.tile_px, "width": rules.tile_px},
+            image_grid_pinpoints=[list(p) for p in config.image_grid_pinpoints],
+        )
+        return LlavaOnevisionProcessor(
+            image_processor,
+            tokenizer,
+            FrameStack(),
+            num_image_tokens=rules.side**2,
+            vision_feature_select_strategy="full",
+            vision_aspect_ratio=config.vision_aspect_ratio,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlavaOnevisionProcessor, "check_argument_for_proper_class", lambda *_: None)
+        yield build
+
+
+def tiny_model(rules):
+    """The real model at the rules' geometry, one layer deep and eight numbers wide."""
+    geometry = {"image_size": rules.tile_px, "patch_size": rules.tile_px // rules.side}
+    width = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = {**width, "num_key_value_heads": 1, "vocab_size": 8}
+    vision = {"model_type": "siglip_vision_model", "vision_use_head": False, **width, **geometry}
+    return LlavaOnevisionModel(
+        LlavaOnevisionConfig(**{**rules.hf_config, "vision_config": vision, "text_config": text})
+    )
+
+
+def run_tower(model, method, *args, **kwargs):
+    """Features, and (sequences, length) of what the tower's layer attended over."""
+    lengths = []
+    layer = model.vision_tower.encoder.layers[0]
+    hook = layer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[:2]))
+    with torch.no_grad():
+        features = getattr(model, method)(*args, **kwargs).pooler_output
+    hook.remove()
+    return features, lengths[0]
+
+
+def pack_lengths(rules, width, height, num_tiles):
+    """Rows the model's own packing makes of features of the right shape."""
+    model = SimpleNamespace(config=LlavaOnevisionConfig(**rules.hf_config))
+    features = [torch.zeros(num_tiles, rules.side**2, 1)]
+    newline, ratio = torch.zeros(1), model.config.vision_aspect_ratio
+    _, lengths = LlavaOnevisionModel.pack_image_features(model, features, [(height, width)], newline, ratio)
+    return int(lengths[0])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@given(SIDES, SIDES)
+@example(1, 1).via("smallest")
+@example(8000, 3).via("ribbon that no resolution keeps a pixel of")
+@example(3, 8000)
+@example(41, 8000)
+@example(3024, 4032).via("portrait photo")
+@example(6000, 4000).via("24 MP")
+@example(383, 383)
+@example(384, 384).via("exactly one tile")
+@example(385, 385)
+@example(769, 384)
+@example(1152, 1153)
+def test_image_tiles_and_rows_equal_processor_and_model(processor_of, name, width, height):
+    rules = RULES[name]
+    pinpoints = LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
+    num_tiles = modeling.image_size_to_num_patches([height, width], pinpoints, rules.tile_px)
+    try:
+        num_rows = pack_lengths(rules, width, height, num_tiles)
+    except RuntimeError:
+        with pytest.raises(ValueError, match=f"{width}x{height} px are too narrow"):
+            place_image(rules, width, height)
+        return
+    placed = place_image(rules, width, height)
+    assert placed.grid == (num_tiles, rules.side, rules.side)
+    assert num_rows == processor_of(rules)._get_number_of_features(height, width, rules.tile_px, rules.tile_px)
+    assert (placed.num_rows, placed.layout) == (num_rows, (num_rows,))
+
+
+def test_an_image_the_model_scales_down_to_nothing_is_refused():
+    rules = RULES["ribbons"]
+    with pytest.raises(RuntimeError, match="should be greater than 0"):
+        pack_lengths(rules, 20_000, 10, 41)
+    with pytest.raises(ValueError, match="20000x10 px are too narrow to scale to 1 tiles"):
+        place_image(rules, 20_000, 10)
+
+
+PIXEL_SIZES = [(1, 1), (41, 42), (42, 42), (43, 42), (300, 3), (2, 500), (200, 97), (126, 168), (333, 500), (640, 480)]
+
+
+@pytest.mark.parametrize("size", PIXEL_SIZES)
+def test_one_image_runs_through_processor_and_model_as_placed(processor_of, size):
+    check_images(processor_of(TINY), tiny_model(TINY), TINY, [size])
+
+
+@pytest.mark.parametrize("num_images", range(2, 7))
+def test_several_images_run_through_processor_and_model_as_placed(processor_of, num_images):
+    check_images(processor_of(TINY), tiny_model(TINY), TINY, PIXEL_SIZES[-num_images:])
+
+
+@pytest.mark.parametrize("sizes", [[(500, 333)], [(1000, 2000)], [(640, 480), (100, 1)]])
+def test_images_run_through_processor_and_model_at_the_released_geometry(processor_of, sizes):
+    check_images(processor_of(FULL), tiny_model(FULL), FULL, sizes)
+
+
+def check_images(processor, model, rules, sizes):
+    placed = [place_image(rules, *size, num_images=len(sizes)) for size in sizes]
+    images = [[Image.new("RGB", size) for size in sizes]]
+    inputs = processor(images=images, text=["?".join("<image>" for _ in sizes)], return_tensors="pt")
+    assert tokens_of(processor, inputs) == "?".join(f"{'<image>' * p.num_rows}" for p in placed)
+    assert inputs["pixel_values"].shape[1] == max(p.grid[0] for p in placed)
+    arguments = {key: inputs[key] for key in ("pixel_values", "image_sizes", "batch_num_images")}
+    features, (num_sequences, length) = run_tower(model, "get_image_features", **arguments)
+    assert [len(f) for f in features] == [p.num_rows for p in placed]
+    assert num_sequences * length == sum(p.num_tokens for p in placed)
+    assert num_sequences * length**2 == sum(p.sum_sq_tokens for p in placed)
+
+
+def tokens_of(processor, inputs):
+    return processor.tokenizer.decode(inputs["input_ids"][0], clean_up_tokenization_spaces=False).replace(" ", "")
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 8, 32, 256])
+@pytest.mark.parametrize("name", ["tiny", "even side"])
+def test_video_runs_through_processor_and_model_as_placed(processor_of, name, num_frames):
+    rules = load_rules(NAME, CONFIGS[name], {"video_frames": 256})
+    placed = place_video(rules, num_frames)
+    check_video(tiny_model(rules), rules, placed)
+    processor = processor_of(rules)
+    frames = np.zeros((num_frames, 48, 64, 3), dtype=np.uint8)
+    inputs = processor(videos=[frames], text=["<video>"], return_tensors="pt")
+    assert tokens_of(processor, inputs) == "<video>" * placed.num_rows
+
+
+@pytest.mark.parametrize("num_frames", [1, 3])
+def test_video_runs_through_the_model_at_the_released_geometry(num_frames):
+    placed = place_video(FULL, num_frames)
+    check_video(tiny_model(FULL), FULL, placed)
+    assert placed.num_rows == num_frames * 196 + 1
+
+
+def check_video(model, rules, placed):
+    frames = torch.zeros(1, placed.grid[0], 3, rules.tile_px, rules.tile_px)
+    features, (num_sequences, length) = run_tower(model, "get_video_features", frames)
+    assert features.shape[1] == placed.num_rows == sum(placed.layout)
+    assert (num_sequences, length) == (placed.grid[0], placed.grid[1] * placed.grid[2])
+    assert (placed.num_tokens, placed.sum_sq_tokens) == (num_sequences * length, num_sequences * length**2)
+
+
+@given(st.integers(1, 100_000), st.integers(1, 256))
+@example(1, 32)
+@example(256, 32)
+def test_frames_are_all_of_a_short_video_and_evenly_spaced_of_a_long_one(num_frames, limit):
+    rules = load_rules(NAME, {}, {"video_frames": limit})
+    indices = rules.frame_indices(num_frames, 10.0)
+    if num_frames <= limit:
+        assert indices == tuple(range(num_frames))
+    else:
+        assert indices == tuple(np.linspace(0, num_frames - 1, limit, dtype=int))
+    assert len(indices) == place_video(rules, num_frames).grid[0]
+
+
+@pytest.mark.parametrize("name", ["released", "never one tile"])
+@given(SIDES, SIDES, st.integers(0, 8))
+def test_a_level_equals_the_model_with_fewer_resolutions(name, width, height, level):
+    rules = RULES[name]
+    most_tiles = rules.limits(level)["max_tiles"]
+    pinpoints = LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
+    kept = [[h, w] for h, w in pinpoints if h * w <= most_tiles * rules.tile_px**2]
+    assume(kept)
+    fewer = load_rules(NAME, {**rules.hf_config, "image_grid_pinpoints": kept}, {})
+    assert place_image(rules, width, height, level=level) == place_image(fewer, width, height)
+
+
+def test_the_last_level_is_the_smallest():
+    assert FULL.max_level == 6
+    assert [len(FULL.frame_indices(500, 9.0, level)) for level in range(8)] == [32, 16, 8, 4, 2, 1, 1, 1]
+    tiles = [place_image(FULL, 6000, 4000, level=level).grid[0] for level in range(8)]
+    assert tiles == [25, 16, 7, 5, 3, 2, 2, 2]
+    rules = RULES["never one tile"]
+    assert [rules.limits(level)["max_tiles"] for level in range(3)] == [4, 2, 2]
+
+
+def test_a_limit_of_tiles_is_none_where_the_configuration_is_silent():
+    assert {name: rules.media["max_tiles"] for name, rules in RULES.items()} == {
+        "released": 36, "tiny": 36, "even side": 9, "never one tile": 4, "ribbons": 40,
+    }  # fmt: skip
+    assert place_image(load_rules(NAME, {}, {"max_tiles": 9}), 6000, 4000).grid[0] <= 10
+
+
+@pytest.mark.parametrize(
+    "vision", [None, {}, {"image_size": 384}, {"image_size": 384, "patch_size": 14}, {"patch_size": 32}]
+)
+def test_geometry_falls_back_as_in_hugging_face(vision):
+    config = LlavaOnevisionConfig(vision_config=vision).vision_config
+    pinpoints = grid_of(2, 2, config.image_size)
+    rules = load_rules(NAME, {"vision_config": vision, "image_grid_pinpoints": pinpoints}, {})
+    assert (rules.tile_px, rules.side) == (config.image_size, config.image_size // config.patch_size)
+
+
+def test_default_resolutions_equal_hugging_face():
+    assert [list(p) for p in FULL._pinpoints[0]] == LlavaOnevisionConfig().image_grid_pinpoints
+
+
+def test_what_cannot_be_placed_is_refused():
+    for width, height in [(0, 10), (10, 0), (-1, 5)]:
+        with pytest.raises(ValueError, match=f"size {width}x{height} is empty"):
+            place_image(FULL, width, height)
+    with pytest.raises(ValueError, match="no frames"):
+        place_video(FULL, 0)
+    with pytest.raises(ValueError, match="takes no audio"):
+        FULL.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "media", "message"),
+    [
+        ({"image_grid_pinpoints": [[384, 400]]}, {}, r"\(384, 400\).* not whole numbers of tiles of 384 px"),
+        ({"image_grid_pinpoints": []}, {}, "not whole numbers of tiles"),
+        ({"vision_config": {"patch_size": 14}}, {}, "not whole numbers of tiles of 224 px"),
+        ({"vision_aspect_ratio": "pad"}, {}, "vision_aspect_ratio is `pad`"),
+        ({"vision_aspect_ratio": "anyres_max_0"}, {}, "vision_aspect_ratio is `anyres_max_0`"),
+        ({"vision_feature_select_strategy": "default"}, {}, "features `default`: the model cannot"),
+        ({"vision_config": {"model_type": "clip_vision_model"}}, {}, "clip_vision_model over 224 px"),
+        ({}, {"max_tiles": 0}, "max_tiles = 0 is less than 1"),
+        ({}, {"video_frames": 0}, "video_frames = 0 is less than 1"),
+        (CONFIGS["never one tile"], {"max_tiles": 1}, "max_tiles = 1 is less than 2"),
+        ({}, {"max_tile": 4}, "unknown media limit `max_tile`"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(config, media, message):
+    with pytest.raises(ConfigError, match=message):
+        load_rules(NAME, config, media)
