@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.data.annotations import AnnotationFile, BadSample, confine
+from dflop.data.annotations import BadSample, confine
+from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.shapes import ShapeRules, shape_of_row
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import DataError

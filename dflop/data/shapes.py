@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.data.annotations import AnnotatedSample, AnnotationFile, BadSample, MediaRef, confine
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
+from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.headers import BadMedia, read_header
 from dflop.data.tokens import ChatTokenizer
 from dflop.models.family import Family

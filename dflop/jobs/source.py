@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflop.data.annotations import AnnotationFile, BadSample
+from dflop.data.annotations import BadSample
+from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.headers import BadMedia
 from dflop.data.load import load_item
 from dflop.data.profile import DatasetRef

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dflop.data.annotations import AnnotatedSample, parse_row
+from dflop.data.annotations import AnnotatedSample
+from dflop.data.conversation import parse_row
 from dflop.data.profile import DatasetRef
 from dflop.models.family import Family
 from dflop.models.media import MediaTokens, Placement

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dflop.data.annotations import AnnotationFile
+from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import ShapeRules, shape_of_row
 from dflop.data.tokens import ChatTokenizer

@@ -1,0 +1,121 @@
+"""Rows of JSON and JSON Lines files, compressed or not.
+
+Opening a file finds where its rows begin and holds nothing else: 16 bytes per row, so ten million rows take 160 MB and
+any worker can read any row. A compressed file is unpacked into an unnamed temporary file, which the page cache may
+drop. A list of rows (`.json`) is parsed once to find where its elements are, and each again when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
+from dflop.data.conversation import parse_row
+from dflop.data.formats.compressed import COMPRESSIONS, mapped
+from dflop.data.formats.json_list import element_spans
+from dflop.errors import ConfigError, DataError
+
+SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
+
+
+class AnnotationFile:
+    """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`."""
+
+    def __init__(self, path: Path, data: bytes | mmap.mmap, spans: npt.NDArray[np.int64]) -> None:
+        self.path = path
+        self._data = data
+        self._spans = spans
+
+    @classmethod
+    def open(cls, path: Path) -> AnnotationFile:
+        """Index the rows of `path` without judging them.
+
+        Raises:
+            ConfigError: the suffix is not one we read.
+            DataError: the file cannot be read, or a `.json` file is not one list.
+        """
+        suffix = next((s for s in SUFFIXES if path.name.lower().endswith(s)), None)
+        if suffix is None:
+            raise ConfigError(
+                f"annotation file {path.name} has an unknown suffix",
+                where=str(path),
+                hint=f"valid: {', '.join(SUFFIXES)}",
+            )
+        data = mapped(path)
+        return cls(path, data, _line_spans(data) if suffix.startswith(".jsonl") else element_spans(data, path))
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The object of row `index`, not yet interpreted.
+
+        Raises:
+            BadSample: the row is not a JSON object.
+        """
+        start, stop = self._spans[index].tolist()
+        try:
+            row = json.loads(self._data[start:stop].decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise BadSample(f"row at byte {start} is not UTF-8: {error.reason}") from error
+        except (ValueError, RecursionError) as error:
+            raise BadSample(f"row at byte {start} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise BadSample(f"row is not a JSON object but a {type(row).__name__}")
+        return row
+
+    def sample(self, index: int) -> AnnotatedSample:
+        """Row `index`, interpreted.
+
+        Raises:
+            BadSample: the row is malformed; the reason says how.
+        """
+        return parse_row(self.row(index), index)
+
+    def embeds(self, ref: MediaRef) -> bool:
+        """Never: media lie in files of their own."""
+        return False
+
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> Path:
+        """Path of the media file, not checked beyond lying under the media root.
+
+        Raises:
+            BadSample: it does not.
+        """
+        return confine(media_root, ref.path)
+
+    def fingerprint(self) -> str:
+        """Hash of the content of the file as it lies.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"file cannot be read: {error.strerror}", where=str(self.path)) from error
+
+
+def _line_spans(data: bytes | mmap.mmap) -> npt.NDArray[np.int64]:
+    """[start, stop) in bytes of the lines that are not blank, of shape (num_rows, 2)."""
+
+    def scan() -> Iterator[int]:
+        start = 0
+        while start < len(data):
+            newline = data.find(b"\n", start)
+            stop = len(data) if newline < 0 else newline + 1
+            if data[start:stop].strip():
+                yield start
+                yield stop
+            start = stop
+
+    return np.fromiter(scan(), dtype=np.int64).reshape(-1, 2)

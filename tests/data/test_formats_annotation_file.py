@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.data.annotations import BadSample
+from dflop.data.formats import json_list
+from dflop.data.formats.annotation_file import SUFFIXES, AnnotationFile
+from dflop.errors import ConfigError, DataError
+from tests.data.helpers import chat
+
+ROWS = [chat("a", "b", id="x"), chat("c", "d", id="é"), chat("e", "f", id=3)]
+
+
+def pack(content: bytes, name: str) -> bytes:
+    if name.endswith(".zst"):
+        half = len(content) // 2  # two frames, as parallel compressors write them
+        packer = zstandard.ZstdCompressor(write_checksum=True)  # as the zstd program does
+        return b"".join(packer.compress(part) for part in (content[:half], content[half:]))
+    return gzip.compress(content) if name.endswith(".gz") else content
+
+
+def write(folder: Path, name: str, rows: list[object]) -> Path:
+    text = "\n".join(json.dumps(r) for r in rows) if ".jsonl" in name.lower() else json.dumps(rows, indent=1)
+    (folder / name).write_bytes(pack(text.encode(), name))
+    return folder / name
+
+
+@pytest.mark.parametrize("name", [*(f"a{s}" for s in SUFFIXES), "v1.2.jsonl", "A.JSONL"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    file = AnnotationFile.open(write(tmp_path, name, ROWS))
+    assert [file.row(i) for i in (2, 0, 1)] == [ROWS[2], ROWS[0], ROWS[1]]
+    assert [file.sample(i).sample_id for i in range(len(file))] == ["x", "é", "3"]
+
+
+@given(st.lists(st.sampled_from(["", "  ", '{"id": 1}', '{"é": "\\n"}', "{", "[1]"])), st.booleans())
+def test_line_index_agrees_with_splitting(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], end: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "lines.jsonl"
+    path.write_bytes(("\n".join(lines) + "\n" * end).encode())
+    file = AnnotationFile.open(path)
+    expected = [line for line in lines if line.strip()]
+    assert len(file) == len(expected)
+    for index, line in enumerate(expected):
+        if line in ("{", "[1]"):
+            with pytest.raises(BadSample, match="not"):
+                file.row(index)
+        else:
+            assert file.row(index) == json.loads(line)
+
+
+values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=30) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+)
+
+
+@given(st.lists(values), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 2**22]))
+def test_list_index_agrees_with_parsing(elements: list[object], indent: int | None, ascii: bool, window: int) -> None:
+    data = json.dumps(elements, indent=indent, ensure_ascii=ascii).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_list, "_WINDOW_BYTES", window)
+        spans = json_list.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x"))
+    assert [json.loads((b"\xef\xbb\xbf" + data)[a:b]) for a, b in spans] == elements
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{}", "got dict"),
+        ("{}\n{}\n", r"name it \.jsonl"),
+        ("", "got nothing"),
+        ('[{"a": 1}, {"b"', "byte 10"),
+        ('[{"a": 1},]', "not a JSON document"),
+        ('[{"a": 1}', "file ends within the list"),
+        ('[{"a": 1} {}]', "no comma but '{'"),
+        ("[1] 2", "more data behind the list"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+@pytest.mark.parametrize("window", [3, 2**22])
+def test_broken_lists_say_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, window: int
+) -> None:
+    monkeypatch.setattr(json_list, "_WINDOW_BYTES", window)
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=reason):
+        AnnotationFile.open(tmp_path / "a.json")
+
+
+def test_unreadable_files_name_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(ConfigError, match=r"\.jsonl\.zst"):
+        AnnotationFile.open(tmp_path / "a.csv")
+    with pytest.raises(DataError, match="absent"):
+        AnnotationFile.open(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_packed_files_cut_off_or_damaged_are_refused_and_never_shorter(tmp_path: Path, suffix: str) -> None:
+    whole = write(tmp_path, f"a.jsonl{suffix}", list(range(5000))).read_bytes()
+    for size in range(1, len(whole), len(whole) // 20):
+        (tmp_path / f"cut.jsonl{suffix}").write_bytes(whole[:size])
+        try:
+            rows = AnnotationFile.open(tmp_path / f"cut.jsonl{suffix}")
+        except DataError:
+            continue
+        raise AssertionError(f"{len(rows)} rows of {size} bytes")
+    (tmp_path / f"bad.jsonl{suffix}").write_bytes(whole[:40] + b"\xff" * 40 + whole[80:])
+    with pytest.raises(DataError, match="cannot be read"):
+        AnnotationFile.open(tmp_path / f"bad.jsonl{suffix}")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_opening_holds_an_index_and_no_rows(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    path = write(tmp_path, f"a{suffix}", [chat(rng.bytes(3000).hex(), "ok") for _ in range(4000)])  # 24 MB
+    tracemalloc.start()
+    file = AnnotationFile.open(path)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(file) == 4000
+    assert held < 200_000
+    assert peak < 20_000_000
+
+
+def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    first = AnnotationFile.open(write(tmp_path, "a.jsonl", ROWS)).fingerprint()
+    assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS)).fingerprint() == first
+    assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS[:2])).fingerprint() != first
