@@ -8,14 +8,21 @@ Decoding is deterministic: same file, same library, same array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import av
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dflop.data.headers import BadMedia, audio_stream, open_container, open_image, orientation, video_stream
+from dflop.data.headers import (
+    BadMedia,
+    MediaSource,
+    audio_stream,
+    open_container,
+    open_image,
+    orientation,
+    video_stream,
+)
 
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -28,7 +35,7 @@ _TRANSPOSE = {
 }
 
 
-def decode_image(path: Path) -> npt.NDArray[np.uint8]:
+def decode_image(source: MediaSource) -> npt.NDArray[np.uint8]:
     """RGB pixels of an image (first frame), upright; same size as its header.
 
     Transparency is laid on white and 16-bit grey scaled to 8 bits.
@@ -39,7 +46,7 @@ def decode_image(path: Path) -> npt.NDArray[np.uint8]:
     Raises:
         BadMedia: not an image, too large, truncated or otherwise undecodable.
     """
-    with open_image(path) as image:
+    with open_image(source) as image:
         turn = _TRANSPOSE.get(orientation(image))
         image.load()
     # Outside `open_image`, which would report an error of ours as one of the file's.
@@ -47,11 +54,11 @@ def decode_image(path: Path) -> npt.NDArray[np.uint8]:
     return np.array(pixels.transpose(turn) if turn is not None else pixels, dtype=np.uint8)
 
 
-def decode_video(path: Path, frame_indices: Sequence[int]) -> npt.NDArray[np.uint8]:
+def decode_video(source: MediaSource, frame_indices: Sequence[int]) -> npt.NDArray[np.uint8]:
     """RGB pixels of chosen frames of a video, in the order asked for.
 
     Args:
-        path: Video file.
+        source: Video file.
         frame_indices: Frames in presentation order, from 0; repeats are allowed.
 
     Returns:
@@ -65,7 +72,7 @@ def decode_video(path: Path, frame_indices: Sequence[int]) -> npt.NDArray[np.uin
     wanted, last = set(frame_indices), max(frame_indices)
     frames: dict[int, npt.NDArray[np.uint8]] = {}
     number = -1
-    with open_container(path) as container:
+    with open_container(source) as container:
         # Sequential from the start: seeking by time is inexact for the variable-rate files people have.
         for number, frame in enumerate(container.decode(video_stream(container))):
             if frame.is_corrupt:
@@ -82,7 +89,7 @@ def decode_video(path: Path, frame_indices: Sequence[int]) -> npt.NDArray[np.uin
     return np.stack([frames[i] for i in frame_indices])
 
 
-def decode_audio(path: Path, sample_rate_hz: int) -> npt.NDArray[np.float32]:
+def decode_audio(source: MediaSource, sample_rate_hz: int) -> npt.NDArray[np.float32]:
     """Mono samples of an audio file (or of a video's sound track) at the rate asked for.
 
     Returns:
@@ -94,7 +101,7 @@ def decode_audio(path: Path, sample_rate_hz: int) -> npt.NDArray[np.float32]:
     """
     resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
     chunks: list[npt.NDArray[np.float32]] = []
-    with open_container(path) as container:
+    with open_container(source) as container:
         for frame in container.decode(audio_stream(container)):
             if frame.is_corrupt:
                 raise BadMedia("audio frame is damaged")

@@ -11,17 +11,22 @@ PostScript, no network protocol), and an image's pixel count is checked before a
 
 from __future__ import annotations
 
+import os
 import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import av
 import av.error
 from av.container import InputContainer
 from PIL import Image, UnidentifiedImageError
+
+MediaSource = Path | BinaryIO
+"""A file, or one already open (bytes inside a container, in memory or not), which whoever reads it closes."""
 
 MAX_IMAGE_PIXELS = 178_000_000
 """About 500 MiB as RGB; just under the size at which Pillow itself refuses to open a file."""
@@ -50,33 +55,33 @@ class MediaHeader:
     duration_s: float
 
 
-def read_header(kind: str, path: Path, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> MediaHeader:
-    """Size of the `image`, `video` or `audio` at `path`, from its header.
+def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> MediaHeader:
+    """Size of an `image`, `video` or `audio`, from its header.
 
     Raises:
         BadMedia: no such file, not a file of that kind, or nothing in it.
         KeyError: unknown kind.
     """
     if kind == "image":
-        with open_image(path, max_image_pixels=max_image_pixels) as image:
+        with open_image(source, max_image_pixels=max_image_pixels) as image:
             width_px, height_px = image.size
             if orientation(image) >= 5:
                 width_px, height_px = height_px, width_px
             return MediaHeader(kind, width_px, height_px, 1, 0.0)
     reader = {"video": _video_header, "audio": _audio_header}[kind]
-    with open_container(path) as container:
+    with open_container(source) as container:
         return reader(container)
 
 
 @contextmanager
-def open_image(path: Path, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[Image.Image]:
+def open_image(source: MediaSource, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[Image.Image]:
     """An image opened up to its header; whatever Pillow raises on a bad file leaves as `BadMedia`."""
-    _check_file(path)
     try:
+        _check(source)
         with warnings.catch_warnings():
             # Pillow warns from half its own limit; ours is explicit and checked just below.
             warnings.simplefilter("ignore")
-            image = Image.open(path, formats=_IMAGE_FORMATS)
+            image = Image.open(source, formats=_IMAGE_FORMATS)
             with image:
                 if image.width * image.height > max_image_pixels:
                     raise BadMedia(
@@ -92,6 +97,8 @@ def open_image(path: Path, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Itera
     except Exception as error:
         # Pillow's parsers raise anything from struct.error to KeyError on crafted bytes; each is one bad file.
         raise BadMedia(f"broken image: {_one_line(error)}") from error
+    finally:
+        _close(source)
 
 
 def orientation(image: Image.Image) -> int:
@@ -105,15 +112,21 @@ def orientation(image: Image.Image) -> int:
 
 
 @contextmanager
-def open_container(path: Path) -> Iterator[InputContainer]:
+def open_container(source: MediaSource) -> Iterator[InputContainer]:
     """An audio or video container; whatever FFmpeg raises on a bad file leaves as `BadMedia`."""
-    _check_file(path)
-    options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+    # A file that is open already needs no protocol, and what it names is never opened.
+    protocols = "file" if isinstance(source, Path) else "none"
+    options = {"protocol_whitelist": protocols, "format_whitelist": _CONTAINERS}
     try:
-        with av.open(str(path), options=options, metadata_errors="replace") as container:
+        _check(source)
+        with av.open(
+            str(source) if isinstance(source, Path) else source, "r", options=options, metadata_errors="replace"
+        ) as container:
             yield container
-    except (av.error.FFmpegError, UnicodeError) as error:
+    except (av.error.FFmpegError, OSError, UnicodeError) as error:
         raise BadMedia(f"broken container: {_one_line(error)}") from error
+    finally:
+        _close(source)
 
 
 def video_stream(container: InputContainer) -> av.VideoStream:
@@ -183,17 +196,26 @@ def _count_packets(container: InputContainer, stream: av.VideoStream | av.AudioS
     return num_packets, float((last - first) * stream.time_base)
 
 
-def _check_file(path: Path) -> None:
-    # A FIFO or device would block or never end, so the type is checked before anything is opened.
+def _check(source: MediaSource) -> None:
+    # A FIFO or device would block or never end, so the type of a path is checked before anything is opened.
     try:
-        if not path.exists():
-            raise BadMedia("file not found")
-        if not path.is_file():
-            raise BadMedia("not a regular file")
-        if path.stat().st_size == 0:
+        if isinstance(source, Path):
+            if not source.exists():
+                raise BadMedia("file not found")
+            if not source.is_file():
+                raise BadMedia("not a regular file")
+        size_bytes = source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)
+        if size_bytes == 0:
             raise BadMedia("empty file (0 bytes)")
+        if not isinstance(source, Path):
+            source.seek(0)
     except OSError as error:
         raise BadMedia(f"file cannot be read: {error.strerror}") from error
+
+
+def _close(source: MediaSource) -> None:
+    if not isinstance(source, Path):
+        source.close()
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.data.decode import decode_audio, decode_image, decode_video
+from dflop.data.formats.embedded import NamedBytes, open_window
+from dflop.data.headers import BadMedia, MediaSource, read_header
+
+FILES = [("image", "cat.png"), ("video", "clip.mp4"), ("audio", "tone.flac")]
+
+
+def sources(path: Path) -> dict[str, MediaSource]:
+    """The same file in every way a reader may get it."""
+    content = path.read_bytes()
+    around = path.with_name("around.bin")
+    around.write_bytes(b"x" * 777 + content + b"y" * 999)
+    return {
+        "path": path,
+        "bytes": io.BytesIO(content),
+        "named": NamedBytes(content, path.name),
+        "window": open_window(around, 777, len(content), path.name),
+        "file": path.open("rb"),
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_headers_are_the_same_from_a_path_or_an_open_file(media_root: Path, kind: str, name: str) -> None:
+    headers = {way: read_header(kind, source) for way, source in sources(media_root / name).items()}
+    assert set(headers.values()) == {headers["path"]}
+
+
+def test_pixels_and_samples_are_the_same_from_a_path_or_an_open_file(media_root: Path) -> None:
+    readers = {
+        "cat.png": decode_image,
+        "clip.mp4": lambda source: decode_video(source, [0, 9, 3]),
+        "tone.flac": lambda source: decode_audio(source, 8000),
+    }
+    for name, reader in readers.items():
+        expected = reader(media_root / name)
+        for source in sources(media_root / name).values():
+            assert np.array_equal(reader(source), expected)
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+@pytest.mark.parametrize("content", [b"", b"not media " * 100])
+def test_open_files_that_are_no_media_say_why_and_are_closed(tmp_path: Path, kind: str, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(b"..." + content)
+    for source in (io.BytesIO(content), open_window(tmp_path / "x", 3, len(content), "x")):
+        with pytest.raises(BadMedia, match="not an image|broken container" if content else "empty file"):
+            read_header(kind, source)
+        assert source.closed
+
+
+def test_an_open_file_opens_no_other(media_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(media_root)
+    with pytest.raises(BadMedia, match="broken container"):
+        read_header("video", NamedBytes(b"ffconcat version 1.0\nfile clip.mp4\n", "list.ffconcat"))
+
+
+def test_a_file_that_shrank_is_bad_media(tmp_path: Path, media_root: Path) -> None:
+    content = (media_root / "cat.png").read_bytes()
+    (tmp_path / "x").write_bytes(content[:200])
+    with pytest.raises(BadMedia):
+        decode_image(open_window(tmp_path / "x", 0, len(content), "cat.png"))
+
+
+@given(
+    st.binary(max_size=60),
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(-70, 70), st.sampled_from([0, 1, 2]), st.integers(-1, 70)), max_size=8),
+)
+def test_a_window_is_a_file(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, start: int, moves: list[tuple[int, int, int]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "window.bin"
+    path.write_bytes(b"<" * start + content + b">" * 50)
+    expected = io.BytesIO(content)
+    with open_window(path, start, len(content), "x") as window:
+        for offset, whence, size in moves:
+            if offset + (0, expected.tell(), len(content))[whence] >= 0:
+                assert window.seek(offset, whence) == expected.seek(offset, whence)
+            assert window.read(size) == expected.read(size)
+            assert window.tell() == expected.tell()
