@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help setup clients demo test test-gpu test-duckdb2 check format bench clean
+.PHONY: help setup clients references demo test test-gpu test-duckdb2 check format bench clean
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
-test: setup clients
+test: setup clients references
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # Other versions of duckdb, beside the environment: what people's shells open our snapshots with.
@@ -38,6 +38,14 @@ clients: $(VENV)/clients/1.4 $(VENV)/clients/1.5 $(VENV)/clients/2.0
 
 $(VENV)/clients/%: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ 'duckdb==$*.*'
+	@touch $@
+
+# Hugging Face's video processors, which our media rules are held equal to, need torchvision. Beside the environment,
+# because its wheel is built for another torch where torch is a CPU build; only tests/models/video_reference.py uses it.
+references: $(VENV)/clients/torchvision
+
+$(VENV)/clients/torchvision: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
 	@touch $@
 
 test-duckdb2: setup $(VENV)/clients/2.0

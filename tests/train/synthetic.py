@@ -41,7 +41,10 @@ HF_CONFIG = {
 
 @cache
 def family() -> Family:
-    media = {"max_pixels": 28 * 28 * 16, "min_pixels": 28 * 28, "video_max_pixels": 28 * 28 * 6, "video_max_frames": 8}
+    media = {
+        "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 16,
+        "video_min_pixels": 28 * 28, "video_max_pixels": 28 * 28 * 6, "video_max_frames": 8,
+    }  # fmt: skip
     return load_family("qwen2_5_omni_thinker", HF_CONFIG, media)
 
 

@@ -1,11 +1,10 @@
 """Qwen2.5-Omni thinker: a native-resolution vision tower and a chunked audio tower feeding a Qwen2.5 decoder.
 
-Images and audio follow the Hugging Face processors exactly (tests hold them equal): an image is resized so that both
-sides are multiples of `patch_size * spatial_merge_size` within [min_pixels, max_pixels]; audio becomes 10 ms mel
-frames, cut into chunks of `2 * n_window`. A video is sampled at `video_fps`, evenly from its first to its last frame,
-to an even number of frames, each resized like an image within [min_pixels, video_max_pixels]; Hugging Face samples
-from the start of each interval and never goes below 128 * 28 * 28 pixels. Attention runs per frame (or per window) in
-the vision tower and per chunk in the audio tower, hence the sums of squares.
+Images, videos and audio follow the Hugging Face processors exactly (tests hold them equal), for videos with
+`do_sample_frames` at two frames a second, the rate that processor assumes; the rules are in `native.py`. Audio becomes
+10 ms mel frames, cut into chunks of `2 * n_window`; the published processor drops what is beyond 300 s, `audio_max_s`
+refuses such audio. Attention runs per frame (or per window) in the vision tower and per chunk in the audio tower,
+hence the sums of squares.
 """
 
 from __future__ import annotations
@@ -19,10 +18,15 @@ import numpy as np
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, patchify
 from dflop.models.family import Decoder, Family, Tower
 from dflop.models.media import MediaTokens, Placement
+from dflop.models.native import (
+    IMAGE_LIMITS,
+    SHRINKABLE,
+    TEMPORAL_PATCH_FRAMES,
+    VIDEO_LIMITS,
+    NativeVision,
+    sample_evenly,
+)
 from dflop.records import LLM, ModuleSpec
-
-MAX_ASPECT_RATIO = 200
-TEMPORAL_PATCH_FRAMES = 2
 
 _VISION = {
     "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3, "patch_size": 14,
@@ -48,16 +52,8 @@ class Qwen25OmniThinker(Family):
         "video": MediaTokens("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
         "audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
     }
-    media_defaults = {
-        "min_pixels": 56 * 56,
-        "max_pixels": 28 * 28 * 1280,
-        "video_fps": 2.0,
-        "video_min_frames": 4,
-        "video_max_frames": 64,
-        "video_max_pixels": 28 * 28 * 768,
-        "audio_max_s": 300.0,
-    }
-    shrinkable = {"max_pixels": 56 * 56, "video_max_frames": 4, "video_max_pixels": 56 * 56}
+    media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS, "audio_max_s": 300.0}
+    shrinkable = SHRINKABLE
     config_class = "Qwen2_5OmniThinkerConfig"
     model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
 
@@ -70,6 +66,7 @@ class Qwen25OmniThinker(Family):
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
         self.vision = {**_VISION, **self.hf_config.get("vision_config", {})}
+        self._native = NativeVision.of(self.vision)
         self.audio = {**_AUDIO, **self.hf_config.get("audio_config", {})}
         self.text = {**_TEXT, **self.hf_config.get("text_config", {})}
 
@@ -131,62 +128,13 @@ class Qwen25OmniThinker(Family):
     ) -> Placement:
         if kind == "audio":
             return self._place_audio(duration_s)
-        limits = self.limits(level)
+        limits, tokens = self.limits(level), self.media_tokens[kind]
         if kind == "image":
-            height, width = self._resize(height_px, width_px, limits["max_pixels"])
-            return self._place_vision(kind, 1, height, width)
-        num_sampled = len(self.frame_indices(num_frames, duration_s, level))
-        height, width = self._resize(height_px, width_px, limits["video_max_pixels"])
-        return self._place_vision(kind, num_sampled // TEMPORAL_PATCH_FRAMES, height, width)
+            return self._native.place_image(width_px, height_px, limits, tokens)
+        return self._native.place_video(width_px, height_px, num_frames, duration_s, limits, tokens)
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
-        if num_frames < 1:
-            raise ValueError("video has no frames")
-        limits = self.limits(level)
-        wanted = round(duration_s * limits["video_fps"])
-        limit = min(limits["video_max_frames"], max(num_frames, TEMPORAL_PATCH_FRAMES))
-        num_sampled = min(max(wanted, limits["video_min_frames"]), limit)
-        num_sampled = max(TEMPORAL_PATCH_FRAMES, num_sampled // TEMPORAL_PATCH_FRAMES * TEMPORAL_PATCH_FRAMES)
-        return tuple(round(i * (num_frames - 1) / max(num_sampled - 1, 1)) for i in range(num_sampled))
-
-    def _resize(self, height_px: int, width_px: int, max_pixels: int) -> tuple[int, int]:
-        if min(height_px, width_px) < 1:
-            raise ValueError(f"size {width_px}x{height_px} is empty")
-        if max(height_px, width_px) / min(height_px, width_px) > MAX_ASPECT_RATIO:
-            raise ValueError(f"aspect ratio of {width_px}x{height_px} exceeds {MAX_ASPECT_RATIO}")
-        factor = self.vision["patch_size"] * self.vision["spatial_merge_size"]
-        min_pixels = self.media["min_pixels"]
-        height = round(height_px / factor) * factor
-        width = round(width_px / factor) * factor
-        if height * width > max_pixels:
-            beta = math.sqrt(height_px * width_px / max_pixels)
-            height = max(factor, math.floor(height_px / beta / factor) * factor)
-            width = max(factor, math.floor(width_px / beta / factor) * factor)
-        elif height * width < min_pixels:
-            beta = math.sqrt(min_pixels / (height_px * width_px))
-            height = math.ceil(height_px * beta / factor) * factor
-            width = math.ceil(width_px * beta / factor) * factor
-        return height, width
-
-    def _place_vision(self, kind: str, grid_t: int, height_px: int, width_px: int) -> Placement:
-        patch, merge = self.vision["patch_size"], self.vision["spatial_merge_size"]
-        grid_h, grid_w = height_px // patch, width_px // patch
-        num_tokens = grid_t * grid_h * grid_w
-        num_full = len([i for i in self.vision["fullatt_block_indexes"] if i < self.vision["depth"]])
-        side = self.vision["window_size"] // merge // patch
-        heights = [min(side, grid_h // merge - top) for top in range(0, grid_h // merge, side)]
-        widths = [min(side, grid_w // merge - left) for left in range(0, grid_w // merge, side)]
-        full_sq = grid_t * (grid_h * grid_w) ** 2
-        window_sq = grid_t * sum((h * w * merge * merge) ** 2 for h in heights for w in widths)
-        depth = self.vision["depth"]
-        return Placement(
-            module="vision",
-            grid=(grid_t, grid_h, grid_w),
-            num_tokens=num_tokens,
-            sum_sq_tokens=round((num_full * full_sq + (depth - num_full) * window_sq) / depth),
-            num_rows=num_tokens // merge**2,
-            layout=self.media_tokens[kind].wrap(num_tokens // merge**2),
-        )
+        return sample_evenly(num_frames, duration_s, self.limits(level))
 
     def _place_audio(self, duration_s: float) -> Placement:
         if duration_s > self.media["audio_max_s"]:

@@ -1,0 +1,191 @@
+"""Native resolution: how the vision towers of the Qwen families take images and videos at nearly their own size.
+
+A picture keeps its aspect ratio; both sides become multiples of `patch_px * merge`, and its area is brought between
+two limits. `merge * merge` patches make one row for the LLM, two frames one temporal patch. `sample_evenly` and
+`NativeVision.place_video` are the rules of Hugging Face's Qwen2-VL video processor, which Qwen2.5-VL and Qwen2.5-Omni
+use; a video's frames are taken at the start of equal intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflop.models.media import MediaTokens, Placement
+
+MAX_ASPECT_RATIO = 200
+TEMPORAL_PATCH_FRAMES = 2
+
+IMAGE_LIMITS: Mapping[str, Any] = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+VIDEO_LIMITS: Mapping[str, Any] = {
+    "video_fps": 2.0,
+    "video_min_frames": 4,
+    "video_max_frames": 768,
+    "video_min_pixels": 28 * 28 * 128,
+    "video_max_pixels": 28 * 28 * 768,
+    "cap_pixels_per_frame": False,
+    "max_video_tokens": 128_000,
+}
+"""Pixels are per frame. `cap_pixels_per_frame` (off in transformers 5.23, announced to be switched on) also gives each
+frame no more than its share of 90 % of `max_video_tokens` rows, but never less than 1.05 times `video_min_pixels`."""
+SHRINKABLE: Mapping[str, int] = {
+    "max_pixels": 56 * 56,
+    "video_max_frames": 4,
+    "video_min_pixels": 28 * 28,
+    "video_max_pixels": 56 * 56,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeVision:
+    """Geometry of one native-resolution vision tower."""
+
+    patch_px: int
+    merge: int
+    """Patches along each side of the square that becomes one row."""
+    num_layers: int
+    num_full_layers: int
+    """Layers whose attention spans a whole frame; the others attend within windows."""
+    window_px: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> NativeVision:
+        """Geometry from a complete Hugging Face vision config; without windows every layer attends to the frame."""
+        depth = config["depth"]
+        full = config.get("fullatt_block_indexes", range(depth))
+        return cls(
+            patch_px=config["patch_size"],
+            merge=config["spatial_merge_size"],
+            num_layers=depth,
+            num_full_layers=len({i for i in full if i < depth}),
+            window_px=config.get("window_size", 0),
+        )
+
+    @property
+    def factor_px(self) -> int:
+        """What both sides of a resized frame are multiples of."""
+        return self.patch_px * self.merge
+
+    def place_image(self, width_px: int, height_px: int, limits: Mapping[str, Any], tokens: MediaTokens) -> Placement:
+        """Placement of an image within `min_pixels` and `max_pixels`.
+
+        Raises:
+            ValueError: empty, or longer than 200 times its width.
+        """
+        size_px = smart_resize(height_px, width_px, self.factor_px, limits["min_pixels"], limits["max_pixels"])
+        return self.place(1, size_px, tokens)
+
+    def place_video(
+        self,
+        width_px: int,
+        height_px: int,
+        num_frames: int,
+        duration_s: float,
+        limits: Mapping[str, Any],
+        tokens: MediaTokens,
+    ) -> Placement:
+        """Placement of a video whose frames are sampled by `sample_evenly`.
+
+        Raises:
+            ValueError: as `smart_resize` and `num_even_samples`.
+        """
+        num_sampled = num_even_samples(num_frames, duration_s, limits)
+        min_pixels, max_pixels = limits["video_min_pixels"], limits["video_max_pixels"]
+        if limits["cap_pixels_per_frame"]:
+            budget = int(limits["max_video_tokens"] * self.factor_px**2 * 0.9)
+            share = budget * TEMPORAL_PATCH_FRAMES // num_sampled
+            max_pixels = max(min(max_pixels, share), int(min_pixels * 1.05))
+        size_px = smart_resize(height_px, width_px, self.factor_px, min_pixels, max_pixels)
+        return self.place(num_sampled // TEMPORAL_PATCH_FRAMES, size_px, tokens)
+
+    def place(self, grid_t: int, size_px: tuple[int, int], tokens: MediaTokens) -> Placement:
+        """Placement of `grid_t` temporal patches of frames resized to (height, width) `size_px`."""
+        grid_h, grid_w = size_px[0] // self.patch_px, size_px[1] // self.patch_px
+        num_tokens = grid_t * grid_h * grid_w
+        num_rows = num_tokens // self.merge**2
+        sum_sq = self.num_full_layers * (grid_h * grid_w) ** 2
+        if self.num_full_layers < self.num_layers:
+            side = self.window_px // self.factor_px * self.merge
+            windows_sq = _sum_sq_cut(grid_h, side) * _sum_sq_cut(grid_w, side)
+            sum_sq += (self.num_layers - self.num_full_layers) * windows_sq
+        return Placement(
+            module="vision",
+            grid=(grid_t, grid_h, grid_w),
+            num_tokens=num_tokens,
+            sum_sq_tokens=round(grid_t * sum_sq / self.num_layers),
+            num_rows=num_rows,
+            layout=tokens.wrap(num_rows),
+        )
+
+
+def smart_resize(height_px: int, width_px: int, factor_px: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """(height, width) of a picture resized to multiples of `factor_px` with an area between the limits.
+
+    Raises:
+        ValueError: empty, or one side more than 200 times the other.
+    """
+    check_aspect_ratio(height_px, width_px)
+    height = round(height_px / factor_px) * factor_px
+    width = round(width_px / factor_px) * factor_px
+    if height * width > max_pixels:
+        shrink = math.sqrt(height_px * width_px / max_pixels)
+        height = max(factor_px, math.floor(height_px / shrink / factor_px) * factor_px)
+        width = max(factor_px, math.floor(width_px / shrink / factor_px) * factor_px)
+    elif height * width < min_pixels:
+        grow = math.sqrt(min_pixels / (height_px * width_px))
+        height = math.ceil(height_px * grow / factor_px) * factor_px
+        width = math.ceil(width_px * grow / factor_px) * factor_px
+    return height, width
+
+
+def check_aspect_ratio(height_px: int, width_px: int, scale: float = 1.0) -> None:
+    """Refuse what no native-resolution processor takes; the ratio is that of the sides scaled to whole pixels.
+
+    Raises:
+        ValueError: empty, or one side more than 200 times the other.
+    """
+    if min(height_px, width_px) < 1:
+        raise ValueError(f"size {width_px}x{height_px} is empty")
+    height, width = int(height_px * scale), int(width_px * scale)
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise ValueError(f"aspect ratio of {width_px}x{height_px} exceeds {MAX_ASPECT_RATIO}")
+
+
+def num_even_samples(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> int:
+    """How many frames `sample_evenly` takes: `video_fps` per second, within the limits, whole temporal patches.
+
+    Raises:
+        ValueError: fewer than two frames, or no duration to take a rate of.
+    """
+    if num_frames < TEMPORAL_PATCH_FRAMES:
+        raise ValueError(f"{num_frames} video frame(s); a temporal patch takes {TEMPORAL_PATCH_FRAMES}")
+    if not 0 < duration_s < math.inf:
+        raise ValueError(f"video of {num_frames} frames lasts {duration_s:g} s; no frame rate to sample from")
+    # Through the frame rate, as Hugging Face computes it: the detour can cost the last bit, and with it two frames.
+    wanted = num_frames / (num_frames / duration_s) * limits["video_fps"]
+    most = min(limits["video_max_frames"], num_frames) // TEMPORAL_PATCH_FRAMES * TEMPORAL_PATCH_FRAMES
+    num_sampled = int(min(max(wanted, limits["video_min_frames"]), most))
+    num_sampled = num_sampled // TEMPORAL_PATCH_FRAMES * TEMPORAL_PATCH_FRAMES
+    if num_sampled < TEMPORAL_PATCH_FRAMES:
+        raise ValueError(f"{num_frames} frames in {duration_s:g} s leave {num_sampled} after sampling")
+    return num_sampled
+
+
+def sample_evenly(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> tuple[int, ...]:
+    """First frame of each of `num_even_samples` equal intervals.
+
+    Hugging Face computes the same in floating point: for about one pair of numbers in twenty that yields one more
+    index, just past the video, which is left out here; in videos of more than 32 000 frames it may round an index up.
+
+    Raises:
+        ValueError: as `num_even_samples`.
+    """
+    num_sampled = num_even_samples(num_frames, duration_s, limits)
+    return tuple(i * num_frames // num_sampled for i in range(num_sampled))
+
+
+def _sum_sq_cut(length: int, piece: int) -> int:
+    """Sum of squared lengths of `length` cut into pieces of `piece` and a rest."""
+    return length // piece * piece**2 + (length % piece) ** 2
