@@ -1,0 +1,141 @@
+"""Qwen3-VL: a native-resolution vision tower that attends over whole frames, feeding a Qwen3 decoder.
+
+Images and videos follow the Hugging Face processors exactly (tests hold them equal). Unlike its predecessors it
+samples frames evenly from the first to the last, has one pixel budget for all frames of a video, and writes a video as
+one run of rows per temporal patch, each after the time it is at: `<0.3 seconds><|vision_start|>...<|vision_end|>`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dflop.models.media import Layout, MediaRules, MediaTokens, Placement
+from dflop.models.native import IMAGE_LIMITS, TEMPORAL_PATCH_FRAMES, NativeVision, check_aspect_ratio
+
+ASSUMED_FPS = 24.0
+"""Frame rate of a video that states none."""
+
+_VISION = {"depth": 27, "patch_size": 16, "spatial_merge_size": 2}
+
+
+class Qwen3Vl(MediaRules):
+    """`Qwen3VLForConditionalGeneration`; media limits as in `media_defaults`.
+
+    `video_min_pixels` and `video_max_pixels` bound the pixels of all sampled frames together. `cap_pixels_per_frame`
+    (off in transformers 5.23, announced to be switched on) also keeps each frame to `max_video_tokens` rows, and lets
+    it have 1.05 times `video_min_pixels` however many frames there are.
+    """
+
+    name = "qwen3_vl"
+    media_tokens = {
+        "image": MediaTokens("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+        "video": MediaTokens("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
+    }
+    media_defaults = {
+        **IMAGE_LIMITS,
+        "video_fps": 2.0,
+        "video_min_frames": 4,
+        "video_max_frames": 768,
+        "video_min_pixels": 32 * 32 * 128,
+        "video_max_pixels": 32 * 32 * 768,
+        "cap_pixels_per_frame": False,
+        "max_video_tokens": 768,
+    }
+    shrinkable = {
+        "max_pixels": 56 * 56,
+        "video_max_frames": 4,
+        "video_min_pixels": 32 * 32 * 4,
+        "video_max_pixels": 32 * 32 * 4,
+    }
+
+    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
+        super().__init__(hf_config, media)
+        self.vision = {**_VISION, **self.hf_config.get("vision_config", {})}
+        self._native = NativeVision.of(self.vision)
+
+    def place(
+        self,
+        kind: str,
+        *,
+        width_px: int,
+        height_px: int,
+        num_frames: int,
+        duration_s: float,
+        num_images: int = 1,
+        level: int = 0,
+    ) -> Placement:
+        if kind not in self.media_tokens:
+            raise ValueError(f"{self.name} takes no {kind}")
+        limits, tokens = self.limits(level), self.media_tokens[kind]
+        if kind == "image":
+            return self._native.place_image(width_px, height_px, limits, tokens)
+        frames = _sample(num_frames, duration_s, limits)
+        grid_t = math.ceil(len(frames) / TEMPORAL_PATCH_FRAMES)
+        size_px = _resize_video(height_px, width_px, len(frames), self._native.factor_px, limits)
+        placed = self._native.place(grid_t, size_px, tokens)
+        fps = _frame_rate(num_frames, duration_s)
+        return replace(placed, layout=_layout(_pad(frames), fps, tokens.wrap(placed.num_rows // grid_t)))
+
+    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
+        return tuple(_pad(_sample(num_frames, duration_s, self.limits(level))))
+
+
+def _frame_rate(num_frames: int, duration_s: float) -> float:
+    return num_frames / duration_s if 0 < duration_s < math.inf else ASSUMED_FPS
+
+
+def _sample(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> list[int]:
+    """Frames at equal distances, first and last included; an odd number is possible."""
+    if num_frames < TEMPORAL_PATCH_FRAMES:
+        raise ValueError(f"{num_frames} video frame(s); a temporal patch takes {TEMPORAL_PATCH_FRAMES}")
+    wanted = int(min(num_frames / _frame_rate(num_frames, duration_s) * limits["video_fps"], num_frames))
+    num_sampled = min(max(wanted, limits["video_min_frames"]), limits["video_max_frames"], num_frames)
+    if num_sampled < TEMPORAL_PATCH_FRAMES:
+        raise ValueError(f"{num_frames} frames in {duration_s:g} s leave {num_sampled} after sampling")
+    frames: list[int] = np.linspace(0, num_frames - 1, num_sampled).round().astype(int).tolist()
+    return frames
+
+
+def _pad(frames: list[int]) -> list[int]:
+    """Fill up the last temporal patch with the last frame."""
+    return frames + frames[-1:] * (-len(frames) % TEMPORAL_PATCH_FRAMES)
+
+
+def _layout(frames: list[int], fps: float, rows_of_patch: Layout) -> Layout:
+    """Every temporal patch after the mean time of its first and last frame, to a tenth of a second."""
+    times_s = [frame / fps for frame in frames]
+    pairs = zip(
+        times_s[::TEMPORAL_PATCH_FRAMES], times_s[TEMPORAL_PATCH_FRAMES - 1 :: TEMPORAL_PATCH_FRAMES], strict=True
+    )
+    return tuple(part for first, last in pairs for part in (f"<{(first + last) / 2:.1f} seconds>", *rows_of_patch))
+
+
+def _resize_video(
+    height_px: int, width_px: int, num_sampled: int, factor_px: int, limits: Mapping[str, Any]
+) -> tuple[int, int]:
+    """(height, width) of every frame, such that all frames together stay within the pixel limits."""
+    min_pixels, max_pixels = limits["video_min_pixels"], limits["video_max_pixels"]
+    if limits["cap_pixels_per_frame"]:
+        of_frame = min(limits["max_video_tokens"] * factor_px**2, max_pixels // num_sampled)
+        max_pixels = max(of_frame, int(min_pixels * 1.05)) * num_sampled
+    scale = max(1.0, factor_px / max(1, min(height_px, width_px)))  # no side below one row
+    check_aspect_ratio(height_px, width_px, scale)
+    height_px, width_px = int(height_px * scale), int(width_px * scale)
+    height = round(height_px / factor_px) * factor_px
+    width = round(width_px / factor_px) * factor_px
+    # Rounded half to even, so an odd number of frames counts as one more or one less; the scales below count it as is.
+    pixels = round(num_sampled / TEMPORAL_PATCH_FRAMES) * TEMPORAL_PATCH_FRAMES * height * width
+    if pixels > max_pixels:
+        shrink = math.sqrt(num_sampled * height_px * width_px / max_pixels)
+        height = max(factor_px, math.floor(height_px / shrink / factor_px) * factor_px)
+        width = max(factor_px, math.floor(width_px / shrink / factor_px) * factor_px)
+    elif pixels < min_pixels:
+        grow = math.sqrt(min_pixels / (num_sampled * height_px * width_px))
+        height = math.ceil(height_px * grow / factor_px) * factor_px
+        width = math.ceil(width_px * grow / factor_px) * factor_px
+    return height, width
