@@ -53,7 +53,11 @@ class DatasetConfig(Section):
     media_root: Path
     tokenizer: Path
     """A `tokenizer.json` of the `tokenizers` library with the family's special tokens."""
+    chat_template: str = "chatml"
+    """`chatml`, `qwen`, `llama3`, or a file: `chat_template.jinja`, `tokenizer_config.json`."""
     max_llm_tokens: int = Field(default=8192, ge=8)
+    overlong: tuple[Literal["shrink", "truncate"], ...] = ()
+    """What to do, in this order, with a sample of more tokens; without any of it the sample is left out."""
     demo: bool = False
     """Build the demo dataset in the folder of `annotations` when it is not there."""
     demo_num_samples: int = Field(default=320, ge=1)
@@ -105,6 +109,8 @@ class DataProfileConfig(Section):
 
     num_shards: int = Field(default=1, ge=1)
     """Jobs the dataset is split over."""
+    num_workers: int = Field(default=1, ge=1)
+    """Processes of each job."""
     max_bad_frac: float = Field(default=0.01, ge=0, le=1)
     """More quarantined samples than this stop the run."""
 

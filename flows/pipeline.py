@@ -8,7 +8,6 @@ Deploy by path: `flows/pipeline.py:pipeline`.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,16 @@ from prefect.states import Failed
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary
-from dflop.data.profile import profile_key
-from dflop.errors import DataError, DflopError, InfrastructureError, StoreError
-from dflop.jobs import planning, results, runs, submit
+from dflop.errors import DflopError, InfrastructureError, StoreError
+from dflop.jobs import planning, profiling, results, runs, submit
+from dflop.jobs.follow import follow_job, ingest_run, note_profile, stored_profile
 from dflop.jobs.preflight import preflight
-from dflop.jobs.rundir import RunDir, dataset_ref, family_of
+from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE, TRAIN
-from dflop.launch import JobSpec, Journal, Launcher, run_job_async
-from dflop.records import ProfileRecord, QuarantinedSample
+from dflop.launch import Launcher
 from dflop.report.terminal import markdown_plan, markdown_summary
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
-from dflop.units import count, seconds
-
-LOCAL_POLL_S = 0.5
 
 
 def _failed_with_the_machine(_task: Any, _run: Any, state: Any) -> bool:
@@ -99,22 +93,9 @@ async def demo_data(run: RunDir) -> None:
 async def data_profile(run: RunDir, launcher: Launcher) -> None:
     """Shapes of every sample, from the store or from jobs over shards; healthy ones go to the run directory."""
     config, say = run.config(), get_run_logger().info
-    dataset, family = dataset_ref(config), family_of(config)
-    key = await asyncio.to_thread(profile_key, dataset, family)
-    found = _stored_profile(config.store, key)
-    if found is None:
-        started = time.time()
-        done = await asyncio.gather(*(_job(run, launcher, spec) for spec in submit.data_jobs(run, config, key)))
-        counts = [result for (result,) in done]
-        found = _note_profile(
-            run, key, "data", counts, time.time() - started, {"annotations": str(dataset.annotations)}
-        )
-        await _ingest(run)
-    else:
-        say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
-    _check_quarantine(run, key, found)
+    found = await profiling.data_profile(run, launcher, say)
     with Reader(config.store) as reader:
-        shapes = reader.shapes(key)
+        shapes = reader.shapes(found.profile_key)
     run.write_shapes(shapes)
     say(f"{len(shapes)} healthy samples, {found.num_quarantined} quarantined\n{summary(shapes_frame(shapes))}")
 
@@ -124,15 +105,15 @@ async def model_profile(run: RunDir, launcher: Launcher) -> str:
     """Measurements of every module, from the store or from a job; returns the profile's key."""
     config, say = run.config(), get_run_logger().info
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
-    found = _stored_profile(config.store, key)
+    found = stored_profile(config.store, key)
     if found is not None:
         say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
         return key
     say(f"profiling on {hardware}")
     started = time.time()
-    (result,) = await _job(run, launcher, submit.model_job(run, config, key, hardware))
-    _note_profile(run, key, "model", [result], time.time() - started, inputs)
-    await _ingest(run)
+    (result,) = await follow_job(run, launcher, submit.model_job(run, config, key, hardware), say)
+    note_profile(run, key, "model", [result], time.time() - started, inputs)
+    await ingest_run(run, get_run_logger().info)
     return key
 
 
@@ -143,84 +124,22 @@ async def plan(run: RunDir, model_key: str) -> None:
     plans = await asyncio.to_thread(planning.plan_run, run, run.config(), model_key, say)
     say(f"plan: {plans[0].reason}")
     await acreate_markdown_artifact(markdown_plan(plans), key="dflop-plan", description=plans[0].reason)
-    await _ingest(run)
+    await ingest_run(run, get_run_logger().info)
 
 
 @task(name="train", task_run_name="{mode}", **_JOB_STEP)
 async def train(run: RunDir, launcher: Launcher, mode: str) -> None:
     """Train, or train the first batches under both policies (`compare`)."""
     config = run.config()
-    await _job(run, launcher, submit.train_job(run, config, mode, run.plan().num_processes))
-    await _ingest(run)
+    await follow_job(
+        run, launcher, submit.train_job(run, config, mode, run.plan().num_processes), get_run_logger().info
+    )
+    await ingest_run(run, get_run_logger().info)
 
 
 @task(name="summary", **_STEP)
 async def summarise(run: RunDir) -> None:
     """Last ingest, report.html and the summary artifact."""
-    await _ingest(run)
+    await ingest_run(run, get_run_logger().info)
     found = await asyncio.to_thread(results.write_report, run)
     await acreate_markdown_artifact(markdown_summary(found), key="dflop-summary", description=found.verdict)
-
-
-async def _job(run: RunDir, launcher: Launcher, spec: JobSpec) -> list[Any]:
-    """Submit or adopt a job and follow it; its state and log lines go to the run's log."""
-    config, say = run.config(), get_run_logger().info
-    name = spec.folder.name
-    poll_s = config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
-    return await run_job_async(
-        launcher,
-        spec,
-        Journal(run.path, run.run_id),
-        on_state=lambda handle, status: say(f"{handle} is {status.state} {status.reason}".rstrip()),
-        on_log_line=lambda line: say(f"{name} | {line}"),
-        poll_interval_s=min(poll_s, 5.0),
-    )
-
-
-async def _ingest(run: RunDir) -> None:
-    """Bring what jobs spooled, and the job journal so far, into the database."""
-    config, say = run.config(), get_run_logger().info
-    runs.spool_journal(run, config)
-    report = await asyncio.to_thread(ingest, config.store)
-    say(f"ingested {count(report.num_rows)} rows of {report.num_files} files in {seconds(report.elapsed_s)}")
-
-
-def _stored_profile(store: Path, key: str) -> ProfileRecord | None:
-    """The finished profile of this key; None also for a store that has never been written."""
-    ingest(store)
-    with Reader(store) as reader:
-        return reader.profile(key)
-
-
-def _note_profile(
-    run: RunDir, key: str, kind: str, counts: list[dict[str, Any]], elapsed_s: float, inputs: dict[str, object]
-) -> ProfileRecord:
-    record = ProfileRecord(
-        profile_key=key,
-        kind=kind,
-        run_id=run.run_id,
-        inputs=json.dumps(inputs),
-        num_rows=sum(int(c.get("num_samples", c.get("num_measurements", 0))) for c in counts),
-        num_quarantined=sum(int(c.get("num_quarantined", 0)) for c in counts),
-        created_at_s=time.time(),
-        elapsed_s=elapsed_s,
-    )
-    with SpoolWriter(run.config().store, run.run_id, "profile-record") as spool:
-        spool.append(record)
-    return record
-
-
-def _check_quarantine(run: RunDir, key: str, profile: ProfileRecord) -> None:
-    config = run.config()
-    total = profile.num_rows + profile.num_quarantined
-    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
-        return
-    with Reader(config.store) as reader:
-        bad = reader.records(QuarantinedSample, where={"profile_key": key, "phase": "profile"})
-    examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:5])
-    raise DataError(
-        f"{profile.num_quarantined} of {total} samples are unusable, more than max_bad_frac = "
-        f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
-        where=str(config.dataset.annotations),
-        hint="mend the dataset or raise data_profile.max_bad_frac",
-    )

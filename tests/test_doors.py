@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "records": set(), "errors": set(), "units": set(), "resources": set(),
     "config": {"pydantic", "ruamel"},
     "models": {"torch", "transformers", "flash_attn"},
-    "data": {"polars", "PIL", "av", "tokenizers"},
+    "data": {"polars", "PIL", "av", "tokenizers", "jinja2"},
     "cost": {"scipy"},
     "simulate": set(),
     "schedule": set(),

@@ -16,13 +16,14 @@ from dflop.models.family import Family
 from dflop.records import MediaItem
 
 
-def load_item(media_root: Path, item: MediaItem, family: Family) -> npt.NDArray[np.float32]:
+def load_item(media_root: Path, item: MediaItem, family: Family, level: int = 0) -> npt.NDArray[np.float32]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
 
     Args:
         media_root: Folder that `item.path` is relative to.
         item: The profiled item.
         family: Turns decoded media into arrays.
+        level: The sample's `media_level`.
 
     Raises:
         BadMedia: the file is missing, damaged, or not what was profiled.
@@ -33,7 +34,7 @@ def load_item(media_root: Path, item: MediaItem, family: Family) -> npt.NDArray[
     elif item.kind == "image":
         media = decode_image(path)[None]
     else:
-        media = decode_video(path, family.frame_indices(item.num_frames, item.duration_s))
+        media = decode_video(path, family.frame_indices(item.num_frames, item.duration_s, level))
     if item.kind != "audio":
         if media.shape[1:3] != (item.height_px, item.width_px):
             raise BadMedia(

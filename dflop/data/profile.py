@@ -1,93 +1,105 @@
 """Profile a dataset in shards that need no coordination, under a key that says exactly what was profiled.
 
-Shards are contiguous ranges of rows, so their results laid end to end are the profile, whatever the number of shards.
-The key covers content (annotations, tokenizer, family rules, token limit) and, for media, path, size and mtime:
-hashing a terabyte of video to notice an edit is not worth the hours, `touch` causing one re-profile is.
+Shards are contiguous ranges of rows, so their results laid end to end are the profile, whatever the number of shards,
+and of processes within a shard. The key covers content (annotations, tokenizer, template, family rules, limits) and,
+for media, path, size and mtime: hashing a terabyte of video to notice an edit is not worth the hours, `touch` causing
+one re-profile is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.data.annotations import BadSample, confine
+from dflop.data.annotations import AnnotatedSample, BadSample, confine
+from dflop.data.chat import ChatTemplate
 from dflop.data.formats.annotation_file import AnnotationFile
-from dflop.data.shapes import ShapeRules, shape_of_row
+from dflop.data.header_cache import HeaderCache, HeaderRow
+from dflop.data.shapes import ShapeRules, shapes_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import DataError
-from dflop.models.family import Family
+from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
-_REPORT_EVERY = 2000
+BLOCK_ROWS = 256
+"""Rows a worker takes at a time: enough to keep the tokenizer's batches full."""
+_REPORT_EVERY_BLOCKS = 8
+
+Result = SampleShape | QuarantinedSample
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetRef:
-    """Where a dataset lies, and the longest sample to take from it."""
+    """Where a dataset lies, and how its samples are read."""
 
     annotations: Path
     media_root: Path
     tokenizer: Path
     max_llm_tokens: int
+    chat_template: str = "chatml"
+    """Name or file, see `ChatTemplate.load`."""
+    overlong: tuple[str, ...] = ()
+    """What to do with samples of more tokens than that, see `shapes.py`."""
 
 
 def profile_shard(
     dataset: DatasetRef,
-    family: Family,
+    media: MediaRules,
     shard_index: int,
     num_shards: int,
     progress: Callable[[str], None] | None = None,
     *,
     key: str = "",
+    num_workers: int = 1,
+    cache: Path | None = None,
 ) -> tuple[list[SampleShape], list[QuarantinedSample]]:
     """Shapes and quarantine rows of one contiguous shard, both in order of `sample_index`.
 
-    Every row of the shard is in exactly one of the two lists. Ids that occur twice within the shard are reported
-    and kept: the row number, not the id, identifies a sample.
+    Every row of the shard is in exactly one of the two lists.
 
     Args:
         dataset: What to profile.
-        family: Whose rules turn sizes into tokens.
+        media: The family's rules, which turn sizes into tokens.
         shard_index: 0 .. num_shards - 1.
         num_shards: Into how many shards the rows are cut; some may be empty.
         progress: Told how far the shard is.
-        key: `profile_key(dataset, family)` where the caller has it already; it reads every row.
+        key: `profile_key(dataset, media)` where the caller has it already; it reads every row.
+        num_workers: Processes to spread the shard over; 1: this one.
+        cache: Folder with headers that were read before, see `HeaderCache`.
 
     Raises:
         DataError: annotations or media root cannot be read.
-        ConfigError: the tokenizer does not fit the family.
+        ConfigError: tokenizer or chat template do not fit the family.
     """
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index {shard_index} is not in 0..{num_shards - 1}")
-    if not dataset.media_root.is_dir():
-        raise DataError("media root is not a folder", where=str(dataset.media_root))
-    annotations = AnnotationFile.open(dataset.annotations)
-    tokenizer = ChatTokenizer(dataset.tokenizer, family)
-    key = key or profile_key(dataset, family)
-    rules = ShapeRules(key, family, tokenizer, dataset.media_root, dataset.max_llm_tokens)
-    shapes: list[SampleShape] = []
-    quarantined: list[QuarantinedSample] = []
-    rows = shard_rows(len(annotations), shard_index, num_shards)
+    key = key or profile_key(dataset, media)
+    work = _Work(dataset, media, key, cache)
+    rows = shard_rows(len(work.annotations), shard_index, num_shards)
     tell = progress or (lambda _: None)
     label = f"data profile, shard {shard_index + 1} of {num_shards}"
-    for done, index in enumerate(rows):
-        if done and done % _REPORT_EVERY == 0:
-            tell(f"{label}: {done} of {len(rows)} rows, {len(quarantined)} quarantined")
-        result = shape_of_row(annotations, index, rules)
-        if isinstance(result, SampleShape):
-            shapes.append(result)
-        else:
-            quarantined.append(result)
-    tell(f"{label}: {len(rows)} rows, {len(quarantined)} quarantined")
-    _report_duplicates([s.sample_id for s in shapes] + [q.sample_id for q in quarantined if q.sample_id], tell)
-    return shapes, quarantined
+    results: list[Result] = []
+    headers: list[HeaderRow] = []
+    num_bad = 0
+    for number, (found, new) in enumerate(_run(work, rows, num_workers)):
+        results += found
+        headers += new
+        num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
+        if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
+            tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
+    work.headers.save(headers)
+    tell(f"{label}: {len(rows)} rows, {num_bad} quarantined, {len(headers)} media files read")
+    shapes = [r for r in results if isinstance(r, SampleShape)]
+    return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
 
 
 def shard_rows(num_rows: int, shard_index: int, num_shards: int) -> range:
@@ -95,19 +107,76 @@ def shard_rows(num_rows: int, shard_index: int, num_shards: int) -> range:
     return range(num_rows * shard_index // num_shards, num_rows * (shard_index + 1) // num_shards)
 
 
-def profile_key(dataset: DatasetRef, family: Family) -> str:
+def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
     """Identity of a data profile, as 16 hex digits; equal keys mean equal shapes.
 
     Raises:
         DataError: annotations or tokenizer cannot be read.
+        ConfigError: the chat template cannot be read.
     """
     digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n".encode())
-    for part in (_file_hash(dataset.annotations), _file_hash(dataset.tokenizer), family.rules_key):
+    for part in (_file_hash(dataset.annotations), _file_hash(dataset.tokenizer), media.rules_key):
         digest.update(f"{part}\n".encode())
-    digest.update(f"{dataset.max_llm_tokens}\n".encode())
+    template = ChatTemplate.load(dataset.chat_template).source
+    digest.update(f"{template}\n{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}\n".encode())
     for path in sorted(set(_media_paths(AnnotationFile.open(dataset.annotations)))):
         digest.update(f"{path}\t{_fingerprint(dataset.media_root, path)}\n".encode("utf-8", "backslashreplace"))
     return digest.hexdigest()[:16]
+
+
+def duplicate_ids(results: list[Result]) -> list[str]:
+    """Ids that occur more than once, sorted. All such rows are kept: the row, not the id, identifies a sample."""
+    counts = Counter(r.sample_id for r in results if r.sample_id)
+    return sorted(sample_id for sample_id, count in counts.items() if count > 1)
+
+
+class _Work:
+    """What a process needs to turn rows into shapes."""
+
+    def __init__(self, dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:
+        if not dataset.media_root.is_dir():
+            raise DataError("media root is not a folder", where=str(dataset.media_root))
+        self.given = (dataset, media, key, cache)
+        self.annotations = AnnotationFile.open(dataset.annotations)
+        self.headers = HeaderCache(dataset.media_root, cache)
+        tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
+        self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong)
+
+    def do(self, rows: range) -> tuple[list[Result], list[HeaderRow]]:
+        """Results of some rows, in order, and the headers read for them."""
+        results = shapes_of([(i, self._sample(i)) for i in rows], self._rules, self.headers.read)
+        return results, self.headers.take_new()
+
+    def _sample(self, index: int) -> AnnotatedSample | BadSample:
+        try:
+            return self.annotations.sample(index)
+        except BadSample as error:
+            return error
+
+
+def _run(work: _Work, rows: range, num_workers: int) -> Iterator[tuple[list[Result], list[HeaderRow]]]:
+    blocks = [rows[at : at + BLOCK_ROWS] for at in range(0, len(rows), BLOCK_ROWS)]
+    if num_workers <= 1 or len(blocks) <= 1:
+        yield from map(work.do, blocks)
+        return
+    # Spawned: a forked tokenizer may hang on threads that were not forked with it.
+    with ProcessPoolExecutor(
+        min(num_workers, len(blocks)), multiprocessing.get_context("spawn"), _begin, work.given
+    ) as pool:
+        yield from pool.map(_do, blocks)
+
+
+_process: list[_Work] = []
+"""Of a worker process: its one `_Work`, made when it starts."""
+
+
+def _begin(dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the pool is the parallelism
+    _process.append(_Work(dataset, media, key, cache))
+
+
+def _do(rows: range) -> tuple[list[Result], list[HeaderRow]]:
+    return _process[0].do(rows)
 
 
 def _media_paths(annotations: AnnotationFile) -> Iterator[str]:
@@ -133,10 +202,3 @@ def _file_hash(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"file cannot be read: {error.strerror}", where=str(path)) from error
-
-
-def _report_duplicates(sample_ids: list[str], tell: Callable[[str], None]) -> None:
-    duplicates = sorted(i for i, count in Counter(sample_ids).items() if count > 1)
-    if duplicates:
-        more = f" and {len(duplicates) - 3} more" if len(duplicates) > 3 else ""
-        tell(f"{len(duplicates)} sample ids occur more than once (all rows kept): {', '.join(duplicates[:3])}{more}")

@@ -1,20 +1,31 @@
-"""One annotation row to what it costs every module, or to the reason it cannot be trained on.
+"""Annotated samples to what they cost every module, or to the reason they cannot be trained on.
 
-Checks run from cheap to dear: row, media kinds, text length, then one header per media item. Every way out is a value:
-a `SampleShape` or a `QuarantinedSample`; a row never stops a profile.
+Per sample: media kinds, one header per media item, the family's placement, then tokens, counted for many samples in
+one call. Every way out is a value, a `SampleShape` or a `QuarantinedSample`; a row never stops a profile.
+
+A sample over `max_llm_tokens` is handled by the steps of `overlong`, in order, until it fits: `shrink` halves the
+family's limits of frames, tiles and pixels level by level; `truncate` cuts tokens off the end, never a media row. What
+was done is part of the shape, and the trainer does the same. A sample that no step makes fit is quarantined.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
-from dflop.data.formats.annotation_file import AnnotationFile
-from dflop.data.headers import BadMedia, read_header
-from dflop.data.tokens import ChatTokenizer
-from dflop.models.family import Family
+from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.tokens import ChatTokenizer, TokenCount
+from dflop.models.media import Layout, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
+
+OVERLONG_STEPS = ("shrink", "truncate")
+
+ReadHeader = Callable[[MediaRef], MediaHeader]
+"""Size of a media item; raises `BadMedia` or `BadSample`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,90 +33,174 @@ class ShapeRules:
     """Everything besides the row that decides a sample's shape."""
 
     profile_key: str
-    family: Family
+    media: MediaRules
     tokenizer: ChatTokenizer
-    media_root: Path
     max_llm_tokens: int
+    overlong: tuple[str, ...]
+    """Steps out of `OVERLONG_STEPS`; none: too long is quarantined."""
 
 
-def shape_of_row(annotations: AnnotationFile, index: int, rules: ShapeRules) -> SampleShape | QuarantinedSample:
-    """Shape of row `index`, or why it has none; a malformed row is a quarantine row like any other."""
-    try:
-        sample = annotations.sample(index)
-    except BadSample as error:
-        return _quarantined(rules, index, error.sample_id, error)
-    return shape_of(sample, rules)
+class _Draft(NamedTuple):
+    """A sample whose media are placed, not yet counted."""
+
+    sample: AnnotatedSample
+    headers: list[MediaHeader]
+    placements: list[Placement]
+    level: int
+
+    @property
+    def layouts(self) -> list[Layout]:
+        return [p.layout for p in self.placements]
 
 
-def shape_of(sample: AnnotatedSample, rules: ShapeRules) -> SampleShape | QuarantinedSample:
-    """Shape of a well-formed sample, or why it has none: its media, its length or nothing to learn from."""
-    try:
-        return _shape(sample, rules)
-    except BadSample as error:
-        return _quarantined(rules, sample.sample_index, sample.sample_id, error)
+def shapes_of(
+    rows: Sequence[tuple[int, AnnotatedSample | BadSample]], rules: ShapeRules, read: ReadHeader
+) -> list[SampleShape | QuarantinedSample]:
+    """Shapes of many rows, in order; a malformed row is a quarantine row like any other.
 
-
-def _shape(sample: AnnotatedSample, rules: ShapeRules) -> SampleShape:
-    for ref in sample.media:
-        if ref.kind not in rules.family.media_tokens:
-            takes = ", ".join(sorted(rules.family.media_tokens)) or "text only"
-            raise BadSample(f"family {rules.family.name} takes no {ref.kind} (takes: {takes})", path=ref.path)
-    num_text_tokens, num_supervised_tokens = rules.tokenizer.count(sample)
-    if num_supervised_tokens == 0:
-        raise BadSample("no supervised tokens: every answer is empty")
-    _check_length(num_text_tokens, rules)
-    items = tuple(media_item(ref, rules.family, rules.media_root) for ref in sample.media)
-    num_llm_tokens = num_text_tokens + sum(item.num_rows for item in items)
-    _check_length(num_llm_tokens, rules)
-    return SampleShape(
-        profile_key=rules.profile_key,
-        sample_index=sample.sample_index,
-        sample_id=sample.sample_id,
-        num_text_tokens=num_text_tokens,
-        num_supervised_tokens=num_supervised_tokens,
-        num_llm_tokens=num_llm_tokens,
-        items=items,
-    )
-
-
-def media_item(ref: MediaRef, family: Family, media_root: Path) -> MediaItem:
-    """Size of one media file and what the family makes of it.
-
-    Raises:
-        BadSample: the path leaves the media root, the header is bad, or the family refuses the size.
+    Args:
+        rows: (sample_index, the sample or why it cannot be read).
+        rules: Family, tokenizer and limits.
+        read: Gives the headers.
     """
-    path = confine(media_root, ref.path)
+    found: list[SampleShape | QuarantinedSample | None] = [None] * len(rows)
+    drafts: dict[int, _Draft] = {}
+    for number, (index, sample) in enumerate(rows):
+        try:
+            if isinstance(sample, BadSample):
+                raise sample
+            headers = [_header(ref, rules, read) for ref in sample.media]
+            drafts[number] = _Draft(sample, headers, _place(sample, headers, rules, 0), 0)
+        except BadSample as error:
+            found[number] = _quarantined(rules, index, sample, error)
+    counts = rules.tokenizer.count([d.sample for d in drafts.values()], [d.layouts for d in drafts.values()])
+    for (number, draft), count in zip(drafts.items(), counts, strict=True):
+        try:
+            found[number] = _shape(draft, count, rules)
+        except BadSample as error:
+            found[number] = _quarantined(rules, rows[number][0], draft.sample, error)
+    return [result for result in found if result is not None]
+
+
+def header_reader(media_root: Path) -> ReadHeader:
+    """Reads headers of files under `media_root`; paths that leave it are refused."""
+
+    def read(ref: MediaRef) -> MediaHeader:
+        return read_header(ref.kind, confine(media_root, ref.path))
+
+    return read
+
+
+def _header(ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> MediaHeader:
+    if ref.kind not in rules.media.media_tokens:
+        takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
+        raise BadSample(f"family {rules.media.name} takes no {ref.kind} (takes: {takes})", path=ref.path)
     try:
-        header = read_header(ref.kind, path)
+        return read(ref)
     except BadMedia as error:
         raise BadSample(f"{ref.kind}: {error.reason}", path=ref.path) from error
-    size = (header.width_px, header.height_px, header.num_frames, header.duration_s)
-    try:
-        placement = family.place(ref.kind, width_px=size[0], height_px=size[1], num_frames=size[2], duration_s=size[3])
-    except ValueError as error:
-        raise BadSample(f"{ref.kind}: {error}", path=ref.path) from error
-    return MediaItem(
-        ref.kind,
-        ref.path,
-        *size,
-        module=placement.module,
-        grid=placement.grid,
-        num_tokens=placement.num_tokens,
-        sum_sq_tokens=placement.sum_sq_tokens,
-        num_rows=placement.num_rows,
+
+
+def _place(sample: AnnotatedSample, headers: Sequence[MediaHeader], rules: ShapeRules, level: int) -> list[Placement]:
+    num_images = sum(ref.kind == "image" for ref in sample.media)
+    placements = []
+    for ref, header in zip(sample.media, headers, strict=True):
+        try:
+            placements.append(place(rules.media, header, num_images, level))
+        except ValueError as error:
+            raise BadSample(f"{ref.kind}: {error}", path=ref.path) from error
+    return placements
+
+
+@functools.lru_cache(maxsize=200_000)
+def place(rules: MediaRules, header: MediaHeader, num_images: int, level: int) -> Placement:
+    """`rules.place`, remembered: the sizes of a dataset repeat far more often than they differ.
+
+    Raises:
+        ValueError: the family's processor would refuse the item.
+    """
+    return rules.place(
+        header.kind,
+        width_px=header.width_px,
+        height_px=header.height_px,
+        num_frames=header.num_frames,
+        duration_s=header.duration_s,
+        num_images=num_images,
+        level=level,
     )
 
 
-def _check_length(num_tokens: int, rules: ShapeRules) -> None:
-    if num_tokens > rules.max_llm_tokens:
-        raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {rules.max_llm_tokens}")
+def header_of(item: MediaItem) -> MediaHeader:
+    """The header a profiled item was placed by."""
+    return MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
 
 
-def _quarantined(rules: ShapeRules, index: int, sample_id: str, error: BadSample) -> QuarantinedSample:
+def _shape(draft: _Draft, count: TokenCount, rules: ShapeRules) -> SampleShape:
+    if count.num_supervised_tokens == 0:
+        raise BadSample("no supervised tokens: every answer is empty")
+    num_tokens = _length(draft, count)
+    for step in rules.overlong if num_tokens > rules.max_llm_tokens else ():
+        if step == "shrink":
+            draft, count = _shrunk(draft, count, rules)
+        elif _length(draft, count) > rules.max_llm_tokens >= count.first_media_end:
+            return _truncated(draft, count, rules)
+    if _length(draft, count) > rules.max_llm_tokens:
+        tried = f" (after: {', '.join(rules.overlong)})" if rules.overlong else ""
+        raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {rules.max_llm_tokens}{tried}")
+    return _of(draft, count, rules)
+
+
+def _shrunk(draft: _Draft, count: TokenCount, rules: ShapeRules) -> tuple[_Draft, TokenCount]:
+    """The sample at the first level at which it fits; at the last one if at none, or as it was without media."""
+    while _length(draft, count) > rules.max_llm_tokens and draft.headers and draft.level < rules.media.max_level:
+        level = draft.level + 1
+        draft = draft._replace(placements=_place(draft.sample, draft.headers, rules, level), level=level)
+        (count,) = rules.tokenizer.count([draft.sample], [draft.layouts])
+    return draft, count
+
+
+def _truncated(draft: _Draft, count: TokenCount, rules: ShapeRules) -> SampleShape:
+    encoded = rules.tokenizer.encode(draft.sample, draft.layouts, rules.max_llm_tokens)
+    num_supervised = encoded.num_supervised_tokens
+    if num_supervised == 0:
+        raise BadSample(f"no supervised tokens among the first {rules.max_llm_tokens}")
+    num_cut = _length(draft, count) - rules.max_llm_tokens
+    kept = TokenCount(count.num_text_tokens - num_cut, num_supervised, count.first_media_end)
+    return _of(draft, kept, rules, num_cut)
+
+
+def _length(draft: _Draft, count: TokenCount) -> int:
+    return count.num_text_tokens + sum(p.num_rows for p in draft.placements)
+
+
+def _of(draft: _Draft, count: TokenCount, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
+    items = tuple(
+        MediaItem(
+            ref.kind, ref.path, header.width_px, header.height_px, header.num_frames, header.duration_s,
+            p.module, p.grid, p.num_tokens, p.sum_sq_tokens, p.num_rows,
+        )
+        for ref, header, p in zip(draft.sample.media, draft.headers, draft.placements, strict=True)
+    )  # fmt: skip
+    return SampleShape(
+        profile_key=rules.profile_key,
+        sample_index=draft.sample.sample_index,
+        sample_id=draft.sample.sample_id,
+        num_text_tokens=count.num_text_tokens,
+        num_supervised_tokens=count.num_supervised_tokens,
+        num_llm_tokens=_length(draft, count),
+        items=items,
+        media_level=draft.level,
+        num_cut_tokens=num_cut_tokens,
+    )
+
+
+def _quarantined(
+    rules: ShapeRules, index: int, sample: AnnotatedSample | BadSample, error: BadSample
+) -> QuarantinedSample:
     return QuarantinedSample(
         profile_key=rules.profile_key,
         sample_index=index,
-        sample_id=sample_id,
+        sample_id=sample.sample_id,
         phase="profile",
         path=error.path,
         reason=error.reason,

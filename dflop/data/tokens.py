@@ -1,31 +1,31 @@
-r"""Text to token ids: the ChatML template, where media rows go, and which tokens carry loss.
+r"""Text to token ids: the chat template around the turns, where media rows go, and which tokens carry loss.
 
-    <|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n
-
-The answer and its `<|im_end|>` are supervised. A placeholder becomes `begin`, one `pad` per row the encoder hands to
-the LLM, `end`. Control tokens are inserted as ids and text is encoded with special tokens switched off, so a user
-who types `<|im_end|>` gets the characters and never the token. Lengths need no media: the profiler's `count` and the
-trainer's `encode` walk the same pieces, so num_text_tokens + sum(num_rows) is the length of what is trained on.
+Template, turns and what a family writes around media are laid end to end and split only at special tokens, so a
+tokenizer sees the text it sees in Hugging Face's processors: `user\n` and the question after it are one string. An
+answer and the special token that directly follows it are supervised; of pre-training text, everything is. Special
+tokens are inserted as ids and text is encoded with them switched off: a user who types `<|im_end|>` gets the characters
+and never the token. Lengths need no media: the profiler's `count` and the trainer's `encode` walk the same pieces.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, Turn
+from dflop.data.chat import PLAIN_ROLE, ChatTemplate
 from dflop.errors import ConfigError
-from dflop.models.family import Family
+from dflop.models.media import Layout, MediaRules
 
 IGNORE_LABEL = -100
 """Label of a token that carries no loss, as PyTorch's cross entropy has it."""
-
-TURN_BEGIN, TURN_END = "<|im_start|>", "<|im_end|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +36,60 @@ class EncodedSample:
     """Shape (num_llm_tokens,)."""
     labels: npt.NDArray[np.int64]
     """Shape (num_llm_tokens,): the id where it is supervised, `IGNORE_LABEL` elsewhere and always at position 0."""
-    media_spans: tuple[tuple[int, int], ...]
-    """Per media item, in order: [start, stop) of its pad tokens, which the encoder's rows replace."""
+    media_positions: tuple[npt.NDArray[np.int64], ...]
+    """Per media item, in order: positions of its pad tokens, which the encoder's rows replace."""
+
+    @property
+    def num_supervised_tokens(self) -> int:
+        return int((self.labels != IGNORE_LABEL).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    ids: list[int]
+class TokenCount(NamedTuple):
+    """Length of one sample."""
+
+    num_text_tokens: int
+    """Every token but the media rows."""
+    num_supervised_tokens: int
+    first_media_end: int
+    """Tokens up to and with the last media row: a sample can be cut after it, not before."""
+
+
+_WORD = "yes"
+
+
+class _Special(NamedTuple):
+    id: int
     supervised: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _MediaRows:
+class _Text(NamedTuple):
+    text: str
+    supervised: tuple[tuple[int, int], ...]
+    """Ranges of characters that carry loss."""
+
+
+class _Rows(NamedTuple):
     pad: int
+    num_rows: int
+    item: int
+
+
+_Piece = _Special | _Text | _Rows
 
 
 class ChatTokenizer:
-    """A `tokenizer.json` bound to the special tokens of a model family.
+    """A `tokenizer.json` bound to a chat template and to the special tokens of a model family.
 
     Args:
         path: A file `tokenizers.Tokenizer` can load.
-        family: Whose `media_tokens` mark media.
+        rules: Whose `media_tokens` and layouts mark media.
+        template: Name or file of the chat template, see `ChatTemplate.load`.
 
     Raises:
-        ConfigError: the file does not load, lacks a special token, or does not mark one as special.
+        ConfigError: a file does not load, or the tokenizer lacks a special token or does not mark one as special.
     """
 
-    def __init__(self, path: Path, family: Family) -> None:
+    def __init__(self, path: Path, rules: MediaRules, template: str = "chatml") -> None:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
@@ -70,10 +97,17 @@ class ChatTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        self._media_tokens = dict(family.media_tokens)
+        self._template = ChatTemplate.load(template)
+        self._media_tokens = dict(rules.media_tokens)
         media = [t for m in self._media_tokens.values() for t in (m.begin, m.pad, m.end) if t]
-        self._special = self._special_ids([TURN_BEGIN, TURN_END, *media], path, family)
-        self._newline = self._ids("\n")
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        known = {token.content for token in added if token.special}
+        written = {token for token in known if token in self._template.source}
+        # ChatML tokens are asked for by name: a tokenizer without them would spell them out, unnoticed.
+        control = re.findall(r"<\|[a-z_]+\|>", self._template.source)
+        needed = sorted({*written, *media, *rules.special_tokens, *control})
+        self._special = self._special_ids(needed, path, rules)
+        self._split = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
 
     @property
     def vocab_size(self) -> int:
@@ -85,80 +119,162 @@ class ChatTokenizer:
         """Ids of the template's and the family's special tokens, by token."""
         return dict(self._special)
 
-    def count(self, sample: AnnotatedSample) -> tuple[int, int]:
-        """(num_text_tokens, num_supervised_tokens): every token but the media rows, and those that carry loss.
+    def count(self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]) -> list[TokenCount]:
+        """Lengths of samples whose media items have these layouts; one call of the tokenizer's threads for all.
+
+        Raises:
+            KeyError: the family takes no media of some kind in a sample.
+        """
+        pieces = [list(self._pieces(s, items)) for s, items in zip(samples, layouts, strict=True)]
+        encodings = iter(self._encode([p for of_sample in pieces for p in of_sample if isinstance(p, _Text)]))
+        counts = []
+        for of_sample in pieces:
+            num_text = num_supervised = num_rows = media_end = 0
+            for piece in of_sample:
+                if isinstance(piece, _Rows):
+                    num_rows += piece.num_rows
+                    media_end = num_text + num_rows
+                elif isinstance(piece, _Special):
+                    num_text += 1
+                    num_supervised += piece.supervised
+                else:
+                    found = next(encodings)
+                    num_text += len(found)
+                    num_supervised += int(_supervised(found, piece).sum()) if piece.supervised else 0
+            first = of_sample[0] if of_sample else None
+            if isinstance(first, _Text) and first.supervised and num_text:
+                num_supervised -= 1  # nothing stands before the first token of a plain text to predict it from
+            counts.append(TokenCount(num_text, num_supervised, media_end))
+        return counts
+
+    def encode(
+        self, sample: AnnotatedSample, layouts: Sequence[Layout], max_tokens: int | None = None
+    ) -> EncodedSample:
+        """Token ids, labels and media positions of a sample whose media items have these layouts.
+
+        Args:
+            sample: What to encode.
+            layouts: One per media item, in order.
+            max_tokens: Cut after so many tokens.
 
         Raises:
             KeyError: the family takes no media of some kind in the sample.
+            ValueError: `layouts` has not one entry per media item.
         """
-        pieces = [p for p in self._pieces(sample) if isinstance(p, _Text)]
-        return sum(len(p.ids) for p in pieces), sum(len(p.ids) for p in pieces if p.supervised)
-
-    def encode(self, sample: AnnotatedSample, num_rows_per_item: Sequence[int]) -> EncodedSample:
-        """Token ids, labels and media positions of a sample whose media items have these many rows.
-
-        Raises:
-            KeyError: the family takes no media of some kind in the sample.
-            ValueError: `num_rows_per_item` has not one entry per media item.
-        """
-        if len(num_rows_per_item) != len(sample.media):
-            raise ValueError(f"{len(num_rows_per_item)} row counts for {len(sample.media)} media items")
-        rows = iter(num_rows_per_item)
+        pieces = list(self._pieces(sample, layouts))
+        encodings = iter(self._encode([p for p in pieces if isinstance(p, _Text)]))
         input_ids: list[int] = []
         labels: list[int] = []
-        spans: list[tuple[int, int]] = []
-        for piece in self._pieces(sample):
-            if isinstance(piece, _MediaRows):
-                ids, supervised = [piece.pad] * next(rows), False
-                spans.append((len(input_ids), len(input_ids) + len(ids)))
+        positions: list[list[int]] = [[] for _ in layouts]
+        for piece in pieces:
+            if isinstance(piece, _Rows):
+                positions[piece.item] += range(len(input_ids), len(input_ids) + piece.num_rows)
+                input_ids += [piece.pad] * piece.num_rows
+                labels += [IGNORE_LABEL] * piece.num_rows
+            elif isinstance(piece, _Special):
+                input_ids.append(piece.id)
+                labels.append(piece.id if piece.supervised else IGNORE_LABEL)
             else:
-                ids, supervised = piece.ids, piece.supervised
-            input_ids += ids
-            labels += ids if supervised else [IGNORE_LABEL] * len(ids)
-        return EncodedSample(np.array(input_ids, np.int64), np.array(labels, np.int64), tuple(spans))
+                found = next(encodings)
+                input_ids += found.ids
+                labels += np.where(_supervised(found, piece), found.ids, IGNORE_LABEL).tolist() if found.ids else []
+        if labels:
+            labels[0] = IGNORE_LABEL
+        media = tuple(np.array(p, np.int64) for p in positions)
+        return EncodedSample(np.array(input_ids[:max_tokens]), np.array(labels[:max_tokens]), media)
+
+    def template_tokens(self, num_answers: int) -> tuple[int, int]:
+        """(all, supervised) tokens a template writes around so many questions and answers."""
+        turns = (Turn("user", ""), Turn("assistant", _WORD)) * num_answers
+        (count,) = self.count([AnnotatedSample(0, "", turns, ())], [[]])
+        words = num_answers * len(self._tokenizer.encode(_WORD, add_special_tokens=False))
+        return count.num_text_tokens - words, count.num_supervised_tokens - words
+
+    def layout_tokens(self, layout: Layout) -> int:
+        """Tokens of a layout besides its rows."""
+        parts = [part for entry in layout if isinstance(entry, str) for part in self._written(entry)]
+        return sum(1 if p[2] is not None else len(self._tokenizer.encode(p[0], add_special_tokens=False)) for p in parts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids with special tokens shown; for people and reports."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _pieces(self, sample: AnnotatedSample) -> Iterator[_Text | _MediaRows]:
-        for turn in sample.turns:
-            yield _Text([self._special[TURN_BEGIN]], False)
-            if turn.role == "assistant":
-                # An empty answer would teach nothing but to stop, so it carries no loss at all.
-                supervised = bool(turn.text.strip())
-                yield _Text(self._ids("assistant\n"), False)
-                yield _Text([*self._ids(turn.text), self._special[TURN_END]], supervised)
-            else:
-                yield from self._prompt(turn)
-                yield _Text([self._special[TURN_END]], False)
-            yield _Text(self._newline, False)
+    def _encode(self, texts: Sequence[_Text]) -> list[Encoding]:
+        return self._tokenizer.encode_batch([t.text for t in texts], add_special_tokens=False)
 
-    def _prompt(self, turn: Turn) -> Iterator[_Text | _MediaRows]:
-        # re.split with one group alternates text, kind, text, kind, ..., text
-        for number, part in enumerate(PLACEHOLDER.split(f"{turn.role}\n{turn.text}")):
-            if number % 2 == 0:
-                yield _Text(self._ids(part), False)
+    def _pieces(self, sample: AnnotatedSample, layouts: Sequence[Layout]) -> Iterator[_Piece]:
+        """The sample from left to right; two texts never meet without a special token or rows between them."""
+        if len(layouts) != len(sample.media):
+            raise ValueError(f"{len(layouts)} layouts for {len(sample.media)} media items")
+        text, ranges, after_answer = "", [], False
+        for content, supervised, special in self._runs(sample, layouts):
+            if isinstance(content, str) and special is None:
+                if supervised and content:
+                    ranges.append((len(text), len(text) + len(content)))
+                text += content
+                after_answer = supervised or (after_answer and not content)
                 continue
-            marks = self._media_tokens[part]
-            yield _Text([self._special[marks.begin]] if marks.begin else [], False)
-            yield _MediaRows(self._special[marks.pad])
-            yield _Text([self._special[marks.end]] if marks.end else [], False)
+            if text:
+                yield _Text(text, tuple(ranges))
+            text, ranges = "", []
+            if special is not None:
+                yield _Special(special, after_answer)
+            elif isinstance(content, tuple):
+                yield _Rows(*content)
+            after_answer = False
+        if text:
+            yield _Text(text, tuple(ranges))
 
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def _runs(
+        self, sample: AnnotatedSample, layouts: Sequence[Layout]
+    ) -> Iterator[tuple[str | tuple[int, int, int], bool, int | None]]:
+        """(text or rows, whether it carries loss, id if it is a special token), from left to right."""
+        item = 0
+        for part in self._template.skeleton(tuple(turn.role for turn in sample.turns)):
+            if isinstance(part, str):
+                yield from self._written(part)
+                continue
+            turn = sample.turns[part]
+            if turn.role in ("assistant", PLAIN_ROLE):
+                # An empty answer would teach nothing but to stop, so it carries no loss at all.
+                yield turn.text, bool(turn.text.strip()), None
+                continue
+            # re.split with one group alternates text, kind, text, kind, ..., text
+            for number, of_turn in enumerate(PLACEHOLDER.split(turn.text)):
+                if number % 2 == 0:
+                    yield of_turn, False, None
+                    continue
+                pad = self._special[self._media_tokens[of_turn].pad]
+                for entry in layouts[item]:
+                    if isinstance(entry, int):
+                        yield (pad, entry, item), False, None
+                    else:
+                        yield from self._written(entry)
+                item += 1
 
-    def _special_ids(self, names: list[str], path: Path, family: Family) -> dict[str, int]:
+    def _written(self, text: str) -> Iterator[tuple[str, bool, int | None]]:
+        """Text of a template or layout, where special tokens are written by name."""
+        at = 0
+        for match in self._split.finditer(text):
+            if match.start() > at:
+                yield text[at : match.start()], False, None
+            yield match[0], False, self._special[match[0]]
+            at = match.end()
+        if at < len(text):
+            yield text[at:], False, None
+
+    def _special_ids(self, names: list[str], path: Path, rules: MediaRules) -> dict[str, int]:
         found = {name: self._tokenizer.token_to_id(name) for name in names}
         missing = sorted(name for name, token_id in found.items() if token_id is None)
         if missing:
             raise ConfigError(
-                f"tokenizer lacks special tokens of family {family.name}: {', '.join(missing)}",
+                f"tokenizer lacks special tokens of family {rules.name} or its chat template: {', '.join(missing)}",
                 where=str(path),
                 hint="use the tokenizer that belongs to the model, or add the tokens to it as special tokens",
             )
         ids = {name: token_id for name, token_id in found.items() if token_id is not None}
-        forgeable = sorted(name for name, token_id in ids.items() if token_id in self._ids(name))
+        plain = self._tokenizer.encode_batch(sorted(ids), add_special_tokens=False)
+        forgeable = [name for name, encoded in zip(sorted(ids), plain, strict=True) if ids[name] in encoded.ids]
         if forgeable:
             raise ConfigError(
                 f"tokens are not marked special, so any user text could forge them: {', '.join(forgeable)}",
@@ -166,3 +282,12 @@ class ChatTokenizer:
                 hint='set "special": true for them under "added_tokens"',
             )
         return ids
+
+
+def _supervised(encoding: Encoding, piece: _Text) -> npt.NDArray[np.bool_]:
+    """Per token, whether any of its characters carries loss."""
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+    mask = np.zeros(len(offsets), bool)
+    for start, stop in piece.supervised:
+        mask |= (offsets[:, 1] > start) & (offsets[:, 0] < stop)
+    return mask

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from dflop.data.profile import profile_shard
-from dflop.jobs.rundir import dataset_ref, family_of, open_run
+from dflop.jobs.rundir import dataset_ref, open_run, rules_of
 from dflop.records import LLM
 from dflop.store.spool import SpoolWriter
 
@@ -28,7 +28,14 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[s
     config = run.config()
     started = time.perf_counter()
     shapes, bad = profile_shard(
-        dataset_ref(config), family_of(config), int(shard), int(num_shards), _say, key=profile_key
+        dataset_ref(config),
+        rules_of(config),
+        int(shard),
+        int(num_shards),
+        _say,
+        key=profile_key,
+        num_workers=config.data_profile.num_workers,
+        cache=config.store / "cache" / "headers",
     )
     with SpoolWriter(config.store, run.run_id, f"data-{shard}-of-{num_shards}") as spool:
         for record in (*shapes, *(replace(b, run_id=run.run_id) for b in bad)):

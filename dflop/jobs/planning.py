@@ -10,10 +10,9 @@ from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
-from dflop.data.tokens import ChatTokenizer
 from dflop.errors import StoreError
 from dflop.jobs.inputs import run_input
-from dflop.jobs.rundir import RunDir, family_of
+from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.models.family import Family
 from dflop.plan.search import make_plans
 from dflop.profile.hardware import hardware_name, software_name
@@ -28,7 +27,7 @@ Say = Callable[[str], None]
 
 def bound_family(config: Config) -> Family:
     """The run's family with the vocabulary of the dataset's tokenizer."""
-    return family_of(config, ChatTokenizer(config.dataset.tokenizer, family_of(config)).vocab_size)
+    return family_of(config, tokenizer_of(config).vocab_size)
 
 
 def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:

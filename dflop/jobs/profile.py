@@ -7,8 +7,7 @@ import time
 
 import torch
 
-from dflop.data.tokens import ChatTokenizer
-from dflop.jobs.rundir import family_of, open_run
+from dflop.jobs.rundir import family_of, open_run, tokenizer_of
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
@@ -32,7 +31,7 @@ def main(run_path: str, profile_key: str, hardware: str) -> dict[str, float]:
     if device.type == "cpu":
         torch.set_num_threads(1)
     started = time.perf_counter()
-    tokenizer = ChatTokenizer(config.dataset.tokenizer, family_of(config))
+    tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
     settings = ProbeSettings(
         profile_key=profile_key,

@@ -21,9 +21,11 @@ from typing import Any
 
 from dflop.config import Config, load_config
 from dflop.data.profile import DatasetRef
+from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models import load_family
+from dflop.models import load_family, load_rules
 from dflop.models.family import Family
+from dflop.models.media import MediaRules
 from dflop.records import CostTable, Plan, SampleShape, from_dict, to_dict
 
 
@@ -122,7 +124,7 @@ class RunDir:
 def dataset_ref(config: Config) -> DatasetRef:
     """The dataset as the data room takes it."""
     d = config.dataset
-    return DatasetRef(d.annotations, d.media_root, d.tokenizer, d.max_llm_tokens)
+    return DatasetRef(d.annotations, d.media_root, d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong)
 
 
 def family_of(config: Config, vocab_size: int | None = None) -> Family:
@@ -136,6 +138,16 @@ def family_of(config: Config, vocab_size: int | None = None) -> Family:
     if vocab_size is not None:
         hf_config["text_config"] = {**hf_config.get("text_config", {}), "vocab_size": vocab_size}
     return load_family(config.model.family, hf_config, config.model.media)
+
+
+def rules_of(config: Config) -> MediaRules:
+    """The media rules of a run's family, which need no model: enough to profile data."""
+    return load_rules(config.model.family, config.model.hf_config, config.model.media)
+
+
+def tokenizer_of(config: Config) -> ChatTokenizer:
+    """The dataset's tokenizer with its chat template, bound to the family's special tokens."""
+    return ChatTokenizer(config.dataset.tokenizer, rules_of(config), config.dataset.chat_template)
 
 
 def open_run(path: str | Path) -> RunDir:

@@ -11,6 +11,7 @@ from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.headers import BadMedia
 from dflop.data.load import load_item
 from dflop.data.profile import DatasetRef
+from dflop.data.shapes import header_of, place
 from dflop.data.tokens import ChatTokenizer
 from dflop.models.family import Family
 from dflop.records import SampleShape
@@ -29,20 +30,22 @@ class DatasetSource:
     def __init__(self, dataset: DatasetRef, family: Family, shapes: Sequence[SampleShape]) -> None:
         self._dataset, self._family = dataset, family
         self._annotations = AnnotationFile.open(dataset.annotations)
-        self._tokenizer = ChatTokenizer(dataset.tokenizer, family)
+        self._tokenizer = ChatTokenizer(dataset.tokenizer, family, dataset.chat_template)
         self._shapes = {s.sample_index: s for s in shapes}
 
     def shape(self, sample_index: int) -> SampleShape:
         return self._shapes[sample_index]
 
     def tokens(self, sample_index: int) -> TokenizedSample:
-        rows = [item.num_rows for item in self._shapes[sample_index].items]
-        encoded = self._tokenizer.encode(self._annotations.sample(sample_index), rows)
-        return TokenizedSample(encoded.input_ids, encoded.labels, tuple(start for start, _ in encoded.media_spans))
+        shape = self._shapes[sample_index]
+        num_images = sum(item.kind == "image" for item in shape.items)
+        layouts = [place(self._family, header_of(item), num_images, shape.media_level).layout for item in shape.items]
+        encoded = self._tokenizer.encode(self._annotations.sample(sample_index), layouts, shape.num_llm_tokens)
+        return TokenizedSample(encoded.input_ids, encoded.labels, encoded.media_positions)
 
     def array(self, sample_index: int, item: int) -> np.ndarray:
-        media = self._shapes[sample_index].items[item]
+        shape = self._shapes[sample_index]
         try:
-            return load_item(self._dataset.media_root, media, self._family)
+            return load_item(self._dataset.media_root, shape.items[item], self._family, shape.media_level)
         except (BadMedia, BadSample, ValueError) as error:
             raise MediaError(str(error)) from error

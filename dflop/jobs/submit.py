@@ -30,7 +30,7 @@ def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
     return [
         _job(
             run, config, f"data-{shard}", "dflop.jobs.data:main", (profile_key, str(shard), str(num_shards)),
-            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1,
+            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=config.data_profile.num_workers,
         )
         for shard in range(num_shards)
     ]  # fmt: skip
@@ -52,7 +52,15 @@ def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> Job
 
 
 def _job(
-    run: RunDir, config: Config, name: str, entry: str, args: tuple[str, ...], key: str, *, num_tasks: int
+    run: RunDir,
+    config: Config,
+    name: str,
+    entry: str,
+    args: tuple[str, ...],
+    key: str,
+    *,
+    num_tasks: int,
+    cpus_per_task: int = 0,
 ) -> JobSpec:
     num_nodes, tasks_per_node = spread(num_tasks, config)
     cluster = config.cluster
@@ -69,7 +77,7 @@ def _job(
             tasks_per_node=tasks_per_node,
             num_idle_slots=num_nodes * tasks_per_node - num_tasks,
             # Beside a GPU the cores decode media; without one a process computes on one thread.
-            cpus_per_task=max(1, cores_per_task) if is_cuda else 1,
+            cpus_per_task=cpus_per_task or (max(1, cores_per_task) if is_cuda else 1),
             gpus_per_node=tasks_per_node if is_cuda else 0,
             # With GPUs the limit in the cluster file is the device's; host memory is left to the site.
             memory_bytes=0 if cluster.device == "cuda" else tasks_per_node * cluster.spec().memory_per_process_bytes,

@@ -129,6 +129,8 @@ class MediaRules(abc.ABC):
 
     @property
     def max_level(self) -> int:
-        """Level beyond which no limit gets any smaller."""
-        room = [int(self.media[key]) // max(1, least) for key, least in self.shrinkable.items()]
-        return max((n.bit_length() - (n & (n - 1) == 0) for n in room if n > 1), default=0)
+        """First level at which every limit of `shrinkable` is at its least."""
+        level = 0
+        while any(int(self.media[key]) >> level > least for key, least in self.shrinkable.items()):
+            level += 1
+        return level

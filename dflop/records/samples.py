@@ -69,6 +69,10 @@ class SampleShape:
     num_llm_tokens: int
     """Text tokens plus every media row: the length of the sample's sequence in the LLM."""
     items: tuple[MediaItem, ...]
+    media_level: int = 0
+    """How many times the family's media limits were halved to make the sample fit."""
+    num_cut_tokens: int = 0
+    """Tokens cut off its end to make it fit; not part of the counts above."""
 
     def load(self, module: str) -> ModuleLoad:
         """Work this sample brings to `module`; zero when it has no item for it."""

@@ -23,7 +23,20 @@ T = TypeVar("T")
 
 Upgrade = Callable[[pa.Table], pa.Table]
 
-UPGRADES: dict[str, tuple[Upgrade, ...]] = {}
+
+def _with_zeros(*names: str) -> Upgrade:
+    def step(table: pa.Table) -> pa.Table:
+        zeros = pa.array([0] * len(table), pa.int64())
+        for name in names:
+            table = table.append_column(pa.field(name, pa.int64(), nullable=False), zeros)
+        return table
+
+    return step
+
+
+UPGRADES: dict[str, tuple[Upgrade, ...]] = {
+    "sample_shape": (_with_zeros("media_level", "num_cut_tokens"),),
+}
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 
 Spool files are never rewritten, so a kind whose columns change gets a step here (fill the new column, drop the old)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 FLUSH_ROWS = 1000
 FLUSH_AFTER_S = 60.0
+TABLE_ROWS = 50_000
+"""Rows per file of a table that is written at once."""
 NEXT_SEQ_FILE = "next_seq.json"
 """In a folder of the archive: per producer, the number after the last one that was compacted away."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*")
@@ -114,6 +116,30 @@ class SpoolWriter:
             self.flush()
         elif len(buffer) >= self._flush_rows:
             self._flush_kind(cls)
+
+    def append_table(self, cls: type[Any], table: pa.Table) -> None:
+        """Writes many rows that are columns already; on return they are acknowledged.
+
+        Args:
+            cls: Record class of the rows.
+            table: Columns named as its fields, of any types that cast to theirs.
+
+        Raises:
+            StoreError: The disk is full or failing, or a column is missing or of another type; files of
+                `TABLE_ROWS` rows that were written before stay.
+        """
+        kind = schema.kind_of(cls)
+        folder = self._store_root / "spool" / kind / self._run_id
+        for at in range(0, len(table), TABLE_ROWS):
+            part = table.slice(at, TABLE_ROWS)
+            try:
+                wanted = schema.arrow_schema(kind)
+                part = part.select(wanted.names).cast(wanted).combine_chunks()
+                durable.make_folder(folder)
+                self._write(kind, part)
+            except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+                raise _spool_error(error, folder, len(part)) from error
+            self.num_acknowledged += len(part)
 
     def flush(self) -> None:
         """Writes every buffered record; on return all of them are acknowledged.

@@ -33,8 +33,8 @@ class TokenizedSample:
     """int64 `[tokens]`."""
     labels: np.ndarray
     """int64 `[tokens]`, `IGNORE_LABEL` where no loss is taken."""
-    item_starts: tuple[int, ...]
-    """Position of the first placeholder of each media item."""
+    item_positions: tuple[np.ndarray, ...]
+    """int64 `[rows]` per media item: positions of its placeholders."""
 
 
 class SampleSource(Protocol):
@@ -213,13 +213,13 @@ class Feed:
             for route in routes(step_plan, encoder.module, k):
                 if route.llm_dp != self._seat.dp_rank:
                     continue
-                spans = []
+                positions = []
                 for item in route.items:
                     start, sample = packed[work.item_sample[item]]
-                    first = int(start) + sample.item_starts[work.item_rank_in_sample[item]]
-                    spans.append((first, first + work.item_rows[item]))
+                    positions.append(start + sample.item_positions[work.item_rank_in_sample[item]])
                 last_stage = encoder.parallel.pp - 1
-                transfers.append(Transfer(rank_of(encoder, last_stage, route.encoder_dp), _index(spans)))
+                rows = torch.from_numpy(np.concatenate(positions))
+                transfers.append(Transfer(rank_of(encoder, last_stage, route.encoder_dp), rows))
         return tuple(transfers)
 
 

@@ -49,7 +49,9 @@ class TinyFamily(Family):
         across, down = math.ceil(min(width_px, side) / 28), math.ceil(min(height_px, side) / 28)
         times = 1 if kind == "image" else math.ceil(len(self.frame_indices(num_frames, duration_s)) / 2)
         tokens = times * across * down
-        return Placement("vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens, wrap(tokens))
+        return Placement(
+            "vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens, wrap(tokens)
+        )
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         count = min(num_frames, max(1, math.ceil(duration_s * self.media["fps"])))

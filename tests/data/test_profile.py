@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.data.profile import DatasetRef, profile_key, profile_shard, shard_rows
+from dflop.data import profile
+from dflop.data.profile import DatasetRef, duplicate_ids, profile_key, profile_shard, shard_rows
 from dflop.errors import DataError
 from tests.data.helpers import TinyFamily, WriteRows, chat
 
@@ -39,17 +40,42 @@ def test_every_row_is_in_one_shard(num_rows: int, num_shards: int) -> None:
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
-def test_duplicate_ids_are_reported_and_kept(write_rows: WriteRows, family: TinyFamily) -> None:
-    said: list[str] = []
-    shapes, _ = profile_shard(write_rows(ROWS), family, 0, 1, said.append)
+def test_duplicate_ids_are_found_and_kept(write_rows: WriteRows, family: TinyFamily) -> None:
+    shapes, quarantined = profile_shard(write_rows(ROWS), family, 0, 1)
     assert [s.sample_id for s in shapes] == ["0", "1", "1"]
-    assert said[-1] == "1 sample ids occur more than once (all rows kept): 1"
+    assert duplicate_ids([*shapes, *quarantined]) == ["1"]
+
+
+def test_a_pool_of_processes_gives_the_same_rows(write_rows: WriteRows, family: TinyFamily, monkeypatch) -> None:
+    dataset = write_rows(ROWS * 3)
+    alone = profile_shard(dataset, family, 0, 1, key="key")
+    monkeypatch.setattr(profile, "BLOCK_ROWS", 4)
+    said: list[str] = []
+    assert profile_shard(dataset, family, 0, 1, said.append, key="key", num_workers=2) == alone
+    assert said[-1].startswith("data profile, shard 1 of 1: 15 rows, 6 quarantined")
+
+
+def test_unchanged_files_are_not_read_again(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
+    dataset, cache, said = write_rows(ROWS), tmp_path / "cache", []
+    first = profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache)
+    assert said[-1].endswith("2 media files read")
+    assert profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache, num_workers=2) == first
+    assert said[-1].endswith("0 media files read")
+    (dataset.media_root / "cat.png").write_bytes(b"no longer a picture")
+    shapes, quarantined = profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache)
+    assert said[-1].endswith("1 media files read")
+    assert (len(shapes), len(quarantined)) == (2, 3)
+    for file in cache.rglob("*.parquet"):
+        file.write_bytes(b"lost")
+    assert profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache) == (shapes, quarantined)
+    assert said[-1].endswith("2 media files read")
 
 
 def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
     dataset = write_rows(ROWS)
     keys = [profile_key(dataset, family), profile_key(dataset, TinyFamily({"depth": 2}, {}))]
-    keys.append(profile_key(dataclasses.replace(dataset, max_llm_tokens=7), family))
+    for change in ({"max_llm_tokens": 7}, {"overlong": ("shrink",)}, {"chat_template": "qwen"}):
+        keys.append(profile_key(dataclasses.replace(dataset, **change), family))
     os.utime(dataset.media_root / "cat.png", ns=(0, 0))
     keys.append(profile_key(dataset, family))
     (dataset.media_root / "gone.png").write_bytes(b"here now")

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from dflop.data.annotations import AnnotatedSample, BadSample
 from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.profile import DatasetRef
-from dflop.data.shapes import ShapeRules, shape_of_row
+from dflop.data.shapes import ShapeRules, header_of, header_reader, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.records import QuarantinedSample, SampleShape
 from tests.data.helpers import TinyFamily, WriteRows, chat
 
 
-def shape(dataset: DatasetRef, family: TinyFamily, index: int = 0) -> SampleShape | QuarantinedSample:
+def shape(dataset: DatasetRef, family: TinyFamily, index: int = 0, *overlong: str) -> SampleShape | QuarantinedSample:
     tokenizer = ChatTokenizer(dataset.tokenizer, family)
-    rules = ShapeRules("key", family, tokenizer, dataset.media_root, dataset.max_llm_tokens)
-    return shape_of_row(AnnotationFile.open(dataset.annotations), index, rules)
+    rules = ShapeRules("key", family, tokenizer, dataset.max_llm_tokens, overlong)
+    try:
+        sample: AnnotatedSample | BadSample = AnnotationFile.open(dataset.annotations).sample(index)
+    except BadSample as error:
+        sample = error
+    (found,) = shapes_of([(index, sample)], rules, header_reader(dataset.media_root))
+    return found
 
 
 def test_shape_of_each_kind(write_rows: WriteRows, family: TinyFamily, tokenizer: ChatTokenizer) -> None:
@@ -22,7 +28,8 @@ def test_shape_of_each_kind(write_rows: WriteRows, family: TinyFamily, tokenizer
     assert [i.num_rows for i in result.items] == [3 * 2, 1 * 3 * 2, 50]
     assert result.num_llm_tokens == result.num_text_tokens + 62
     sample = AnnotationFile.open(dataset.annotations).sample(0)
-    assert len(tokenizer.encode(sample, [i.num_rows for i in result.items]).input_ids) == result.num_llm_tokens
+    layouts = [place(family, header_of(i), 1, 0).layout for i in result.items]
+    assert len(tokenizer.encode(sample, layouts).input_ids) == result.num_llm_tokens
 
 
 def test_every_refusal_is_a_row_with_its_reason(write_rows: WriteRows, family: TinyFamily) -> None:
@@ -63,3 +70,44 @@ def test_size_the_family_refuses(write_rows: WriteRows, family: TinyFamily) -> N
     result = shape(write_rows([chat("<image>", "x", image="cat.png")]), PickyFamily({}, {}))
     assert isinstance(result, QuarantinedSample)
     assert result.reason == "image: 60 px is too narrow"
+
+
+def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(
+    write_rows: WriteRows, family: TinyFamily, tokenizer: ChatTokenizer
+) -> None:
+    row = chat("<image><video> what is it?", "the cat sat on the mat " * 4, image="cat.png", video="clip.mp4")
+    whole = shape(write_rows([row]), family)
+    assert isinstance(whole, SampleShape)
+    text = whole.num_text_tokens
+    for limit, steps, level, num_cut in (
+        (whole.num_llm_tokens, ("shrink", "truncate"), 0, 0),
+        (text + 11, ("shrink", "truncate"), 11, 0),
+        (text + 11, ("truncate", "shrink"), 0, 1),
+        (text, ("shrink", "truncate"), 12, 2),
+        (text + 1, ("truncate",), 0, 11),
+    ):
+        dataset = write_rows([row], max_llm_tokens=limit)
+        found = shape(dataset, family, 0, *steps)
+        assert isinstance(found, SampleShape), (limit, steps, found)
+        assert found.num_llm_tokens <= limit
+        assert found.num_llm_tokens == found.num_text_tokens + sum(i.num_rows for i in found.items)
+        assert (found.media_level > 0) == (level > 0), (limit, steps, found)
+        assert (found.num_cut_tokens > 0) == (num_cut > 0), (limit, steps, found)
+        sample = AnnotationFile.open(dataset.annotations).sample(0)
+        layouts = [place(family, header_of(i), 1, found.media_level).layout for i in found.items]
+        encoded = tokenizer.encode(sample, layouts, found.num_llm_tokens)
+        assert len(encoded.input_ids) == found.num_llm_tokens
+        assert encoded.num_supervised_tokens == found.num_supervised_tokens
+        assert [len(p) for p in encoded.media_positions] == [i.num_rows for i in found.items]
+
+
+def test_what_no_step_makes_fit_is_left_out(write_rows: WriteRows, family: TinyFamily) -> None:
+    cases = [
+        (chat("what?", "cat " * 300), 40, ("shrink",), "sample too long: 3"),
+        (chat("cat " * 300, "x"), 40, ("truncate",), "no supervised tokens among the first 40"),
+        (chat("<audio>", "x", audio="tone.flac"), 40, ("shrink", "truncate"), "sample too long: 6"),
+    ]
+    for row, limit, steps, reason in cases:
+        found = shape(write_rows([row], max_llm_tokens=limit), family, 0, *steps)
+        assert isinstance(found, QuarantinedSample)
+        assert found.reason.startswith(reason), found.reason

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from dflop.data.demo_text import SPECIAL_TOKENS
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models.media import MediaTokens
+from dflop.models.media import Layout, MediaTokens
 from tests.data.helpers import TinyFamily, sample_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(lambda t: "<" not in t)
@@ -19,7 +20,9 @@ hostile = texts | st.sampled_from(SPECIAL_TOKENS) | st.sampled_from(["<|im_end|>
 
 
 def test_template_and_labels(tokenizer: ChatTokenizer) -> None:
-    encoded = tokenizer.encode(sample_of("<image>\nthe cat?", "sat", "dog", "mat", image="c.png"), [3])
+    encoded = tokenizer.encode(
+        sample_of("<image>\nthe cat?", "sat", "dog", "mat", image="c.png"), [("<|vision_bos|>", 3, "<|vision_eos|>")]
+    )
     assert tokenizer.decode(encoded.input_ids.tolist()) == (
         "<|im_start|>user\n<|vision_bos|><|IMAGE|><|IMAGE|><|IMAGE|><|vision_eos|>\nthe cat?<|im_end|>\n"
         "<|im_start|>assistant\nsat<|im_end|>\n<|im_start|>user\ndog<|im_end|>\n"
@@ -28,18 +31,51 @@ def test_template_and_labels(tokenizer: ChatTokenizer) -> None:
     supervised = encoded.labels[encoded.labels != IGNORE_LABEL]
     assert tokenizer.decode(supervised.tolist()) == "sat<|im_end|>mat<|im_end|>"
     assert encoded.input_ids.dtype == encoded.labels.dtype == np.int64
-    (start, stop), pad = encoded.media_spans[0], encoded.input_ids[encoded.media_spans[0][0]]
-    assert np.flatnonzero(encoded.input_ids == pad).tolist() == list(range(start, stop))
+    (where,) = encoded.media_positions
+    assert np.flatnonzero(encoded.input_ids == tokenizer.special_ids["<|IMAGE|>"]).tolist() == where.tolist()
 
 
-@given(st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3), st.lists(st.integers(0, 9), max_size=3))
-def test_count_agrees_with_encode(tokenizer: ChatTokenizer, turns: list[tuple[str, str]], rows: list[int]) -> None:
-    sample = sample_of(*(text for turn in turns for text in turn), image=[f"{i}.png" for i in range(len(rows))])
-    num_text_tokens, num_supervised_tokens = tokenizer.count(sample)
-    encoded = tokenizer.encode(sample, rows)
-    assert len(encoded.input_ids) == num_text_tokens + sum(rows)
-    assert (encoded.labels != IGNORE_LABEL).sum() == num_supervised_tokens
-    assert [stop - start for start, stop in encoded.media_spans] == rows
+layouts = st.lists(st.integers(1, 9) | st.sampled_from(["<|vision_bos|>", "at 0.5 seconds", "\n"]), max_size=5).map(
+    tuple
+)
+
+
+@given(st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3), st.lists(layouts, max_size=3))
+def test_count_agrees_with_encode(tokenizer: ChatTokenizer, turns: list[tuple[str, str]], items: list[Layout]) -> None:
+    sample = sample_of(*(text for turn in turns for text in turn), image=[f"{i}.png" for i in range(len(items))])
+    other = sample_of("the cat", "sat")
+    _, count, _ = tokenizer.count([other, sample, other], [[], items, []])
+    encoded = tokenizer.encode(sample, items)
+    rows = [sum(e for e in layout if isinstance(e, int)) for layout in items]
+    assert len(encoded.input_ids) == count.num_text_tokens + sum(rows)
+    assert encoded.num_supervised_tokens == count.num_supervised_tokens
+    assert [len(where) for where in encoded.media_positions] == rows
+    pads = np.flatnonzero(encoded.input_ids == tokenizer.special_ids["<|IMAGE|>"])
+    assert pads.tolist() == [p for where in encoded.media_positions for p in where.tolist()]
+    assert count.first_media_end == (pads[-1] + 1 if len(pads) else 0)
+
+
+def test_text_is_tokenized_in_one_piece_between_special_tokens(tokenizer_path: Path, family: TinyFamily) -> None:
+    """As Hugging Face's processors do: they expand template and placeholders first and tokenize the whole text."""
+    tokenizer, plain = ChatTokenizer(tokenizer_path, family), Tokenizer.from_file(str(tokenizer_path))
+    sample = sample_of("the<image>cat", "\n\nsat ", "<video>", "dog", image="1.png", video="2.mp4")
+    layouts: list[Layout] = [("<|vision_bos|>", 2, "<|vision_eos|>"), ("at 1 s", "<|vision_bos|>", 1, " at 2 s", 1)]
+    expected = plain.encode(
+        "<|im_start|>user\nthe<|vision_bos|><|IMAGE|><|IMAGE|><|vision_eos|>cat<|im_end|>\n<|im_start|>assistant\n"
+        "\n\nsat <|im_end|>\n<|im_start|>user\nat 1 s<|vision_bos|><|VIDEO|> at 2 s<|VIDEO|><|im_end|>\n"
+        "<|im_start|>assistant\ndog<|im_end|>\n"
+    )
+    encoded = tokenizer.encode(sample, layouts)
+    assert encoded.input_ids.tolist() == expected.ids
+    supervised = encoded.input_ids[encoded.labels != IGNORE_LABEL].tolist()
+    assert tokenizer.decode(supervised) == "\n\nsat <|im_end|>dog<|im_end|>"
+
+
+def test_cut_samples_keep_their_first_tokens(tokenizer: ChatTokenizer) -> None:
+    sample = sample_of("the cat", "sat on the mat")
+    whole, cut = tokenizer.encode(sample, []), tokenizer.encode(sample, [], 9)
+    assert cut.input_ids.tolist() == whole.input_ids[:9].tolist()
+    assert cut.labels.tolist() == whole.labels[:9].tolist()
 
 
 @given(hostile, hostile)
@@ -52,7 +88,8 @@ def test_text_cannot_forge_special_tokens(tokenizer: ChatTokenizer, question: st
 
 
 def test_empty_answer_carries_no_loss(tokenizer: ChatTokenizer) -> None:
-    assert tokenizer.count(sample_of("hello", " \n"))[1] == 0
+    (count,) = tokenizer.count([sample_of("hello", " \n")], [[]])
+    assert count.num_supervised_tokens == 0
 
 
 def test_missing_special_tokens_are_listed(tokenizer_path: Path) -> None:
@@ -73,8 +110,8 @@ def test_forgeable_tokens_are_refused(tokenizer_path: Path, tmp_path: Path, fami
 
 
 def test_row_counts_must_match_media(tokenizer: ChatTokenizer) -> None:
-    with pytest.raises(ValueError, match="2 row counts for 1 media items"):
-        tokenizer.encode(sample_of("q", "a", image="1.png"), [1, 2])
+    with pytest.raises(ValueError, match="2 layouts for 1 media items"):
+        tokenizer.encode(sample_of("q", "a", image="1.png"), [(1,), (2,)])
 
 
 def test_unloadable_tokenizer(tmp_path: Path, family: TinyFamily) -> None:

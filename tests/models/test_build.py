@@ -74,8 +74,8 @@ def packed_logits(source, shapes, encoders, llm):
         for number, item in enumerate(shape.items):
             array = torch.from_numpy(source.array(shape.sample_index, number))
             rows.append(encoders[TOWERS[item.kind]](array, torch.tensor([item.grid])))
-            first = start + sample.item_starts[number]
-            where.append(torch.arange(first, first + item.num_rows))
+            assert len(sample.item_positions[number]) == item.num_rows
+            where.append(start + torch.from_numpy(sample.item_positions[number]))
     positions = torch.cat(
         [llm[-1].positions(torch.from_numpy(t.input_ids), media(s)) for s, t in zip(shapes, samples, strict=True)],
         dim=1,

@@ -1,0 +1,103 @@
+"""How far apart two datasets are, in the quantities a plan was made from.
+
+Per module the two distributions of tokens per sample are compared by the Kolmogorov-Smirnov distance (the largest
+difference between their cumulative shares), and the shares of modality groups by total variation. Both lie in 0..1 and
+need no bins or units. Beside each stands the distance that chance alone exceeds once in twenty draws of samples of
+these sizes from one distribution; a drift is what lies beyond all chance *and* beyond a threshold, since with a million
+samples differences that no plan would feel are significant too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dflop.data.distribution import GROUPS
+from dflop.errors import DataError
+
+ALPHA = 0.05
+"""How often chance may look like a drift, over all quantities together."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """One quantity of two datasets."""
+
+    quantity: str
+    """`group`, or `<module>_tokens`."""
+    distance: float
+    """0: the same distribution; 1: nothing in common."""
+    chance: float
+    """Distance that two draws from one distribution rarely exceed."""
+    mean_ratio: float
+    """Mean after over mean before; NaN for groups, and where the mean before is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """All quantities of two datasets, the farthest first."""
+
+    shifts: tuple[Shift, ...]
+
+    @property
+    def distance(self) -> float:
+        """Largest distance."""
+        return self.shifts[0].distance
+
+    def beyond(self, threshold: float) -> tuple[Shift, ...]:
+        """Quantities that are farther apart than chance and than `threshold`."""
+        return tuple(s for s in self.shifts if s.distance > max(threshold, s.chance))
+
+
+def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
+    """Compares two frames of `shapes_frame`; a `weight` column counts where there is one.
+
+    Raises:
+        DataError: one of them is empty.
+    """
+    if before.is_empty() or after.is_empty():
+        raise DataError("a dataset without healthy samples has no distribution to compare")
+    names = [n for n in (*before.columns, *after.columns) if n.endswith("_tokens") and not n.startswith("num_")]
+    quantities = sorted({n for n in names if not n.endswith("_sum_sq_tokens")})
+    weights = _weights(before), _weights(after)
+    sizes = [w.sum() ** 2 / (w**2).sum() for w in weights]  # as many equal samples as say the same
+    alpha = ALPHA / (len(quantities) + 1)
+    ks_chance = math.sqrt(-math.log(alpha / 2) / 2 * (1 / sizes[0] + 1 / sizes[1]))
+    shifts = []
+    for name in quantities:
+        values = _values(before, name), _values(after, name)
+        distance = _kolmogorov_smirnov(*values, *weights)
+        means = [float(np.average(v, weights=w)) for v, w in zip(values, weights, strict=True)]
+        shifts.append(Shift(name, distance, min(1.0, ks_chance), means[1] / means[0] if means[0] else math.nan))
+    shares = [np.array([w[(frame["group"] == g).to_numpy()].sum() for g in GROUPS]) / w.sum()
+              for frame, w in zip((before, after), weights, strict=True)]  # fmt: skip
+    tv_chance = math.sqrt((len(GROUPS) * math.log(2) - math.log(alpha)) / 2 * (1 / sizes[0] + 1 / sizes[1]))
+    shifts.append(Shift("group", float(np.abs(shares[0] - shares[1]).sum() / 2), min(1.0, tv_chance), math.nan))
+    return Drift(tuple(sorted(shifts, key=lambda s: -s.distance)))
+
+
+def _weights(frame: pl.DataFrame) -> Floats:
+    if "weight" in frame.columns:
+        return frame["weight"].to_numpy().astype(np.float64)
+    return np.ones(len(frame))
+
+
+def _values(frame: pl.DataFrame, name: str) -> Floats:
+    """A module that one dataset has no work for takes 0 tokens of each of its samples."""
+    return frame[name].to_numpy().astype(np.float64) if name in frame.columns else np.zeros(len(frame))
+
+
+def _kolmogorov_smirnov(a: Floats, b: Floats, a_weight: Floats, b_weight: Floats) -> float:
+    points = np.unique(np.concatenate([a, b]))
+    shares = []
+    for values, weight in ((a, a_weight), (b, b_weight)):
+        order = np.argsort(values, kind="stable")
+        cumulative = np.concatenate([[0.0], np.cumsum(weight[order])]) / weight.sum()
+        shares.append(cumulative[np.searchsorted(values[order], points, side="right")])
+    return float(np.abs(shares[0] - shares[1]).max())

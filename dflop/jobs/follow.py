@@ -1,0 +1,91 @@
+"""What every step of a run does around its own work: follow a job, bring its rows home, note a finished profile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflop.jobs import runs
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobSpec, Journal, Launcher, run_job_async
+from dflop.records import ProfileRecord
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+from dflop.units import count, seconds
+
+LOCAL_POLL_S = 0.5
+
+Say = Callable[[str], None]
+"""Told what happens, a line at a time."""
+
+
+async def follow_job(run: RunDir, launcher: Launcher, spec: JobSpec, say: Say) -> list[Any]:
+    """Submits or adopts a job and follows it to its end; its state and log lines are said.
+
+    Returns:
+        Results of its tasks.
+    """
+    config = run.config()
+    name = spec.folder.name
+    poll_s = config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
+    return await run_job_async(
+        launcher,
+        spec,
+        Journal(run.path, run.run_id),
+        on_state=lambda handle, status: say(f"{handle} is {status.state} {status.reason}".rstrip()),
+        on_log_line=lambda line: say(f"{name} | {line}"),
+        poll_interval_s=min(poll_s, 5.0),
+    )
+
+
+async def ingest_run(run: RunDir, say: Say) -> None:
+    """Brings what jobs spooled, and the job journal so far, into the database."""
+    config = run.config()
+    runs.spool_journal(run, config)
+    report = await asyncio.to_thread(ingest, config.store)
+    say(f"ingested {count(report.num_rows)} rows of {report.num_files} files in {seconds(report.elapsed_s)}")
+
+
+def stored_profile(store: Path, key: str) -> ProfileRecord | None:
+    """The finished profile of this key; None also for a store that has never been written."""
+    ingest(store)
+    with Reader(store) as reader:
+        return reader.profile(key)
+
+
+def note_profile(
+    run: RunDir,
+    key: str,
+    kind: str,
+    counts: Sequence[Mapping[str, Any]],
+    elapsed_s: float,
+    inputs: Mapping[str, object],
+) -> ProfileRecord:
+    """Spools the record that says a profile is complete.
+
+    Args:
+        run: Run that made it.
+        key: Its identity.
+        kind: `data` or `model`.
+        counts: What its jobs counted.
+        elapsed_s: Time it took, waiting included.
+        inputs: What the key was computed from, for people.
+    """
+    record = ProfileRecord(
+        profile_key=key,
+        kind=kind,
+        run_id=run.run_id,
+        inputs=json.dumps(inputs),
+        num_rows=sum(int(c.get("num_samples", c.get("num_measurements", 0))) for c in counts),
+        num_quarantined=sum(int(c.get("num_quarantined", 0)) for c in counts),
+        created_at_s=time.time(),
+        elapsed_s=elapsed_s,
+    )
+    with SpoolWriter(run.config().store, run.run_id, "profile-record") as spool:
+        spool.append(record)
+    return record

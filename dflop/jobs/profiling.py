@@ -1,0 +1,62 @@
+"""The data profile of a run: found in the store, or made by jobs over shards, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dflop.data.profile import profile_key
+from dflop.errors import DataError
+from dflop.jobs import submit
+from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
+from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.launch import Launcher
+from dflop.records import ProfileRecord, QuarantinedSample
+from dflop.store.console import named_query, query
+from dflop.store.reader import Reader
+
+MAX_EXAMPLES = 5
+
+
+async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
+    """The profile of the run's dataset, out of the store where it is there.
+
+    Raises:
+        DataError: the dataset cannot be read, or more of it is unusable than `data_profile.max_bad_frac` allows.
+    """
+    config = run.config()
+    dataset, media = dataset_ref(config), rules_of(config)
+    key = await asyncio.to_thread(profile_key, dataset, media)
+    found = stored_profile(config.store, key)
+    if found is None:
+        started = time.time()
+        jobs = [follow_job(run, launcher, spec, say) for spec in submit.data_jobs(run, config, key)]
+        counts = [result for (result,) in await asyncio.gather(*jobs)]
+        inputs = {"annotations": str(dataset.annotations), "family": media.name}
+        found = note_profile(run, key, "data", counts, time.time() - started, inputs)
+        await ingest_run(run, say)
+    else:
+        say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
+    await asyncio.to_thread(_judge, run, found, say)
+    return found
+
+
+def _judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
+    """Says what is odd about a profile, and stops the run where too much of the dataset is unusable."""
+    config = run.config()
+    _, duplicates = query(config.store, named_query("duplicate_ids").sql, {"profile_key": profile.profile_key})
+    if duplicates:
+        shown = ", ".join(str(row[0]) for row in duplicates[:3]) + (", ..." if len(duplicates) > 3 else "")
+        say(f"{len(duplicates)} sample ids occur more than once (all rows kept): {shown}")
+    total = profile.num_rows + profile.num_quarantined
+    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
+        return
+    with Reader(config.store) as reader:
+        bad = reader.records(QuarantinedSample, where={"profile_key": profile.profile_key, "phase": "profile"})
+    examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:MAX_EXAMPLES])
+    raise DataError(
+        f"{profile.num_quarantined} of {total} samples are unusable, more than max_bad_frac = "
+        f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
+        where=str(config.dataset.annotations),
+        hint="mend the dataset or raise data_profile.max_bad_frac",
+    )

@@ -1,0 +1,90 @@
+"""Chat templates: rendered once per sequence of roles, whatever the template does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.data.chat import BUILT_IN, ChatTemplate
+from dflop.errors import ConfigError
+
+# In the manner of published templates: default system prompt, parts, control structures, helpers.
+ELABORATE = """
+{%- if messages[0]['role'] == 'system' %}{% set first = 1 %}{{ '<|s|>' + messages[0]['content'] + '<|e|>' }}
+{%- else %}{% set first = 0 %}{{ '<|s|>Be kind.<|e|>' }}{% endif -%}
+{%- for message in messages[first:] %}
+    {%- if message['role'] not in ['user', 'assistant'] %}{{ raise_exception('no role ' + message['role']) }}{% endif %}
+    {%- if loop.index0 > 40 %}{% break %}{% endif %}
+    {{- '<|' + message.role + '|>' }}
+    {%- if message['content'] is string %}{{ message['content'] | trim }}
+    {%- else %}{% for part in message['content'] %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}
+    {%- endif %}
+    {%- if message.role == 'assistant' %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}
+{%- endfor %}"""
+PARTS_ONLY = (
+    "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+roles = st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=6).map(tuple)
+
+
+@given(roles, st.booleans(), st.sampled_from([*BUILT_IN.values(), PARTS_ONLY]))
+def test_a_skeleton_filled_in_is_the_rendered_template(turns, with_system, source) -> None:
+    turns = ("system", *turns) if with_system else turns
+    contents = [f"text {i}" for i in range(len(turns))]
+    parts = source == PARTS_ONLY
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+        for role, text in zip(turns, contents, strict=True)
+    ]
+    expected = jinja2.Environment(trim_blocks=True).from_string(source).render(messages=messages)
+    skeleton = ChatTemplate(source, "here").skeleton(turns)
+    assert "".join(contents[p] if isinstance(p, int) else p for p in skeleton) == expected
+
+
+def test_an_elaborate_template() -> None:
+    template = ChatTemplate(ELABORATE, "here", {"eos_token": "<|e|>"})
+    assert template.skeleton(("user", "assistant")) == ("<|s|>Be kind.<|e|><|user|>", 0, "<|assistant|>", 1, "<|e|>")
+    assert template.skeleton(("system", "user")) == ("<|s|>", 0, "<|e|><|user|>", 1)
+
+
+def test_what_a_template_refuses_or_loses_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"does not render: no role tool \(turns: user, tool\)"):
+        ChatTemplate(ELABORATE, "here").skeleton(("user", "tool"))
+    with pytest.raises(ConfigError, match="does not show every turn once, in order"):
+        ChatTemplate(ELABORATE, "here").skeleton(("user", "assistant") * 30)
+    with pytest.raises(ConfigError, match="no valid Jinja"):
+        ChatTemplate("{% for %}", "here")
+
+
+def test_a_template_cannot_reach_the_interpreter() -> None:
+    source = "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}"
+    with pytest.raises(ConfigError, match="does not render"):
+        ChatTemplate(source, "here").skeleton(("user",))
+
+
+def test_templates_come_from_files(tmp_path: Path) -> None:
+    jinja, config, named, none = (tmp_path / n for n in ("t.jinja", "tokenizer_config.json", "n.json", "x.json"))
+    jinja.write_text("{% for m in messages %}|{{ m.content }}{% endfor %}")
+    bos = "{{ bos_token }}{{ messages[0].content }}"
+    config.write_text(json.dumps({"chat_template": bos, "bos_token": {"content": "<s>"}}))
+    named.write_text(json.dumps({"chat_template": [{"name": "default", "template": bos}], "bos_token": "<b>"}))
+    none.write_text("{}")
+    assert ChatTemplate.load(str(jinja)).skeleton(("user", "user")) == ("|", 0, "|", 1)
+    assert ChatTemplate.load(str(config)).skeleton(("user",)) == ("<s>", 0)
+    assert ChatTemplate.load(str(named)).skeleton(("user",)) == ("<b>", 0)
+    with pytest.raises(ConfigError, match="no `chat_template`"):
+        ChatTemplate.load(str(none))
+    with pytest.raises(ConfigError, match="cannot be read") as error:
+        ChatTemplate.load("chatlm")
+    assert "chatml" in error.value.hint
+
+
+def test_plain_text_has_no_template() -> None:
+    assert ChatTemplate.load("qwen").skeleton(("text",)) == (0,)
