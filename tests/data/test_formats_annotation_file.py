@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample
-from dflop.data.formats import json_list
+from dflop.data.formats import json_rows
 from dflop.data.formats.annotation_file import SUFFIXES, AnnotationFile
 from dflop.errors import ConfigError, DataError
 from tests.data.helpers import chat
@@ -68,8 +68,8 @@ values = st.recursive(
 def test_list_index_agrees_with_parsing(elements: list[object], indent: int | None, ascii: bool, window: int) -> None:
     data = json.dumps(elements, indent=indent, ensure_ascii=ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_list, "_WINDOW_BYTES", window)
-        spans = json_list.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x"))
+        patch.setattr(json_rows, "_WINDOW_BYTES", window)
+        spans = json_rows.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x"))
     assert [json.loads((b"\xef\xbb\xbf" + data)[a:b]) for a, b in spans] == elements
 
 
@@ -91,7 +91,7 @@ def test_list_index_agrees_with_parsing(elements: list[object], indent: int | No
 def test_broken_lists_say_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, window: int
 ) -> None:
-    monkeypatch.setattr(json_list, "_WINDOW_BYTES", window)
+    monkeypatch.setattr(json_rows, "_WINDOW_BYTES", window)
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=reason):
         AnnotationFile.open(tmp_path / "a.json")

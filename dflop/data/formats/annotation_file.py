@@ -8,7 +8,6 @@ drop. A list of rows (`.json`) is parsed once to find where its elements are, an
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
+from dflop.data.annotations import AnnotatedSample, MediaRef, confine
 from dflop.data.conversation import parse_row
 from dflop.data.formats.compressed import COMPRESSIONS, mapped
-from dflop.data.formats.json_list import element_spans
+from dflop.data.formats.json_rows import element_spans, parse_object
 from dflop.errors import ConfigError, DataError
 
 SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
@@ -62,15 +61,7 @@ class AnnotationFile:
             BadSample: the row is not a JSON object.
         """
         start, stop = self._spans[index].tolist()
-        try:
-            row = json.loads(self._data[start:stop].decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise BadSample(f"row at byte {start} is not UTF-8: {error.reason}") from error
-        except (ValueError, RecursionError) as error:
-            raise BadSample(f"row at byte {start} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise BadSample(f"row is not a JSON object but a {type(row).__name__}")
-        return row
+        return parse_object(self._data[start:stop], f"row at byte {start}")
 
     def sample(self, index: int) -> AnnotatedSample:
         """Row `index`, interpreted.

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from dflop.errors import DataError
+
 
 class NamedBytes(io.BytesIO):
     """A file in memory; FFmpeg looks at the suffix of `name` where the content leaves the format open."""
@@ -49,6 +51,19 @@ class _Window(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+def stat_fingerprint(path: Path) -> str:
+    """Name, size and time of change of a container of media: hashing terabytes to notice an edit takes hours.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"file cannot be read: {error.strerror}", where=str(path)) from error
+    return f"{path.name}\t{status.st_size}\t{status.st_mtime_ns}"
 
 
 def open_window(path: Path, start: int, size_bytes: int, name: str) -> BinaryIO:

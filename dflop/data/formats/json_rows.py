@@ -1,4 +1,4 @@
-"""Where the elements of a JSON list are, without keeping any of them."""
+"""JSON objects, and where they are in a list of them without keeping any."""
 
 from __future__ import annotations
 
@@ -8,16 +8,39 @@ import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dflop.data.annotations import BadSample
 from dflop.errors import DataError
 
 _WINDOW_BYTES = 2**22
 _MAX_ELEMENT_BYTES = 2**28
 _NOT_BLANK = re.compile(r"[^ \t\n\r]|\Z")
 _STARTS = {"{": "dict", '"': "str", "": "nothing"}
+
+
+def parse_object(content: bytes, what: str) -> dict[str, Any]:
+    """A row from its bytes.
+
+    Args:
+        content: One JSON object.
+        what: Subject of the error message.
+
+    Raises:
+        BadSample: it is anything else.
+    """
+    try:
+        row = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadSample(f"{what} is not UTF-8: {error.reason}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadSample(f"{what} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise BadSample(f"{what} is not a JSON object but a {type(row).__name__}")
+    return row
 
 
 def element_spans(data: bytes | mmap.mmap, path: Path) -> npt.NDArray[np.int64]:

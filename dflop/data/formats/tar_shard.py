@@ -1,0 +1,213 @@
+"""WebDataset shards: a tar whose members `key.jpg`, `key.json`, `key.txt` are one row.
+
+Only tar headers are read on opening; members are read where they lie. The key ends at the first dot of the file name.
+`.json` is the row; where it holds no conversation (metadata of a crawl), `.txt` or its `caption` is what the assistant
+says about the media, or plain text if there are none. Media members take the place of the files the row names; those
+it names by member name, file name or extension in that order, others in order of the tar.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, MediaRef, confine, printable
+from dflop.data.conversation import CONVERSATION_KEYS, parse_row
+from dflop.data.formats.embedded import open_window, stat_fingerprint
+from dflop.data.formats.json_rows import parse_object
+from dflop.data.headers import MediaSource
+from dflop.errors import DataError
+
+_EXTENSIONS = {
+    "image": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"),
+    "video": ("mp4", "webm", "mkv", "avi", "mov"),
+    "audio": ("mp3", "wav", "flac", "ogg", "m4a"),
+}
+_KIND = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
+_MAX_TEXT_BYTES = 2**26
+_NOT_PLAIN = -1
+
+
+class _Member(NamedTuple):
+    name: str
+    start: int
+    size_bytes: int
+
+    @property
+    def extension(self) -> str:
+        return self.name.rpartition("/")[2].partition(".")[2].lower()
+
+    @property
+    def kind(self) -> str | None:
+        return _KIND.get(self.extension.rpartition(".")[2])
+
+
+class TarShard:
+    """Random access to the rows of an uncompressed tar; about 100 bytes are held per member."""
+
+    def __init__(self, path: Path, groups: list[list[_Member]]) -> None:
+        self.path = path
+        self._prefix = f"{printable(path.name)}/"
+        names = [m.name.encode("utf-8") for group in groups for m in group]
+        self._names = b"".join(names)
+        self._name_stops = np.cumsum([0, *map(len, names)])
+        places = [(m.start, m.size_bytes) for group in groups for m in group]
+        self._places: npt.NDArray[np.int64] = np.array(places, np.int64).reshape(-1, 2)
+        self._row_stops = np.cumsum([0, *map(len, groups)])
+
+    @classmethod
+    def open(cls, path: Path) -> TarShard:
+        """Index the members of `path` by their headers.
+
+        Raises:
+            DataError: not a tar, or one that is damaged or cut off.
+        """
+        groups: dict[str, list[_Member]] = {}
+        try:
+            with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+                while (info := tar.next()) is not None:
+                    if info.size < 0:
+                        raise tarfile.ReadError("a member of negative size")
+                    _add(groups, info)
+                # The library takes any nonsense between two members for the end.
+                file.seek(tar.offset)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    raise tarfile.ReadError(f"no member and no end mark at byte {tar.offset}")
+        except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"shard cannot be read: {error}", where=str(path), hint="is it whole, and not compressed?"
+            ) from error
+        return cls(path, list(groups.values()))
+
+    def __len__(self) -> int:
+        return len(self._row_stops) - 1
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The `.json` of row `index`, or one made from its caption, with its media members as files.
+
+        Raises:
+            BadSample: no conversation or caption, or media members that do not fit the row.
+        """
+        members = self._members(index)
+        names = [m.name for m in members]
+        if len(set(names)) < len(names):
+            raise BadSample(f"a member occurs twice: {max(names, key=names.count)}")
+        texts = {m.extension: m for m in members if m.extension in ("json", "txt")}
+        row = parse_object(self._content(texts["json"]), f"member {texts['json'].name}") if "json" in texts else {}
+        row = {"id": _key(names[0]), **row}
+        media = {kind: [m.name for m in members if m.kind == kind] for kind in MEDIA_KINDS}
+        if all(row.get(key) is None for key in CONVERSATION_KEYS if key != "text"):
+            caption = self._content(texts["txt"]) if "txt" in texts else None
+            row = _captioned(row, caption, media)
+        for kind in MEDIA_KINDS:
+            if media[kind]:
+                chosen = _chosen(row, kind, media[kind])
+                row = {**row, kind: [self._prefix + name for name in chosen], f"{kind}s": None}
+        return row
+
+    def sample(self, index: int) -> AnnotatedSample:
+        """Row `index`, interpreted.
+
+        Raises:
+            BadSample: the row is malformed, or mixes media members with files elsewhere.
+        """
+        sample = parse_row(self.row(index), index)
+        outside = [ref.path for ref in sample.media if not self.embeds(ref)]
+        if outside and any(m.kind for m in self._members(index)):
+            reason = "row has media members and names files elsewhere"
+            raise BadSample(reason, path=outside[0], sample_id=sample.sample_id)
+        return sample
+
+    def embeds(self, ref: MediaRef) -> bool:
+        """Whether it is a member of this shard."""
+        return ref.path.startswith(self._prefix)
+
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+        """A member of row `index` as an open file, or the path of a file under the media root.
+
+        Raises:
+            BadSample: no such member, not a plain file, or a path that leaves the media root.
+        """
+        if not self.embeds(ref):
+            return confine(media_root, ref.path)
+        found = [m for m in self._members(index) if self._prefix + m.name == ref.path]
+        if not found or found[0].size_bytes == _NOT_PLAIN:
+            raise BadSample("not a plain file in the shard" if found else "no such member in its row", path=ref.path)
+        try:
+            return open_window(self.path, found[0].start, found[0].size_bytes, found[0].name)
+        except OSError as error:
+            raise BadSample(f"shard cannot be read: {error.strerror}", path=ref.path) from error
+
+    def fingerprint(self) -> str:
+        """Name, size and time of change.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        return stat_fingerprint(self.path)
+
+    def _members(self, index: int) -> list[_Member]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        members = range(int(self._row_stops[index]), int(self._row_stops[index + 1]))
+        names = [self._names[self._name_stops[i] : self._name_stops[i + 1]].decode("utf-8") for i in members]
+        return [_Member(name, *map(int, self._places[i])) for name, i in zip(names, members, strict=True)]
+
+    def _content(self, member: _Member) -> bytes:
+        if not 0 <= member.size_bytes <= _MAX_TEXT_BYTES:
+            raise BadSample(f"member {member.name} is not a plain file of at most {_MAX_TEXT_BYTES} bytes")
+        try:
+            with open_window(self.path, member.start, member.size_bytes, member.name) as file:
+                content = file.read()
+        except OSError as error:
+            raise BadSample(f"shard cannot be read: {error.strerror}") from error
+        if len(content) < member.size_bytes:
+            raise BadSample(f"member {member.name} is cut off")
+        return content
+
+
+def _add(groups: dict[str, list[_Member]], info: tarfile.TarInfo) -> None:
+    name = printable(os.fsencode(info.name.removeprefix("./")).decode("utf-8", "backslashreplace"))
+    stem, _, extension = name.rpartition("/")[2].partition(".")
+    if info.isdir() or not stem or not extension:
+        return  # folders, README, and the ._files of macOS
+    plain = info.isreg() and info.sparse is None
+    groups.setdefault(_key(name), []).append(_Member(name, info.offset_data, info.size if plain else _NOT_PLAIN))
+
+
+def _key(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0]
+
+
+def _captioned(row: dict[str, Any], caption: bytes | None, media: dict[str, list[str]]) -> dict[str, Any]:
+    """A row that says its caption about its media; what the row itself calls them does not matter."""
+    text: object = row.get("caption") if row.get("text") is None else row["text"]
+    if caption is not None:
+        try:
+            text = caption.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadSample(f"caption is not UTF-8: {error.reason}") from error
+    if text is None:
+        raise BadSample("neither a conversation in a .json member nor a caption in a .txt member")
+    marks = "".join(f"<{kind}>" for kind, names in media.items() for _ in names)
+    if not marks:
+        return {"id": row["id"], "text": text}
+    return {"id": row["id"], "conversations": [{"from": "human", "value": marks}, {"from": "gpt", "value": text}]}
+
+
+def _chosen(row: dict[str, Any], kind: str, names: list[str]) -> list[str]:
+    values = [row[key] for key in (kind, f"{kind}s") if row.get(key) is not None]
+    given = list(chain.from_iterable(v if isinstance(v, list) else [v] for v in values))
+    known = {n.rpartition("/")[2].partition(".")[2]: n for n in names}
+    known |= {n.rpartition("/")[2]: n for n in names} | {n: n for n in names}
+    found = [known[g] for g in given if isinstance(g, str) and g in known]
+    if len(found) < len(given) and (found or len(given) != len(names)):
+        raise BadSample(f"row names {len(given)} {kind} files, its {len(names)} members match {len(found)}")
+    return found or names

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dflop.data.annotations import BadSample, MediaRef, Turn
+from dflop.data.formats import parquet_file
+from dflop.data.formats.parquet_file import ParquetFile
+from dflop.data.formats.source import open_source
+from dflop.data.headers import read_header
+from dflop.errors import ConfigError, DataError
+from tests.data.containers import ROWS, content_of, jsonl_of, parquet_of
+
+
+def table_of(tmp_path: Path, **columns: Any) -> ParquetFile:
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    return ParquetFile.open(tmp_path / "t.parquet")
+
+
+def talk(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("embed", [True, False])
+@pytest.mark.parametrize("window_bytes", [1, 2**25])
+@pytest.mark.parametrize("row_group_size", [2, 100])
+def test_parquet_gives_the_same_samples_as_jsonl(
+    tmp_path: Path,
+    media_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    embed: bool,
+    window_bytes: int,
+    row_group_size: int,
+) -> None:
+    monkeypatch.setattr(parquet_file, "_WINDOW_BYTES", window_bytes)
+    plain = open_source(jsonl_of(ROWS, tmp_path / "a.jsonl"))
+    path = parquet_of(ROWS, media_root, tmp_path / "a[0].parquet", embed=embed, row_group_size=row_group_size)
+    parquet = open_source(path)
+    assert len(parquet) == len(plain)
+    root = tmp_path / "nowhere" if embed else media_root
+    for index in (3, 0, 4, 1, 2):
+        assert content_of(parquet, root, index) == content_of(plain, media_root, index)
+    names = [ref.path for ref in parquet.sample(4).media]
+    assert names == (["a[0].parquet#4.images.0", "a[0].parquet#4.images.1"] if embed else ["cat.png"] * 2)
+
+
+def test_media_columns_of_any_shape(tmp_path: Path, media_root: Path) -> None:
+    cat = (media_root / "cat.png").read_bytes()
+    said = pa.array([talk("hi", "ok")] * 2)
+    for column in (
+        [{"bytes": cat, "path": None}, None],
+        [cat, None],
+        [[cat], []],
+        ["cat.png", None],
+        [["cat.png"], None],
+    ):
+        parquet = table_of(tmp_path, messages=said, image=column)
+        assert content_of(parquet, media_root, 0)[3] == [("image", cat)]
+        assert parquet.sample(1).media == ()
+
+
+def test_conversations_of_any_shape(tmp_path: Path) -> None:
+    expected = (Turn("user", "hi"), Turn("assistant", "ok"))
+    parts = [[{"type": "text", "text": text, "image": None}] for text in ("hi", "ok")]
+    for columns in (
+        {"messages": [[{"role": "user", "content": parts[0]}, {"role": "assistant", "content": parts[1]}]]},
+        {"texts": [[{"user": "hi", "assistant": "ok", "source": "x"}]]},
+        {"conversations": [{"from": ["human", "gpt"], "value": ["hi", "ok"]}]},
+        {"instruction": ["hi"], "input": [""], "output": ["ok"]},
+    ):
+        assert table_of(tmp_path, **columns).sample(0).turns == expected
+    assert table_of(tmp_path, text=["plain"]).sample(0).turns == (Turn("text", "plain"),)
+
+
+def test_files_without_rows_of_ours_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there are question, answer[\s\S]*conversations, messages"):
+        table_of(tmp_path, question=["x"], answer=["y"])
+    with pytest.raises(DataError, match="cannot be read"):
+        ParquetFile.open(tmp_path / "absent.parquet")
+    with pytest.raises(ConfigError, match=r"unpack it.*\.jsonl\.zst, \.parquet, \.tar"):
+        open_source(tmp_path / "x.tar.gz")
+    with pytest.raises(ConfigError, match=r"\.parquet"):
+        open_source(tmp_path / "x.arrow")
+
+
+def test_bad_rows_and_names(tmp_path: Path) -> None:
+    parquet = table_of(tmp_path, messages=[talk("hi", "ok"), None, talk("hi")], image=["../x.png", None, ""])
+    for index, reason in {1: "no `conversations`", 2: "names no file: ''"}.items():
+        with pytest.raises(BadSample, match=reason):
+            parquet.sample(index)
+    for path, reason in {"t.parquet#0.image.9": "no such media item", "../x.png": "leaves"}.items():
+        with pytest.raises(BadSample, match=reason):
+            parquet.open_media(0, MediaRef("image", path), tmp_path)
+    with pytest.raises(IndexError):
+        parquet.sample(3)
+
+
+def test_a_file_cut_off_is_refused(tmp_path: Path, media_root: Path) -> None:
+    whole = parquet_of(ROWS, media_root, tmp_path / "a.parquet", embed=True, row_group_size=2).read_bytes()
+    for size in [0, 1, 8, *range(100, len(whole), len(whole) // 20), len(whole) - 1]:
+        (tmp_path / "cut.parquet").write_bytes(whole[:size])
+        with pytest.raises(DataError, match="cannot be read"):
+            ParquetFile.open(tmp_path / "cut.parquet")
+
+
+def test_damage_costs_the_rows_of_its_row_group(tmp_path: Path) -> None:
+    rows = pa.table({"messages": [talk(f"{i}" * 50, "ok") for i in range(6)]})
+    path = tmp_path / "a.parquet"
+    pq.write_table(rows, path, row_group_size=2, use_dictionary=False, compression="zstd")
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    for i in range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size):
+        content[i] = 0xFF
+    path.write_bytes(content)
+    parquet = ParquetFile.open(path)
+    outcomes = []
+    for index in range(6):
+        try:
+            outcomes.append(parquet.sample(index).turns[1].text)
+        except BadSample as error:
+            outcomes.append(error.reason.partition(":")[0])
+    assert outcomes == ["ok", "ok", "row cannot be read", "row cannot be read", "ok", "ok"]
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    assert table_of(tmp_path, text=["before"]).sample(0).turns[0].text == "before"
+    first = table_of(tmp_path, text=["before"]).fingerprint()
+    parquet = table_of(tmp_path, text=["after, and longer"])
+    assert parquet.sample(0).turns[0].text == "after, and longer"
+    assert parquet.fingerprint() != first
+
+
+def test_embedded_media_have_headers(tmp_path: Path, media_root: Path) -> None:
+    parquet = open_source(parquet_of(ROWS, media_root, tmp_path / "a.parquet", embed=True, row_group_size=2))
+    for index in range(len(parquet)):
+        for ref in parquet.sample(index).media:
+            assert read_header(ref.kind, parquet.open_media(index, ref, tmp_path)).kind == ref.kind
