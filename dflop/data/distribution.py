@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dflop.errors import DataError
@@ -66,8 +67,11 @@ def summary(frame: pl.DataFrame) -> pl.DataFrame:
     for module in [LLM, *(m for m in modules if m != LLM)]:
         tokens = pl.col(f"{module}_tokens")
         quantiles = [tokens.quantile(q).cast(pl.Int64).alias(f"p{round(q * 100)}_tokens") for q in (0.5, 0.9, 0.99)]
+        # Of the samples that have work for the module: zeros of all others would hide how uneven these are.
         parts.append(
-            everything.group_by("group").agg(
+            everything.filter(tokens > 0)
+            .group_by("group")
+            .agg(
                 pl.lit(module).alias("module"),
                 pl.len().alias("num_samples"),
                 *quantiles,
@@ -77,6 +81,14 @@ def summary(frame: pl.DataFrame) -> pl.DataFrame:
     rank = {group: position for position, group in enumerate((*GROUPS, "all"))}
     table = pl.concat(parts).filter(pl.col("max_tokens") > 0)
     return table.sort(pl.col("group").replace_strict(rank), maintain_order=True)
+
+
+def tokens_of(frame: pl.DataFrame) -> dict[str, npt.NDArray[np.int64]]:
+    """Per module, tokens of every sample of a frame of `shapes_frame`; encoders sorted, the LLM last."""
+    suffix = "_items"
+    modules = sorted(n.removesuffix(suffix) for n in frame.columns if n.endswith(suffix))
+    modules.sort(key=lambda module: module == LLM)
+    return {module: frame[f"{module}_tokens"].to_numpy() for module in modules}
 
 
 def sample_batches(

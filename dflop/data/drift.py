@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dflop.data.distribution import GROUPS
+from dflop.data.distribution import GROUPS, tokens_of
 from dflop.errors import DataError
 
 ALPHA = 0.05
@@ -63,18 +63,19 @@ def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
     """
     if before.is_empty() or after.is_empty():
         raise DataError("a dataset without healthy samples has no distribution to compare")
-    names = [n for n in (*before.columns, *after.columns) if n.endswith("_tokens") and not n.startswith("num_")]
-    quantities = sorted({n for n in names if not n.endswith("_sum_sq_tokens")})
+    tokens = tokens_of(before), tokens_of(after)
+    modules = sorted({*tokens[0], *tokens[1]})
     weights = _weights(before), _weights(after)
     sizes = [w.sum() ** 2 / (w**2).sum() for w in weights]  # as many equal samples as say the same
-    alpha = ALPHA / (len(quantities) + 1)
+    alpha = ALPHA / (len(modules) + 1)
     ks_chance = math.sqrt(-math.log(alpha / 2) / 2 * (1 / sizes[0] + 1 / sizes[1]))
     shifts = []
-    for name in quantities:
-        values = _values(before, name), _values(after, name)
-        distance = _kolmogorov_smirnov(*values, *weights)
+    for module in modules:
+        # A module that one dataset has no work for takes 0 tokens of each of its samples.
+        values = [of.get(module, np.zeros(len(w))).astype(np.float64) for of, w in zip(tokens, weights, strict=True)]
+        distance = _kolmogorov_smirnov(values[0], values[1], *weights)
         means = [float(np.average(v, weights=w)) for v, w in zip(values, weights, strict=True)]
-        shifts.append(Shift(name, distance, min(1.0, ks_chance), means[1] / means[0] if means[0] else math.nan))
+        shifts.append(Shift(f"{module}_tokens", distance, min(1.0, ks_chance), means[1] / means[0] if means[0] else math.nan))
     shares = [np.array([w[(frame["group"] == g).to_numpy()].sum() for g in GROUPS]) / w.sum()
               for frame, w in zip((before, after), weights, strict=True)]  # fmt: skip
     tv_chance = math.sqrt((len(GROUPS) * math.log(2) - math.log(alpha)) / 2 * (1 / sizes[0] + 1 / sizes[1]))
@@ -86,11 +87,6 @@ def _weights(frame: pl.DataFrame) -> Floats:
     if "weight" in frame.columns:
         return frame["weight"].to_numpy().astype(np.float64)
     return np.ones(len(frame))
-
-
-def _values(frame: pl.DataFrame, name: str) -> Floats:
-    """A module that one dataset has no work for takes 0 tokens of each of its samples."""
-    return frame[name].to_numpy().astype(np.float64) if name in frame.columns else np.zeros(len(frame))
 
 
 def _kolmogorov_smirnov(a: Floats, b: Floats, a_weight: Floats, b_weight: Floats) -> float:

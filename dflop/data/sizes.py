@@ -29,6 +29,7 @@ MEDIA_COLUMNS = {
     "video": ("video_w", "video_h", "video_frames", "video_fps", "video_seconds"),
     "audio": ("audio_seconds",),
 }
+_BAD_COUNTS = "token counts or turns are missing or negative"
 _SIZE = ("kind", "width_px", "height_px", "num_frames", "duration_s", "num_images")
 _ITEM = (
     "kind", "path", "width_px", "height_px", "num_frames", "duration_s", "module", "grid", "num_tokens",
@@ -90,7 +91,7 @@ def profile_sizes(sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0) 
     max_level = rules.media.max_level if "shrink" in rules.overlong else 0
     done = []
     for level in range(1, max_level + 1):
-        long = _is_long(found, rules) & pl.col("reason").is_null() & (pl.col("num_items") > 0)
+        long = _is_long(rules) & pl.col("reason").is_null() & (pl.col("num_items") > 0)
         done.append(found.filter(~long))
         again = found.filter(long).select("sample_index")
         if again.is_empty():
@@ -107,7 +108,7 @@ def profile_sizes(sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0) 
 def _texts(sizes: pl.DataFrame, rules: ShapeRules, first_index: int) -> pl.DataFrame:
     turns = pl.col("turns").cast(pl.Int64) if "turns" in sizes.columns else pl.lit(1, pl.Int64)
     rows = sizes.select(
-        pl.int_range(first_index, first_index + pl.len(), dtype=pl.Int64).alias("sample_index"),
+        _sample_index(first_index),
         pl.col("id").cast(pl.String).fill_null("").alias("sample_id"),
         pl.col("prompt_tokens").cast(pl.Int64),
         pl.col("response_tokens").cast(pl.Int64),
@@ -115,7 +116,8 @@ def _texts(sizes: pl.DataFrame, rules: ShapeRules, first_index: int) -> pl.DataF
     )
     template = [(n, *rules.tokenizer.template_tokens(n)) for n in rows["turns"].unique().to_list() if n > 0]
     columns = {"turns": pl.Int64, "text": pl.Int64, "supervised": pl.Int64}
-    rows = rows.join(pl.DataFrame(template, schema=columns, orient="row"), on="turns", how="left", maintain_order="left")
+    added = pl.DataFrame(template, schema=columns, orient="row")
+    rows = rows.join(added, on="turns", how="left", maintain_order="left")
     bad = pl.col("text").is_null() | (pl.col("prompt_tokens") < 0) | (pl.col("response_tokens") < 0)
     given = pl.col("prompt_tokens") + pl.col("response_tokens")
     return rows.select(
@@ -127,13 +129,13 @@ def _texts(sizes: pl.DataFrame, rules: ShapeRules, first_index: int) -> pl.DataF
         .otherwise(0)
         .fill_null(0)
         .alias("num_supervised_tokens"),
-        pl.when(bad | given.is_null()).then(pl.lit("token counts or turns are missing or negative")).alias("text_reason"),
+        pl.when(bad | given.is_null()).then(pl.lit(_BAD_COUNTS)).alias("text_reason"),
     )
 
 
 def _items(sizes: pl.DataFrame, first_index: int) -> pl.DataFrame:
     """One row per media item in order of sample, kind and place: its header."""
-    indexed = sizes.with_columns(pl.int_range(first_index, first_index + pl.len(), dtype=pl.Int64).alias("sample_index"))
+    indexed = sizes.with_columns(_sample_index(first_index))
     frames = []
     for order, (kind, columns) in enumerate(MEDIA_COLUMNS.items()):
         if columns[0] not in sizes.columns:
@@ -148,6 +150,10 @@ def _items(sizes: pl.DataFrame, first_index: int) -> pl.DataFrame:
         empty = {"sample_index": pl.Int64, "num_images": pl.Int64, "kind": pl.String}
         return pl.DataFrame(schema={**empty, **dict.fromkeys(_SIZE[1:4], pl.Int64), "duration_s": pl.Float64})
     return pl.concat(frames).sort("sample_index", "order", maintain_order=True).drop("order")
+
+
+def _sample_index(first: int) -> pl.Expr:
+    return pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("sample_index")
 
 
 def _header_columns(kind: str) -> list[pl.Expr]:
@@ -223,7 +229,7 @@ def _check(media: MediaRules, header: MediaHeader) -> None:
         raise ValueError(f"{header.kind}: no size, or no frames")
 
 
-def _is_long(found: pl.DataFrame, rules: ShapeRules) -> pl.Expr:
+def _is_long(rules: ShapeRules) -> pl.Expr:
     return pl.col("num_llm_tokens") > rules.max_llm_tokens
 
 
@@ -232,7 +238,7 @@ def _split(found: pl.DataFrame, rules: ShapeRules) -> tuple[pl.DataFrame, pl.Dat
     too_long = pl.format(
         "sample too long: {} tokens > max_llm_tokens {}" + tried, "num_llm_tokens", pl.lit(rules.max_llm_tokens)
     )
-    reason = pl.coalesce("reason", pl.when(_is_long(found, rules)).then(too_long))
+    reason = pl.coalesce("reason", pl.when(_is_long(rules)).then(too_long))
     found = found.with_columns(reason.alias("reason"), profile_key=pl.lit(rules.profile_key))
     shapes = found.filter(pl.col("reason").is_null()).select(
         "profile_key", "sample_index", "sample_id", "num_text_tokens", "num_supervised_tokens", "num_llm_tokens",

@@ -9,6 +9,7 @@ and never the token. Lengths need no media: the profiler's `count` and the train
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class TokenCount(NamedTuple):
 
 
 _WORD = "yes"
+_MAX_CACHED = 100_000
 
 
 class _Special(NamedTuple):
@@ -108,6 +110,7 @@ class ChatTokenizer:
         needed = sorted({*written, *media, *rules.special_tokens, *control})
         self._special = self._special_ids(needed, path, rules)
         self._split = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
+        self._num_tokens = functools.lru_cache(_MAX_CACHED)(self._count_written)
 
     @property
     def vocab_size(self) -> int:
@@ -192,8 +195,7 @@ class ChatTokenizer:
 
     def layout_tokens(self, layout: Layout) -> int:
         """Tokens of a layout besides its rows."""
-        parts = [part for entry in layout if isinstance(entry, str) for part in self._written(entry)]
-        return sum(1 if p[2] is not None else len(self._tokenizer.encode(p[0], add_special_tokens=False)) for p in parts)
+        return sum(self._num_tokens(entry) for entry in layout if isinstance(entry, str))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids with special tokens shown; for people and reports."""
@@ -262,6 +264,12 @@ class ChatTokenizer:
             at = match.end()
         if at < len(text):
             yield text[at:], False, None
+
+    def _count_written(self, text: str) -> int:
+        """Tokens of text in which special tokens are written by name."""
+        plain = [part for part, _, special in self._written(text) if special is None]
+        num_special = sum(special is not None for _, _, special in self._written(text))
+        return num_special + sum(len(e) for e in self._tokenizer.encode_batch(plain, add_special_tokens=False))
 
     def _special_ids(self, names: list[str], path: Path, rules: MediaRules) -> dict[str, int]:
         found = {name: self._tokenizer.token_to_id(name) for name in names}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from dflop.config import Config
+from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.errors import DataError
-from dflop.jobs import submit
+from dflop.errors import DataError, DflopError
+from dflop.jobs import runs, submit
 from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch import Launcher
@@ -16,6 +18,28 @@ from dflop.store.console import named_query, query
 from dflop.store.reader import Reader
 
 MAX_EXAMPLES = 5
+
+
+async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
+    """Profiles a dataset as a run of its own, which trains nothing.
+
+    Raises:
+        DataError: the dataset cannot be read, or too much of it is unusable.
+        LaunchError: a job cannot be submitted.
+    """
+    config = config.model_copy(update={"name": f"{config.name}-data"})
+    if config.dataset.demo:
+        d = config.dataset
+        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say)
+    run, _ = runs.begin(config)
+    runs.note(run, config, runs.RUNNING, config_key=config.key)
+    try:
+        found = await data_profile(run, submit.launcher_of(run, config), say)
+    except DflopError:
+        runs.note(run, config, runs.FAILED, config_key=config.key)
+        raise
+    runs.note(run, config, runs.DONE, config_key=config.key)
+    return found
 
 
 async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:

@@ -55,12 +55,11 @@ def write_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: P
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Row], form: str) -> None:
-    """Prints rows that are at hand, as `table` or `json`."""
-    if form == "json":
-        for row in rows:
-            print(_json_object(columns, row))
-    else:
+    """Prints rows that are at hand, as `table`, `csv` or `json`."""
+    if form == "table":
         _print_table(columns, rows, Console())
+    else:
+        _write_text(columns, rows, form, sys.stdout)
 
 
 @contextmanager

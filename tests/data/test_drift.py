@@ -14,8 +14,9 @@ from dflop.errors import DataError
 
 
 def frame(llm: list[int] | np.ndarray, vision: list[int] | None = None, group: str = "text", **more) -> pl.DataFrame:
-    columns = {"group": [group] * len(llm), "num_text_tokens": llm, "llm_tokens": llm, "llm_sum_sq_tokens": llm}
-    return pl.DataFrame({**columns, **({} if vision is None else {"vision_tokens": vision}), **more})
+    columns = {"group": [group] * len(llm), "llm_items": llm, "llm_tokens": llm, "llm_sum_sq_tokens": llm}
+    encoder = {} if vision is None else {"vision_items": vision, "vision_tokens": vision}
+    return pl.DataFrame({**columns, **encoder, **more}, strict=False)
 
 
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=30)

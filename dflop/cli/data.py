@@ -1,0 +1,95 @@
+"""`dflop data`: what a dataset will cost every module."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.cli.pipeline import Overrides
+
+app = App(name="data", help="Data profiles: what every sample costs each module, from headers alone.")
+
+Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; the newest profile without it.")]
+Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format")]
+
+
+@app.command
+def profile(config: Path, *, overrides: Overrides = ()) -> None:
+    """Profile the dataset of a configuration, unless the store has the profile; print its key.
+
+    Shards run as jobs of the configured cluster. Example: dflop data profile configs/demo.yaml
+    """
+    import asyncio
+
+    from dflop.config import load_config
+    from dflop.jobs.profiling import profile_dataset
+
+    found = asyncio.run(profile_dataset(load_config(config, overrides), say))
+    say(f"{found.num_rows} samples, {found.num_quarantined} quarantined; dflop data show {found.profile_key}")
+    print(found.profile_key)
+
+
+@app.command
+def show(
+    key: Key = "",
+    /,
+    *,
+    store: Store = DEFAULT_STORE,
+    output: Annotated[Path | None, Parameter(help="Draw into this .png, .svg or .pdf instead.")] = None,
+    form: Form = "table",
+) -> None:
+    """Show the distribution of a profile: quantiles, histograms, LLM against encoder tokens.
+
+    Example: dflop data show --output data.svg
+    """
+    from rich.console import Console
+
+    from dflop.data.distribution import summary, tokens_of
+    from dflop.report.data_plots import Profile, print_plots, save_plots
+    from dflop.report.rows import print_rows
+    from dflop.store.frames import find_profile, profile_frame
+
+    found = find_profile(store, key)
+    frame = profile_frame(store, found["profile_key"])
+    table = summary(frame)
+    title = f"{Path(found['dataset'] or '?').name}, {found['family']}, profile {found['profile_key']}"
+    drawn = Profile(title, frame["group"].to_list(), tokens_of(frame))
+    if output is not None:
+        save_plots(drawn, output)
+        print(output)
+        return
+    if form != "table":
+        print_rows(table.columns, table.rows(), form)
+        return
+    console = Console()
+    changed = frame.filter((frame["media_level"] > 0) | (frame["num_cut_tokens"] > 0)).height
+    console.print(
+        f"{title}\n{frame.height} samples, {changed} of them made shorter, {found['num_quarantined']} left out"
+    )
+    print_rows(table.columns, table.rows(), "table")
+    print_plots(drawn, console)
+
+
+@app.command
+def drift(
+    before: str, after: str, /, *, store: Store = DEFAULT_STORE, threshold: float = 0.1, form: Form = "table"
+) -> None:
+    """Compare two profiles; exit with 1 when they are farther apart than chance and than the threshold.
+
+    Distances are Kolmogorov-Smirnov (tokens) and total variation (groups), 0..1. Example: dflop data drift 1f0c 77ab
+    """
+    from dflop.data.drift import drift as measure
+    from dflop.report.rows import print_rows
+    from dflop.store.frames import find_profile, profile_frame
+
+    keys = [find_profile(store, key)["profile_key"] for key in (before, after)]
+    found = measure(*(profile_frame(store, key) for key in keys))
+    beyond = found.beyond(threshold)
+    rows = [(s.quantity, s.distance, s.chance, s.mean_ratio, s in beyond) for s in found.shifts]
+    print_rows(("quantity", "distance", "chance", "mean_ratio", "drifted"), rows, form)
+    if beyond:
+        sys.exit(1)

@@ -1,0 +1,212 @@
+"""A training set from many files: which rows of which, numbered one after the other.
+
+An entry is one or more files whose rows follow each other, where their media lie, and which of the rows take part: a
+number or a share from the start, from the end, or at random, with the words LLaVA-NeXT uses. What is chosen at random
+depends on the seed, the entry's name and the number of rows, so every machine chooses the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
+from dflop.data.formats.source import RowSource, open_source
+from dflop.data.headers import MediaSource
+from dflop.data.patterns import beside, expand
+from dflop.errors import ConfigError
+
+_STRATEGY = re.compile(r"all|(first|end|random):(?:(\d+)|(\d+(?:\.\d+)?)%)", re.ASCII)
+_STRATEGIES = "all, first:N, first:P%, end:N, end:P%, random:N, random:P%"
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureEntry:
+    """Rows of one or more files."""
+
+    name: str
+    """As a person wrote it; part of what `random` draws from."""
+    paths: tuple[Path, ...]
+    media_root: Path
+    strategy: str = "all"
+    """Which rows, counted over all files of the entry."""
+    weight: float | None = None
+    """Share of the entry in the samples drawn, relative to the other entries; None: as large as its rows are many."""
+
+
+def make_entry(
+    pattern: str, media_root: Path, *, folder: Path, strategy: str = "all", weight: float | None = None
+) -> MixtureEntry:
+    """Entry of the files that `pattern` stands for.
+
+    Args:
+        pattern: A path, or one with braces (`{a,b}`, `{000..012}`) or a glob (`*`, `?`, `[`) in it.
+        media_root: Folder that the paths of media are relative to.
+        folder: Where relative paths are looked up that the working directory does not have.
+        strategy: See `select`.
+        weight: See `MixtureEntry`.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    paths = expand(pattern, folder)
+    return MixtureEntry(os.path.basename(pattern), paths, beside(media_root, folder), strategy, weight)
+
+
+def select(num_rows: int, strategy: str, seed: int = 0, name: str = "") -> npt.NDArray[np.int64]:
+    """Which of `num_rows` rows take part, in order.
+
+    Args:
+        num_rows: Rows there are.
+        strategy: `all`, or `first:`, `end:` or `random:` with a number of rows or a percentage, rounded up to rows.
+            More rows than there are is all of them.
+        seed: 0 .. 2**64 - 1; for `random`, which of two counts takes the smaller is part of the larger.
+        name: Name of the entry, for `random`.
+
+    Raises:
+        ConfigError: unknown strategy, or more than 100%.
+    """
+    match = _STRATEGY.fullmatch(strategy)
+    share = Fraction(match[3]) / 100 if match and match[3] else None
+    if match is None or (share or 0) > 1:
+        raise ConfigError(f"unknown sampling strategy `{strategy}`", where=name, hint=f"valid: {_STRATEGIES}")
+    if match[1] is None:
+        return np.arange(num_rows)
+    count = min(num_rows, int(match[2])) if share is None else math.ceil(num_rows * share)
+    if match[1] == "first":
+        return np.arange(count)
+    if match[1] == "end":
+        return np.arange(num_rows - count, num_rows)
+    stream = int.from_bytes(hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8], "little")
+    keys = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(num_rows)
+    return np.sort(np.argsort(keys, kind="stable")[:count])
+
+
+class Dataset:
+    """The chosen rows of all entries as samples 0 .. len - 1, in order of entries and rows."""
+
+    def __init__(
+        self,
+        entries: Sequence[MixtureEntry],
+        sources: Sequence[Sequence[RowSource]],
+        rows: Sequence[npt.NDArray[np.int64]],
+    ) -> None:
+        self.entries = tuple(entries)
+        self._sources = sources
+        self._rows = rows
+        self._starts = np.cumsum([0, *map(len, rows)])
+        self._source_starts = [np.cumsum([0, *map(len, of_entry)]) for of_entry in sources]
+
+    @classmethod
+    def open(cls, entries: Sequence[MixtureEntry], seed: int = 0) -> Dataset:
+        """Open every file and choose rows; nothing is judged.
+
+        Raises:
+            ConfigError: an unknown suffix or strategy, or weights for some entries only.
+            DataError: a file cannot be read.
+        """
+        if len({entry.weight is None for entry in entries}) > 1:
+            without = next(entry.name for entry in entries if entry.weight is None)
+            raise ConfigError(f"entry {without} has no weight but others have", hint="give all of them one, or none")
+        for entry in entries:
+            select(0, entry.strategy, seed, entry.name)  # before a file of terabytes is opened
+        sources = [[open_source(path) for path in entry.paths] for entry in entries]
+        rows = [
+            select(sum(map(len, of_entry)), entry.strategy, seed, entry.name)
+            for entry, of_entry in zip(entries, sources, strict=True)
+        ]
+        return cls(entries, sources, rows)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(number of the entry, row counted over the files of that entry) of sample `index`."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        entry = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return entry, int(self._rows[entry][index - self._starts[entry]])
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Sample `index` as it is written.
+
+        Raises:
+            BadSample: the row is not an object or cannot be read.
+        """
+        source, row = self._source(index)
+        return source.row(row)
+
+    def sample(self, index: int) -> AnnotatedSample:
+        """Sample `index`, interpreted.
+
+        Raises:
+            BadSample: the row is malformed; the reason says how.
+        """
+        source, row = self._source(index)
+        return replace(source.sample(row), sample_index=index)
+
+    def open_media(self, index: int, ref: MediaRef) -> MediaSource:
+        """A media item of sample `index`: its path, or an open file if it lies inside a container.
+
+        Raises:
+            BadSample: no such item, or a path that leaves the media root.
+        """
+        source, row = self._source(index)
+        return source.open_media(row, ref, self.entries[self.locate(index)[0]].media_root)
+
+    def media_fingerprint(self, index: int, ref: MediaRef) -> str:
+        """Size and time of change of a media file; empty for one inside a container, which `fingerprint` covers."""
+        if self._source(index)[0].embeds(ref):
+            return ""
+        try:
+            status = os.stat(confine(self.entries[self.locate(index)[0]].media_root, ref.path))
+        except (BadSample, OSError):
+            return "absent"
+        return f"{status.st_size}\t{status.st_mtime_ns}"
+
+    def fingerprint(self) -> str:
+        """Hash of which rows there are and what is in them: equal ones mean equal samples under equal numbers.
+
+        Media files beside the data are not in it, see `media_fingerprint`.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for of_entry, rows in zip(self._sources, self._rows, strict=True):
+            for source in of_entry:
+                digest.update(f"{len(source)}\t{source.fingerprint()}\n".encode("utf-8", "backslashreplace"))
+            digest.update(np.ascontiguousarray(rows, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Expected number of times each sample comes up in as many draws as there are samples.
+
+        All ones without weights. With them an entry's samples share the entry's part of the draws evenly: weight 2
+        beside weight 1 is two thirds of the draws, however many rows either has.
+
+        Returns:
+            Shape (len(self),); the sum is len(self).
+        """
+        shares = [entry.weight for entry in self.entries if entry.weight is not None]
+        if not shares:
+            return np.ones(len(self))
+        counts = np.array([len(rows) for rows in self._rows])
+        drawn = np.where(counts > 0, shares, 0.0)
+        return np.repeat(drawn / np.maximum(counts, 1) * len(self) / (drawn.sum() or 1.0), counts)
+
+    def _source(self, index: int) -> tuple[RowSource, int]:
+        entry, row = self.locate(index)
+        starts = self._source_starts[entry]
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        return self._sources[entry][number], row - int(starts[number])

@@ -1,0 +1,17 @@
+-- purpose: the data profiles there are, newest first: which dataset, how many samples, how many left out
+-- parameters: none
+-- grain: one row per data profile
+-- units: seconds; UTC
+select
+    profile_key,
+    inputs ->> 'family' as family,
+    inputs ->> 'annotations' as dataset,
+    num_rows as num_samples,
+    num_quarantined,
+    elapsed_s,
+    to_timestamp(created_at_s) as created_at,
+    run_id
+from profile_record
+where kind = 'data'
+qualify row_number() over (partition by profile_key order by created_at_s desc) = 1
+order by created_at desc;
