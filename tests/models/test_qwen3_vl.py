@@ -24,6 +24,7 @@ NAME = "qwen3_vl"
 RULES = load_rules(NAME, {}, {})
 CAPPED = load_rules(NAME, {}, {"cap_pixels_per_frame": True, "max_video_tokens": 60})
 LARGE = load_rules(NAME, {}, {"video_max_pixels": 32 * 32 * 24_576, "video_fps": 1.5})
+FAIR = load_rules(NAME, {}, {"cap_pixels_per_frame": True, "video_min_pixels": 32 * 32})
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
 
 
@@ -77,6 +78,8 @@ def test_videos_of_every_length_equal_the_processor(rules, ask_processor):
     st.sampled_from([RULES, CAPPED, LARGE]),
     st.integers(0, 9),
 )
+@example(1365, 64, 9, 4.5, RULES, 0).via("nine frames count as eight")
+@example(512, 480, 5, 2.5, FAIR, 0).via("a budget that five frames do not share evenly")
 def test_videos_equal_the_processor(ask_processor, width, height, num_frames, duration_s, rules, level):
     assert_video_equals_the_processor(
         rules, ask_processor, width=width, height=height, num_frames=num_frames, duration_s=duration_s, level=level
