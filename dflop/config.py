@@ -14,9 +14,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -187,6 +188,50 @@ class Config(Section):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+class MixtureEntryConfig(Section):
+    """Rows of one file, or of several that one path with braces or a glob names."""
+
+    path: str = Field(min_length=1, validation_alias=AliasChoices("path", "json_path", "annotations"))
+    sampling_strategy: str = "all"
+    """`all`, or `first:`, `end:` or `random:` with a number of rows or a percentage."""
+    weight: float | None = Field(default=None, gt=0)
+    """Share in the samples drawn, relative to the other entries; every entry has one, or none has."""
+    media_root: Path | None = Field(
+        default=None, validation_alias=AliasChoices("media_root", "image_folder", "video_folder", "data_path")
+    )
+    """Where the media of these rows are, if not in the media root of the dataset."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling(cls, data: Any) -> Any:
+        for name, field in cls.model_fields.items():
+            given = [key for key in _spellings(name, field) if isinstance(data, Mapping) and key in data]
+            if len(given) > 1:
+                raise ValueError(f"`{'` and `'.join(given)}` mean the same, keep one of them")
+        return data
+
+
+class MixtureConfig(Section):
+    """A training set from many files, in the YAML that LLaVA-NeXT and LLaVA-OneVision use."""
+
+    datasets: tuple[MixtureEntryConfig, ...]
+
+
+def load_mixture(path: Path) -> MixtureConfig:
+    """Read and validate a mixture. Paths are left as they are written.
+
+    Raises:
+        ConfigError: naming file and key, with the valid keys where one is unknown.
+    """
+    try:
+        mixture = MixtureConfig.model_validate(_read_yaml(path))
+    except ValidationError as error:
+        raise _config_error(error, {"": path}, (), MixtureConfig) from None
+    if not mixture.datasets:
+        raise ConfigError("a mixture of nothing", where=f"{path}: datasets", hint="write one entry or more")
+    return mixture
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read, compose and validate a run configuration.
 
@@ -276,15 +321,21 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise ConfigError(_yaml_problem(error), where=f"--set {override}") from None
 
 
-def _config_error(error: ValidationError, files: Mapping[str, Path], overridden: Sequence[str]) -> ConfigError:
-    problems = [_describe(e, files, overridden) for e in error.errors()]
+def _config_error(
+    error: ValidationError, files: Mapping[str, Path], overridden: Sequence[str], root: type[BaseModel] = Config
+) -> ConfigError:
+    # A misspelt key is often also a missing one: the first says more.
+    errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    problems = [_describe(e, files, overridden, root) for e in errors]
     what, where, hint = problems[0]
     if len(problems) > 1:
         hint += f"{'; ' if hint else ''}and {len(problems) - 1} more: " + ", ".join(p[1] for p in problems[1:])
     return ConfigError(what, where=where, hint=hint)
 
 
-def _describe(error: Any, files: Mapping[str, Path], overridden: Sequence[str]) -> tuple[str, str, str]:
+def _describe(
+    error: Any, files: Mapping[str, Path], overridden: Sequence[str], root: type[BaseModel]
+) -> tuple[str, str, str]:
     loc = [str(part) for part in error["loc"]]
     key = ".".join(loc)
     section = loc[0] if loc and loc[0] in files else ""
@@ -292,7 +343,7 @@ def _describe(error: Any, files: Mapping[str, Path], overridden: Sequence[str]) 
     if any(key == k or key.startswith(f"{k}.") for k in overridden):
         where = f"--set {key}"
     if error["type"] == "extra_forbidden":
-        return f"unknown key `{loc[-1]}`", where, did_you_mean(loc[-1], _valid_keys(loc[:-1]))
+        return f"unknown key `{loc[-1]}`", where, did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
     if error["type"] == "missing":
         return f"missing key `{loc[-1]}`", where, ""
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -304,11 +355,18 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _valid_keys(loc: Sequence[str]) -> list[str]:
-    section: type[BaseModel] = Config
+def _valid_keys(section: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     for name in loc:
+        if isinstance(name, int):
+            continue  # of a list, whose elements are one class
         annotation = section.model_fields[name].annotation
+        annotation = next(iter(get_args(annotation)), annotation)
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             break
         section = annotation
-    return list(section.model_fields)
+    return [key for name, field in section.model_fields.items() for key in _spellings(name, field)]
+
+
+def _spellings(name: str, field: FieldInfo) -> list[str]:
+    choices = field.validation_alias
+    return [str(choice) for choice in choices.choices] if isinstance(choices, AliasChoices) else [name]

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop import resources
-from dflop.config import Config, dump_config, load_config
+from dflop.config import Config, dump_config, load_config, load_mixture
 from dflop.errors import ConfigError
 
 BASE = """\
@@ -231,3 +231,49 @@ def test_the_cluster_as_the_planner_sees_it(config_file):
     spec = load_config(config_file, ["cluster.num_nodes=3", "cluster.num_cores_per_node=2"]).cluster.spec()
     assert (spec.num_processes, spec.max_concurrency, spec.memory_per_process_bytes) == (12, 6, 2 * 2**30)
     assert load_config(config_file).cluster.spec().num_cores_per_node >= 1
+
+
+MIXTURE = """\
+datasets:
+  - json_path: /data/{a,b}.json
+    sampling_strategy: first:10%
+  - {path: x.tar, image_folder: images, weight: 2}
+"""
+
+
+def mixture_of(folder: Path, text: str):
+    (folder / "mixture.yaml").write_text(text)
+    return load_mixture(folder / "mixture.yaml")
+
+
+def test_mixtures_take_the_keys_of_llava(tmp_path):
+    first, second = mixture_of(tmp_path, MIXTURE).datasets
+    assert (first.path, first.sampling_strategy, first.weight, first.media_root) == (
+        "/data/{a,b}.json",
+        "first:10%",
+        None,
+        None,
+    )
+    assert (second.path, second.sampling_strategy, second.weight) == ("x.tar", "all", 2)
+    assert second.media_root == Path("images")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what", "hint"),
+    [
+        ("datasets: [{json_pth: x}]", "datasets.0.json_pth", "unknown key", "did you mean `json_path`? valid: annot"),
+        ("datasets: [{path: x, json_path: y}]", "datasets.0", "`path` and `json_path` mean the same", ""),
+        ("datasets: [{sampling_strategy: all}]", "datasets.0.path", "missing key", ""),
+        ("datasets: [{path: x, weight: 0}]", "datasets.0.weight", "greater than 0", ""),
+        ("datasets: [x.json]", "datasets.0", "valid dictionary", ""),
+        ("datasets: []", "datasets", "a mixture of nothing", "one entry or more"),
+        ("dataset: []", "dataset", "unknown key", "did you mean `datasets`?"),
+        ("{", "mixture.yaml:1", "not valid YAML", ""),
+    ],
+)
+def test_errors_in_a_mixture_name_the_entry(tmp_path, text, where, what, hint):
+    with pytest.raises(ConfigError) as caught:
+        mixture_of(tmp_path, text)
+    assert caught.value.where.endswith(where)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
