@@ -50,13 +50,16 @@ class DatasetConfig(Section):
     """What it is trained on."""
 
     annotations: Path
-    """LLaVA-format JSON, JSONL or JSONL.gz."""
+    """JSON or JSON Lines (plain, .gz, .zst), Hugging Face Parquet, a WebDataset .tar, a pattern of several of them, a
+    mixture of such files (.yaml), or a Parquet table of sizes."""
     media_root: Path
     tokenizer: Path
     """A `tokenizer.json` of the `tokenizers` library with the family's special tokens."""
     chat_template: str = "chatml"
     """`chatml`, `qwen`, `llama3`, or a file: `chat_template.jinja`, `tokenizer_config.json`."""
     max_llm_tokens: int = Field(default=8192, ge=8)
+    seed: int = Field(default=0, ge=0)
+    """Which rows a mixture's `random:` strategies take."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()
     """What to do, in this order, with a sample of more tokens; without any of it the sample is left out."""
     demo: bool = False

@@ -62,7 +62,7 @@ def demo_data(folder: Path, *, num_samples: int = 320, seed: int = 0) -> None:
     from dflop.data.demo import make_demo_dataset
 
     made = make_demo_dataset(folder, num_samples, seed, progress=say)
-    print(made.annotations)
+    print(made.entries[0].paths[0])
 
 
 def report(run_dir: Path) -> None:

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dflop.data.annotations import MediaRef, confine
+from dflop.data.annotations import MediaRef
 from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.mixture import Dataset
 
 _VERSION = 1
 """Raise when headers are read differently: cached ones then no longer match."""
@@ -40,40 +41,39 @@ class _Known(NamedTuple):
 
 
 class HeaderCache:
-    """Reads headers of files under one media root, each once per change.
+    """Reads headers of the media of one dataset, each once per change.
 
     Args:
-        media_root: Folder that paths are relative to.
-        folder: Where caches of all media roots lie; None: remember within this process only.
+        dataset: Whose media.
+        folder: Where caches of all datasets lie; None: remember within this process only.
     """
 
-    def __init__(self, media_root: Path, folder: Path | None = None) -> None:
-        self._media_root = media_root
-        name = hashlib.sha256(f"{_VERSION}\n{os.path.realpath(media_root)}".encode()).hexdigest()[:16]
+    def __init__(self, dataset: Dataset, folder: Path | None = None) -> None:
+        self._dataset = dataset
+        roots = sorted({f"{os.path.realpath(e.media_root)}\t{e.name}" for e in dataset.entries})
+        name = hashlib.sha256("\n".join([str(_VERSION), *roots]).encode("utf-8", "backslashreplace")).hexdigest()[:16]
         self._folder = folder / name if folder else None
         self._known: dict[tuple[str, str], _Known] = {}
         self._new: set[tuple[str, str]] = set()
-        self.num_read = 0
-        """Files really opened so far."""
         if self._folder is not None:
             self._load(self._folder)
 
-    def read(self, ref: MediaRef) -> MediaHeader:
-        """Size of a media item.
+    def read(self, index: int, ref: MediaRef) -> MediaHeader:
+        """Size of a media item of sample `index`.
 
         Raises:
-            BadSample: the path leaves the media root.
+            BadSample: there is no such item, or its path leaves the media root.
             BadMedia: the file is no good.
         """
-        path = confine(self._media_root, ref.path)
+        file = self._dataset.media_file(index, ref)
         try:
-            stat = path.stat()
+            stat = file.stat()
         except (OSError, ValueError):
-            return read_header(ref.kind, path)  # which says what is wrong
-        key = (ref.kind, ref.path)
+            return read_header(ref.kind, file)  # which says what is wrong
+        key = (ref.kind, f"{file}\t{ref.path}")
         known = self._known.get(key)
         if known is None or (known.size_bytes, known.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-            known = self._read(ref.kind, path, stat)
+            known = self._read(index, ref, stat)
             self._known[key] = known
             self._new.add(key)
         if known.reason:
@@ -101,12 +101,12 @@ class HeaderCache:
             pl.DataFrame(rows, schema=_SCHEMA, orient="row").write_parquet(temporary)
             os.replace(temporary, self._folder / f"{uuid.uuid4().hex}.parquet")
 
-    def _read(self, kind: str, path: Path, stat: os.stat_result) -> _Known:
-        self.num_read += 1
+    def _read(self, index: int, ref: MediaRef, stat: os.stat_result) -> _Known:
         try:
-            return _Known(stat.st_size, stat.st_mtime_ns, read_header(kind, path), "")
+            header = read_header(ref.kind, self._dataset.open_media(index, ref))
         except BadMedia as error:
-            return _Known(stat.st_size, stat.st_mtime_ns, MediaHeader(kind, 0, 0, 0, 0.0), error.reason)
+            return _Known(stat.st_size, stat.st_mtime_ns, MediaHeader(ref.kind, 0, 0, 0, 0.0), error.reason)
+        return _Known(stat.st_size, stat.st_mtime_ns, header, "")
 
     def _load(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.parquet"), key=_mtime_ns):  # the newest word on a file counts

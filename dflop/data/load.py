@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dflop.data.annotations import confine
 from dflop.data.decode import decode_audio, decode_image, decode_video
-from dflop.data.headers import BadMedia
+from dflop.data.headers import BadMedia, MediaSource
 from dflop.models.arrays import SAMPLE_RATE_HZ
 from dflop.models.family import Family
 from dflop.records import MediaItem
 
 
-def load_item(media_root: Path, item: MediaItem, family: Family, level: int = 0) -> npt.NDArray[np.float32]:
+def load_item(source: MediaSource, item: MediaItem, family: Family, level: int = 0) -> npt.NDArray[np.float32]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
 
     Args:
-        media_root: Folder that `item.path` is relative to.
+        source: Its file, or an open one that lies inside another.
         item: The profiled item.
         family: Turns decoded media into arrays.
         level: The sample's `media_level`.
@@ -28,13 +25,12 @@ def load_item(media_root: Path, item: MediaItem, family: Family, level: int = 0)
     Raises:
         BadMedia: the file is missing, damaged, or not what was profiled.
     """
-    path = confine(media_root, item.path)
     if item.kind == "audio":
-        media: npt.NDArray[np.generic] = decode_audio(path, SAMPLE_RATE_HZ)
+        media: npt.NDArray[np.generic] = decode_audio(source, SAMPLE_RATE_HZ)
     elif item.kind == "image":
-        media = decode_image(path)[None]
+        media = decode_image(source)[None]
     else:
-        media = decode_video(path, family.frame_indices(item.num_frames, item.duration_s, level))
+        media = decode_video(source, family.frame_indices(item.num_frames, item.duration_s, level))
     if item.kind != "audio":
         if media.shape[1:3] != (item.height_px, item.width_px):
             raise BadMedia(

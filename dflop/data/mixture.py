@@ -164,6 +164,15 @@ class Dataset:
         source, row = self._source(index)
         return source.open_media(row, ref, self.entries[self.locate(index)[0]].media_root)
 
+    def media_file(self, index: int, ref: MediaRef) -> Path:
+        """The file that holds a media item of sample `index`: its own, or the container it lies in.
+
+        Raises:
+            BadSample: a path that leaves the media root.
+        """
+        source, _ = self._source(index)
+        return source.path if source.embeds(ref) else confine(self.entries[self.locate(index)[0]].media_root, ref.path)
+
     def media_fingerprint(self, index: int, ref: MediaRef) -> str:
         """Size and time of change of a media file; empty for one inside a container, which `fingerprint` covers."""
         if self._source(index)[0].embeds(ref):

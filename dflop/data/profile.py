@@ -17,17 +17,20 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.data.annotations import AnnotatedSample, BadSample, confine
+import polars as pl
+
+from dflop.data.annotations import AnnotatedSample, BadSample
 from dflop.data.chat import ChatTemplate
-from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.header_cache import HeaderCache, HeaderRow
+from dflop.data.mixture import Dataset, MixtureEntry
 from dflop.data.shapes import ShapeRules, shapes_of
+from dflop.data.sizes import is_table_of_sizes, profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import DataError
 from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
 BLOCK_ROWS = 256
@@ -41,14 +44,39 @@ Result = SampleShape | QuarantinedSample
 class DatasetRef:
     """Where a dataset lies, and how its samples are read."""
 
-    annotations: Path
-    media_root: Path
+    entries: tuple[MixtureEntry, ...]
     tokenizer: Path
     max_llm_tokens: int
     chat_template: str = "chatml"
     """Name or file, see `ChatTemplate.load`."""
     overlong: tuple[str, ...] = ()
     """What to do with samples of more tokens than that, see `shapes.py`."""
+    seed: int = 0
+    """Which rows entries with a random strategy take."""
+
+    @classmethod
+    def of_file(cls, path: Path, media_root: Path, tokenizer: Path, max_llm_tokens: int) -> DatasetRef:
+        """All rows of one file."""
+        return cls((MixtureEntry(path.name, (path,), media_root),), tokenizer, max_llm_tokens)
+
+    def open(self) -> Dataset:
+        """The rows.
+
+        Raises:
+            ConfigError: an unknown suffix or strategy.
+            DataError: a file or folder cannot be read.
+        """
+        for entry in self.entries:
+            if not entry.media_root.is_dir():
+                raise DataError("media root is not a folder", where=str(entry.media_root))
+        return Dataset.open(self.entries, self.seed)
+
+    @property
+    def sizes(self) -> Path | None:
+        """The table of sizes this is, if it is one: shapes without texts and media, see `sizes.py`."""
+        (path, *more) = self.entries[0].paths
+        alone = len(self.entries) == 1 and not more and self.entries[0].strategy == "all"
+        return path if alone and is_table_of_sizes(path) else None
 
 
 def profile_shard(
@@ -77,14 +105,14 @@ def profile_shard(
         cache: Folder with headers that were read before, see `HeaderCache`.
 
     Raises:
-        DataError: annotations or media root cannot be read.
+        DataError: a file or folder cannot be read.
         ConfigError: tokenizer or chat template do not fit the family.
     """
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index {shard_index} is not in 0..{num_shards - 1}")
     key = key or profile_key(dataset, media)
     work = _Work(dataset, media, key, cache)
-    rows = shard_rows(len(work.annotations), shard_index, num_shards)
+    rows = shard_rows(len(work.rows), shard_index, num_shards)
     tell = progress or (lambda _: None)
     label = f"data profile, shard {shard_index + 1} of {num_shards}"
     results: list[Result] = []
@@ -111,17 +139,41 @@ def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
     """Identity of a data profile, as 16 hex digits; equal keys mean equal shapes.
 
     Raises:
-        DataError: annotations or tokenizer cannot be read.
+        DataError: a file cannot be read.
         ConfigError: the chat template cannot be read.
     """
     digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n".encode())
-    for part in (_file_hash(dataset.annotations), _file_hash(dataset.tokenizer), media.rules_key):
-        digest.update(f"{part}\n".encode())
     template = ChatTemplate.load(dataset.chat_template).source
-    digest.update(f"{template}\n{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}\n".encode())
-    for path in sorted(set(_media_paths(AnnotationFile.open(dataset.annotations)))):
-        digest.update(f"{path}\t{_fingerprint(dataset.media_root, path)}\n".encode("utf-8", "backslashreplace"))
+    limits = f"{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}"
+    digest.update(f"{_file_hash(dataset.tokenizer)}\n{media.rules_key}\n{template}\n{limits}\n".encode())
+    if dataset.sizes is not None:
+        digest.update(_file_hash(dataset.sizes).encode())
+        return digest.hexdigest()[:16]
+    rows = dataset.open()
+    digest.update(f"{rows.fingerprint()}\n".encode())
+    for line in sorted(set(_media_lines(rows))):
+        digest.update(line.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()[:16]
+
+
+def profile_sizes_shard(
+    dataset: DatasetRef, media: MediaRules, shard_index: int, num_shards: int, *, key: str = "", run_id: str = ""
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`profile_shard` for a table of sizes: columns of `SampleShape` and of `QuarantinedSample`.
+
+    Raises:
+        DataError: the table cannot be read, or lacks a column.
+        ConfigError: tokenizer or chat template do not fit the family, or a step of `overlong` needs texts.
+    """
+    if dataset.sizes is None:
+        raise ValueError("the dataset is no table of sizes")
+    key = key or profile_key(dataset, media)
+    tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
+    table = read_sizes(dataset.sizes)
+    rows = shard_rows(len(table), shard_index, num_shards)
+    rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong)
+    shapes, bad = profile_sizes(table[rows.start : rows.stop], rules, rows.start)
+    return shapes, bad.with_columns(run_id=pl.lit(run_id))
 
 
 def duplicate_ids(results: list[Result]) -> list[str]:
@@ -134,11 +186,9 @@ class _Work:
     """What a process needs to turn rows into shapes."""
 
     def __init__(self, dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:
-        if not dataset.media_root.is_dir():
-            raise DataError("media root is not a folder", where=str(dataset.media_root))
         self.given = (dataset, media, key, cache)
-        self.annotations = AnnotationFile.open(dataset.annotations)
-        self.headers = HeaderCache(dataset.media_root, cache)
+        self.rows = dataset.open()
+        self.headers = HeaderCache(self.rows, cache)
         tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
         self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong)
 
@@ -149,7 +199,7 @@ class _Work:
 
     def _sample(self, index: int) -> AnnotatedSample | BadSample:
         try:
-            return self.annotations.sample(index)
+            return self.rows.sample(index)
         except BadSample as error:
             return error
 
@@ -179,21 +229,14 @@ def _do(rows: range) -> tuple[list[Result], list[HeaderRow]]:
     return _process[0].do(rows)
 
 
-def _media_paths(annotations: AnnotationFile) -> Iterator[str]:
-    for index in range(len(annotations)):
+def _media_lines(rows: Dataset) -> Iterator[str]:
+    for index in range(len(rows)):
         try:
-            sample = annotations.sample(index)
+            sample = rows.sample(index)
         except BadSample:
-            continue  # the annotation file's own hash covers rows without readable media
-        yield from (ref.path for ref in sample.media)
-
-
-def _fingerprint(media_root: Path, relative: str) -> str:
-    try:
-        status = os.stat(confine(media_root, relative))
-    except (BadSample, OSError):
-        return "absent"
-    return f"{status.st_size}\t{status.st_mtime_ns}"
+            continue  # the fingerprint of the rows covers those without readable media
+        for ref in sample.media:
+            yield f"{ref.path}\t{rows.media_fingerprint(index, ref)}\n"
 
 
 def _file_hash(path: Path) -> str:

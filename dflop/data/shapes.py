@@ -13,19 +13,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
-from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
+from dflop.data.headers import BadMedia, MediaHeader
 from dflop.data.tokens import ChatTokenizer, TokenCount
 from dflop.models.media import Layout, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
 OVERLONG_STEPS = ("shrink", "truncate")
 
-ReadHeader = Callable[[MediaRef], MediaHeader]
-"""Size of a media item; raises `BadMedia` or `BadSample`."""
+ReadHeader = Callable[[int, MediaRef], MediaHeader]
+"""Size of a media item of a sample; raises `BadMedia` or `BadSample`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def shapes_of(
         try:
             if isinstance(sample, BadSample):
                 raise sample
-            headers = [_header(ref, rules, read) for ref in sample.media]
+            headers = [_header(index, ref, rules, read) for ref in sample.media]
             drafts[number] = _Draft(sample, headers, _place(sample, headers, rules, 0), 0)
         except BadSample as error:
             found[number] = _quarantined(rules, index, sample, error)
@@ -82,21 +81,12 @@ def shapes_of(
     return [result for result in found if result is not None]
 
 
-def header_reader(media_root: Path) -> ReadHeader:
-    """Reads headers of files under `media_root`; paths that leave it are refused."""
-
-    def read(ref: MediaRef) -> MediaHeader:
-        return read_header(ref.kind, confine(media_root, ref.path))
-
-    return read
-
-
-def _header(ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> MediaHeader:
+def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> MediaHeader:
     if ref.kind not in rules.media.media_tokens:
         takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
         raise BadSample(f"family {rules.media.name} takes no {ref.kind} (takes: {takes})", path=ref.path)
     try:
-        return read(ref)
+        return read(index, ref)
     except BadMedia as error:
         raise BadSample(f"{ref.kind}: {error.reason}", path=ref.path) from error
 

@@ -65,6 +65,17 @@ def read_sizes(path: Path) -> pl.DataFrame:
     return found
 
 
+def is_table_of_sizes(path: Path) -> bool:
+    """Whether this is a Parquet file of counts without conversations."""
+    if path.suffix != ".parquet":
+        return False
+    try:
+        names = set(pl.scan_parquet(path).collect_schema().names())
+    except (OSError, pl.exceptions.PolarsError):
+        return False  # whoever reads it will say why
+    return names >= set(TEXT_COLUMNS) and not names & {"conversations", "messages", "texts", "text"}
+
+
 def profile_sizes(sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Shapes of all rows, in order.
 

@@ -6,9 +6,10 @@ import sys
 import time
 from dataclasses import replace
 
-from dflop.data.profile import profile_shard
-from dflop.jobs.rundir import dataset_ref, open_run, rules_of
-from dflop.records import LLM
+from dflop.data.profile import DatasetRef, profile_shard, profile_sizes_shard
+from dflop.jobs.rundir import RunDir, dataset_ref, open_run, rules_of
+from dflop.models.media import MediaRules
+from dflop.records import LLM, QuarantinedSample, SampleShape
 from dflop.store.spool import SpoolWriter
 
 
@@ -27,9 +28,12 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[s
     run = open_run(run_path)
     config = run.config()
     started = time.perf_counter()
+    dataset, media = dataset_ref(config), rules_of(config)
+    if dataset.sizes is not None:
+        return _profile_sizes(run, dataset, media, profile_key, int(shard), int(num_shards))
     shapes, bad = profile_shard(
-        dataset_ref(config),
-        rules_of(config),
+        dataset,
+        media,
         int(shard),
         int(num_shards),
         _say,
@@ -44,6 +48,22 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[s
         "num_samples": len(shapes),
         "num_quarantined": len(bad),
         "num_llm_tokens": sum(s.load(LLM).num_tokens for s in shapes),
+        "elapsed_s": time.perf_counter() - started,
+    }
+
+
+def _profile_sizes(
+    run: RunDir, dataset: DatasetRef, media: MediaRules, key: str, shard: int, num_shards: int
+) -> dict[str, float]:
+    started = time.perf_counter()
+    shapes, bad = profile_sizes_shard(dataset, media, shard, num_shards, key=key, run_id=run.run_id)
+    with SpoolWriter(run.config().store, run.run_id, f"data-{shard}-of-{num_shards}") as spool:
+        spool.append_table(SampleShape, shapes.to_arrow())
+        spool.append_table(QuarantinedSample, bad.to_arrow())
+    return {
+        "num_samples": len(shapes),
+        "num_quarantined": len(bad),
+        "num_llm_tokens": int(shapes["num_llm_tokens"].sum()),
         "elapsed_s": time.perf_counter() - started,
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflop.config import Config
 from dflop.errors import ConfigError
-from dflop.jobs.rundir import family_of
+from dflop.jobs.rundir import dataset_ref, family_of
 from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
@@ -35,7 +35,7 @@ def preflight(config: Config, config_file: Path) -> None:
 def modules_named(family: Family, config: Config) -> tuple[str, ...]:
     """Modules the annotations can bring work to, judged by the media keys they mention (first 64 MiB)."""
     annotations = config.dataset.annotations
-    if not annotations.is_file() or annotations.suffix == ".gz":
+    if not annotations.is_file() or annotations.suffix not in (".json", ".jsonl"):
         return family.modules
     with open(annotations, "rb") as f:
         content = f.read(_SCAN_BYTES)
@@ -48,8 +48,9 @@ def _check_dataset(config: Config, config_file: Path) -> None:
     d = config.dataset
     if d.demo:
         return
+    is_pattern = any(c in str(d.annotations) for c in "{*?[")
     for key, path, exists in (
-        ("annotations", d.annotations, d.annotations.is_file()),
+        ("annotations", d.annotations, is_pattern or d.annotations.is_file()),
         ("media_root", d.media_root, d.media_root.is_dir()),
         ("tokenizer", d.tokenizer, d.tokenizer.is_file()),
     ):
@@ -59,6 +60,12 @@ def _check_dataset(config: Config, config_file: Path) -> None:
                 where=f"{config_file}: dataset.{key}",
                 hint=f"relative paths start at the working directory, {Path.cwd()}",
             )
+    if dataset_ref(config).sizes is not None:
+        raise ConfigError(
+            "a table of sizes has no samples to train on",
+            where=f"{config_file}: dataset.annotations",
+            hint="`dflop data profile` takes it; training needs texts and media",
+        )
 
 
 def _check_cluster(config: Config, config_file: Path) -> None:

@@ -56,7 +56,7 @@ async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileReco
         started = time.time()
         jobs = [follow_job(run, launcher, spec, say) for spec in submit.data_jobs(run, config, key)]
         counts = [result for (result,) in await asyncio.gather(*jobs)]
-        inputs = {"annotations": str(dataset.annotations), "family": media.name}
+        inputs = {"annotations": str(config.dataset.annotations), "family": media.name}
         found = note_profile(run, key, "data", counts, time.time() - started, inputs)
         await ingest_run(run, say)
     else:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.config import Config, load_config
+from dflop.config import Config, DatasetConfig, load_config, load_mixture
+from dflop.data.mixture import MixtureEntry, make_entry
 from dflop.data.profile import DatasetRef
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
@@ -124,7 +125,17 @@ class RunDir:
 def dataset_ref(config: Config) -> DatasetRef:
     """The dataset as the data room takes it."""
     d = config.dataset
-    return DatasetRef(d.annotations, d.media_root, d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong)
+    return DatasetRef(_entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.seed)
+
+
+def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
+    if d.annotations.suffix not in (".yaml", ".yml"):
+        return (make_entry(str(d.annotations), d.media_root, folder=Path.cwd()),)
+    folder = d.annotations.absolute().parent
+    return tuple(
+        make_entry(e.path, e.media_root or d.media_root, folder=folder, strategy=e.sampling_strategy, weight=e.weight)
+        for e in load_mixture(d.annotations).datasets
+    )
 
 
 def family_of(config: Config, vocab_size: int | None = None) -> Family:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflop.data.annotations import BadSample
-from dflop.data.formats.annotation_file import AnnotationFile
+from dflop.data.annotations import BadSample, MediaRef
 from dflop.data.headers import BadMedia
 from dflop.data.load import load_item
 from dflop.data.profile import DatasetRef
@@ -28,8 +27,8 @@ class DatasetSource:
     """
 
     def __init__(self, dataset: DatasetRef, family: Family, shapes: Sequence[SampleShape]) -> None:
-        self._dataset, self._family = dataset, family
-        self._annotations = AnnotationFile.open(dataset.annotations)
+        self._family = family
+        self._rows = dataset.open()
         self._tokenizer = ChatTokenizer(dataset.tokenizer, family, dataset.chat_template)
         self._shapes = {s.sample_index: s for s in shapes}
 
@@ -40,12 +39,14 @@ class DatasetSource:
         shape = self._shapes[sample_index]
         num_images = sum(item.kind == "image" for item in shape.items)
         layouts = [place(self._family, header_of(item), num_images, shape.media_level).layout for item in shape.items]
-        encoded = self._tokenizer.encode(self._annotations.sample(sample_index), layouts, shape.num_llm_tokens)
+        encoded = self._tokenizer.encode(self._rows.sample(sample_index), layouts, shape.num_llm_tokens)
         return TokenizedSample(encoded.input_ids, encoded.labels, encoded.media_positions)
 
     def array(self, sample_index: int, item: int) -> np.ndarray:
         shape = self._shapes[sample_index]
+        media = shape.items[item]
         try:
-            return load_item(self._dataset.media_root, shape.items[item], self._family, shape.media_level)
+            source = self._rows.open_media(sample_index, MediaRef(media.kind, media.path))
+            return load_item(source, media, self._family, shape.media_level)
         except (BadMedia, BadSample, ValueError) as error:
             raise MediaError(str(error)) from error

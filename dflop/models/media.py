@@ -124,7 +124,11 @@ class MediaRules(abc.ABC):
         """Media limits after halving those of `shrinkable` `level` times."""
         if level == 0:
             return self.media
-        halved = {key: max(least, int(self.media[key]) >> level) for key, least in self.shrinkable.items()}
+        # A limit that a person set below the least stays where it is.
+        halved = {
+            key: max(min(least, self.media[key]), int(self.media[key]) >> level)
+            for key, least in self.shrinkable.items()
+        }
         return {**self.media, **halved}
 
     @property

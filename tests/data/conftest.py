@@ -56,7 +56,7 @@ def write_rows(tmp_path: Path, media_root: Path, tokenizer_path: Path) -> WriteR
     def write(rows: list[object], max_llm_tokens: int = 2048) -> DatasetRef:
         path = tmp_path / "annotations.jsonl"
         path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), "utf-8")
-        return DatasetRef(path, media_root, tokenizer_path, max_llm_tokens)
+        return DatasetRef.of_file(path, media_root, tokenizer_path, max_llm_tokens)
 
     return write
 

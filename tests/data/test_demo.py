@@ -33,9 +33,9 @@ def test_all_rows_are_healthy_and_the_mixture_holds(demo: DatasetRef, family: Ti
 
 
 def test_every_file_decodes_to_its_header(demo: DatasetRef) -> None:
-    annotations = AnnotationFile.open(demo.annotations)
+    annotations = demo.open()
     for ref in (ref for i in range(len(annotations)) for ref in annotations.sample(i).media):
-        path = confine(demo.media_root, ref.path)
+        path = confine(demo.entries[0].media_root, ref.path)
         header = read_header(ref.kind, path)
         if ref.kind == "image":
             assert decode_image(path).shape == (header.height_px, header.width_px, 3)
@@ -46,7 +46,7 @@ def test_every_file_decodes_to_its_header(demo: DatasetRef) -> None:
 
 
 def test_every_file_has_its_provenance(demo: DatasetRef) -> None:
-    folder = demo.annotations.parent
+    folder = demo.entries[0].paths[0].parent
     provenance = json.loads((folder / "provenance.json").read_text())
     media = {name for name in content(folder) if name.startswith("media/")}
     assert {entry["file"] for entry in provenance["files"]} == media
@@ -56,19 +56,19 @@ def test_every_file_has_its_provenance(demo: DatasetRef) -> None:
         for source in entry["sources"]:
             assert source["version"] == importlib.metadata.version(source["package"])
             assert source["licence"]
-    assert all(json.loads(line)["origin"] for line in demo.annotations.read_text("utf-8").splitlines())
+    assert all(json.loads(line)["origin"] for line in demo.entries[0].paths[0].read_text("utf-8").splitlines())
 
 
 def test_same_seed_same_bytes_other_seed_other_rows(demo: DatasetRef, tmp_path: Path) -> None:
     again = make_demo_dataset(tmp_path / "again", num_samples=40, seed=7)
     other = make_demo_dataset(tmp_path / "other", num_samples=40, seed=8)
-    assert content(again.annotations.parent) == content(demo.annotations.parent)
-    assert other.annotations.read_bytes() != demo.annotations.read_bytes()
+    assert content(again.entries[0].paths[0].parent) == content(demo.entries[0].paths[0].parent)
+    assert other.entries[0].paths[0].read_bytes() != demo.entries[0].paths[0].read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "other"]
 
 
 def test_complete_folder_is_reused_and_another_never_touched(demo: DatasetRef, tmp_path: Path) -> None:
-    folder = demo.annotations.parent
+    folder = demo.entries[0].paths[0].parent
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     assert make_demo_dataset(folder, num_samples=40, seed=7) == demo
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before

@@ -63,7 +63,7 @@ def test_every_hostile_row_is_a_shape_or_a_quarantine_row(
 ) -> None:
     path = shared_media / "hostile.jsonl"
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    shapes, quarantined = profile_shard(DatasetRef(path, shared_media, tokenizer_path, 8192), family, 0, 1)
+    shapes, quarantined = profile_shard(DatasetRef.of_file(path, shared_media, tokenizer_path, 8192), family, 0, 1)
     assert sorted([s.sample_index for s in shapes] + [q.sample_index for q in quarantined]) == list(range(len(rows)))
     healthy = {s.sample_id.removeprefix("hostile-") for s in shapes}
     refused = {q.sample_id.removeprefix("hostile-") for q in quarantined}
@@ -75,7 +75,7 @@ def test_every_hostile_row_is_a_shape_or_a_quarantine_row(
 
 
 def test_malformed_lines_are_quarantine_rows(shared_media: Path, tokenizer_path: Path, family: TinyFamily) -> None:
-    dataset = DatasetRef(shared_media / "hostile_malformed.jsonl", shared_media, tokenizer_path, 8192)
+    dataset = DatasetRef.of_file(shared_media / "hostile_malformed.jsonl", shared_media, tokenizer_path, 8192)
     shapes, quarantined = profile_shard(dataset, family, 0, 1)
     assert shapes == []
     reasons = [q.reason for q in quarantined]

@@ -61,7 +61,7 @@ def test_unchanged_files_are_not_read_again(write_rows: WriteRows, family: TinyF
     assert said[-1].endswith("2 media files read")
     assert profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache, num_workers=2) == first
     assert said[-1].endswith("0 media files read")
-    (dataset.media_root / "cat.png").write_bytes(b"no longer a picture")
+    (dataset.entries[0].media_root / "cat.png").write_bytes(b"no longer a picture")
     shapes, quarantined = profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache)
     assert said[-1].endswith("1 media files read")
     assert (len(shapes), len(quarantined)) == (2, 3)
@@ -76,9 +76,9 @@ def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, fami
     keys = [profile_key(dataset, family), profile_key(dataset, TinyFamily({"depth": 2}, {}))]
     for change in ({"max_llm_tokens": 7}, {"overlong": ("shrink",)}, {"chat_template": "qwen"}):
         keys.append(profile_key(dataclasses.replace(dataset, **change), family))
-    os.utime(dataset.media_root / "cat.png", ns=(0, 0))
+    os.utime(dataset.entries[0].media_root / "cat.png", ns=(0, 0))
     keys.append(profile_key(dataset, family))
-    (dataset.media_root / "gone.png").write_bytes(b"here now")
+    (dataset.entries[0].media_root / "gone.png").write_bytes(b"here now")
     keys.append(profile_key(dataset, family))
     tokenizer = tmp_path / "other.json"
     tokenizer.write_text(dataset.tokenizer.read_text() + "\n")
@@ -90,15 +90,15 @@ def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, fami
 def test_key_ignores_files_no_row_names(write_rows: WriteRows, family: TinyFamily) -> None:
     dataset = write_rows(ROWS)
     before = profile_key(dataset, family)
-    (dataset.media_root / "unused.png").write_bytes(b"x")
+    (dataset.entries[0].media_root / "unused.png").write_bytes(b"x")
     assert profile_key(dataset, family) == before
 
 
 def test_dataset_that_cannot_be_read(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
     dataset = write_rows(ROWS)
     with pytest.raises(DataError, match="media root is not a folder"):
-        profile_shard(dataclasses.replace(dataset, media_root=tmp_path / "none"), family, 0, 1)
+        profile_shard(DatasetRef.of_file(dataset.entries[0].paths[0], tmp_path / "none", dataset.tokenizer, 9), family, 0, 1)
     with pytest.raises(DataError, match="cannot be read"):
-        profile_key(DatasetRef(tmp_path / "none.jsonl", tmp_path, dataset.tokenizer, 1), family)
+        profile_key(DatasetRef.of_file(tmp_path / "none.jsonl", tmp_path, dataset.tokenizer, 1), family)
     with pytest.raises(ValueError, match=r"not in 0\.\.1"):
         profile_shard(dataset, family, 2, 2)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dflop.data.annotations import AnnotatedSample, BadSample
 from dflop.data.formats.annotation_file import AnnotationFile
+from dflop.data.header_cache import HeaderCache
 from dflop.data.profile import DatasetRef
-from dflop.data.shapes import ShapeRules, header_of, header_reader, place, shapes_of
+from dflop.data.shapes import ShapeRules, header_of, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.records import QuarantinedSample, SampleShape
 from tests.data.helpers import TinyFamily, WriteRows, chat
@@ -12,11 +13,12 @@ from tests.data.helpers import TinyFamily, WriteRows, chat
 def shape(dataset: DatasetRef, family: TinyFamily, index: int = 0, *overlong: str) -> SampleShape | QuarantinedSample:
     tokenizer = ChatTokenizer(dataset.tokenizer, family)
     rules = ShapeRules("key", family, tokenizer, dataset.max_llm_tokens, overlong)
+    rows = dataset.open()
     try:
-        sample: AnnotatedSample | BadSample = AnnotationFile.open(dataset.annotations).sample(index)
+        sample: AnnotatedSample | BadSample = rows.sample(index)
     except BadSample as error:
         sample = error
-    (found,) = shapes_of([(index, sample)], rules, header_reader(dataset.media_root))
+    (found,) = shapes_of([(index, sample)], rules, HeaderCache(rows).read)
     return found
 
 
@@ -27,7 +29,7 @@ def test_shape_of_each_kind(write_rows: WriteRows, family: TinyFamily, tokenizer
     assert isinstance(result, SampleShape)
     assert [i.num_rows for i in result.items] == [3 * 2, 1 * 3 * 2, 50]
     assert result.num_llm_tokens == result.num_text_tokens + 62
-    sample = AnnotationFile.open(dataset.annotations).sample(0)
+    sample = dataset.open().sample(0)
     layouts = [place(family, header_of(i), 1, 0).layout for i in result.items]
     assert len(tokenizer.encode(sample, layouts).input_ids) == result.num_llm_tokens
 
@@ -93,7 +95,7 @@ def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(
         assert found.num_llm_tokens == found.num_text_tokens + sum(i.num_rows for i in found.items)
         assert (found.media_level > 0) == (level > 0), (limit, steps, found)
         assert (found.num_cut_tokens > 0) == (num_cut > 0), (limit, steps, found)
-        sample = AnnotationFile.open(dataset.annotations).sample(0)
+        sample = dataset.open().sample(0)
         layouts = [place(family, header_of(i), 1, found.media_level).layout for i in found.items]
         encoded = tokenizer.encode(sample, layouts, found.num_llm_tokens)
         assert len(encoded.input_ids) == found.num_llm_tokens

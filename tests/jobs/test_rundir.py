@@ -95,11 +95,13 @@ def test_the_family_gets_the_tokenizers_vocabulary(tmp_path):
 def test_the_dataset_is_passed_on_whole(tmp_path):
     changes = ("max_llm_tokens=77", "chat_template=qwen", "overlong=[shrink]")
     config = make_config(tmp_path, *(f"dataset.{change}" for change in changes))
+    config.dataset.annotations.parent.mkdir(parents=True)
+    config.dataset.annotations.touch()
     assert dataclasses.astuple(dataset_ref(config)) == (
-        config.dataset.annotations,
-        config.dataset.media_root,
+        ((config.dataset.annotations.name, (config.dataset.annotations,), config.dataset.media_root, "all", None),),
         config.dataset.tokenizer,
         77,
         "qwen",
         ("shrink",),
+        0,
     )

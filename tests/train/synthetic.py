@@ -118,15 +118,15 @@ class SyntheticSource:
     def tokens(self, sample_index: int) -> TokenizedSample:
         shape, rng = self._shapes[sample_index], np.random.default_rng(sample_index)
         text = rng.integers(10, VOCAB_SIZE, shape.num_text_tokens - 2 * len(shape.items)).tolist()
-        ids, starts = text[:3], []
+        ids, positions = text[:3], []
         for item in shape.items:
             begin, pad, end = PLACEHOLDERS[item.kind]
-            starts.append(len(ids) + 1)
+            positions.append(len(ids) + 1 + np.arange(item.num_rows))
             ids += [begin, *[pad] * item.num_rows, end]
         ids += text[3:]
         labels = np.full(len(ids), -100)
         labels[-shape.num_supervised_tokens :] = ids[-shape.num_supervised_tokens :]
-        return TokenizedSample(np.asarray(ids), labels, tuple(starts))
+        return TokenizedSample(np.asarray(ids), labels, tuple(positions))
 
     def array(self, sample_index: int, item: int) -> np.ndarray:
         media = self._shapes[sample_index].items[item]
