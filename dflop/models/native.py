@@ -156,9 +156,13 @@ def check_aspect_ratio(height_px: int, width_px: int, scale: float = 1.0) -> Non
 def num_even_samples(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> int:
     """How many frames `sample_evenly` takes: `video_fps` per second, within the limits, whole temporal patches.
 
+    A single frame is taken twice: Hugging Face's sampling fails on it, its padding of unsampled clips does that.
+
     Raises:
-        ValueError: fewer than two frames, or no duration to take a rate of.
+        ValueError: no frame, or no duration to take a rate of.
     """
+    if num_frames == 1:
+        return TEMPORAL_PATCH_FRAMES
     if num_frames < TEMPORAL_PATCH_FRAMES:
         raise ValueError(f"{num_frames} video frame(s); a temporal patch takes {TEMPORAL_PATCH_FRAMES}")
     if not 0 < duration_s < math.inf:

@@ -244,7 +244,7 @@ def test_a_level_equals_the_model_with_fewer_resolutions(name, width, height, le
 
 
 def test_the_last_level_is_the_smallest():
-    assert FULL.max_level == 6
+    assert FULL.max_level == 5
     assert [len(FULL.frame_indices(500, 9.0, level)) for level in range(8)] == [32, 16, 8, 4, 2, 1, 1, 1]
     tiles = [place_image(FULL, 6000, 4000, level=level).grid[0] for level in range(8)]
     assert tiles == [25, 16, 7, 5, 3, 2, 2, 2]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,7 +56,17 @@ def assert_video_equals_the_processor(
     level: int = 0,
     pixels: bool = False,
 ) -> None:
-    """Same frames, same grid, same text and rows; or refused by both."""
+    """Same frames, same grid, same text and rows; or refused by both. One frame is what no processor can sample."""
+    if num_frames == 1:
+        assert rules.frame_indices(1, duration_s, level) == (0, 0)
+        try:
+            twice = place_video(rules, width, height, 2, 0.1, level)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=re.escape(str(error))):
+                place_video(rules, width, height, 1, duration_s, level)
+            return
+        assert replace(place_video(rules, width, height, 1, duration_s, level), layout=twice.layout) == twice
+        return
     said = ask(
         rules.name, options=processor_options(rules, level), pixels=pixels,
         num_frames=num_frames, fps=num_frames / duration_s, width=width, height=height,

@@ -90,7 +90,9 @@ def _frame_rate(num_frames: int, duration_s: float) -> float:
 
 
 def _sample(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> list[int]:
-    """Frames at equal distances, first and last included; an odd number is possible."""
+    """Frames at equal distances, first and last included; an odd number is possible. A single frame is taken twice."""
+    if num_frames == 1:
+        return [0, 0]
     if num_frames < TEMPORAL_PATCH_FRAMES:
         raise ValueError(f"{num_frames} video frame(s); a temporal patch takes {TEMPORAL_PATCH_FRAMES}")
     wanted = int(min(num_frames / _frame_rate(num_frames, duration_s) * limits["video_fps"], num_frames))
