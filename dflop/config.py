@@ -58,6 +58,8 @@ class DatasetConfig(Section):
     chat_template: str = "chatml"
     """`chatml`, `qwen`, `llama3`, or a file: `chat_template.jinja`, `tokenizer_config.json`."""
     max_llm_tokens: int = Field(default=8192, ge=8)
+    min_side_px: int = Field(default=2, ge=1)
+    """Images and videos with a shorter side are left out: tracking pixels and the like."""
     seed: int = Field(default=0, ge=0)
     """Which rows a mixture's `random:` strategies take."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()

@@ -51,6 +51,8 @@ class DatasetRef:
     """Name or file, see `ChatTemplate.load`."""
     overlong: tuple[str, ...] = ()
     """What to do with samples of more tokens than that, see `shapes.py`."""
+    min_side_px: int = 2
+    """Pictures with a shorter side are quarantined."""
     seed: int = 0
     """Which rows entries with a random strategy take."""
 
@@ -144,7 +146,7 @@ def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
     """
     digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n".encode())
     template = ChatTemplate.load(dataset.chat_template).source
-    limits = f"{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}"
+    limits = f"{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}\n{dataset.min_side_px}"
     digest.update(f"{_file_hash(dataset.tokenizer)}\n{media.rules_key}\n{template}\n{limits}\n".encode())
     if dataset.sizes is not None:
         digest.update(_file_hash(dataset.sizes).encode())
@@ -171,7 +173,7 @@ def profile_sizes_shard(
     tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
     table = read_sizes(dataset.sizes)
     rows = shard_rows(len(table), shard_index, num_shards)
-    rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong)
+    rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
     shapes, bad = profile_sizes(table[rows.start : rows.stop], rules, rows.start)
     return shapes, bad.with_columns(run_id=pl.lit(run_id))
 
@@ -190,7 +192,7 @@ class _Work:
         self.rows = dataset.open()
         self.headers = HeaderCache(self.rows, cache)
         tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
-        self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong)
+        self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
 
     def do(self, rows: range) -> tuple[list[Result], list[HeaderRow]]:
         """Results of some rows, in order, and the headers read for them."""

@@ -35,8 +35,10 @@ class ShapeRules:
     media: MediaRules
     tokenizer: ChatTokenizer
     max_llm_tokens: int
-    overlong: tuple[str, ...]
+    overlong: tuple[str, ...] = ()
     """Steps out of `OVERLONG_STEPS`; none: too long is quarantined."""
+    min_side_px: int = 1
+    """Pictures with a shorter side are quarantined; processors would blow up a tracking pixel to full size."""
 
 
 class _Draft(NamedTuple):
@@ -86,9 +88,19 @@ def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> M
         takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
         raise BadSample(f"family {rules.media.name} takes no {ref.kind} (takes: {takes})", path=ref.path)
     try:
-        return read(index, ref)
+        header = read(index, ref)
     except BadMedia as error:
         raise BadSample(f"{ref.kind}: {error.reason}", path=ref.path) from error
+    if (problem := too_small(header, rules)) is not None:
+        raise BadSample(problem, path=ref.path)
+    return header
+
+
+def too_small(header: MediaHeader, rules: ShapeRules) -> str | None:
+    """Why a picture is too small to be one; None if it is not."""
+    if header.kind == "audio" or min(header.width_px, header.height_px) >= rules.min_side_px:
+        return None
+    return f"{header.kind}: {header.width_px}x{header.height_px} px, a side below min_side_px {rules.min_side_px}"
 
 
 def _place(sample: AnnotatedSample, headers: Sequence[MediaHeader], rules: ShapeRules, level: int) -> list[Placement]:

@@ -17,9 +17,8 @@ from pathlib import Path
 import polars as pl
 
 from dflop.data.headers import MediaHeader
-from dflop.data.shapes import ShapeRules, place
+from dflop.data.shapes import ShapeRules, place, too_small
 from dflop.errors import ConfigError, DataError
-from dflop.models.media import MediaRules
 
 ASSUMED_FPS = 30.0
 
@@ -222,7 +221,7 @@ def _placed(
     rules: ShapeRules, header: MediaHeader, num_images: int, level: int
 ) -> tuple[str | None, list[int], int, int, int, int, str | None]:
     try:
-        _check(rules.media, header)
+        _check(rules, header)
         p = place(rules.media, header, num_images, level)
     except ValueError as error:
         return None, [0, 0, 0], 0, 0, 0, 0, str(error)
@@ -230,14 +229,16 @@ def _placed(
     return p.module, list(p.grid), p.num_tokens, p.sum_sq_tokens, p.num_rows, layout_tokens, None
 
 
-def _check(media: MediaRules, header: MediaHeader) -> None:
-    if header.kind not in media.media_tokens:
-        takes = ", ".join(sorted(media.media_tokens)) or "text only"
-        raise ValueError(f"family {media.name} takes no {header.kind} (takes: {takes})")
+def _check(rules: ShapeRules, header: MediaHeader) -> None:
+    if header.kind not in rules.media.media_tokens:
+        takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
+        raise ValueError(f"family {rules.media.name} takes no {header.kind} (takes: {takes})")
     if header.kind == "audio" and header.duration_s <= 0:
         raise ValueError("audio: no length")
     if header.kind != "audio" and min(header.width_px, header.height_px, header.num_frames) < 1:
         raise ValueError(f"{header.kind}: no size, or no frames")
+    if (problem := too_small(header, rules)) is not None:
+        raise ValueError(problem)
 
 
 def _is_long(rules: ShapeRules) -> pl.Expr:

@@ -125,7 +125,7 @@ class RunDir:
 def dataset_ref(config: Config) -> DatasetRef:
     """The dataset as the data room takes it."""
     d = config.dataset
-    return DatasetRef(_entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.seed)
+    return DatasetRef(_entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.min_side_px, d.seed)
 
 
 def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:

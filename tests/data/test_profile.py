@@ -74,7 +74,7 @@ def test_unchanged_files_are_not_read_again(write_rows: WriteRows, family: TinyF
 def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
     dataset = write_rows(ROWS)
     keys = [profile_key(dataset, family), profile_key(dataset, TinyFamily({"depth": 2}, {}))]
-    for change in ({"max_llm_tokens": 7}, {"overlong": ("shrink",)}, {"chat_template": "qwen"}):
+    for change in ({"max_llm_tokens": 7}, {"overlong": ("shrink",)}, {"min_side_px": 9}, {"chat_template": "qwen"}):
         keys.append(profile_key(dataclasses.replace(dataset, **change), family))
     os.utime(dataset.entries[0].media_root / "cat.png", ns=(0, 0))
     keys.append(profile_key(dataset, family))

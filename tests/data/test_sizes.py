@@ -71,6 +71,8 @@ def one_by_one(index: int, row: dict[str, Any], rules: ShapeRules, level: int = 
             return "audio: no length"
         if h.kind != "audio" and min(h.width_px, h.height_px, h.num_frames) < 1:
             return f"{h.kind}: no size, or no frames"
+        if h.kind != "audio" and min(h.width_px, h.height_px) < rules.min_side_px:
+            return f"{h.kind}: {h.width_px}x{h.height_px} px, a side below min_side_px {rules.min_side_px}"
         try:
             p = place(rules.media, h, len(row["image_w"]) if h.kind == "image" else 1, level)
         except ValueError as error:
@@ -107,7 +109,7 @@ def one_by_one(index: int, row: dict[str, Any], rules: ShapeRules, level: int = 
 @given(st.lists(size_row(), max_size=12), st.sampled_from([30, 90, 400, 5000]), st.sampled_from([(), ("shrink",)]))
 @example([], 90, ("shrink",))
 def test_columns_are_what_rows_are(tokenizer: ChatTokenizer, family: TinyFamily, rows, limit, overlong) -> None:
-    rules = ShapeRules("key", family, tokenizer, limit, overlong)
+    rules = ShapeRules("key", family, tokenizer, limit, overlong, min_side_px=5)
     shapes, bad = profile_sizes(pl.DataFrame(rows, schema=SCHEMA), rules, first_index=7)
     expected = [one_by_one(7 + i, row, rules) for i, row in enumerate(rows)]
     assert [to_dict(from_dict(SampleShape, s)) for s in shapes.to_dicts()] == [

@@ -103,5 +103,6 @@ def test_the_dataset_is_passed_on_whole(tmp_path):
         77,
         "qwen",
         ("shrink",),
+        2,
         0,
     )
