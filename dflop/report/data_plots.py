@@ -63,7 +63,7 @@ def save_plots(profile: Profile, path: Path) -> None:
     figure.suptitle(profile.title, fontsize=11)
     axes = figure.subplots(2 if profile.encoders else 1, len(modules), squeeze=False)
     groups = np.array(profile.group)
-    present = [g for g in GROUP_COLOURS if (groups == g).any()]
+    present = [g for g in GROUP_COLOURS if (groups == g).any()] or ["text"]
     for column, module in enumerate(modules):
         tokens = profile.tokens[module]
         worked = tokens > 0

@@ -4,13 +4,14 @@ import errno
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import StoreError
 from dflop.records import Correction, SampleShape
-from dflop.store import durable, spool
+from dflop.store import durable, schema, spool
 from dflop.store.spool import SpoolKey, SpoolWriter, read_spool
 
 NAMES = st.from_regex(spool._NAME, fullmatch=True)
@@ -156,3 +157,33 @@ def test_rows_are_kept_when_the_block_fails(tmp_path: Path, make) -> None:
 def test_compute_nodes_need_neither_duckdb_nor_polars(python) -> None:
     done = python("import sys, dflop.store.spool; print(sorted({'duckdb', 'polars'} & set(sys.modules)))")
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_table_goes_in_as_the_records_would(tmp_path: Path, make) -> None:
+    records = [make.correction(step) for step in range(5)]
+    table = schema.to_table(Correction, records)
+    # Another order of columns, wider types, one column too many: what another library makes of the same rows.
+    given = table.select(table.column_names[::-1]).append_column("more", [["x"] * 5])
+    given = given.set_column(given.column_names.index("module"), "module", given["module"].cast(pa.large_string()))
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append_table(Correction, given)
+        assert writer.num_acknowledged == 5
+        writer.append(make.correction(5))
+    assert read_spool(tmp_path, Correction) == [*records, make.correction(5)]
+
+
+def test_a_long_table_is_several_files(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "TABLE_ROWS", 2)
+    SpoolWriter(tmp_path, "run", "p").append_table(
+        Correction, schema.to_table(Correction, [make.correction(step) for step in range(5)])
+    )
+    assert len(list((tmp_path / "spool/correction/run").iterdir())) == 3
+    assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(5))
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t.drop_columns(["factor"]), lambda t: t.set_column(4, "factor", [["x"]])])
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, make, spoil) -> None:
+    writer = SpoolWriter(tmp_path, "run", "p")
+    with pytest.raises(StoreError, match="cannot write the spool"):
+        writer.append_table(Correction, spoil(schema.to_table(Correction, [make.correction()])))
+    assert read_spool(tmp_path, Correction) == []

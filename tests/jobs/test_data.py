@@ -1,0 +1,129 @@
+"""The data-profile job: whatever the number of shards and processes, the store holds the same profile."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from dflop.config import dump_config
+from dflop.data.demo import make_demo_dataset
+from dflop.data.distribution import shapes_frame
+from dflop.data.profile import profile_key
+from dflop.jobs import data
+from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.store import snapshot
+from dflop.store.frames import profile_frame
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from tests.jobs.configs import make_config
+
+TABLES = ("v_sample_shape", "quarantined_sample")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    folder = tmp_path_factory.mktemp("demo") / "demo"
+    make_demo_dataset(folder, num_samples=40, seed=3)
+    rows = (folder / "annotations.jsonl").read_text("utf-8").splitlines()
+    rows[7:7] = ['{"cut', '{"id": "mute", "conversations": [{"from": "human", "value": "hello?"}]}']
+    # Beside the demo dataset, which nobody may change.
+    (folder.parent / "rows.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+    return folder
+
+
+def run_in(folder: Path, demo: Path, *overrides: str) -> RunDir:
+    folder.mkdir(exist_ok=True)
+    (folder / "conf").mkdir(exist_ok=True)
+    config = make_config(
+        folder / "conf",
+        f"dataset.annotations={demo.parent / 'rows.jsonl'}",
+        f"dataset.media_root={demo / 'media'}",
+        f"dataset.tokenizer={demo / 'tokenizer.json'}",
+        f"store={folder / 'store'}",
+        *overrides,
+    )
+    run = RunDir(folder / "run-1")
+    run.path.mkdir(exist_ok=True)
+    run.config_file.write_text(dump_config(config))
+    return run
+
+
+def profile(run: RunDir, num_shards: int) -> list[dict[str, float]]:
+    config = run.config()
+    key = profile_key(dataset_ref(config), rules_of(config))
+    counts = [data.main(str(run.path), key, str(shard), str(num_shards)) for shard in range(num_shards)]
+    ingest(config.store)
+    return counts
+
+
+def contents(store: Path) -> dict[str, str]:
+    """Hash of every row a reader sees of a profile, in order, but for which file it came in."""
+    con, _ = snapshot.open_current(store)
+    with con:
+        found = {}
+        for table in TABLES:
+            where = "exclude (_run_id, _producer, _seq)"
+            rows = con.execute(f"select * {where} from {table} order by sample_index").fetchall()
+            assert rows
+            found[table] = hashlib.sha256(repr(rows).encode()).hexdigest()
+        return found
+
+
+def test_one_two_and_eight_shards_leave_the_same_bytes_in_the_store(tmp_path: Path, demo: Path) -> None:
+    found = []
+    for num_shards, num_workers in ((1, 1), (2, 1), (8, 1), (2, 2)):
+        run = run_in(tmp_path / f"{num_shards}-{num_workers}", demo, f"data_profile.num_workers={num_workers}")
+        counts = profile(run, num_shards)
+        assert sum(c["num_samples"] for c in counts) == 40
+        assert sum(c["num_quarantined"] for c in counts) == 2
+        found.append(contents(run.config().store))
+    assert found == [found[0]] * 4
+
+
+def test_a_frame_of_the_store_is_one_of_shapes(tmp_path: Path, demo: Path) -> None:
+    run = run_in(tmp_path, demo)
+    profile(run, 2)
+    with Reader(run.config().store) as reader:
+        shapes = reader.shapes(key := profile_key(dataset_ref(run.config()), rules_of(run.config())))
+    frame = profile_frame(run.config().store, key)
+    expected = shapes_frame(shapes)
+    assert frame.select(expected.columns).equals(expected)
+    assert frame["media_level"].sum() == frame["num_cut_tokens"].sum() == 0
+
+
+def test_a_mixture_is_profiled_like_a_file(tmp_path: Path, demo: Path) -> None:
+    """The YAML of LLaVA-OneVision's training scripts, unchanged, over a packed file and a plain one."""
+    (tmp_path / "mixture.yaml").write_text(
+        f"datasets:\n  - json_path: {demo}/annotations.jsonl\n    sampling_strategy: first:25%\n"
+        f"  - json_path: {demo.parent}/rows.jsonl\n    sampling_strategy: end:5\n"
+    )
+    run = run_in(tmp_path, demo, f"dataset.annotations={tmp_path / 'mixture.yaml'}")
+    (counts,) = profile(run, 1)
+    assert (counts["num_samples"], counts["num_quarantined"]) == (15, 0)
+
+
+def test_a_table_of_sizes_is_profiled_without_media(tmp_path: Path, demo: Path) -> None:
+    table = tmp_path / "sizes.parquet"
+    columns = {"id": ["a", "b", "c"], "prompt_tokens": [9, 9, 9], "response_tokens": [5, 0, 5]}
+    sizes = {"image_w": [[640, 320], [], []], "image_h": [[480, 200], [], []]}
+    pl.DataFrame({**columns, **sizes}).write_parquet(table)
+    stores = []
+    for num_shards in (1, 3):
+        run = run_in(tmp_path / str(num_shards), demo, f"dataset.annotations={table}")
+        counts = profile(run, num_shards)
+        assert [sum(c[name] for c in counts) for name in ("num_samples", "num_quarantined")] == [2, 1]
+        stores.append(run.config().store)
+    assert contents(stores[0]) == contents(stores[1])
+    with duckdb.connect(str(stores[0] / "current.duckdb"), read_only=True) as con:
+        assert con.execute("select sample_index, len(items) from sample_shape order by all").fetchall() == [
+            (0, 2),
+            (2, 0),
+        ]
+        assert con.execute("select sample_index, reason from quarantined_sample").fetchall() == [
+            (1, "no supervised tokens: every answer is empty")
+        ]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from dflop.errors import ConfigError
+from dflop.report.data_plots import Profile, print_plots, save_plots
+
+RNG = np.random.default_rng(0)
+GROUPS = ["text", "single_image", "video"]
+
+
+def profile(num_samples: int = 300, *encoders: str) -> Profile:
+    group = [GROUPS[i % 3] for i in range(num_samples)]
+    llm = np.maximum(1, RNG.lognormal(5, 1, num_samples)).astype(np.int64)
+    work = {e: np.where(np.arange(num_samples) % 3 > 0, llm * 4, 0) for e in encoders}
+    return Profile("rows.jsonl, a family", group, {**work, "llm": llm})
+
+
+def shown(drawn: Profile) -> list[str]:
+    out = io.StringIO()
+    print_plots(drawn, Console(file=out, width=100))
+    return out.getvalue().splitlines()
+
+
+def test_bars_hold_every_sample_once() -> None:
+    drawn = profile(300, "vision")
+    lines = shown(drawn)
+    llm = lines[lines.index(next(line for line in lines if line.startswith("llm:"))) + 1 :]
+    bars = llm[: llm.index("")]
+    assert sum(int(line.split()[-1]) for line in bars) == 300
+    assert max(line.count("█") for line in bars) == 40
+    assert any(line.startswith("vision: 200 samples") for line in lines)
+
+
+def test_the_square_is_dark_where_the_samples_are() -> None:
+    tokens = np.array([16] * 50 + [4096])
+    lines = shown(Profile("t", ["video"] * 51, {"vision": tokens, "llm": tokens}))
+    square = [line.split("│")[1] for line in lines if "│" in line]
+    assert square[-1].startswith("██")
+    assert square[0].rstrip()[-1] == "░"
+
+
+@pytest.mark.parametrize(
+    "drawn", [profile(), profile(300, "vision"), profile(9, "audio", "vision"), profile(0, "vision")]
+)
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_files_are_drawn_whatever_there_is(drawn: Profile, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"data{suffix}"
+    save_plots(drawn, path)
+    if suffix == ".svg":
+        assert ET.parse(path).getroot().tag.endswith("svg")
+    else:
+        pixels = np.asarray(Image.open(path).convert("L"))
+        assert 0.005 < (pixels < 250).mean() < 0.5
+    shown(drawn)
+
+
+def test_other_suffixes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot draw a `\.docx` file"):
+        save_plots(profile(), tmp_path / "x.docx")

@@ -1,0 +1,69 @@
+"""`dflop data` as a person uses it: profile a dataset on this machine, look at it, compare two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.configs import write_config
+from tests.test_cli import assert_refused, dflop
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    folder = tmp_path_factory.mktemp("cli")
+    demo = folder / "demo"
+    write_config(
+        folder, "dataset.demo=true", "dataset.demo_num_samples=24", f"dataset.annotations={demo}/annotations.jsonl",
+        f"dataset.media_root={demo}/media", f"dataset.tokenizer={demo}/tokenizer.json", "data_profile.num_shards=2",
+    )  # fmt: skip
+    return folder
+
+
+def profile(folder: Path, *overrides: str) -> str:
+    done = dflop("data", "profile", folder / "run.yaml", *(f"--set={o}" for o in overrides), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    (key,) = done.stdout.splitlines()
+    return key
+
+
+def test_profile_show_and_drift(folder: Path) -> None:
+    key = profile(folder)
+    assert profile(folder) == key  # found, not made again
+    short = profile(folder, "dataset.max_llm_tokens=120", "dataset.overlong=[shrink]", "data_profile.max_bad_frac=1")
+    show = dflop("data", "show", key[:6], cwd=folder, DFLOP_STORE=str(folder / "store"))
+    assert show.returncode == 0, show.stderr
+    for words in (f"profile {key}", "24 samples, 0 of them made shorter, 0 left out", "single_image", "darker is more samples"):
+        assert words in show.stdout
+    summary = dflop("data", "show", key, "--format", "json", cwd=folder, DFLOP_STORE=str(folder / "store"))
+    rows = [json.loads(line) for line in summary.stdout.splitlines()]
+    assert [r["num_samples"] for r in rows if (r["group"], r["module"]) == ("all", "llm")] == [24]
+    drawn = dflop("data", "show", "--output", "d.svg", cwd=folder, DFLOP_STORE=str(folder / "store"))
+    assert (drawn.returncode, drawn.stdout) == (0, "d.svg\n")
+    assert short in (folder / "d.svg").read_text()  # the newest profile, where none is named
+    same = dflop("data", "drift", key, key, cwd=folder, DFLOP_STORE=str(folder / "store"))
+    assert same.returncode == 0
+    other = dflop("data", "drift", key, short, "--format", "json", cwd=folder, DFLOP_STORE=str(folder / "store"))
+    shifts = {row["quantity"]: row for row in map(json.loads, other.stdout.splitlines())}
+    assert set(shifts) == {"group", "audio_tokens", "vision_tokens", "llm_tokens"}
+    assert other.returncode == int(any(row["drifted"] for row in shifts.values()))
+    assert shifts["llm_tokens"]["mean_ratio"] < 1
+
+
+def test_a_profile_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+    assert_refused(dflop("data", "show", cwd=tmp_path), 4, "no snapshot")
+    profile(folder)
+    done = dflop("data", "show", "zz", cwd=folder, DFLOP_STORE=str(folder / "store"))
+    assert_refused(done, 1, "no data profile `zz`", "valid: ")
+
+
+def test_too_many_bad_samples_stop_with_examples(folder: Path) -> None:
+    done = dflop("data", "profile", folder / "run.yaml", "--set=dataset.max_llm_tokens=20", cwd=folder)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    for words in ("more than max_bad_frac = 0.01", "sample too long:", "mend the dataset or raise"):
+        assert words in done.stderr
