@@ -37,7 +37,12 @@ def test_profile_show_and_drift(folder: Path) -> None:
     short = profile(folder, "dataset.max_llm_tokens=120", "dataset.overlong=[shrink]", "data_profile.max_bad_frac=1")
     show = dflop("data", "show", key[:6], cwd=folder, DFLOP_STORE=str(folder / "store"))
     assert show.returncode == 0, show.stderr
-    for words in (f"profile {key}", "24 samples, 0 of them made shorter, 0 left out", "single_image", "darker is more samples"):
+    for words in (
+        f"profile {key}",
+        "24 samples, 0 of them made shorter, 0 left out",
+        "single_image",
+        "darker is more samples",
+    ):
         assert words in show.stdout
     summary = dflop("data", "show", key, "--format", "json", cwd=folder, DFLOP_STORE=str(folder / "store"))
     rows = [json.loads(line) for line in summary.stdout.splitlines()]

@@ -7,37 +7,16 @@ Rows are generated (their number is what matters); nothing is cached between fig
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import duckdb
 import numpy as np
-import pyarrow as pa
 
-from dflop import __version__
+from tests.bench.figures import Figure, finish, line
 from tests.bench.store import cases
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure."""
-
-    name: str
-    seconds: float
-    bound_s: float | None
-    """What it must not exceed; None where it is only told."""
-    other: str
-    """The obvious other way."""
-    other_s: float | None
-    """Its time in the same run; None where there is none."""
 
 
 def main() -> None:
@@ -58,31 +37,7 @@ def main() -> None:
                 shutil.rmtree(folder / name, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if args.json:
-        args.json.write_text(
-            json.dumps({"machine": machine(), "figures": [asdict(f) for f in figures]}, indent=1) + "\n"
-        )
-    over = [f.name for f in figures if f.bound_s is not None and f.seconds > f.bound_s]
-    if over:
-        sys.exit("over the bound: " + ", ".join(over))
-
-
-def line(f: Figure) -> str:
-    bound = "" if f.bound_s is None else f"bound {f.bound_s:g} s   {'ok' if f.seconds <= f.bound_s else 'OVER'}"
-    beside = f"   {f.other}: {f.other_s:.3f} s ({f.other_s / f.seconds:.1f}x)" if f.other_s is not None else ""
-    return f"{f.name:44s} {f.seconds:8.3f} s   {bound:18s}{beside}"
-
-
-def machine() -> dict[str, object]:
-    return {
-        "cpu": next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if "model name" in x), platform.machine()),
-        "num_cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "duckdb": duckdb.__version__,
-        "pyarrow": pa.__version__,
-        "dflop": __version__,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+    finish(figures, args.json, "duckdb", "pyarrow")
 
 
 def ingest_case(
