@@ -14,7 +14,7 @@ help:
 	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
 	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
-	@echo "make bench     the store's benchmarks (some minutes, 3 GB of disk)"
+	@echo "make bench     benchmarks of the store and the data profiler (some minutes, 3 GB of disk)"
 	@echo "make check     lint and types"
 	@echo "make format    format the code"
 
@@ -66,6 +66,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m tests.bench.store
+	$(BIN)/python -m tests.bench.data
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

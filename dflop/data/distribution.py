@@ -15,6 +15,9 @@ import polars as pl
 from dflop.errors import DataError
 from dflop.records import LLM, SampleShape
 
+_ROUNDING = 1e-12
+"""Slack of cumulative shares: ten tenths summed up are a little less than 1."""
+
 GROUPS = ("text", "single_image", "multi_image", "video", "audio", "mixed")
 
 
@@ -36,7 +39,7 @@ def encoders_of(shapes: Sequence[SampleShape]) -> tuple[str, ...]:
 
 
 def shapes_frame(shapes: Sequence[SampleShape]) -> pl.DataFrame:
-    """One row per sample: ids, group, token counts, and `<module>_{items,tokens,sum_sq_tokens}` per module."""
+    """One row per sample: ids, group, token counts, weight, and `<module>_{items,tokens,sum_sq_tokens}` per module."""
     modules = (*encoders_of(shapes), LLM)
     columns: dict[str, list[object]] = {
         "sample_index": [s.sample_index for s in shapes],
@@ -44,43 +47,47 @@ def shapes_frame(shapes: Sequence[SampleShape]) -> pl.DataFrame:
         "group": [group_of(s) for s in shapes],
         "num_text_tokens": [s.num_text_tokens for s in shapes],
         "num_supervised_tokens": [s.num_supervised_tokens for s in shapes],
+        "weight": [s.weight for s in shapes],
     }
     for module in modules:
         loads = [s.load(module) for s in shapes]
         columns[f"{module}_items"] = [load.num_items for load in loads]
         columns[f"{module}_tokens"] = [load.num_tokens for load in loads]
         columns[f"{module}_sum_sq_tokens"] = [load.sum_sq_tokens for load in loads]
-    text = {"sample_id": pl.String, "group": pl.String}
-    return pl.DataFrame(columns, schema={name: text.get(name, pl.Int64) for name in columns})
+    other = {"sample_id": pl.String, "group": pl.String, "weight": pl.Float64}
+    return pl.DataFrame(columns, schema={name: other.get(name, pl.Int64) for name in columns})
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:
-    """Quantiles of tokens per modality group and module, of a frame from `shapes_frame`.
+    """Quantiles of tokens per modality group and module, of a frame from `shapes_frame`, by the samples' weights.
 
     Returns:
         Columns `group`, `module`, `num_samples`, `p50_tokens`, `p90_tokens`, `p99_tokens`, `max_tokens`; one row per
         group (`all` last) and module that has work in it.
     """
-    modules = [name.removesuffix("_items") for name in frame.columns if name.endswith("_items")]
-    everything = pl.concat([frame, frame.with_columns(group=pl.lit("all"))])
-    parts = []
-    for module in [LLM, *(m for m in modules if m != LLM)]:
-        tokens = pl.col(f"{module}_tokens")
-        quantiles = [tokens.quantile(q).cast(pl.Int64).alias(f"p{round(q * 100)}_tokens") for q in (0.5, 0.9, 0.99)]
-        # Of the samples that have work for the module: zeros of all others would hide how uneven these are.
-        parts.append(
-            everything.filter(tokens > 0)
-            .group_by("group")
-            .agg(
-                pl.lit(module).alias("module"),
-                pl.len().alias("num_samples"),
-                *quantiles,
-                tokens.max().alias("max_tokens"),
-            )
-        )
-    rank = {group: position for position, group in enumerate((*GROUPS, "all"))}
-    table = pl.concat(parts).filter(pl.col("max_tokens") > 0)
-    return table.sort(pl.col("group").replace_strict(rank), maintain_order=True)
+    tokens_by_module = tokens_of(frame)
+    groups, weights = frame["group"].to_numpy(), frame["weight"].to_numpy()
+    rows = []
+    for group in (*GROUPS, "all"):
+        chosen = (groups == group) | (group == "all")
+        for module in [LLM, *(m for m in tokens_by_module if m != LLM)]:
+            # Of the samples that have work for the module: zeros of all others would hide how uneven these are.
+            worked = chosen & (tokens_by_module[module] > 0)
+            if worked.any():
+                tokens = tokens_by_module[module][worked]
+                values = quantiles(tokens, weights[worked], (0.5, 0.9, 0.99))
+                rows.append((group, module, len(tokens), *values, int(tokens.max())))
+    numbers = ("num_samples", "p50_tokens", "p90_tokens", "p99_tokens", "max_tokens")
+    schema = {"group": pl.String, "module": pl.String, **dict.fromkeys(numbers, pl.Int64)}
+    return pl.DataFrame(rows, schema, orient="row")
+
+
+def quantiles(values: npt.NDArray[np.int64], weights: npt.NDArray[np.float64], shares: Sequence[float]) -> list[int]:
+    """Per share, the smallest value that this share of the weight does not exceed."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    at = np.searchsorted(reached, np.array(shares) - _ROUNDING)
+    return [int(v) for v in values[order][np.minimum(at, len(values) - 1)]]
 
 
 def tokens_of(frame: pl.DataFrame) -> dict[str, npt.NDArray[np.int64]]:
@@ -94,7 +101,7 @@ def tokens_of(frame: pl.DataFrame) -> dict[str, npt.NDArray[np.int64]]:
 def sample_batches(
     shapes: Sequence[SampleShape], global_batch_size: int, num_batches: int, seed: int
 ) -> list[tuple[SampleShape, ...]]:
-    """Independent global batches for the planner to simulate, each drawn without replacement.
+    """Independent global batches for the planner to simulate, each drawn by weight and without replacement.
 
     A dataset smaller than a batch gives batches of the whole dataset.
 
@@ -105,5 +112,7 @@ def sample_batches(
         raise DataError("no healthy samples to draw batches from", hint="see the quarantine table for the reasons")
     rng = np.random.default_rng(seed)
     size = min(global_batch_size, len(shapes))
-    draws = (rng.choice(len(shapes), size=size, replace=False) for _ in range(num_batches))
+    weights = np.array([s.weight for s in shapes])
+    shares = None if (weights == weights[0]).all() else weights / weights.sum()
+    draws = (rng.choice(len(shapes), size=size, replace=False, p=shares) for _ in range(num_batches))
     return [tuple(shapes[i] for i in draw) for draw in draws]

@@ -184,7 +184,7 @@ class Dataset:
         return f"{status.st_size}\t{status.st_mtime_ns}"
 
     def fingerprint(self) -> str:
-        """Hash of which rows there are and what is in them: equal ones mean equal samples under equal numbers.
+        """Hash of rows, what is in them and their weights: equal ones mean equal samples under equal numbers.
 
         Media files beside the data are not in it, see `media_fingerprint`.
 
@@ -192,7 +192,8 @@ class Dataset:
             DataError: a file cannot be read.
         """
         digest = hashlib.sha256()
-        for of_entry, rows in zip(self._sources, self._rows, strict=True):
+        for entry, of_entry, rows in zip(self.entries, self._sources, self._rows, strict=True):
+            digest.update(f"{entry.weight}\n".encode())
             for source in of_entry:
                 digest.update(f"{len(source)}\t{source.fingerprint()}\n".encode("utf-8", "backslashreplace"))
             digest.update(np.ascontiguousarray(rows, "<i8").tobytes())

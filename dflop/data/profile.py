@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -30,7 +30,7 @@ from dflop.errors import DataError
 from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
 BLOCK_ROWS = 256
@@ -191,13 +191,18 @@ class _Work:
         self.given = (dataset, media, key, cache)
         self.rows = dataset.open()
         self.headers = HeaderCache(self.rows, cache)
+        self._weights = self.rows.weights()
         tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
         self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
 
     def do(self, rows: range) -> tuple[list[Result], list[HeaderRow]]:
         """Results of some rows, in order, and the headers read for them."""
-        results = shapes_of([(i, self._sample(i)) for i in rows], self._rules, self.headers.read)
-        return results, self.headers.take_new()
+        found = shapes_of([(i, self._sample(i)) for i in rows], self._rules, self.headers.read)
+        return [self._weighted(r) for r in found], self.headers.take_new()
+
+    def _weighted(self, result: Result) -> Result:
+        weight = float(self._weights[result.sample_index])
+        return replace(result, weight=weight) if isinstance(result, SampleShape) and weight != 1 else result
 
     def _sample(self, index: int) -> AnnotatedSample | BadSample:
         try:

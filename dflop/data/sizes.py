@@ -212,6 +212,7 @@ def _measured(rows: pl.DataFrame, items: pl.DataFrame, rules: ShapeRules, level:
         pl.col("items").fill_null(pl.lit([], pl.List(full.select(pl.struct(_ITEM)).dtypes[0]))),
         pl.lit(level, pl.Int64).alias("media_level"),
         pl.lit(0, pl.Int64).alias("num_cut_tokens"),
+        pl.lit(1.0).alias("weight"),
         pl.col("num_items").fill_null(0),
         pl.coalesce("item_reason", "text_reason", silent).alias("reason"),
     )
@@ -254,7 +255,7 @@ def _split(found: pl.DataFrame, rules: ShapeRules) -> tuple[pl.DataFrame, pl.Dat
     found = found.with_columns(reason.alias("reason"), profile_key=pl.lit(rules.profile_key))
     shapes = found.filter(pl.col("reason").is_null()).select(
         "profile_key", "sample_index", "sample_id", "num_text_tokens", "num_supervised_tokens", "num_llm_tokens",
-        "items", "media_level", "num_cut_tokens",
+        "items", "media_level", "num_cut_tokens", "weight",
     )  # fmt: skip
     bad = found.filter(pl.col("reason").is_not_null()).select(
         "profile_key", "sample_index", "sample_id", pl.lit("profile").alias("phase"), pl.lit("").alias("path"),

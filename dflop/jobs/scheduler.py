@@ -21,7 +21,7 @@ from dflop.cost.model import CostModel
 from dflop.errors import DflopError, StoreError
 from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, open_run
-from dflop.jobs.steps import COMPARE, TRAIN, StepSpec, batch_of, job_steps
+from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, StepSpec, job_steps
 from dflop.records import CostTable, Plan, StepObservation, from_dict
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from dflop.store.reader import Reader
@@ -63,7 +63,7 @@ class Scheduler:
 
     def __init__(self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int) -> None:
         self._config, self._plan, self._mode = config, plan, mode
-        self._shapes = run.shapes()
+        self._batches = GlobalBatches(config, run.shapes())
         self._steps = job_steps(config, mode)
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         tables, factors, snapshot = _read_costs(config, plan)
@@ -95,7 +95,7 @@ class Scheduler:
         self._spool.close()
 
     def _message(self, step: int, spec: StepSpec) -> PlanMessage:
-        batch = batch_of(self._config, self._shapes, spec.batch_step)
+        batch = self._batches.at(spec.batch_step)
         cost = self._cost.with_corrections(self._corrector.factors)
         step_plan = schedule_step(
             run_id=self._run_id,

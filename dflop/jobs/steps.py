@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dflop.config import Config
-from dflop.data.order import global_batch
+from dflop.data.order import SampleOrder
 from dflop.records import SampleShape
 
 TRAIN, COMPARE = "train", "compare"
@@ -42,7 +44,14 @@ def job_steps(config: Config, mode: str) -> tuple[StepSpec, ...]:
     return tuple(steps)
 
 
-def batch_of(config: Config, shapes: Sequence[SampleShape], batch_step: int) -> list[SampleShape]:
-    """Samples of one global batch in arrival order."""
-    order = global_batch(config.train.seed, batch_step, len(shapes), config.plan.global_batch_size)
-    return [shapes[i] for i in order]
+class GlobalBatches:
+    """Samples of the global batches of a run."""
+
+    def __init__(self, config: Config, shapes: Sequence[SampleShape]) -> None:
+        self._shapes = shapes
+        weights = np.array([s.weight for s in shapes])
+        self._order = SampleOrder(config.train.seed, len(shapes), config.plan.global_batch_size, weights)
+
+    def at(self, batch_step: int) -> list[SampleShape]:
+        """Samples of one global batch in arrival order."""
+        return [self._shapes[i] for i in self._order.batch(batch_step)]

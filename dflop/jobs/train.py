@@ -26,7 +26,7 @@ from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run, tokenizer_of
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.spooling import SpoolThread
-from dflop.jobs.steps import COMPARE, TRAIN, WARMUP, batch_of, job_steps
+from dflop.jobs.steps import COMPARE, TRAIN, WARMUP, GlobalBatches, job_steps
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
@@ -102,6 +102,7 @@ class _Rank:
         self.device, self.store = device, store
         self.seat = seat_of(plan, dist.get_rank())
         self.shapes = run.shapes()
+        self.batches = GlobalBatches(config, self.shapes)
         self.steps = job_steps(config, mode)
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
@@ -161,7 +162,7 @@ class _Rank:
                 run_id=self.run_id,
                 step=step,
                 plan=self.plan,
-                batch=batch_of(self.config, self.shapes, spec.batch_step),
+                batch=self.batches.at(spec.batch_step),
                 cost=cost,
                 policy="arrival",
                 max_concurrency=limit,

@@ -73,6 +73,8 @@ class SampleShape:
     """How many times the family's media limits were halved to make the sample fit."""
     num_cut_tokens: int = 0
     """Tokens cut off its end to make it fit; not part of the counts above."""
+    weight: float = 1.0
+    """How often a mixture draws it, relative to the other samples of the profile."""
 
     def load(self, module: str) -> ModuleLoad:
         """Work this sample brings to `module`; zero when it has no item for it."""

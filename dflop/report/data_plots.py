@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dflop import units
+from dflop.data.distribution import quantiles
 from dflop.errors import ConfigError
 from dflop.records import LLM
 
@@ -32,6 +33,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 BAR_WIDTH = 40
 SHADES = " ░▒▓█"
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
@@ -43,6 +45,8 @@ class Profile:
     group: Sequence[str]
     tokens: Mapping[str, Ints]
     """Per module: tokens of each sample; 0 where it has no work for the module."""
+    weight: Floats
+    """Expected draws of each sample per epoch; 1 without a mixture's weights."""
 
     @property
     def encoders(self) -> list[str]:
@@ -70,11 +74,12 @@ def save_plots(profile: Profile, path: Path) -> None:
         axes[0, column].hist(
             [tokens[worked & (groups == g)] for g in present],
             bins=_edges(tokens[worked], per_octave=4),
+            weights=[profile.weight[worked & (groups == g)] for g in present],
             stacked=True,
             color=[GROUP_COLOURS[g] for g in present],
             label=[g.replace("_", " ") for g in present],
         )
-        axes[0, column].set(xlabel=f"{module} tokens per sample", ylabel="samples", title=module)
+        axes[0, column].set(xlabel=f"{module} tokens per sample", ylabel="samples per epoch", title=module)
         _octaves(axes[0, column], "x")
     if profile.encoders:
         figure.legend(
@@ -89,8 +94,9 @@ def save_plots(profile: Profile, path: Path) -> None:
         drawn = axes[1, column]
         if both.any():
             x, y = profile.tokens[module][both], profile.tokens[LLM][both]
-            *_, shown = drawn.hist2d(x, y, [_edges(x, 4), _edges(y, 4)], cmin=1, norm=LogNorm(), cmap="cividis_r")
-            bar = figure.colorbar(shown, ax=drawn, label="samples")
+            edges, weights = [_edges(x, 4), _edges(y, 4)], profile.weight[both]
+            *_, shown = drawn.hist2d(x, y, edges, weights=weights, cmin=1e-9, norm=LogNorm(), cmap="cividis_r")
+            bar = figure.colorbar(shown, ax=drawn, label="samples per epoch")
             bar.ax.yaxis.set_major_formatter(FuncFormatter(_tick))
             bar.ax.yaxis.set_minor_locator(NullLocator())
         drawn.set(xlabel=f"{module} tokens per sample", ylabel=f"{LLM} tokens per sample")
@@ -112,26 +118,30 @@ def print_plots(profile: Profile, console: Console) -> None:
     """The same for a terminal: bars per power of two, and a shaded square of LLM against encoder tokens."""
     for module in [LLM, *profile.encoders]:
         tokens = profile.tokens[module]
-        worked = tokens[tokens > 0]
+        worked, weight = tokens[tokens > 0], profile.weight[tokens > 0]
         if not len(worked):
             continue
-        share = worked.sum() / max(1, sum(int(t.sum()) for t in profile.tokens.values()))
-        console.print(Text(f"\n{module}: {len(worked)} samples, {units.count(int(worked.sum()))} tokens ({share:.0%})"))
+        drawn = float(worked @ weight)
+        share = drawn / max(1.0, sum(float(t @ profile.weight) for t in profile.tokens.values()))
+        console.print(
+            Text(f"\n{module}: {len(worked)} samples, {units.count(round(drawn))} tokens an epoch ({share:.0%})")
+        )
         edges = _edges(worked, per_octave=1)
-        counts, _ = np.histogram(worked, edges)
+        counts, _ = np.histogram(worked, edges, weights=weight)
         for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
             bar = "█" * round(BAR_WIDTH * count / counts.max()) or ("▏" if count else "")
             label = f"{_tick(low):>6} - {_tick(high):<6}"
-            console.print(Text(f"{label} {bar:<{BAR_WIDTH}} {count}"), no_wrap=True)
+            console.print(Text(f"{label} {bar:<{BAR_WIDTH}} {round(count)}"), no_wrap=True)
     for module in profile.encoders:
         both = profile.tokens[module] > 0
         if both.any():
-            _print_joint(module, profile.tokens[module][both], profile.tokens[LLM][both], console)
+            drawn_tokens = profile.tokens[module][both], profile.tokens[LLM][both]
+            _print_joint(module, *drawn_tokens, profile.weight[both], console)
 
 
-def _print_joint(module: str, encoder: Ints, llm: Ints, console: Console) -> None:
+def _print_joint(module: str, encoder: Ints, llm: Ints, weight: Floats, console: Console) -> None:
     columns, rows = _edges(encoder, per_octave=2), _edges(llm, per_octave=1)
-    counts, _, _ = np.histogram2d(encoder, llm, [columns, rows])
+    counts, _, _ = np.histogram2d(encoder, llm, [columns, rows], weights=weight)
     # Shades go with the logarithm: a hundred samples next to ten thousand are still to be seen.
     level = np.ceil(np.log1p(counts) / np.log1p(counts.max()) * (len(SHADES) - 1)).astype(int)
     console.print(Text(f"\n{LLM} tokens (down) by {module} tokens (across), darker is more samples"))
@@ -153,9 +163,9 @@ def _edges(values: Ints, per_octave: int) -> npt.NDArray[np.float64]:
 def _words(profile: Profile) -> str:
     lines = [f"{len(profile.group)} samples", ""]
     for module, tokens in profile.tokens.items():
-        worked = tokens[tokens > 0]
-        if len(worked):
-            p50, p90, p99 = np.quantile(worked, [0.5, 0.9, 0.99])
+        worked = tokens > 0
+        if worked.any():
+            p50, p90, p99 = quantiles(tokens[worked], profile.weight[worked], (0.5, 0.9, 0.99))
             lines.append(f"{module:<8} p50 {_tick(p50):>6} p90 {_tick(p90):>6} p99 {_tick(p99):>6}")
     return "\n".join(lines)
 

@@ -24,18 +24,20 @@ T = TypeVar("T")
 Upgrade = Callable[[pa.Table], pa.Table]
 
 
-def _with_zeros(*names: str) -> Upgrade:
+def _with(**constants: float) -> Upgrade:
+    """Adds columns that hold the same number in every row, int64 or float64 as the number is."""
+
     def step(table: pa.Table) -> pa.Table:
-        zeros = pa.array([0] * len(table), pa.int64())
-        for name in names:
-            table = table.append_column(pa.field(name, pa.int64(), nullable=False), zeros)
+        for name, value in constants.items():
+            column = pa.repeat(pa.scalar(value), len(table))
+            table = table.append_column(pa.field(name, column.type, nullable=False), column)
         return table
 
     return step
 
 
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
-    "sample_shape": (_with_zeros("media_level", "num_cut_tokens"),),
+    "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0),),
 }
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

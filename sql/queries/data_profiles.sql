@@ -5,7 +5,7 @@
 select
     profile_key,
     inputs ->> 'family' as family,
-    inputs ->> 'annotations' as dataset,
+    inputs ->> 'annotations' as annotations,
     num_rows as num_samples,
     num_quarantined,
     elapsed_s,

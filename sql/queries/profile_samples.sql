@@ -24,6 +24,7 @@ select
     num_supervised_tokens,
     num_llm_tokens,
     media_level,
-    num_cut_tokens
+    num_cut_tokens,
+    weight
 from sample
 order by sample_index;

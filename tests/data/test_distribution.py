@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dflop.data.distribution import group_of, sample_batches, shapes_frame, summary
+from dflop.data.distribution import group_of, quantiles, sample_batches, shapes_frame, summary
 from dflop.errors import DataError
 from dflop.records import MediaItem, SampleShape
 
@@ -49,9 +54,25 @@ def test_summary_agrees_with_numpy() -> None:
     row = table.row(0, named=True)
     assert (row["group"], row["module"], row["num_samples"], row["max_tokens"]) == ("text", "llm", 301, max(lengths))
     for q in (50, 90, 99):
-        assert row[f"p{q}_tokens"] == np.quantile(lengths, q / 100, method="nearest")
+        assert row[f"p{q}_tokens"] == np.quantile(lengths, q / 100, method="inverted_cdf")
     keys = table.select("group", "module").rows()
     assert keys == [("text", "llm"), ("audio", "llm"), ("audio", "audio"), ("all", "llm"), ("all", "audio")]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 5)), min_size=1, max_size=30), st.floats(0.01, 1))
+def test_weighted_quantiles_are_those_of_repeated_samples(draws: list[tuple[int, int]], share: float) -> None:
+    values, weights = np.array(draws).T
+    (found,) = quantiles(values, weights * 0.1, [share])
+    repeated = np.sort(np.repeat(values, weights))
+    assert found == repeated[math.ceil(share * len(repeated) - 1e-9) - 1]
+
+
+def test_batches_and_quantiles_follow_the_weights() -> None:
+    shapes = [replace(shape(i, num_text_tokens=10 + i), weight=100.0 if i < 10 else 0.01) for i in range(200)]
+    drawn = [s.sample_index for batch in sample_batches(shapes, 5, 20, seed=0) for s in batch]
+    assert np.mean(np.array(drawn) < 10) > 0.95
+    row = summary(shapes_frame(shapes)).row(0, named=True)
+    assert (row["num_samples"], row["p50_tokens"], row["p99_tokens"], row["max_tokens"]) == (200, 15, 19, 209)
 
 
 def test_no_samples_is_an_empty_summary() -> None:

@@ -5,42 +5,93 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.data.order import epoch_of, epoch_order, global_batch, steps_per_epoch
+from dflop.data.order import SampleOrder
 
 sizes = st.integers(1, 200), st.integers(1, 50)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 5), *sizes)
 def test_every_sample_once_per_epoch(seed: int, epoch: int, num_samples: int, batch: int) -> None:
-    steps = steps_per_epoch(num_samples, batch)
-    batches = [global_batch(seed, epoch * steps + i, num_samples, batch) for i in range(steps)]
+    order = SampleOrder(seed, num_samples, batch)
+    steps = order.steps_per_epoch
+    batches = [order.batch(epoch * steps + i) for i in range(steps)]
     assert sorted(np.concatenate(batches).tolist()) == list(range(num_samples))
     assert all(len(b) == batch for b in batches[:-1])
-    assert {epoch_of(epoch * steps + i, num_samples, batch) for i in range(steps)} == {epoch}
+    assert {order.epoch_of(epoch * steps + i) for i in range(steps)} == {epoch}
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 5),
+    st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=200),
+    st.integers(1, 50),
+)
+def test_draws_of_an_epoch_stray_less_than_one_from_the_weights(
+    seed: int, epoch: int, weights: list[float], batch: int
+) -> None:
+    given_weights = np.array(weights)
+    order = SampleOrder(seed, len(weights), batch, given_weights)
+    counts = np.bincount(order.epoch(epoch), minlength=len(weights))
+    assert counts.sum() == len(weights)
+    expected = given_weights / given_weights.sum() * len(weights)
+    assert (np.abs(counts - expected) < 1 + 1e-6).all()
+    for step in range(order.steps_per_epoch):
+        drawn = order.batch(epoch * order.steps_per_epoch + step)
+        assert len(set(drawn.tolist())) == len(drawn)
+        at = step * batch
+        assert set(drawn.tolist()) == set(order.epoch(epoch)[at : at + batch].tolist())
+
+
+def test_over_epochs_weights_are_met_on_average() -> None:
+    weights = np.array([0.3] * 40 + [1.7] * 20 + [5.5] * 2)
+    order = SampleOrder(1, 62, 8, weights)
+    counts = sum(np.bincount(order.epoch(e), minlength=62) for e in range(2000)) / 2000
+    # Standard error of each at most 0.5 / sqrt(2000) = 0.011.
+    assert counts == pytest.approx(weights / weights.sum() * 62, abs=0.05)
+    assert len({tuple(order.epoch(e)) for e in range(9)}) == 9
+
+
+def test_repetitions_are_spread_over_the_epoch() -> None:
+    order = SampleOrder(5, 1000, 10, np.array([100.0] + [1.0] * 999)).epoch(0)
+    gaps = np.diff(np.flatnonzero(order == 0))
+    assert len(gaps) >= 89
+    assert 3 <= gaps.min() <= gaps.max() <= 22  # random places: 0 to about 50
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(1, 200), st.floats(1e-3, 1e3))
+def test_equal_weights_are_no_weights(seed: int, epoch: int, num_samples: int, weight: float) -> None:
+    weighted = SampleOrder(seed, num_samples, 3, np.full(num_samples, weight)).epoch(epoch)
+    assert np.array_equal(weighted, SampleOrder(seed, num_samples, 3).epoch(epoch))
 
 
 def test_order_is_pinned() -> None:
     # Literal values: a change here silently reshuffles every run that is resumed.
-    assert global_batch(0, 0, 10, 10).tolist() == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
-    assert global_batch(0, 1, 10, 10).tolist() == [5, 3, 7, 8, 2, 4, 1, 0, 6, 9]
+    order = SampleOrder(0, 10, 10)
+    assert order.batch(0).tolist() == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
+    assert order.batch(1).tolist() == [5, 3, 7, 8, 2, 4, 1, 0, 6, 9]
+    weighted = SampleOrder(0, 10, 10, np.array([1.0] * 8 + [4.0] * 2))
+    assert weighted.epoch(0).tolist() == [0, 9, 8, 1, 5, 9, 3, 8, 9, 6]
+    assert weighted.epoch(1).tolist() == [8, 5, 9, 3, 8, 4, 1, 6, 8, 9]
 
 
 def test_order_does_not_depend_on_the_batch_size() -> None:
-    whole = global_batch(3, 0, 60, 60)
-    assert np.array_equal(np.concatenate([global_batch(3, i, 60, 7) for i in range(9)]), whole)
+    whole = SampleOrder(3, 60, 60).batch(0)
+    assert np.array_equal(np.concatenate([SampleOrder(3, 60, 7).batch(i) for i in range(9)]), whole)
 
 
 def test_epochs_and_seeds_differ() -> None:
-    orders = {tuple(epoch_order(seed, epoch, 50)) for seed in range(3) for epoch in range(3)}
+    orders = {tuple(SampleOrder(seed, 50, 5).epoch(epoch)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
 
 
 def test_order_cannot_be_changed_through_a_batch() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        global_batch(0, 0, 10, 5)[0] = 1
+        SampleOrder(0, 10, 5).batch(0)[0] = 1
 
 
-@pytest.mark.parametrize(("step", "num_samples", "batch"), [(-1, 10, 5), (0, 0, 5), (0, 10, 0)])
-def test_impossible_arguments(step: int, num_samples: int, batch: int) -> None:
-    with pytest.raises(ValueError, match=r"negative|positive"):
-        global_batch(0, step, num_samples, batch)
+@pytest.mark.parametrize(("num_samples", "batch", "weights"), [(0, 5, 1), (10, 0, 1), (10, 5, 0), (9, 5, 1)])
+def test_impossible_arguments(num_samples: int, batch: int, weights: float) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        SampleOrder(0, num_samples, batch, np.full(10, float(weights)))
+    with pytest.raises(ValueError, match="negative"):
+        SampleOrder(0, 10, 5).batch(-1)

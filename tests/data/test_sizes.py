@@ -100,7 +100,7 @@ def one_by_one(index: int, row: dict[str, Any], rules: ShapeRules, level: int = 
         {
             "profile_key": "key", "sample_index": index, "sample_id": row["id"] or "", "num_text_tokens": num_text,
             "num_supervised_tokens": response + supervised, "num_llm_tokens": num_llm, "items": items,
-            "media_level": level, "num_cut_tokens": 0,
+            "media_level": level, "num_cut_tokens": 0, "weight": 1.0,
         },
     )  # fmt: skip
 

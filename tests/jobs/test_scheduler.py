@@ -10,7 +10,7 @@ from dflop.config import dump_config
 from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.scheduler import Scheduler
-from dflop.jobs.steps import COMPARE, TRAIN, batch_of
+from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches
 from dflop.records import LLM, RunInput, StepObservation, StepPlan, to_dict
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.ingest import ingest
@@ -92,7 +92,7 @@ def test_every_step_is_planned_and_recorded_as_published(run, store):
     published = messages(store, range(NUM_STEPS))
     assert read_spool(run.config().store, StepPlan) == [m.step_plan for m in published]
     for step, message in enumerate(published):
-        expected = [s.sample_index for s in batch_of(run.config(), run.shapes(), step)]
+        expected = [s.sample_index for s in GlobalBatches(run.config(), run.shapes()).at(step)]
         assert list(message.step_plan.sample_index) == expected
         assert message.step_plan.step == step
         assert {key[0] for key in message.predicted} == {"vision", LLM}
@@ -101,7 +101,7 @@ def test_every_step_is_planned_and_recorded_as_published(run, store):
 def test_a_step_that_rank_0_planned_itself_is_not_recorded_a_second_time(run, store):
     shapes, config = run.shapes(), run.config()
     fallback = schedule_step(
-        run_id=run.run_id, step=1, plan=run.plan(), batch=batch_of(config, shapes, 1), cost=make_cost("vision"),
+        run_id=run.run_id, step=1, plan=run.plan(), batch=GlobalBatches(config, shapes).at(1), cost=make_cost("vision"),
         policy="arrival",
     )  # fmt: skip
     assert publish(store, PlanMessage(fallback, {}))

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dflop.jobs.steps import COMPARE, NUM_WARMUP_STEPS, TRAIN, batch_of, job_steps
+from dflop.jobs.steps import COMPARE, NUM_WARMUP_STEPS, TRAIN, GlobalBatches, job_steps
 from tests.builders import random_batch
 from tests.jobs.configs import make_config
 
@@ -33,9 +33,9 @@ def test_a_comparison_is_fair(tmp_path, num_batches, num_repeats):
 def test_batches_depend_on_seed_and_step_alone(tmp_path):
     shapes = random_batch(40, seed=0)
     config = make_config(tmp_path, "plan.global_batch_size=16")
-    batches = [batch_of(config, shapes, t) for t in range(6)]
+    batches = [GlobalBatches(config, shapes).at(t) for t in range(6)]
     assert [len(b) for b in batches] == [16, 16, 8] * 2
     assert batches[0] != batches[1]
-    assert batch_of(make_config(tmp_path, "plan.global_batch_size=16", "train.seed=1"), shapes, 0) != batches[0]
+    assert GlobalBatches(make_config(tmp_path, "plan.global_batch_size=16", "train.seed=1"), shapes).at(0) != batches[0]
     for epoch in (batches[:3], batches[3:]):
         assert sorted(s.sample_index for b in epoch for s in b) == list(range(40)), "an epoch is every sample once"

@@ -20,7 +20,7 @@ def profile(num_samples: int = 300, *encoders: str) -> Profile:
     group = [GROUPS[i % 3] for i in range(num_samples)]
     llm = np.maximum(1, RNG.lognormal(5, 1, num_samples)).astype(np.int64)
     work = {e: np.where(np.arange(num_samples) % 3 > 0, llm * 4, 0) for e in encoders}
-    return Profile("rows.jsonl, a family", group, {**work, "llm": llm})
+    return Profile("rows.jsonl, a family", group, {**work, "llm": llm}, np.ones(num_samples))
 
 
 def shown(drawn: Profile) -> list[str]:
@@ -41,10 +41,16 @@ def test_bars_hold_every_sample_once() -> None:
 
 def test_the_square_is_dark_where_the_samples_are() -> None:
     tokens = np.array([16] * 50 + [4096])
-    lines = shown(Profile("t", ["video"] * 51, {"vision": tokens, "llm": tokens}))
+    lines = shown(Profile("t", ["video"] * 51, {"vision": tokens, "llm": tokens}, np.ones(51)))
     square = [line.split("│")[1] for line in lines if "│" in line]
     assert square[-1].startswith("██")
     assert square[0].rstrip()[-1] == "░"
+
+
+def test_bars_are_as_long_as_the_mixture_draws() -> None:
+    llm = np.array([100] * 4 + [1000])
+    lines = shown(Profile("t", ["text"] * 5, {"llm": llm}, np.array([0.25] * 4 + [4.0])))
+    assert [line.split()[-1] for line in lines if " - " in line] == ["1", "0", "0", "4"]
 
 
 @pytest.mark.parametrize(

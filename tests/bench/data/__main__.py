@@ -68,7 +68,7 @@ def text_figure(folder: Path, num_samples: int) -> Figure:
     one_by_one_s = cases.apply_chat_template_per_sample(dataset, texts) * num_samples
     note = f"{num_healthy / took_s:,.0f} samples/s"
     return Figure(
-        f"profile {num_samples} conversations", took_s, None, "apply_chat_template", one_by_one_s, None, note
+        f"profile {num_samples} conversations", took_s, None, "apply_chat_template alone", one_by_one_s, None, note
     )
 
 
