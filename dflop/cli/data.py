@@ -56,7 +56,7 @@ def show(
     found = find_profile(store, key)
     frame = profile_frame(store, found["profile_key"])
     table = summary(frame)
-    title = f"{Path(found['annotations'] or '?').name}, {found['family']}, profile {found['profile_key']}"
+    title = f"{Path(found['annotations'] or '?').name}, {found['model_family']}, profile {found['profile_key']}"
     weights = frame["weight"].to_numpy()
     drawn = Profile(title, frame["group"].to_list(), tokens_of(frame), weights * (len(weights) / weights.sum()))
     if output is not None:

@@ -4,7 +4,7 @@
 -- units: seconds; UTC
 select
     profile_key,
-    inputs ->> 'family' as family,
+    inputs ->> 'family' as model_family,
     inputs ->> 'annotations' as annotations,
     num_rows as num_samples,
     num_quarantined,
