@@ -29,9 +29,7 @@ def load_rules(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]
     """
     if name not in FAMILIES:
         raise ConfigError(f"unknown model family `{name}`", where="model.family", hint=did_you_mean(name, FAMILIES))
-    module_name, class_name = FAMILIES[name]
-    rules_class: type[MediaRules] = getattr(importlib.import_module(module_name), class_name)
-    return rules_class(hf_config, media)
+    return _class_of(name)(hf_config, media)
 
 
 def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> Family:
@@ -45,6 +43,16 @@ def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any
         raise ConfigError(
             f"family `{name}` can profile data, but its model cannot be built yet",
             where="model.family",
-            hint="`dflop data profile` takes it; training takes qwen2_5_omni_thinker",
+            hint=f"`dflop data profile` takes it; training takes {', '.join(_trainable())}",
         )
     return rules
+
+
+def _trainable() -> list[str]:
+    return [name for name in FAMILIES if issubclass(_class_of(name), Family)]
+
+
+def _class_of(name: str) -> type[MediaRules]:
+    module_name, class_name = FAMILIES[name]
+    found: type[MediaRules] = getattr(importlib.import_module(module_name), class_name)
+    return found

@@ -15,6 +15,7 @@ from dflop.data.distribution import shapes_frame
 from dflop.data.profile import profile_key
 from dflop.jobs import data
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.jobs.steps import GlobalBatches
 from dflop.store import snapshot
 from dflop.store.frames import profile_frame
 from dflop.store.ingest import ingest
@@ -105,6 +106,25 @@ def test_a_mixture_is_profiled_like_a_file(tmp_path: Path, demo: Path) -> None:
     run = run_in(tmp_path, demo, f"dataset.annotations={tmp_path / 'mixture.yaml'}")
     (counts,) = profile(run, 1)
     assert (counts["num_samples"], counts["num_quarantined"]) == (15, 0)
+
+
+def test_weights_of_a_mixture_reach_the_store_and_the_order_of_training(tmp_path: Path, demo: Path) -> None:
+    mixture = (
+        f"datasets:\n  - {{path: {demo}/annotations.jsonl, weight: 1}}\n"
+        f"  - {{path: {demo}/annotations.jsonl, sampling_strategy: 'first:10', weight: 3}}\n"
+    )
+    (tmp_path / "mixture.yaml").write_text(mixture)
+    run = run_in(tmp_path, demo, f"dataset.annotations={tmp_path / 'mixture.yaml'}", "plan.global_batch_size=10")
+    config, ref = run.config(), dataset_ref(run.config())
+    profile(run, 2)
+    key = profile_key(ref, rules_of(config))
+    assert profile_frame(config.store, key)["weight"].to_list() == pytest.approx([12.5 / 40] * 40 + [37.5 / 10] * 10)
+    with Reader(config.store) as reader:
+        batches = GlobalBatches(config, reader.shapes(key))
+    drawn = [s.sample_index for step in range(5) for s in batches.at(step)]
+    assert 35 <= sum(index >= 40 for index in drawn) <= 38
+    (tmp_path / "mixture.yaml").write_text(mixture.replace("weight: 3", "weight: 2"))
+    assert profile_key(dataset_ref(config), rules_of(config)) != key
 
 
 def test_a_table_of_sizes_is_profiled_without_media(tmp_path: Path, demo: Path) -> None:
