@@ -33,10 +33,15 @@ def preflight(config: Config, config_file: Path) -> None:
 
 
 def modules_named(family: Family, config: Config) -> tuple[str, ...]:
-    """Modules the annotations can bring work to, judged by the media keys they mention (first 64 MiB)."""
+    """Modules that the annotations bring work to, as far as a look tells: media keys in the first 64 MiB of JSON.
+
+    Of other formats only the LLM is sure; the planner knows all of them once the dataset is profiled.
+    """
     annotations = config.dataset.annotations
-    if not annotations.is_file() or annotations.suffix not in (".json", ".jsonl"):
+    if config.dataset.demo and not annotations.is_file():
         return family.modules
+    if not annotations.is_file() or annotations.suffix not in (".json", ".jsonl"):
+        return (LLM,)
     with open(annotations, "rb") as f:
         content = f.read(_SCAN_BYTES)
     kinds = [kind for kind in family.media_tokens if f'"{kind}'.encode() in content]

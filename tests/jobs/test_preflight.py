@@ -84,9 +84,12 @@ def test_modules_are_those_the_annotations_mention(tmp_path, annotations, module
     assert modules_named(family_of(config), config) == modules
 
 
-def test_what_cannot_be_read_here_may_need_every_module(tmp_path):
-    config = make_config(tmp_path, "dataset.annotations=data/a.jsonl.gz")
-    assert modules_named(family_of(config), config) == ALL
+def test_of_what_cannot_be_read_here_only_the_llm_is_sure(tmp_path):
+    for annotations in ("data/a.jsonl.gz", "data/mixture.yaml", "data/{000..009}.tar"):
+        config = make_config(tmp_path, f"dataset.annotations={annotations}")
+        assert modules_named(family_of(config), config) == (LLM,)
+    config = make_config(tmp_path, "dataset.demo=true")
+    assert modules_named(family_of(config), config) == ALL  # not made yet
 
 
 @pytest.mark.parametrize(("annotations", "num_processes"), [('{"image": 1, "audio": 1}', 2), ('{"image": 1}', 1)])
