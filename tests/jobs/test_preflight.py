@@ -85,8 +85,8 @@ def test_modules_are_those_the_annotations_mention(tmp_path, annotations, module
 
 
 def test_of_what_cannot_be_read_here_only_the_llm_is_sure(tmp_path):
-    for annotations in ("data/a.jsonl.gz", "data/mixture.yaml", "data/{000..009}.tar"):
-        config = make_config(tmp_path, f"dataset.annotations={annotations}")
+    for path in ("data/a.jsonl.gz", "data/mixture.yaml", "data/{000..009}.tar"):
+        config = make_config(tmp_path, f"dataset.annotations={path}")
         assert modules_named(family_of(config), config) == (LLM,)
     config = make_config(tmp_path, "dataset.demo=true")
     assert modules_named(family_of(config), config) == ALL  # not made yet

@@ -3,7 +3,8 @@
 Every figure is one process on one core beside the way that decodes: the Hugging Face processors on the same files in
 the same run, timed on fewer samples and scaled. Files are warm; each of the samples is a file of its own (hard links),
 so nothing is remembered between them. FOLDER holds real images, videos and sounds in any arrangement (without it, the
-demo dataset's); FILE is a table of sizes, see `dflop/data/sizes.py`.
+demo dataset's, which are tiny: the bounds are for media as they are); FILE is a table of sizes, see
+`dflop/data/sizes.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> None:
     try:
         media = args.media or cases.demo_media(folder / "demo")
         steps: list[Callable[[], Figure]] = [
-            *(lambda kind=kind: media_figure(folder / kind, media, kind, args.samples) for kind in cases.RATIOS),
+            *(lambda kind=kind: media_figure(folder / kind.replace(" ", "-"), media, kind, args.samples, args.media is not None) for kind in cases.RATIOS),
             lambda: text_figure(folder / "text", args.samples),
             lambda: again_figure(folder / "again", media, args.samples),
         ]
@@ -52,14 +53,14 @@ def main() -> None:
     finish(figures, args.json, "pillow", "av", "tokenizers", "transformers", "polars")
 
 
-def media_figure(folder: Path, media: Path, kind: str, num_samples: int) -> Figure:
+def media_figure(folder: Path, media: Path, kind: str, num_samples: int, is_bound: bool) -> Figure:
     num_samples = min(num_samples, cases.MOST[kind])
     dataset, files = cases.link_files(folder, media, kind, num_samples)
     took_s, num_healthy = cases.profile(dataset)
     decoded_s = cases.decode_per_sample(kind, files) * num_samples
     note = f"{num_healthy / took_s:,.0f} samples/s, {num_samples / decoded_s:,.1f} decoded"
     name = f"profile {num_samples} samples of one {kind}"
-    return Figure(name, took_s, None, cases.DECODERS[kind], decoded_s, cases.RATIOS[kind], note)
+    return Figure(name, took_s, None, cases.DECODERS[kind], decoded_s, cases.RATIOS[kind] if is_bound else None, note)
 
 
 def text_figure(folder: Path, num_samples: int) -> Figure:

@@ -27,20 +27,24 @@ from dflop.models import load_family, load_rules
 from dflop.models.media import MediaRules
 from dflop.records import MediaItem, SampleShape
 
+SMALL = "small image"
+"""Under one megapixel: the others are what a crawl of photographs holds."""
+
 SUFFIXES = {
     "image": {".jpg", ".jpeg", ".png", ".webp"},
     "video": {".mp4", ".webm", ".mkv", ".mov"},
     "audio": {".wav", ".flac", ".mp3", ".ogg"},
 }
-RATIOS = {"image": 20.0, "video": 50.0, "audio": None}
-MOST = {"image": 20_000, "video": 2_000, "audio": 20_000}
+RATIOS = {"image": 20.0, SMALL: 20.0, "video": 50.0, "audio": None}
+MOST = {"image": 20_000, SMALL: 20_000, "video": 2_000, "audio": 20_000}
 """A video header takes milliseconds: 2000 say as much as 20,000."""
 DECODERS = {
     "image": "decode + Qwen2VL image processor",
+    SMALL: "decode + Qwen2VL image processor",
     "video": "decode + patches of its frames",
     "audio": "decode + Whisper features",
 }
-NUM_DECODED = {"image": 45, "video": 8, "audio": 30}
+NUM_DECODED = {"image": 45, SMALL: 90, "video": 8, "audio": 30}
 FAMILIES = ("llava_onevision", "internvl", "qwen2_5_vl", "qwen3_vl")
 
 
@@ -55,8 +59,9 @@ def link_files(folder: Path, media: Path, kind: str, num_samples: int) -> tuple[
     copies = folder / "files"
     copies.mkdir(parents=True)
     files = []
+    only_small, kind = kind == SMALL, "image" if kind == SMALL else kind
     for number, path in enumerate(sorted(p for p in media.rglob("*") if p.suffix.lower() in SUFFIXES[kind])):
-        if "hostile" in path.parts:
+        if "hostile" in path.parts or (only_small and not _is_small(path)):
             continue
         files.append(Path(shutil.copy(path, folder / f"{number}{path.suffix}")))
     rows = []
@@ -65,6 +70,11 @@ def link_files(folder: Path, media: Path, kind: str, num_samples: int) -> tuple[
         said = [{"from": "human", "value": f"<{kind}>\nWhat is this?"}, {"from": "gpt", "value": "What it is."}]
         rows.append(json.dumps({"id": str(number), kind: f"{number}{path.suffix}", "conversations": said}))
     return _dataset(folder, rows, copies), files
+
+
+def _is_small(path: Path) -> bool:
+    header = read_header("image", path)
+    return header.width_px * header.height_px < 1_000_000
 
 
 def conversations(folder: Path, num_samples: int) -> tuple[DatasetRef, list[list[dict[str, str]]]]:
@@ -93,13 +103,13 @@ def decode_per_sample(kind: str, files: Sequence[Path]) -> float:
     """Seconds per file of decoding and of the processor, whose construction does not count."""
     family = _family()
     chosen = list(islice(cycle(files), max(NUM_DECODED[kind], len(files))))
-    if kind == "image":
+    if kind in ("image", SMALL):
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         processor: Any = Qwen2VLImageProcessorPil(max_pixels=family.media["max_pixels"])
     start = time.perf_counter()
     for path in chosen:
-        if kind == "image":
+        if kind in ("image", SMALL):
             processor(images=decode_image(path), return_tensors="np")
         elif kind == "audio":
             _features(decode_audio(path, 16_000))
