@@ -22,7 +22,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.errors import CostError, did_you_mean
 from dflop.records import CostTable, CostTerms, Measurement, ModuleSpec, to_dict
 
-NUM_TERMS = len(dataclasses.fields(CostTerms))
+NUM_TERMS = 6
 
 
 def fit_cost_tables(
@@ -128,7 +128,8 @@ def _terms(features: Floats, target: Sequence[float]) -> CostTerms:
     weighted = features / np.maximum(y, 1e-6 * y.max())[:, None]
     scale = np.maximum(np.linalg.norm(weighted, axis=0), np.finfo(np.float64).tiny)
     solution, _ = nnls(weighted / scale, np.sign(y), maxiter=1000)
-    return CostTerms(*(float(c) for c in solution / scale))
+    fixed, per_token, per_sq_token, edge_fixed, edge_per_token, edge_per_item = (float(c) for c in solution / scale)
+    return CostTerms(fixed, per_token, per_sq_token, edge_fixed, edge_per_token, edge_per_item)
 
 
 def _param_bytes(probes: list[Measurement]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ on every rank that builds the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +131,8 @@ class LlmStage(Stage):
         self.is_first, self.is_last = self_is_first, self_is_last
         self.decoder = decoder
         self.head = head if self_is_last else None
+        self.head_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._whole_head_loss
+        """Sum of cross entropies of hidden states and targets; tensor parallelism puts its own here."""
 
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
@@ -187,8 +189,11 @@ class LlmStage(Stage):
         """Sum of cross entropies of `targets` predicted at token positions `where` (last stage only)."""
         if self.head is None:
             raise RuntimeError("only the last LLM stage has a head")
-        logits = self.head(hidden.index_select(0, where)).float()
-        return nn.functional.cross_entropy(logits, targets, reduction="sum")
+        return self.head_loss(hidden.index_select(0, where), targets)
+
+    def _whole_head_loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None
+        return nn.functional.cross_entropy(self.head(hidden).float(), targets, reduction="sum")
 
 
 def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, int]) -> Stage:

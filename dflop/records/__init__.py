@@ -6,7 +6,16 @@ mapping serves Parquet, DuckDB and JSON alike. Units are in the names: `_s` seco
 `_frac` ratios in 0..1, `num_` counts.
 """
 
-from dflop.records.costs import ClusterSpec, CostTable, CostTerms, Measurement, ModuleSpec, ParallelSpec
+from dflop.records.costs import (
+    ClusterSpec,
+    CostTable,
+    CostTerms,
+    LinkCost,
+    LinkMeasurement,
+    Measurement,
+    ModuleSpec,
+    ParallelSpec,
+)
 from dflop.records.history import Correction, JobRecord, MicrobatchSpan, RunInput, RunRecord, StepObservation
 from dflop.records.mapping import from_dict, to_dict
 from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
@@ -19,6 +28,8 @@ __all__ = [
     "CostTable",
     "CostTerms",
     "JobRecord",
+    "LinkCost",
+    "LinkMeasurement",
     "Measurement",
     "MediaItem",
     "MicrobatchSpan",

@@ -75,7 +75,7 @@ class Measurement:
     tp: int
     num_layers: int
     group: str
-    """How the probe's samples were drawn: `random`, `length_sorted`, `tile_sorted` or `single`."""
+    """How the probe's samples were drawn: `random`, `length_sorted`, `tile_sorted`, `single` or `adaptive`."""
     num_items: int
     num_tokens: int
     sum_sq_tokens: int
@@ -88,18 +88,74 @@ class Measurement:
     param_bytes: int
     activation_bytes: int
     """Bytes autograd keeps alive between forward and backward."""
+    is_frozen: bool = False
+    """Whether the weights took no gradients."""
+    recompute: bool = False
+    """Whether layers kept their inputs only and ran again in the backward pass."""
+    peak_bytes: int = 0
+    """Peak of device memory over forward and backward, weights and gradients included; 0 where nobody counts."""
+    optimizer_s: float = 0.0
+    """One optimizer step over the probe's parameters, median; 0 where there was none."""
+    status: str = "ok"
+    """`ok`, or `oom`: the group did not fit, its seconds are 0 and only its sizes say anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasurement:
+    """One timed message or collective between processes."""
+
+    profile_key: str
+    hardware: str
+    software: str
+    op: str
+    """`p2p`, `all_reduce` or `all_gather`."""
+    num_ranks: int
+    num_nodes: int
+    num_bytes: int
+    """Of one rank's buffer: what it sends, reduces, or gathers from the others in all."""
+    seconds: float
+    spread_s: float
+    """Half the interquartile range over repeats."""
+    num_repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """Fitted cost of one operation between processes: `latency_s + num_bytes / bytes_per_s`."""
+
+    profile_key: str
+    hardware: str
+    software: str
+    op: str
+    num_ranks: int
+    num_nodes: int
+    latency_s: float
+    bytes_per_s: float
+    source: str
+    """`measured` or `analytic`."""
+    num_measurements: int
+    median_error_frac: float
 
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """Linear cost of one phase: layers * (layer terms) + edge terms. Edge = everything outside the layers."""
+    """Cost of one phase: layers * (layer terms) + edge terms. Edge = everything outside the layers.
+
+    A layer costs `layer_fixed + layer_per_token * t + sum_k layer_bends[k] * min(t, layer_knots[k]) +
+    layer_per_sq_token * sum_sq` for t tokens: piecewise linear, and never falling.
+    """
 
     layer_fixed: float
     layer_per_token: float
+    """Slope beyond the last knot."""
     layer_per_sq_token: float
     edge_fixed: float
     edge_per_token: float
     edge_per_item: float
+    layer_knots: tuple[float, ...] = ()
+    """Tokens at which the slope changes, ascending."""
+    layer_bends: tuple[float, ...] = ()
+    """By how much the slope falls at each knot; negative where it rises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +180,17 @@ class CostTable:
     edge_param_bytes: int
     num_measurements: int
     median_error_frac: float
-    """Median absolute relative error of forward + backward seconds on the probes themselves."""
+    """Median absolute relative error of forward + backward seconds on probes that the fit did not see."""
     p95_error_frac: float
+    is_frozen: bool = False
+    recompute: bool = False
+    """As in `Measurement`: a table holds for one way of running the module."""
+    min_tokens: int = 0
+    max_tokens: int = 0
+    """Tokens of the smallest and the largest probe; both 0: unknown."""
+    max_mean_length: float = 0.0
+    """Largest `sum_sq_tokens / num_tokens` of a probe: the length attention saw; 0: unknown."""
+    noise_frac: float = 0.0
+    """Median spread of a probe over its repeats, relative: no prediction can be better than this."""
+    optimizer_s_per_param: float = 0.0
+    """Seconds of an optimizer step per parameter; 0: unknown."""

@@ -24,8 +24,8 @@ T = TypeVar("T")
 Upgrade = Callable[[pa.Table], pa.Table]
 
 
-def _with(**constants: float) -> Upgrade:
-    """Adds columns that hold the same number in every row, int64 or float64 as the number is."""
+def _with(**constants: float | str) -> Upgrade:
+    """Adds columns that hold the same value in every row, of the type the value has."""
 
     def step(table: pa.Table) -> pa.Table:
         for name, value in constants.items():
@@ -36,8 +36,30 @@ def _with(**constants: float) -> Upgrade:
     return step
 
 
+def _straight(table: pa.Table) -> pa.Table:
+    """Cost terms without knots."""
+    for name in ("forward_s", "backward_s", "activation_bytes"):
+        terms = [{**row, "layer_knots": [], "layer_bends": []} for row in table.column(name).to_pylist()]
+        field = pa.field(name, _arrow_type(records.CostTerms), nullable=False)
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, field, pa.array(terms, field.type))
+    return table
+
+
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
     "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0),),
+    "measurement": (_with(is_frozen=False, recompute=False, peak_bytes=0, optimizer_s=0.0, status="ok"),),
+    "cost_table": (
+        lambda table: _with(
+            is_frozen=False,
+            recompute=False,
+            min_tokens=0,
+            max_tokens=0,
+            max_mean_length=0.0,
+            noise_frac=0.0,
+            optimizer_s_per_param=0.0,
+        )(_straight(table)),
+    ),
 }
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 
@@ -56,6 +78,8 @@ CLASSES: tuple[type[Any], ...] = (
     records.QuarantinedSample,
     records.Measurement,
     records.CostTable,
+    records.LinkMeasurement,
+    records.LinkCost,
     records.Plan,
     records.StepPlan,
     records.StepObservation,
