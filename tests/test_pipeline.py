@@ -27,10 +27,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 def make_dataset(folder: Path) -> None:
     """48 healthy demo samples, one whose image is missing and one whose image is cut short behind a sound header."""
-    made = make_demo_dataset(folder, 48)
-    photo = max(made.media_root.rglob("*.jpg"), key=lambda p: p.stat().st_size)
-    (made.media_root / "cut.jpg").write_bytes(photo.read_bytes()[: photo.stat().st_size // 2])
-    with open(made.annotations, "a") as f:
+    make_demo_dataset(folder, 48)
+    media_root, annotations = folder / "media", folder / "annotations.jsonl"
+    photo = max(media_root.rglob("*.jpg"), key=lambda p: p.stat().st_size)
+    (media_root / "cut.jpg").write_bytes(photo.read_bytes()[: photo.stat().st_size // 2])
+    with open(annotations, "a") as f:
         for name in ("missing", "cut"):
             turns = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A picture."}]
             f.write(json.dumps({"id": name, "image": f"{name}.jpg", "conversations": turns}) + "\n")
