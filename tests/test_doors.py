@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +134,12 @@ def test_files_stay_small():
     lines = {p: len(p.read_text().splitlines()) for p in [*FILES, *(ROOT / "flows").glob("*.py")]}
     assert {str(p.relative_to(ROOT)): n for p, n in lines.items() if n > 400} == {}
     assert sorted(lines.values())[len(lines) // 2] <= 180
+
+
+def test_lint_sees_every_file():
+    shown = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--show-files"], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+    seen = {Path(line).resolve() for line in shown.stdout.splitlines()}
+    files = {path for room in ("dflop", "flows", "tests") for path in (PACKAGE.parent / room).rglob("*.py")}
+    assert {str(path) for path in files - seen} == set()

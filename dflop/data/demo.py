@@ -71,9 +71,7 @@ def make_demo_dataset(
             builder = _Builder(made, np.random.default_rng(seed), versions, progress or (lambda _: None))
             builder.build(num_samples, identity)
             _publish(made, folder, identity)
-    return DatasetRef.of_file(
-        folder / "annotations.jsonl", folder / "media", folder / "tokenizer.json", max_llm_tokens
-    )
+    return DatasetRef.of_file(folder / "annotations.jsonl", folder / "media", folder / "tokenizer.json", max_llm_tokens)
 
 
 def _is_made(folder: Path, identity: dict[str, int]) -> bool:

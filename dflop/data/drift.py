@@ -75,7 +75,9 @@ def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
         values = [of.get(module, np.zeros(len(w))).astype(np.float64) for of, w in zip(tokens, weights, strict=True)]
         distance = _kolmogorov_smirnov(values[0], values[1], *weights)
         means = [float(np.average(v, weights=w)) for v, w in zip(values, weights, strict=True)]
-        shifts.append(Shift(f"{module}_tokens", distance, min(1.0, ks_chance), means[1] / means[0] if means[0] else math.nan))
+        shifts.append(
+            Shift(f"{module}_tokens", distance, min(1.0, ks_chance), means[1] / means[0] if means[0] else math.nan)
+        )
     shares = [np.array([w[(frame["group"] == g).to_numpy()].sum() for g in GROUPS]) / w.sum()
               for frame, w in zip((before, after), weights, strict=True)]  # fmt: skip
     tv_chance = math.sqrt((len(GROUPS) * math.log(2) - math.log(alpha)) / 2 * (1 / sizes[0] + 1 / sizes[1]))

@@ -34,6 +34,7 @@ MAX_IMAGE_PIXELS = 178_000_000
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,asf,ogg,wav,w64,mp3,flac,aac,aiff,au,amr"
 _EXIF_ORIENTATION = 0x0112
+_WAV_PROBE_BYTES = "4096"
 
 
 class BadMedia(ValueError):
@@ -69,7 +70,7 @@ def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_I
                 width_px, height_px = height_px, width_px
             return MediaHeader(kind, width_px, height_px, 1, 0.0)
     reader = {"video": _video_header, "audio": _audio_header}[kind]
-    with open_container(source) as container:
+    with open_container(source, only_header=True) as container:
         return reader(container)
 
 
@@ -112,13 +113,21 @@ def orientation(image: Image.Image) -> int:
 
 
 @contextmanager
-def open_container(source: MediaSource) -> Iterator[InputContainer]:
-    """An audio or video container; whatever FFmpeg raises on a bad file leaves as `BadMedia`."""
+def open_container(source: MediaSource, *, only_header: bool = False) -> Iterator[InputContainer]:
+    """An audio or video container; whatever FFmpeg raises on a bad file leaves as `BadMedia`.
+
+    Args:
+        source: File.
+        only_header: Look no further into the file than its header needs, where that is known: of WAV, whose header
+            says everything, FFmpeg would still read and analyse 5 MB, which takes three times as long.
+    """
     # A file that is open already needs no protocol, and what it names is never opened.
     protocols = "file" if isinstance(source, Path) else "none"
     options = {"protocol_whitelist": protocols, "format_whitelist": _CONTAINERS}
     try:
         _check(source)
+        if only_header and _is_wav(source):
+            options["probesize"] = _WAV_PROBE_BYTES
         with av.open(
             str(source) if isinstance(source, Path) else source, "r", options=options, metadata_errors="replace"
         ) as container:
@@ -211,6 +220,15 @@ def _check(source: MediaSource) -> None:
             source.seek(0)
     except OSError as error:
         raise BadMedia(f"file cannot be read: {error.strerror}") from error
+
+
+def _is_wav(source: MediaSource) -> bool:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return _is_wav(file)
+    start = source.read(12)
+    source.seek(0)
+    return start[:4] == b"RIFF" and start[8:] == b"WAVE"
 
 
 def _close(source: MediaSource) -> None:

@@ -12,7 +12,6 @@ from dflop.data.annotations import confine
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo import MIXTURE, make_demo_dataset
 from dflop.data.distribution import group_of
-from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.headers import read_header
 from dflop.data.profile import DatasetRef, profile_shard
 from dflop.errors import ConfigError

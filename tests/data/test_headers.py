@@ -4,12 +4,13 @@ import os
 import warnings
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
 
 from dflop.data.decode import decode_image
-from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.headers import BadMedia, MediaHeader, open_container, read_header
 
 
 def test_sizes_of_each_kind(media_root: Path) -> None:
@@ -80,3 +81,24 @@ def test_random_damage_costs_one_file(media_root: Path, tmp_path: Path) -> None:
                 outcome = error.reason
             assert outcome
             assert "\n" not in outcome
+
+
+@pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_f32le", "adpcm_ms", "pcm_mulaw"])
+@pytest.mark.parametrize("num_list_bytes", [4, 30_000])
+def test_a_short_look_at_a_wav_finds_the_same(tmp_path: Path, codec: str, num_list_bytes: int) -> None:
+    path = tmp_path / "a.wav"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream(codec, rate=16_000, layout="mono")
+        samples = np.random.default_rng(0).integers(-9000, 9000, (1, 40_000)).astype(np.int16)
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.rate = 16_000
+        out.mux(stream.encode(frame) + stream.encode(None))
+    content = path.read_bytes()
+    chunk = b"LIST" + num_list_bytes.to_bytes(4, "little") + bytes(num_list_bytes)
+    riff = (len(content) + len(chunk) - 8).to_bytes(4, "little")
+    path.write_bytes(content[:4] + riff + content[8:12] + chunk + content[12:])
+    with open_container(path) as container:
+        long = container.duration, container.streams.audio[0].duration, container.streams.audio[0].rate
+    with open_container(path, only_header=True) as container:
+        assert (container.duration, container.streams.audio[0].duration, container.streams.audio[0].rate) == long
+    assert read_header("audio", path).duration_s == pytest.approx(2.5, abs=0.1)

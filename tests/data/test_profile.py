@@ -97,7 +97,9 @@ def test_key_ignores_files_no_row_names(write_rows: WriteRows, family: TinyFamil
 def test_dataset_that_cannot_be_read(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
     dataset = write_rows(ROWS)
     with pytest.raises(DataError, match="media root is not a folder"):
-        profile_shard(DatasetRef.of_file(dataset.entries[0].paths[0], tmp_path / "none", dataset.tokenizer, 9), family, 0, 1)
+        profile_shard(
+            DatasetRef.of_file(dataset.entries[0].paths[0], tmp_path / "none", dataset.tokenizer, 9), family, 0, 1
+        )
     with pytest.raises(DataError, match="cannot be read"):
         profile_key(DatasetRef.of_file(tmp_path / "none.jsonl", tmp_path, dataset.tokenizer, 1), family)
     with pytest.raises(ValueError, match=r"not in 0\.\.1"):

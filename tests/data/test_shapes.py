@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dflop.data.annotations import AnnotatedSample, BadSample
-from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.header_cache import HeaderCache
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import ShapeRules, header_of, place, shapes_of

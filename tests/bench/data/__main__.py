@@ -1,4 +1,4 @@
-"""What profiling data costs, on this machine: `python -m tests.bench.data [--media FOLDER] [--sizes FILE] [--json FILE]`.
+"""What profiling data costs here: `python -m tests.bench.data [--media FOLDER] [--sizes FILE] [--json FILE]`.
 
 Every figure is one process on one core beside the way that decodes: the Hugging Face processors on the same files in
 the same run, timed on fewer samples and scaled. Files are warm; each of the samples is a file of its own (hard links),
@@ -39,7 +39,12 @@ def main() -> None:
     try:
         media = args.media or cases.demo_media(folder / "demo")
         steps: list[Callable[[], Figure]] = [
-            *(lambda kind=kind: media_figure(folder / kind.replace(" ", "-"), media, kind, args.samples, args.media is not None) for kind in cases.RATIOS),
+            *(
+                lambda kind=kind: media_figure(
+                    folder / kind.replace(" ", "-"), media, kind, args.samples, args.media is not None
+                )
+                for kind in cases.RATIOS
+            ),
             lambda: text_figure(folder / "text", args.samples),
             lambda: again_figure(folder / "again", media, args.samples),
         ]

@@ -85,9 +85,12 @@ def conversations(folder: Path, num_samples: int) -> tuple[DatasetRef, list[list
     lengths = np.clip(rng.lognormal(3.5, 1, num_samples), 5, 300).astype(int)
     starts = rng.integers(0, len(words) - 300, num_samples)
     chats = [
-        [{"role": "user", "content": " ".join(words[s : s + 9])}, {"role": "assistant", "content": " ".join(words[s : s + n])}]
+        [
+            {"role": "user", "content": " ".join(words[s : s + 9])},
+            {"role": "assistant", "content": " ".join(words[s : s + n])},
+        ]
         for s, n in zip(starts, lengths, strict=True)
-    ]  # fmt: skip
+    ]
     rows = [json.dumps({"id": str(i), "messages": chat}) for i, chat in enumerate(chats)]
     return _dataset(folder, rows, folder), chats
 
