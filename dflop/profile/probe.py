@@ -3,14 +3,14 @@
 The probe uses the engine's own stage classes on random data of real shapes. Each group is run once to warm up, then
 repeated; the median is kept with half the interquartile range beside it. Bytes that autograd keeps alive are counted
 once per storage, parameters excluded. Two depths (1 and 2 layers by default) let the cost model separate what a layer
-costs from what the ends cost, so that a module is never built at full depth just to be measured.
+costs from what the ends cost, so that a module is never built at full depth just to be measured. A group that does not
+fit into memory is a row that says so, and the probe goes on.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,11 @@ import torch
 from dflop.models import load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
+from dflop.models.media import Placement
 from dflop.profile.groups import ProbeGroup
+from dflop.profile.saved import saved_bytes
+from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
+from dflop.profile.ways import TRAIN, Way, apply_way
 from dflop.records import LLM, Measurement
 
 
@@ -47,6 +51,7 @@ class ModuleProbe:
         num_layers: Depth to build.
         settings: Identification and repeats.
         device: Where to run.
+        way: How the module is run.
     """
 
     def __init__(
@@ -58,38 +63,100 @@ class ModuleProbe:
         num_layers: int,
         settings: ProbeSettings,
         device: torch.device,
+        way: Way = TRAIN,
     ) -> None:
         config = family.shallow(module, num_layers)
         self._family = load_family(family.name, config, family.media)
         dtype = getattr(torch, settings.dtype)
         model = build_model(self._family, {**config, **token_config}, seed=settings.seed, dtype=dtype)
         self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers)).to(device)
+        apply_way(self._stage, way)
+        self._way = way
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
         self._vocab_size, self._dtype = vocab_size, dtype
         self._rng = np.random.default_rng(settings.seed)
+        self._optimizer_s: float | None = None
+
+    def warm_up(self, group: ProbeGroup) -> Measurement | None:
+        """Run a group once, so that every allocation has its size before anything is kept.
+
+        Returns:
+            None, or the row with status `oom` where the group does not fit.
+        """
+        try:
+            self._backward(self._prepare(group)())
+        except (MemoryError, RuntimeError) as error:
+            self._free_after(error)
+            return self._row(group, num_repeats=0, status="oom")
+        return None
 
     def measure(self, group: ProbeGroup) -> Measurement:
-        """Median forward and backward seconds and saved bytes of one packed group."""
-        forward, self._load = self._prepare(group)
-        activation_bytes = self._saved_bytes(forward)
-        timings = [self._time_once(forward) for _ in range(self._settings.num_repeats)]
-        forward_s, backward_s = zip(*timings, strict=True)
-        s = self._settings
-        return Measurement(
-            profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
-            tp=1, num_layers=self._num_layers, group=group.kind, num_items=self._load[0], num_tokens=self._load[1],
-            sum_sq_tokens=self._load[2], forward_s=statistics.median(forward_s),
-            backward_s=statistics.median(backward_s), forward_spread_s=_half_iqr(forward_s),
-            backward_spread_s=_half_iqr(backward_s), num_repeats=s.num_repeats, param_bytes=self._stage.param_bytes,
-            activation_bytes=activation_bytes,
+        """Median forward and backward seconds and saved bytes of one packed group; status `oom` where it does not fit.
+
+        Raises:
+            RuntimeError: anything but a lack of memory.
+        """
+        try:
+            return self._row(group, **self._run(group))
+        except (MemoryError, RuntimeError) as error:
+            self._free_after(error)
+        return self._row(group, num_repeats=0, status="oom")
+
+    def _run(self, group: ProbeGroup) -> dict[str, Any]:
+        """Fields of the row that say what was measured."""
+        forward, device = self._prepare(group), self._device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        activation_bytes, output = saved_bytes(forward, self._stage.names.values())
+        has_backward = output.requires_grad
+        self._backward(output)  # the run that counts bytes is also the warm-up
+        del output
+        num_repeats = self._settings.num_repeats
+        with no_garbage_collection():
+            timings = [time_phases(forward, self._backward, device) for _ in range(num_repeats)]
+        peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        if self._optimizer_s is None:
+            # Once per probe: it does not depend on the group. Behind the peak, which is that of the two passes.
+            self._optimizer_s = optimizer_step_s(self._stage.names.values(), device, num_repeats)
+        forward_s = [forward for forward, _ in timings]
+        backward_s = [backward if has_backward else 0.0 for _, backward in timings]
+        return dict(
+            forward_s=statistics.median(forward_s), backward_s=statistics.median(backward_s),
+            forward_spread_s=half_iqr(forward_s), backward_spread_s=half_iqr(backward_s), num_repeats=num_repeats,
+            activation_bytes=activation_bytes, peak_bytes=peak_bytes, optimizer_s=self._optimizer_s,
         )  # fmt: skip
 
-    def _prepare(self, group: ProbeGroup) -> tuple[Callable[[], torch.Tensor], tuple[int, int, int]]:
+    def _row(self, group: ProbeGroup, *, num_repeats: int, status: str = "ok", **measured: Any) -> Measurement:
+        s, (num_items, num_tokens, sum_sq_tokens) = self._settings, self._load(group)
+        nothing = dict(forward_s=0.0, backward_s=0.0, forward_spread_s=0.0, backward_spread_s=0.0, activation_bytes=0)
+        return Measurement(
+            profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
+            tp=1, num_layers=self._num_layers, group=group.kind, num_items=num_items, num_tokens=num_tokens,
+            sum_sq_tokens=sum_sq_tokens, num_repeats=num_repeats, param_bytes=self._stage.param_bytes,
+            is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status, **(nothing | measured),
+        )  # fmt: skip
+
+    def _free_after(self, error: Exception) -> None:
+        """Give back what a group that did not fit had taken; other errors go on."""
+        if not is_out_of_memory(error):
+            raise error
+        # The frames of the failed run hold its tensors.
+        error.__traceback__ = None
+        for parameter in self._stage.parameters():
+            parameter.grad = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _load(self, group: ProbeGroup) -> tuple[int, int, int]:
+        """Items, tokens and squared tokens of a group in this probe."""
         if self._module == LLM:
-            load = (group.load.num_items, group.load.num_tokens, group.load.sum_sq_tokens)
-            return self._prepare_llm(group), load
+            return group.load.num_items, group.load.num_tokens, group.load.sum_sq_tokens
+        placed = self._place(group)
+        return len(placed), sum(p.num_tokens for p in placed), sum(p.sum_sq_tokens for p in placed)
+
+    def _place(self, group: ProbeGroup) -> Sequence[Placement]:
         # The shallow probe's own rule: its layers may mix full and windowed attention differently.
-        placed = [
+        return [
             self._family.place(
                 item.kind,
                 width_px=item.width_px,
@@ -99,8 +166,11 @@ class ModuleProbe:
             )
             for item in group.items
         ]
-        load = (len(placed), sum(p.num_tokens for p in placed), sum(p.sum_sq_tokens for p in placed))
-        return self._prepare_encoder([p.grid for p in placed]), load
+
+    def _prepare(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
+        if self._module == LLM:
+            return self._prepare_llm(group)
+        return self._prepare_encoder([p.grid for p in self._place(group)])
 
     def _prepare_encoder(self, grids: list[tuple[int, int, int]]) -> Callable[[], torch.Tensor]:
         stage, axis = self._stage, self._family.towers[self._module].data_axis
@@ -129,38 +199,13 @@ class ModuleProbe:
 
         return forward
 
-    def _saved_bytes(self, forward: Callable[[], torch.Tensor]) -> int:
-        own = {p.untyped_storage().data_ptr() for p in self._stage.names.values()}
-        storages: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                storages[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            output = forward()
-        self._backward(output)  # also the warm-up
-        return sum(storages.values())
-
-    def _time_once(self, forward: Callable[[], torch.Tensor]) -> tuple[float, float]:
-        started = self._clock()
-        output = forward()
-        computed = self._clock()
-        self._backward(output)
-        return computed - started, self._clock() - computed
-
     def _backward(self, output: torch.Tensor) -> None:
-        torch.autograd.backward(output, torch.ones_like(output))
-
-    def _clock(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return time.perf_counter()
-        # CPU time of this thread: another process on the core must not look like a slow shape.
-        return time.thread_time()
+        if output.requires_grad:  # nothing below a frozen encoder wants gradients
+            torch.autograd.backward(output, torch.ones_like(output))
 
 
-def _half_iqr(values: tuple[float, ...]) -> float:
-    return float(np.subtract(*np.percentile(values, [75, 25]))) / 2
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out: CUDA has a type of its own, torch's CPU allocator only words."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)

@@ -6,6 +6,7 @@ The budget is split over modules and depths. Probes stop when their share is spe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -61,12 +62,19 @@ def profile_model(
         groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=settings.seed)
         for depth in depths:
             probe = ModuleProbe(family, token_config, vocab_size, module, depth, settings, device)
-            largest = max(groups, key=lambda g: g.load.num_tokens)
-            probe.measure(largest)  # grows every allocation to its largest size before anything is kept
+            limit = math.inf
+            for group in sorted(groups, key=lambda g: -g.load.num_tokens):
+                too_large = probe.warm_up(group)
+                if too_large is None:
+                    break
+                yield too_large
+                limit = group.load.num_tokens
             deadline, num_done = time.perf_counter() + share_s, 0
             for group in groups:
                 if time.perf_counter() > deadline and num_done >= MIN_PROBES:
                     break
+                if group.load.num_tokens >= limit:
+                    continue
                 yield probe.measure(group)
                 num_done += 1
             progress(f"{module}, {depth} layer{'s' if depth > 1 else ''}: {num_done} of {len(groups)} probes")

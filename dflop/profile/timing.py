@@ -1,0 +1,99 @@
+"""Seconds of forward, backward and optimizer step on whatever device there is.
+
+CUDA: events around the phases, one synchronisation at the end, so that launches overlap with kernels as in training.
+CPU: time of this thread, because another process on the core must not look like a slow shape; several ranks are timed
+by the wall, because waiting for the others is part of what a tensor-parallel layer costs.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def time_phases(
+    forward: Callable[[], torch.Tensor],
+    backward: Callable[[torch.Tensor], None],
+    device: torch.device,
+    *,
+    by_wall: bool = False,
+) -> tuple[float, float]:
+    """(forward_s, backward_s) of one run.
+
+    Args:
+        forward: Runs the module; its result is handed to `backward`.
+        backward: Propagates gradients from it.
+        device: Where both run.
+        by_wall: On a CPU, wall time instead of this thread's.
+    """
+    if device.type == "cuda":
+        return _time_on_cuda(forward, backward, device)
+    clock = time.perf_counter if by_wall else time.thread_time
+    started = clock()
+    output = forward()
+    computed = clock()
+    backward(output)
+    return computed - started, clock() - computed
+
+
+def _time_on_cuda(
+    forward: Callable[[], torch.Tensor], backward: Callable[[torch.Tensor], None], device: torch.device
+) -> tuple[float, float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    torch.cuda.synchronize(device)
+    stream = torch.cuda.current_stream(device)
+    events[0].record(stream)
+    output = forward()
+    events[1].record(stream)
+    backward(output)
+    events[2].record(stream)
+    events[2].synchronize()
+    return events[0].elapsed_time(events[1]) / 1e3, events[1].elapsed_time(events[2]) / 1e3
+
+
+def optimizer_step_s(params: Iterable[torch.nn.Parameter], device: torch.device, num_repeats: int) -> float:
+    """Median seconds of an AdamW step, made as training makes it; gradients are zeroed, weights stay as they are.
+
+    Args:
+        params: Those without a gradient are left out, as the optimizer does.
+        device: Where they are.
+        num_repeats: Timed steps; one more, untimed, allocates the states.
+    """
+    trained = [p for p in params if p.grad is not None]
+    if not trained:
+        return 0.0
+    for p in trained:
+        assert p.grad is not None
+        p.grad.zero_()
+    optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.01)
+
+    def step() -> torch.Tensor:
+        optimizer.step()
+        return trained[0]
+
+    step()
+    return statistics.median(time_phases(step, lambda _: None, device)[0] for _ in range(num_repeats))
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keeps Python's collector from running inside a timed phase."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def half_iqr(values: Iterable[float]) -> float:
+    """Half the interquartile range: a spread that one outlier does not move."""
+    low, high = np.percentile(list(values), [25, 75])
+    return float(high - low) / 2

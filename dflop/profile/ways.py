@@ -1,0 +1,69 @@
+"""Ways of running a module, each with a cost of its own: with weights that train, with frozen ones, with recomputation.
+
+A frozen module still hands gradients through where its input needs them (an LLM above a trained encoder); a frozen
+encoder has nothing below it, so it runs no backward at all and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dflop.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a module is run; the fields are those of `Measurement`."""
+
+    is_frozen: bool = False
+    recompute: bool = False
+
+    @property
+    def name(self) -> str:
+        """`train`, `frozen`, `recompute` or `frozen+recompute`."""
+        return "+".join(w for w, on in (("frozen", self.is_frozen), ("recompute", self.recompute)) if on) or "train"
+
+
+TRAIN = Way()
+WAYS = {way.name: way for way in (TRAIN, Way(is_frozen=True), Way(recompute=True))}
+"""The ways a configuration may name."""
+
+
+def apply_way(stage: nn.Module, way: Way) -> None:
+    """Set a stage up to run in one way; undo by building it again.
+
+    Args:
+        stage: An encoder or decoder stage in training mode.
+        way: What to set.
+
+    Raises:
+        ConfigError: recomputation is asked for and no layer of the stage supports it.
+    """
+    if way.is_frozen:
+        stage.requires_grad_(False)
+    if way.recompute and not recompute_layers(stage):
+        raise ConfigError(
+            f"no layer of {type(stage).__name__} can be recomputed", hint="profile this module without `recompute`"
+        )
+
+
+def recompute_layers(stage: nn.Module) -> int:
+    """Let every layer keep its inputs only and run again in the backward pass; returns how many layers do.
+
+    transformers marks the layers for which this is safe by a base class, and wraps their forward. Only the switch and
+    the checkpoint function are set here, per layer, so it works on a stage that was cut out of its model.
+    """
+    layers: list[Any] = [m for m in stage.modules() if _is_checkpointable(m)]
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+    return len(layers)
+
+
+def _is_checkpointable(module: nn.Module) -> bool:
+    return any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)

@@ -1,0 +1,90 @@
+"""Groups that do not fit: rows that say so, from a stage that runs out of memory above so many tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dflop.profile import run
+from dflop.profile.groups import make_group, probe_groups
+from dflop.profile.probe import ModuleProbe, is_out_of_memory
+from dflop.records import LLM
+from tests.profile.test_probe import SETTINGS, new_probe, profile, users
+from tests.train.synthetic import make_shapes
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 8 EB"),
+]
+
+
+def limit_tokens(probe, most, error):
+    """Let the stage of `probe` fail above `most` tokens; returns the tokens of all its calls."""
+    stage, seen = probe._stage, []
+    forward = stage.forward
+
+    def limited(hidden, *args):
+        seen.append(len(hidden))
+        if len(hidden) > most:
+            raise error
+        return forward(hidden, *args)
+
+    stage.forward = limited
+    return seen
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_a_group_that_does_not_fit_is_a_row_and_the_next_one_is_measured(error):
+    probe = new_probe(LLM, 1)
+    samples = users(LLM, 4)
+    small, large = make_group("single", samples[:1], LLM), make_group("random", samples, LLM)
+    expected = probe.measure(small)
+    limit_tokens(probe, large.load.num_tokens - 1, error)
+    for found in (probe.warm_up(large), probe.measure(large)):
+        assert (found.status, found.num_tokens, found.num_repeats) == ("oom", large.load.num_tokens, 0)
+        assert (found.forward_s, found.backward_s, found.activation_bytes) == (0.0, 0.0, 0)
+        assert (found.group, found.param_bytes) == ("random", expected.param_bytes)
+        assert all(p.grad is None for p in probe._stage.parameters()), "gradients are given back"
+    after = probe.measure(small)
+    assert (after.status, after.activation_bytes) == ("ok", expected.activation_bytes)
+    assert probe.warm_up(small) is None
+
+
+def test_a_real_allocation_that_fails_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value)
+
+
+def test_other_errors_go_on():
+    probe = new_probe(LLM, 1)
+    limit_tokens(probe, 0, RuntimeError("shapes do not match"))
+    group = make_group("single", users(LLM, 1), LLM)
+    for attempt in (probe.measure, probe.warm_up):
+        with pytest.raises(RuntimeError, match="shapes"):
+            attempt(group)
+
+
+def test_nothing_larger_than_what_did_not_fit_is_tried(monkeypatch):
+    shapes, calls = make_shapes(40, seed=3), {}
+    groups = probe_groups(shapes, LLM, num_groups=12, max_samples=8, seed=0)
+    most = sorted(g.load.num_tokens for g in groups)[8]
+
+    class Limited(ModuleProbe):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            if self._module == LLM:
+                calls[self._num_layers] = limit_tokens(self, most, MemoryError())
+
+    monkeypatch.setattr(run, "ModuleProbe", Limited)
+    found, _ = profile(shapes, num_probes=12, max_samples=8)
+    rows = [m for m in found if m.module == LLM]
+    for depth in (1, 2):
+        tokens = [m.num_tokens for m in rows if m.num_layers == depth and m.status == "ok"]
+        failed = [m.num_tokens for m in rows if m.num_layers == depth and m.status == "oom"]
+        assert sorted(tokens) == sorted(g.load.num_tokens for g in groups if g.load.num_tokens <= most)
+        assert failed == sorted((n for n in failed), reverse=True)
+        assert min(failed) > max(tokens)
+        assert [n for n in calls[depth] if n > most] == failed, "each only once"
+    assert SETTINGS.num_repeats == 2

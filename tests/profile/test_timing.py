@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("by_wall", [False, True])
+def test_phases_are_timed_apart_and_run_once(monkeypatch, by_wall):
+    now, calls = [0.0], []
+    name, other = ("perf_counter", "thread_time") if by_wall else ("thread_time", "perf_counter")
+    monkeypatch.setattr(f"dflop.profile.timing.time.{name}", lambda: now[0])
+    monkeypatch.setattr(f"dflop.profile.timing.time.{other}", lambda: -1.0)
+
+    def phase(what, seconds):
+        calls.append(what)
+        now[0] += seconds
+
+    result = time_phases(lambda: phase("forward", 2.0), lambda _: phase("backward", 5.0), CPU, by_wall=by_wall)
+    assert (result, calls) == ((2.0, 5.0), ["forward", "backward"])
+
+
+def test_optimizer_step_leaves_weights_alone_and_skips_those_without_gradient():
+    used, unused = (torch.nn.Parameter(torch.randn(50)) for _ in "ab")
+    before = used.detach().clone()
+    used.grad = torch.randn(50)
+    assert optimizer_step_s([used, unused], CPU, 3) > 0
+    assert torch.equal(used, before)
+    assert unused.grad is None
+    assert optimizer_step_s([unused], CPU, 3) == 0.0
+
+
+def fail_in_a_timed_phase():
+    with no_garbage_collection():
+        assert not gc.isenabled()
+        raise MemoryError
+
+
+def test_no_collection_inside_and_as_before_outside():
+    assert gc.isenabled()
+    with pytest.raises(MemoryError):
+        fail_in_a_timed_phase()
+    assert gc.isenabled()
+
+
+def test_one_outlier_does_not_move_the_spread():
+    assert half_iqr([1.0, 2.0, 3.0, 4.0, 5.0]) == half_iqr([1.0, 2.0, 3.0, 4.0, 500.0]) == 1.0
