@@ -1,0 +1,62 @@
+"""The two operators of tensor parallelism: each is a sum over the ranks in one direction, the identity in the other.
+
+Both sum in place and in the type of the tensor. A tensor without elements is not exchanged: the ranks of a group have
+the same input, so it is empty on all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def all_reduce(values: torch.Tensor, group: dist.ProcessGroup, *, maximum: bool = False) -> torch.Tensor:
+    """Combine `values` of all ranks in place, by their sum or their maximum; collective."""
+    if values.numel():
+        dist.all_reduce(values, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM, group=group)
+    return values
+
+
+def sum_forward(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Sum over the ranks; the gradient, whole on every rank, passes as it is.
+
+    Args:
+        partial: A tensor made for this call, which no backward pass needs: it is overwritten.
+        group: Ranks that hold the other summands.
+    """
+    result: torch.Tensor = _SumForward.apply(partial, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The same tensor; the gradients, a part of the sum on every rank, are summed over the ranks.
+
+    Args:
+        whole: Equal on all ranks. What reads the result must give it a gradient of its own making, as Linears do.
+        group: Ranks that compute the other parts of what depends on `whole`.
+    """
+    result: torch.Tensor = _SumBackward.apply(whole, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SumForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return all_reduce(partial, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class _SumBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return all_reduce(grad.contiguous(), ctx.group), None
