@@ -1,0 +1,207 @@
+"""Tensor parallelism of a stage, after Megatron-LM (arXiv 1909.08053, section 3), for Hugging Face's own modules.
+
+Every rank of the group gets the same input and computes the same output, but holds only its part of the matrices that
+a `TensorSplit` names. All other parameters are whole on every rank and get the same gradient on every rank. In front
+of column-split Linears stands an identity whose backward sums the gradient over the ranks, one for query, key and
+value together and one for gate and up; behind a row-split Linear stands a sum over the ranks whose backward is the
+identity. Per layer of attention and MLP and per microbatch the ranks exchange, each time the hidden states
+`[tokens, hidden]` in their own type:
+
+- forward: 2 all-reduces, behind the attention's output and behind the MLP's;
+- backward: 2 all-reduces, at the input of the attention and at that of the MLP. A parameter between the two operators
+  that every rank holds whole, as Qwen3's norms of query and key, adds one of its own size.
+
+Recomputed layers run their forward all-reduces again. Dropout is equal on all ranks only if their random states are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from dflop.errors import ConfigError
+from dflop.models.build import LlmStage, Stage
+from dflop.models.tensor_split import TensorSplit
+from dflop.parallel.exchange import all_reduce, sum_backward, sum_forward
+from dflop.parallel.vocab import Replaced, shard_head
+
+
+def shard_stage(
+    stage: Stage, layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup
+) -> frozenset[str]:
+    """Keep this rank's part of a stage, whose every forward and backward is collective from then on.
+
+    The last LLM stage keeps its rows of the head and computes the loss from them: 2 all-reduces forward, of 3 float32
+    numbers per token, and 1 backward, of the hidden states. A tied head computes with its rows of the embedding,
+    which stays whole: 1 more backward, of the embedding's size. The first stage embeds with the whole embedding.
+
+    Args:
+        stage: Changed in place; `stage.names` then holds the parts under their global names.
+        layers: The stage's layers.
+        split: How a layer is cut.
+        group: Ranks that hold the parts of this stage, in the order of the parts.
+
+    Returns:
+        Global names of the parameters of which this rank holds a part; the others are whole and equal on all ranks.
+
+    Raises:
+        ConfigError: as `shard_layers`, or a vocabulary smaller than the group; the stage is unchanged.
+    """
+    head = stage.head if isinstance(stage, LlmStage) else None
+    if head is not None and head.out_features < group.size():
+        raise _cannot(f"a vocabulary of {head.out_features}", group.size())
+    replaced = shard_layers(layers, split, group)
+    if isinstance(stage, LlmStage) and head is not None and group.size() > 1:
+        stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)
+        replaced |= parts
+    names = frozenset(name for name, p in stage.names.items() if p in replaced)
+    stage.names = {name: replaced.get(p, p) for name, p in stage.names.items()}
+    return names
+
+
+def shard_layers(layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup) -> Replaced:
+    """Cut the Linears that `split` names in every layer, in place.
+
+    Args:
+        layers: Nothing is changed unless all of them can be cut.
+        split: Names relative to a layer.
+        group: Ranks that hold the parts, in the order of the parts.
+
+    Returns:
+        What took the place of what; nothing in a group of one.
+
+    Raises:
+        ConfigError: a layer lacks a module that `split` names, or has heads or a width that the ranks cannot share.
+    """
+    layers, rank, degree = list(layers), group.rank(), group.size()
+    replaced: Replaced = {}
+    if degree == 1:
+        return replaced
+    for layer in layers:
+        _check(layer, split, degree)
+    for layer in layers:
+        for name in split.heads:
+            holder, attribute = _holder(layer, name)
+            setattr(holder, attribute, getattr(holder, attribute) // degree)
+        for name in split.column:
+            column: Any = layer.get_submodule(name)
+            for kind in ("weight", "bias"):
+                replaced |= _keep_part(column, kind, 0, split.fused.get(name, 1), rank, degree)
+            column.out_features //= degree
+        for name in split.row:
+            holder, attribute = _holder(layer, name)
+            row = getattr(holder, attribute)
+            replaced |= _keep_part(row, "weight", 1, 1, rank, degree)
+            setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group))
+        _join_inputs(layer, split, group)
+    return replaced
+
+
+class RowSplitLinear(nn.Linear):
+    """Linear over this rank's part of the input features; the output is summed over the ranks, the bias added once.
+
+    Args:
+        weight: `[out, in / degree]`.
+        bias: `[out]`, whole; or None.
+        group: Ranks that hold the other parts.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: dist.ProcessGroup) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        self.weight = weight
+        if bias is not None:
+            self.bias = bias
+        self._group = group
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`[..., in / degree]` to `[..., out]`."""
+        out = sum_forward(F.linear(input, self.weight), self._group)
+        return out if self.bias is None else out + self.bias
+
+
+def _join_inputs(layer: nn.Module, split: TensorSplit, group: dist.ProcessGroup) -> None:
+    """Sum gradients at the input of each module that holds column-split Linears, once for all of them."""
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (sum_backward(args[0], group), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": sum_backward(kwargs["hidden_states"], group)}
+
+    for module in _entrances(layer, split):
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+    for p in _between(layer, split).values():
+        if p.requires_grad:
+            # It saw this rank's heads only. The hook is given each backward's own gradient, before it is accumulated.
+            p.register_hook(lambda grad: all_reduce(grad.clone(), group))
+
+
+def _entrances(layer: nn.Module, split: TensorSplit) -> list[nn.Module]:
+    """What holds column-split Linears: their parent, as `self_attn`, or a Linear that lies in the layer itself."""
+    return [layer.get_submodule(n) for n in dict.fromkeys(n.rpartition(".")[0] or n for n in split.column)]
+
+
+def _between(layer: nn.Module, split: TensorSplit) -> dict[str, nn.Parameter]:
+    """Parameters that are whole on every rank but lie beside column-split Linears, by name."""
+    cut = {p for name in (*split.column, *split.row) for p in layer.get_submodule(name).parameters()}
+    beside = {p for module in _entrances(layer, split) for p in module.parameters()} - cut
+    return {name: p for name, p in layer.named_parameters() if p in beside}
+
+
+def _keep_part(linear: Any, kind: str, dim: int, matrices: int, rank: int, degree: int) -> Replaced:
+    """Replace the weight or bias of `linear` by this rank's part along `dim`, of each of the fused `matrices`."""
+    whole = getattr(linear, kind)
+    if whole is None:
+        return {}
+    stacked = whole.detach().unflatten(dim, (matrices, -1))
+    part = stacked.chunk(degree, dim=dim + 1)[rank].flatten(dim, dim + 1)
+    # A copy, or the part would keep the storage of the whole alive.
+    kept = nn.Parameter(part.clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)
+    setattr(linear, kind, kept)
+    return {whole: kept}
+
+
+def _holder(layer: nn.Module, name: str) -> tuple[nn.Module, str]:
+    parent, _, attribute = name.rpartition(".")
+    return layer.get_submodule(parent), attribute
+
+
+def _check(layer: nn.Module, split: TensorSplit, degree: int) -> None:
+    """Refuse a layer that `degree` ranks cannot share evenly, before anything is changed."""
+    kind = type(layer).__name__
+    for name in split.heads:
+        number: Any = _find(layer, name)
+        if number % degree:
+            raise _cannot(f"`{name}` of {kind}, {number},", degree)
+    widths = set()
+    for name in (*split.column, *split.row):
+        linear, (holder, _) = _find(layer, name), _holder(layer, name)
+        width = linear.in_features if name in split.row else linear.out_features // split.fused.get(name, 1)
+        num_heads = width // holder.head_dim if hasattr(holder, "head_dim") else 0
+        if num_heads % degree:
+            raise _cannot(f"the {num_heads} heads of `{name}` of {kind}", degree)
+        if width % degree:
+            raise _cannot(f"the width {width} of `{name}` of {kind}", degree)
+        widths.add((name.rpartition(".")[0], width))
+    for name, p in _between(layer, split).items():
+        if any(name.startswith(f"{parent}.") and len(p) == width for parent, width in widths):
+            what = f"`{name}` of {kind} works on all heads at once, which tensor-parallel ranks do not have"
+            raise ConfigError(what, where="plan", hint="use tp = 1 for this module")
+
+
+def _find(layer: nn.Module, name: str) -> Any:
+    try:
+        return getattr(*_holder(layer, name))
+    except AttributeError:
+        message = f"{type(layer).__name__} has no `{name}`, which the family's tensor split names"
+        raise ConfigError(message, where="plan", hint="use tp = 1, or correct the split") from None
+
+
+def _cannot(what: str, degree: int) -> ConfigError:
+    return ConfigError(
+        f"{what} cannot be shared by {degree} tensor-parallel ranks", where="plan", hint="use a tp that divides it"
+    )

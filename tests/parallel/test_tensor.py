@@ -1,0 +1,215 @@
+"""Tensor parallelism changes nothing but where numbers lie: outputs, losses, gradients, counted exchanges, refusals."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dflop.errors import ConfigError
+from dflop.models.build import LlmStage
+from dflop.parallel.tensor import shard_layers, shard_stage
+from dflop.parallel.vocab import vocab_share
+from tests.parallel import stacks
+from tests.parallel.stacks import HIDDEN, LENGTHS, NUM_LAYERS, STACKS, decoder, with_split
+from tests.train.ranks import run_ranks
+
+TOLERANCE = 1e-5
+NUM_MICROBATCHES = 2
+CASES = [(name, 2) for name in STACKS] + [(n, 4) for n in ("Llama", "Qwen3", "Qwen3 tied", "Qwen2.5-VL vision")]
+
+
+def train(stack, stage, on_phase=lambda _: None):
+    """Output and loss of the last of several microbatches, and the gradients they add up to."""
+    for _ in range(NUM_MICROBATCHES):
+        on_phase("forward")
+        out = stack.forward(stage)
+        on_phase("loss")
+        loss = stack.loss(stage, out)
+        on_phase("backward")
+        loss.backward()
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in stage.names.items()}
+    return out.detach(), loss.detach(), gradients
+
+
+def worker(rank, _folder, name, recompute):
+    stack, sent = STACKS[name], []
+    stage = stack.build()
+    parts = shard_stage(stage, stage.get_submodule(stack.layers), stack.split, dist.group.WORLD)
+    if recompute:
+        stage.decoder.gradient_checkpointing_enable()
+    phase, all_reduce = "", dist.all_reduce
+
+    def enter(now):
+        nonlocal phase
+        phase = now
+
+    def count(values, *args, **kwargs):
+        sent.append((phase, values.numel()))
+        return all_reduce(values, *args, **kwargs)
+
+    dist.all_reduce = count
+    out, loss, gradients = train(stack, stage, enter)
+    dist.all_reduce = all_reduce
+    assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
+    return SimpleNamespace(
+        out=out, loss=loss, gradients=gradients, parts=parts, sent=sent, param_bytes=stage.param_bytes,
+        values={n: p.detach() for n, p in stage.names.items()},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    @cache
+    def ranks_of(name, degree, recompute=False):
+        return run_ranks(worker, degree, tmp_path_factory.mktemp("ranks"), name, recompute)
+
+    return ranks_of
+
+
+def part_of(whole, name, split, rank, degree):
+    """This rank's part of a parameter, by its name alone: what the cutting has to give."""
+    linear, _, kind = name.rpartition(".")
+    if linear == "lm_head":
+        return whole[slice(*vocab_share(len(whole), rank, degree))]
+    column = [c for c in split.column if linear.endswith(f".{c}")]
+    if column:
+        matrices = whole.chunk(split.fused.get(column[0], 1))
+        return torch.cat([m[len(m) // degree * rank : len(m) // degree * (rank + 1)] for m in matrices])
+    if kind == "weight" and any(linear.endswith(f".{r}") for r in split.row):
+        width = whole.shape[1] // degree
+        return whole[:, width * rank : width * (rank + 1)]
+    return whole
+
+
+def assert_close(got, want, what, scale=0.0):
+    error = float((got - want).abs().max())
+    assert got.shape == want.shape, what
+    assert error <= TOLERANCE * max(float(want.abs().max()), scale, 1e-12), f"{what} off by {error:.2e}"
+
+
+def rounding_scale(name, gradients):
+    """Size of the terms of a gradient that cancel: a bias of keys moves all scores of a query alike, without rope."""
+    weight = gradients.get(name.removesuffix("bias") + "weight", gradients[name]).abs().max()
+    return float(weight) if gradients[name].abs().max() < TOLERANCE * weight else 0.0
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_output_loss_and_every_gradient_equal_one_process(run, name, degree):
+    assert_parity(run(name, degree), name, degree)
+
+
+def test_recomputed_layers_give_the_same_gradients(run):
+    assert_parity(run("Qwen3", 2, True), "Qwen3", 2)
+    # What is recomputed is exchanged again.
+    assert len(run("Qwen3", 2, True)[0].sent) > len(run("Qwen3", 2)[0].sent)
+
+
+def assert_parity(ranks, name, degree):
+    stack = STACKS[name]
+    stage = stack.build()
+    out, loss, gradients = train(stack, stage)
+    for rank, got in enumerate(ranks):
+        assert_close(got.out, out, "output")
+        assert_close(got.loss, loss, "loss")
+        assert set(got.gradients) == set(gradients)
+        for n, want in gradients.items():
+            assert torch.equal(got.values[n], part_of(stage.names[n].detach(), n, stack.split, rank, degree)), n
+            part = part_of(want, n, stack.split, rank, degree)
+            assert_close(got.gradients[n], part, f"gradient of {n}", rounding_scale(n, gradients))
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
+    first, *others = run(name, degree)
+    whole = set(first.gradients) - first.parts
+    assert whole
+    for other in others:
+        assert other.parts == first.parts
+        assert torch.equal(other.out, first.out)
+        assert torch.equal(other.loss, first.loss)
+        for n in whole:
+            assert torch.equal(other.gradients[n], first.gradients[n]), n
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_ranks_hold_every_part_once_and_count_their_bytes(run, name, degree):
+    ranks, stage = run(name, degree), STACKS[name].build()
+    for n, p in stage.names.items():
+        numbers = [got.values[n].numel() for got in ranks]
+        assert sum(numbers) == p.numel() * (1 if n in ranks[0].parts else degree), n
+    for got in ranks:
+        assert got.param_bytes == 4 * sum(v.numel() for v in got.values.values())
+    assert ("lm_head.weight" in ranks[0].parts) == (name in ("Qwen2", "Llama", "Qwen3"))
+
+
+@pytest.mark.parametrize(("name", "degree"), CASES)
+def test_exchanges_are_as_many_and_as_large_as_documented(run, name, degree):
+    got = run(name, degree)[0]
+    is_llm = isinstance(STACKS[name].build(), LlmStage)
+    sent = {p: [n for phase, n in got.sent if phase == p] for p in ("forward", "loss", "backward")}
+    assert len(sent["forward"]) == 2 * NUM_LAYERS * NUM_MICROBATCHES
+    (hidden,) = set(sent["forward"])
+    num_targets, loss = sum(LENGTHS) // 2, []
+    head = []
+    if is_llm:
+        assert hidden == sum(LENGTHS) * HIDDEN
+        loss, head = [num_targets, 2 * num_targets], [num_targets * HIDDEN]
+    tied = [STACKS[name].build().decoder.embed_tokens.weight.numel()] if name == "Qwen3 tied" else []
+    norms = [8, 8] * NUM_LAYERS if name.startswith("Qwen3") and is_llm else []
+    assert sent["loss"] == loss * NUM_MICROBATCHES
+    assert sorted(sent["backward"]) == sorted((([hidden] * 2 * NUM_LAYERS) + head + tied + norms) * NUM_MICROBATCHES)
+
+
+def stand_in(degree):
+    """A group that can be asked but not used: refusals come before the first exchange."""
+    return SimpleNamespace(size=lambda: degree, rank=lambda: degree - 1)
+
+
+def refuse(stack, degree):
+    stage = stack.build()
+    before = {n: p for n, p in stage.named_parameters()}
+    with pytest.raises(ConfigError) as error:
+        shard_stage(stage, stage.get_submodule(stack.layers), stack.split, stand_in(degree))
+    after = dict(stage.named_parameters())
+    assert set(after) == set(before)
+    assert all(after[n] is p for n, p in before.items())
+    return str(error.value)
+
+
+def test_what_does_not_divide_is_named():
+    assert "the 4 heads of `self_attn.k_proj` of LlamaDecoderLayer cannot be shared by 8" in refuse(STACKS["Llama"], 8)
+    assert "`attn.num_heads` of Qwen2_5_VLVisionBlock, 4, cannot be shared by 3" in refuse(
+        STACKS["Qwen2.5-VL vision"], 3
+    )
+    odd = decoder("Qwen2", intermediate_size=50)
+    assert "the width 50 of `mlp.gate_proj` of Qwen2DecoderLayer cannot be shared by 4" in refuse(odd, 4)
+    assert "a vocabulary of 3 cannot be shared by 4" in refuse(decoder("Qwen2", vocab_size=3), 4)
+
+
+def test_a_split_that_does_not_fit_the_model_is_refused():
+    wrong = with_split("Qwen2", column=("self_attn.qkv",))
+    assert "Qwen2DecoderLayer has no `self_attn.qkv`" in refuse(wrong, 2)
+    assert "Qwen2DecoderLayer has no `self_attn.num_heads`" in refuse(
+        with_split("Qwen2", heads=("self_attn.num_heads",)), 2
+    )
+
+
+def test_a_norm_over_all_heads_is_refused():
+    normed = stacks.tower(
+        "InternVLVisionModel", "InternVLVisionConfig", "encoder.layer", stacks.INTERNVIT, (stacks.numbers((1, 3, 28, 28), 1),),
+        image_size=28, patch_size=14, use_qk_norm=True, **stacks.VIT,
+    )  # fmt: skip
+    assert "`attention.q_norm.weight` of InternVLVisionLayer works on all heads" in refuse(normed, 2)
+
+
+def test_a_group_of_one_changes_nothing():
+    stage = STACKS["Qwen3"].build()
+    before, loss = dict(stage.names), stage.head_loss
+    assert shard_stage(stage, stage.decoder.layers, stacks.DECODER, stand_in(1)) == frozenset()
+    assert shard_layers(stage.decoder.layers, stacks.DECODER, stand_in(1)) == {}
+    assert stage.names == before
+    assert stage.head_loss == loss
