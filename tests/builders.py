@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from hypothesis import strategies as st
 
+from dflop.cost.curve import from_slopes
 from dflop.cost.model import CostModel
 from dflop.plan.candidates import split_layers
 from dflop.records import (
@@ -65,6 +67,23 @@ def random_batch(
         text = int(np.clip(rng.lognormal(4.5, 0.8), 4, 4000))
         samples.append(make_sample(index, text, media, int(rng.integers(1, text + 1))))
     return tuple(samples)
+
+
+def curves(max_knots: int = 4) -> st.SearchStrategy[CostTerms]:
+    """Cost terms of any non-negative slopes, with up to `max_knots` knots between 1 and 50,000 tokens."""
+    knots = st.sets(st.integers(1, 50_000), max_size=max_knots).map(sorted)
+    return knots.flatmap(
+        lambda at: st.builds(
+            from_slopes,
+            layer_fixed=st.floats(0, 1e-2),
+            slopes=st.lists(st.floats(0, 1e-4), min_size=len(at) + 1, max_size=len(at) + 1),
+            knots=st.just(at),
+            layer_per_sq_token=st.floats(0, 1e-8),
+            edge_fixed=st.floats(0, 1e-2),
+            edge_per_token=st.floats(0, 1e-4),
+            edge_per_item=st.floats(0, 1e-3),
+        )
+    )
 
 
 def make_table(

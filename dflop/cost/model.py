@@ -1,83 +1,109 @@
-"""Seconds and bytes of any module on any microbatch, from linear cost tables.
+"""Seconds and bytes of any module on any microbatch, from cost tables and link costs.
 
-One phase of one module costs `layers * (fixed + per_token * tokens + per_sq_token * sum_sq) + edge terms`: token-wise
-matmuls are linear in tokens, attention is linear in the sum of squared sequence lengths, and the fixed terms are the
-launch overhead that makes many small microbatches expensive. Linear terms keep packing exact (loads of samples add)
-and are good to a few per cent inside the probed range; kernels that step with shape are what `correct/` is for.
+What a table means is in `curve.py`. Predictions are good to a few per cent inside the probed range; kernels that step
+with shape are what `correct/` is for. Far outside the range the model refuses, unless it was told to extrapolate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Collection, Iterable, Mapping
 
-import numpy as np
 import numpy.typing as npt
 
-from dflop.errors import CostError, did_you_mean
-from dflop.records import CostTable, CostTerms, ModuleLoad, ModulePlan
+from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
+from dflop.cost.extrapolation import outside_probes, refuse_far
+from dflop.cost.links import ALL_REDUCE, P2P, LinkModel
+from dflop.cost.tables import TableSet
+from dflop.cost.tensor_parallel import derive_table
+from dflop.records import CostTable, CostTerms, LinkCost, ModuleLoad, ModulePlan, ModuleSpec
 
-Floats = npt.NDArray[np.float64]
+__all__ = ["CostModel", "Floats", "has_edge"]
+
+MAX_EXTRAPOLATION = 2.0
 
 
 class CostModel:
     """Cost tables of one model on one kind of hardware, with the corrections learnt so far.
 
     Args:
-        tables: At most one per (module, tp).
-        corrections: Factor on a module's seconds; 1.0 where absent. Bytes are never corrected.
+        tables: At most one per (module, tp, recompute) once `frozen` has chosen.
+        corrections: Factor on a module's seconds; 1.0 where absent. Bytes, messages and optimizer are never corrected.
+        frozen: Modules whose weights are frozen: their frozen tables are used where there are some, and the trained
+            ones of all others. None takes the tables as they are.
+        specs: With the spec of a module, a tp without a table is derived from tp 1 (`tensor_parallel.py`).
+        links: Message costs, at most one per (op, ranks, nodes).
+        max_extrapolation: How many times the largest probed tokens and mean length may be asked for.
+        extrapolate: Answer beyond that, too; `is_extrapolated` tells.
 
     Raises:
-        CostError: two tables for the same (module, tp), or a correction of a module without a table.
+        CostError: two tables for one key, or a correction of a module without a table.
     """
 
-    def __init__(self, tables: Iterable[CostTable], corrections: Mapping[str, float] | None = None) -> None:
-        self._tables: dict[tuple[str, int], CostTable] = {}
-        for table in tables:
-            other = self._tables.setdefault((table.module, table.tp), table)
-            if other is not table:
-                raise CostError(
-                    f"two cost tables for module `{table.module}` at tp {table.tp}",
-                    where=f"tables {other.table_id} ({other.hardware}) and {table.table_id} ({table.hardware})",
-                    hint="select the tables of one profile and one kind of hardware",
-                )
-        self.corrections = dict(corrections or {})
-        for module in self.corrections:
-            self.tps(module)
+    def __init__(
+        self,
+        tables: Iterable[CostTable],
+        corrections: Mapping[str, float] | None = None,
+        *,
+        frozen: Collection[str] | None = None,
+        specs: Iterable[ModuleSpec] = (),
+        links: Iterable[LinkCost] = (),
+        max_extrapolation: float = MAX_EXTRAPOLATION,
+        extrapolate: bool = False,
+    ) -> None:
+        self._tables = TableSet(tables, frozen)
+        self._specs = {spec.module: spec for spec in specs}
+        self._links = LinkModel(links)
+        self._derived: dict[tuple[str, int, bool], CostTable] = {}
+        self.max_extrapolation = max_extrapolation
+        self.extrapolate = extrapolate
+        self.corrections = self._checked(corrections or {})
 
     @property
     def tables(self) -> tuple[CostTable, ...]:
-        """Every table, ordered by (module, tp)."""
-        return tuple(self._tables[key] for key in sorted(self._tables))
+        """Every table given and chosen, ordered by (module, tp, recompute); derived ones are not among them."""
+        return self._tables.all
+
+    @property
+    def links(self) -> tuple[LinkCost, ...]:
+        """Every link cost, ordered by (op, ranks, nodes)."""
+        return self._links.links
 
     def with_corrections(self, corrections: Mapping[str, float]) -> CostModel:
-        """The same tables under other corrections (replacing, not multiplying, the present ones)."""
-        return CostModel(self.tables, corrections)
+        """The same model under other corrections (replacing, not multiplying, the present ones)."""
+        other = copy.copy(self)
+        other.corrections = self._checked(corrections)
+        return other
+
+    def extrapolating(self) -> CostModel:
+        """The same model, which never refuses a load."""
+        other = copy.copy(self)
+        other.extrapolate = True
+        return other
 
     def tps(self, module: str) -> tuple[int, ...]:
-        """Tensor-parallel degrees `module` has a table for, ascending.
+        """Tensor-parallel degrees `module` has a table for or one can be derived for, ascending.
 
         Raises:
             CostError: no table for `module`.
         """
-        found = tuple(sorted(tp for name, tp in self._tables if name == module))
-        if not found:
-            raise CostError(
-                f"no cost table for module `{module}`", hint=did_you_mean(module, {name for name, _ in self._tables})
-            )
-        return found
+        measured = self._tables.tps(module)
+        derived = self._specs[module].tp_choices if module in self._specs and 1 in measured else ()
+        return tuple(sorted({*measured, *derived}))
 
-    def table(self, module: str, tp: int = 1) -> CostTable:
-        """The table of `module` at `tp`.
+    def table(self, module: str, tp: int = 1, recompute: bool = False) -> CostTable:
+        """The table of `module` at `tp`, measured, analytic or derived.
 
         Raises:
             CostError: there is none; the message lists what there is.
         """
-        if (module, tp) not in self._tables:
-            have = ", ".join(str(t) for t in self.tps(module))
-            raise CostError(
-                f"no cost table for module `{module}` at tp {tp}; have tp {have}", hint="profile the module at that tp"
-            )
-        return self._tables[module, tp]
+        found = self._tables.find(module, tp, recompute) or self._derived.get((module, tp, recompute))
+        if found is None:
+            base = self._tables.find(module, 1, recompute)
+            if base is None or module not in self._specs:
+                raise self._tables.missing(module, tp, recompute)
+            found = self._derived[module, tp, recompute] = derive_table(base, tp, self._specs[module], self._links)
+        return found
 
     def module_seconds(
         self,
@@ -89,16 +115,21 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
+        recompute: bool = False,
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
 
         The three loads are scalars or arrays that broadcast; zero tokens cost nothing.
+
+        Raises:
+            CostError: no table, or a load too far beyond the probes.
         """
-        table, factor = self.table(module, tp), self.corrections.get(module, 1.0)
-        load = (num_items, num_tokens, sum_sq_tokens)
+        table = self.table(module, tp, recompute)
+        load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
+        factor = self.corrections.get(module, 1.0)
         return (
-            factor * _evaluate(table.forward_s, load, num_layers, edge),
-            factor * _evaluate(table.backward_s, load, num_layers, edge),
+            factor * evaluate(table.forward_s, load, num_layers, edge),
+            factor * evaluate(table.backward_s, load, num_layers, edge),
         )
 
     def item_seconds(
@@ -111,12 +142,20 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
+        recompute: bool = False,
     ) -> Floats:
-        """Forward + backward seconds a load adds to a microbatch that exists anyway: no fixed terms, so loads add."""
-        table, factor = self.table(module, tp), self.corrections.get(module, 1.0)
-        load = (num_items, num_tokens, sum_sq_tokens)
-        forward = _evaluate(table.forward_s, load, num_layers, edge, fixed=False)
-        return factor * (forward + _evaluate(table.backward_s, load, num_layers, edge, fixed=False))
+        """Forward + backward seconds a load adds to a microbatch that exists anyway.
+
+        No fixed terms, and the mean slope over the probed range in place of the curve, so that loads add: packing
+        needs that, and what it decides is judged with `module_seconds`.
+        """
+        table = self.table(module, tp, recompute)
+        load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
+
+        def added_s(terms: CostTerms) -> Floats:
+            return evaluate(straightened(terms, table.min_tokens, table.max_tokens), load, num_layers, edge)
+
+        return self.corrections.get(module, 1.0) * (added_s(table.forward_s) + added_s(table.backward_s))
 
     def activation_bytes(
         self,
@@ -128,12 +167,29 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
+        recompute: bool = False,
     ) -> Floats:
         """Bytes one microbatch keeps alive between its forward and its backward."""
-        load = (num_items, num_tokens, sum_sq_tokens)
-        return _evaluate(self.table(module, tp).activation_bytes, load, num_layers, edge)
+        table = self.table(module, tp, recompute)
+        load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
+        return evaluate(table.activation_bytes, load, num_layers, edge)
 
-    def stage_seconds(self, module_plan: ModulePlan, stage: int, load: ModuleLoad) -> tuple[float, float]:
+    def is_extrapolated(
+        self,
+        module: str,
+        num_items: npt.ArrayLike,
+        num_tokens: npt.ArrayLike,
+        sum_sq_tokens: npt.ArrayLike,
+        *,
+        tp: int = 1,
+        recompute: bool = False,
+    ) -> Bools:
+        """Which loads lie outside the probed tokens or beyond the probed mean length; all, where nothing was probed."""
+        return outside_probes(self.table(module, tp, recompute), (num_items, num_tokens, sum_sq_tokens))
+
+    def stage_seconds(
+        self, module_plan: ModulePlan, stage: int, load: ModuleLoad, *, recompute: bool = False
+    ) -> tuple[float, float]:
         """(forward_s, backward_s) of one pipeline stage of a planned module on one microbatch."""
         forward, backward = self.module_seconds(
             module_plan.module,
@@ -143,31 +199,56 @@ class CostModel:
             num_layers=module_plan.layers_per_stage[stage],
             edge=has_edge(module_plan.layers_per_stage, stage),
             tp=module_plan.parallel.tp,
+            recompute=recompute,
         )
         return float(forward), float(backward)
 
-    def param_bytes(self, module: str, num_layers: int, *, edge: bool, tp: int = 1) -> int:
+    def param_bytes(self, module: str, num_layers: int, *, edge: bool, tp: int = 1, recompute: bool = False) -> int:
         """Parameter bytes per process of `num_layers` layers, plus the edge if `edge`."""
-        table = self.table(module, tp)
+        table = self.table(module, tp, recompute)
         return num_layers * table.layer_param_bytes + edge * table.edge_param_bytes
+
+    def p2p_seconds(self, num_bytes: float, num_nodes: int = 1) -> float:
+        """One message between two ranks, on one node or on two; 0.0 where no link is known."""
+        return self._links.seconds(P2P, num_bytes, 2, num_nodes)
+
+    def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
+        """The all-reduce of one gradient of `param_bytes` over `dp` replicas; 0.0 where no link is known."""
+        return self._links.seconds(ALL_REDUCE, param_bytes, dp, num_nodes)
+
+    def plan_sync_seconds(self, module_plan: ModulePlan, num_processes_per_node: int) -> float:
+        """Gradient synchronisation of the slowest stage of a planned module; frozen weights have none.
+
+        Gradients weigh what their parameters do. The replicas of different tp ranks are taken not to disturb each
+        other, and nothing is hidden behind the backward pass: an upper bound without contention.
+        """
+        parallel, layers = module_plan.parallel, module_plan.layers_per_stage
+        if self.table(module_plan.module, parallel.tp).is_frozen:
+            return 0.0
+        slowest_s = 0.0
+        for stage, num_layers in enumerate(layers):
+            ranks = [module_plan.first_rank + (stage * parallel.dp + r) * parallel.tp for r in range(parallel.dp)]
+            num_nodes = len({rank // num_processes_per_node for rank in ranks})
+            edge = stage in (0, parallel.pp - 1)
+            size = self.param_bytes(module_plan.module, num_layers, edge=edge, tp=parallel.tp)
+            slowest_s = max(slowest_s, self.sync_seconds(size, parallel.dp, num_nodes))
+        return slowest_s
+
+    def optimizer_seconds(self, module: str, num_params: float, *, tp: int = 1) -> float:
+        """One optimizer step over `num_params` parameters of one process; 0.0 where it was never measured."""
+        return self.table(module, tp).optimizer_s_per_param * num_params
+
+    def _checked(self, corrections: Mapping[str, float]) -> dict[str, float]:
+        for module in corrections:
+            self._tables.tps(module)
+        return dict(corrections)
+
+    def _range_checked(self, table: CostTable, load: Load) -> Load:
+        if not self.extrapolate:
+            refuse_far(table, load, self.max_extrapolation)
+        return load
 
 
 def has_edge(layers_per_stage: tuple[int, ...], stage: int) -> bool:
     """Whether a stage pays the edge time: the last one does (head and loss dwarf the embedding lookup)."""
     return stage == len(layers_per_stage) - 1
-
-
-def _evaluate(
-    terms: CostTerms,
-    load: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
-    num_layers: int,
-    edge: bool,
-    *,
-    fixed: bool = True,
-) -> Floats:
-    items, tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load)
-    layer = fixed * terms.layer_fixed + terms.layer_per_token * tokens + terms.layer_per_sq_token * sum_sq
-    total = num_layers * layer
-    if edge:
-        total = total + fixed * terms.edge_fixed + terms.edge_per_token * tokens + terms.edge_per_item * items
-    return np.where(tokens > 0, total, 0.0)

@@ -52,8 +52,9 @@ def probes(noise_frac: float = 0.0) -> list[Measurement]:
 def test_exact_probes_give_back_every_coefficient():
     (table,) = fit_cost_tables(probes(), SPECS)
     for phase in ("forward_s", "backward_s"):
-        fitted = dataclasses.astuple(getattr(table, phase))
-        assert fitted == pytest.approx(dataclasses.astuple(getattr(TRUTH, phase)), rel=1e-6, abs=1e-12)
+        fitted, true = (dataclasses.asdict(getattr(t, phase)) for t in (table, TRUTH))
+        assert (fitted.pop("layer_knots"), fitted.pop("layer_bends")) == ((), ())
+        assert fitted == pytest.approx({name: true[name] for name in fitted}, rel=1e-6, abs=1e-12)
     assert table.activation_bytes.layer_per_token == pytest.approx(1e4, rel=1e-3)
     assert (table.layer_param_bytes, table.edge_param_bytes) == (TRUTH.layer_param_bytes, TRUTH.edge_param_bytes)
     assert table.p95_error_frac < 1e-9
@@ -71,7 +72,8 @@ def test_noisy_probes_extrapolate_to_full_depth():
 
 def test_coefficients_are_never_negative():
     table = fit_cost_tables(probes(noise_frac=0.3), SPECS)[0]
-    assert min(*dataclasses.astuple(table.forward_s), *dataclasses.astuple(table.backward_s)) >= 0
+    for terms in (table.forward_s, table.backward_s):
+        assert min(dataclasses.astuple(terms)[:6]) >= 0
 
 
 def test_fixed_size_items_are_accepted_and_predicted():

@@ -1,0 +1,47 @@
+"""Where a cost table stops being evidence: which loads lie outside its probes, and which are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflop.cost.curve import Bools, Load
+from dflop.errors import CostError
+from dflop.records import CostTable
+
+ROUNDING = 1.0 + 1e-12
+"""A mean length is a quotient; the probe that set the limit must not lie beyond it."""
+
+
+def outside_probes(table: CostTable, load: Load) -> Bools:
+    """Which loads have fewer or more tokens, or a larger mean length, than any probe of the table.
+
+    Nothing at all is never outside; everything else is where the table does not know its range, as an analytic one.
+    """
+    tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load[1:])
+    inside = (tokens >= table.min_tokens) & (tokens <= table.max_tokens)
+    inside = inside & (sum_sq <= table.max_mean_length * tokens * ROUNDING)
+    return (tokens > 0) & ~inside
+
+
+def refuse_far(table: CostTable, load: Load, max_extrapolation: float) -> None:
+    """Nothing, unless a load lies beyond `max_extrapolation` times the largest probe and the table knows its range.
+
+    Raises:
+        CostError: what was asked, what was probed, and what to do.
+    """
+    if not table.max_tokens:
+        return
+    tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load[1:])
+    if np.any(tokens > max_extrapolation * table.max_tokens):
+        asked, probed = f"{int(tokens.max())} tokens", f"{table.min_tokens} to {table.max_tokens} tokens"
+    elif np.any(sum_sq > max_extrapolation * table.max_mean_length * tokens * ROUNDING):
+        length = float(np.max(np.where(tokens > 0, sum_sq, 0.0) / np.maximum(tokens, 1.0)))
+        asked, probed = f"a mean length of {length:.0f} tokens", f"mean lengths up to {table.max_mean_length:.0f}"
+    else:
+        return
+    raise CostError(
+        f"cost of module `{table.module}` asked for {asked}; probed: {probed}, "
+        f"and no more than {max_extrapolation:g} times that is predicted",
+        where=f"cost table {table.table_id} at tp {table.tp} on {table.hardware}",
+        hint="profile the module on larger groups of samples, or use CostModel(..., extrapolate=True)",
+    )

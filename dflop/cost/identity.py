@@ -1,0 +1,29 @@
+"""What makes a cost table that table: a hash of its content, and what a parameter or activation of its dtype weighs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+from dflop.errors import CostError, did_you_mean
+from dflop.records import CostTable, to_dict
+
+BYTES_PER_VALUE = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2}
+
+
+def bytes_per_value(dtype: str) -> int:
+    """Bytes of one number of `dtype`.
+
+    Raises:
+        CostError: a dtype this version does not know.
+    """
+    if dtype not in BYTES_PER_VALUE:
+        raise CostError(f"unknown dtype `{dtype}`", hint=did_you_mean(dtype, BYTES_PER_VALUE))
+    return BYTES_PER_VALUE[dtype]
+
+
+def with_table_id(table: CostTable) -> CostTable:
+    """The table under the hash of its content."""
+    content = json.dumps(to_dict(dataclasses.replace(table, table_id="")), sort_keys=True)
+    return dataclasses.replace(table, table_id=hashlib.sha256(content.encode()).hexdigest()[:16])
