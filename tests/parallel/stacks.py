@@ -150,6 +150,13 @@ def omni(module: str, layers: str, split: TensorSplit) -> Stack:
     return Stack(build, f"module.{layers}", split, lambda stage: stage(*inputs))
 
 
+def internvit(**config: object) -> Stack:
+    return tower(
+        "InternVLVisionModel", "InternVLVisionConfig", "encoder.layer", INTERNVIT, (numbers((3, 3, 28, 28), 9),),
+        image_size=28, patch_size=14, attention_bias=True, **VIT, **config,
+    )  # fmt: skip
+
+
 VIT = {"hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": 4}
 STACKS = {
     "Qwen2": decoder("Qwen2"),
@@ -160,10 +167,7 @@ STACKS = {
         "SiglipVisionModel", "SiglipVisionConfig", "encoder.layers", SIGLIP, (numbers((3, 3, 28, 28), 9),),
         image_size=28, patch_size=14, vision_use_head=False, **VIT,
     ),
-    "InternVL": tower(
-        "InternVLVisionModel", "InternVLVisionConfig", "encoder.layer", INTERNVIT, (numbers((3, 3, 28, 28), 9),),
-        image_size=28, patch_size=14, attention_bias=True, **VIT,
-    ),
+    "InternVL": internvit(),
     "Qwen2.5-VL vision": native("Qwen2_5_VLVision", NATIVE_2_5, window_size=112, fullatt_block_indexes=[1]),
     "Qwen3-VL vision": native("Qwen3VLVision", NATIVE_3, num_position_embeddings=64, deepstack_visual_indexes=[0]),
     "Qwen2-Audio": tower(

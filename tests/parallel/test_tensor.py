@@ -199,10 +199,7 @@ def test_a_split_that_does_not_fit_the_model_is_refused():
 
 
 def test_a_norm_over_all_heads_is_refused():
-    normed = stacks.tower(
-        "InternVLVisionModel", "InternVLVisionConfig", "encoder.layer", stacks.INTERNVIT, (stacks.numbers((1, 3, 28, 28), 1),),
-        image_size=28, patch_size=14, use_qk_norm=True, **stacks.VIT,
-    )  # fmt: skip
+    normed = stacks.internvit(use_qk_norm=True)
     assert "`attention.q_norm.weight` of InternVLVisionLayer works on all heads" in refuse(normed, 2)
 
 
@@ -213,3 +210,20 @@ def test_a_group_of_one_changes_nothing():
     assert shard_layers(stage.decoder.layers, stacks.DECODER, stand_in(1)) == {}
     assert stage.names == before
     assert stage.head_loss == loss
+
+
+def test_parts_keep_what_is_frozen_and_let_the_whole_go():
+    stage = STACKS["Qwen3"].build()
+    stage.requires_grad_(False)
+    stage.head.requires_grad_(True)
+    parts = shard_stage(stage, stage.decoder.layers, stacks.DECODER, stand_in(2))
+    for name, p in stage.names.items():
+        assert p.requires_grad == (name == "lm_head.weight")
+        assert p.is_contiguous()
+        assert p.untyped_storage().nbytes() == p.nbytes, name
+    for layer in stage.decoder.layers:
+        for name in (*stacks.DECODER.column, *stacks.DECODER.row):
+            linear = layer.get_submodule(name)
+            assert linear.weight.shape == (linear.out_features, linear.in_features)
+    # The head; in a layer seven weights and the biases of query, key and value.
+    assert len(parts) == 1 + NUM_LAYERS * (7 + 3)
