@@ -15,6 +15,7 @@ from dflop.records import (
     ClusterSpec,
     CostTable,
     CostTerms,
+    Measurement,
     MediaItem,
     ModulePlan,
     ModuleSpec,
@@ -127,6 +128,47 @@ def make_table(
         median_error_frac=0.01,
         p95_error_frac=0.03,
     )
+
+
+def make_probe(
+    truth: CostTable, num_layers: int, items: int, tokens: int, sum_sq: int, *, noise: float = 1.0
+) -> Measurement:
+    """What a probe of a module that costs exactly `truth` reads; `noise` multiplies its seconds."""
+    model = CostModel([truth], extrapolate=True)
+    key, load = {"tp": truth.tp, "recompute": truth.recompute}, (truth.module, items, tokens, sum_sq)
+    forward_s, backward_s = model.module_seconds(*load, num_layers=num_layers, edge=True, **key)
+    return Measurement(
+        profile_key=truth.profile_key,
+        module=truth.module,
+        hardware=truth.hardware,
+        software="sw",
+        dtype=truth.dtype,
+        tp=truth.tp,
+        num_layers=num_layers,
+        group="random",
+        num_items=items,
+        num_tokens=tokens,
+        sum_sq_tokens=sum_sq,
+        forward_s=float(forward_s) * noise,
+        backward_s=float(backward_s) * noise,
+        forward_spread_s=0.0,
+        backward_spread_s=0.0,
+        num_repeats=3,
+        param_bytes=model.param_bytes(truth.module, num_layers, edge=True, **key),
+        activation_bytes=int(model.activation_bytes(*load, num_layers=num_layers, edge=True, **key)),
+        is_frozen=truth.is_frozen,
+        recompute=truth.recompute,
+    )
+
+
+def random_loads(num_loads: int, *, seed: int = 0, max_tokens: int = 16_000) -> list[tuple[int, int, int]]:
+    """(items, tokens, sum of squares), tokens uniform in their logarithm from 64 to `max_tokens`."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for tokens in np.exp(rng.uniform(np.log(64), np.log(max_tokens), num_loads)).astype(int).tolist():
+        items = int(rng.integers(1, 20))
+        found.append((items, tokens, int(tokens**2 / items * rng.uniform(1, min(2, items)))))
+    return found
 
 
 def make_cost(*modules: str, scale: dict[str, float] | None = None) -> CostModel:

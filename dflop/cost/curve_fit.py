@@ -2,8 +2,9 @@
 
 Knots lie at quantiles of the probed tokens, so every segment has probes of its own. Segment slopes are non-negative
 least-squares coefficients, hence the curve never falls. The number of knots is the smallest whose cross-validated
-error is within one standard error of the best (of paired differences: an outlier spoils every candidate alike), or
-within 0.1 %: a knot that earns less than that is not worth reading.
+error is within half a standard error of the best (of paired differences: an outlier spoils every candidate alike), or
+within 0.1 %: a knot that earns less than that is not worth reading. On synthetic probes with 1-5 % noise a whole
+standard error lost up to 20 % of the accuracy in the tail, none at all nothing, but knots.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dflop.records import CostTerms
 
 MAX_KNOTS = 4
 MIN_GAIN_FRAC = 1e-3
+STANDARD_ERRORS = 0.5
 
 Knots = tuple[float, ...]
 
@@ -66,7 +68,7 @@ def choose_knots(probes: Probes) -> tuple[Knots, Floats]:
     for knots, error in zip(choices, errors, strict=True):
         worse = error - best
         standard_error = float(worse.std()) / np.sqrt(len(worse))
-        if worse.mean() <= max(standard_error, MIN_GAIN_FRAC):
+        if worse.mean() <= max(STANDARD_ERRORS * standard_error, MIN_GAIN_FRAC):
             return knots, error
     raise AssertionError("the best choice is within any error of itself")
 

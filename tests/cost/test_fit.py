@@ -8,44 +8,20 @@ import pytest
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
-from dflop.records import CostTable, Measurement
-from tests.builders import make_specs, make_table
+from dflop.records import Measurement
+from tests.builders import make_probe, make_specs, make_table
 
 SPECS = make_specs()
 TRUTH = dataclasses.replace(make_table("llm"), profile_key="p", hardware="cpu")
-
-
-def probe(truth: CostTable, num_layers: int, items: int, tokens: int, sum_sq: int, noise: float = 1.0) -> Measurement:
-    model = CostModel([truth])
-    load = (truth.module, items, tokens, sum_sq)
-    forward_s, backward_s = model.module_seconds(*load, num_layers=num_layers, edge=True)
-    return Measurement(
-        profile_key=truth.profile_key,
-        module=truth.module,
-        hardware=truth.hardware,
-        software="sw",
-        dtype="float32",
-        tp=1,
-        num_layers=num_layers,
-        group="random",
-        num_items=items,
-        num_tokens=tokens,
-        sum_sq_tokens=sum_sq,
-        forward_s=float(forward_s) * noise,
-        backward_s=float(backward_s) * noise,
-        forward_spread_s=0.0,
-        backward_spread_s=0.0,
-        num_repeats=3,
-        param_bytes=model.param_bytes(truth.module, num_layers, edge=True),
-        activation_bytes=int(model.activation_bytes(*load, num_layers=num_layers, edge=True)),
-    )
+GROUPS = [(1, 64, 64**2), (4, 400, 50_000), (8, 900, 110_000), (2, 1500, 1_200_000), (16, 2000, 300_000)]
 
 
 def probes(noise_frac: float = 0.0) -> list[Measurement]:
     rng = np.random.default_rng(0)
-    groups = [(1, 64, 64**2), (4, 400, 50_000), (8, 900, 110_000), (2, 1500, 1_200_000), (16, 2000, 300_000)]
     return [
-        probe(TRUTH, layers, *group, noise=float(rng.normal(1.0, noise_frac))) for layers in (1, 2) for group in groups
+        make_probe(TRUTH, layers, *group, noise=float(rng.normal(1.0, noise_frac)))
+        for layers in (1, 2)
+        for group in GROUPS
     ]
 
 
@@ -77,7 +53,7 @@ def test_coefficients_are_never_negative():
 
 
 def test_fixed_size_items_are_accepted_and_predicted():
-    windows = [probe(TRUTH, layers, n, 100 * n, 100**2 * n) for layers in (1, 2) for n in (1, 2, 5)]
+    windows = [make_probe(TRUTH, layers, n, 100 * n, 100**2 * n) for layers in (1, 2) for n in (1, 2, 5)]
     (table,) = fit_cost_tables(windows, SPECS)
     predicted = sum(CostModel([table]).module_seconds("llm", 8, 800, 80_000, num_layers=4, edge=True))
     true = sum(CostModel([TRUTH]).module_seconds("llm", 8, 800, 80_000, num_layers=4, edge=True))
@@ -122,3 +98,35 @@ def test_unmeasured_and_unknown_modules_are_named():
         fit_cost_tables(probes(), make_specs("vision"))
     with pytest.raises(CostError, match="unknown module `visoin`"):
         fit_cost_tables([dataclasses.replace(probes()[0], module="visoin")], make_specs("vision"))
+
+
+def test_range_noise_and_optimizer_come_from_the_probes():
+    timed = [dataclasses.replace(m, optimizer_s=1e-9 * m.param_bytes / 4) for m in probes()]
+    timed = [dataclasses.replace(m, forward_spread_s=0.03 * (m.forward_s + m.backward_s)) for m in timed]
+    (table,) = fit_cost_tables(timed, SPECS)
+    assert (table.min_tokens, table.max_tokens, table.max_mean_length) == (64, 2000, 800.0)
+    assert table.noise_frac == pytest.approx(0.03)
+    assert table.optimizer_s_per_param == pytest.approx(1e-9)
+
+
+def oom(num_layers: int, items: int, tokens: int, sum_sq: int) -> Measurement:
+    lost = make_probe(TRUTH, num_layers, items, tokens, sum_sq)
+    return dataclasses.replace(lost, forward_s=0.0, backward_s=0.0, activation_bytes=0, status="oom")
+
+
+def test_what_did_not_fit_ends_the_range_and_changes_nothing_else():
+    (without,) = fit_cost_tables(probes(), SPECS)
+    (table,) = fit_cost_tables([*probes(), oom(2, 4, 1800, 400_000), oom(2, 4, 9000, 100_000)], SPECS)
+    assert table.forward_s == without.forward_s
+    assert table.num_measurements == without.num_measurements
+    # 1800 tokens did not fit although 2000 did: the length was at fault.
+    assert (table.max_tokens, table.max_mean_length) == (2000, pytest.approx(400_000 / 1800))
+    shallow = [m for m in probes() if m.num_layers == 1 or m.num_tokens < 1800]
+    (bounded,) = fit_cost_tables([*shallow, oom(2, 4, 1800, 400_000)], SPECS)
+    assert (bounded.max_tokens, bounded.max_mean_length) == (1800, 800.0)
+
+
+def test_an_unknown_dtype_is_named_when_parameters_must_be_counted():
+    odd = [dataclasses.replace(m, dtype="int3", optimizer_s=1.0) for m in probes()]
+    with pytest.raises(CostError, match="unknown dtype `int3`"):
+        fit_cost_tables(odd, SPECS)
