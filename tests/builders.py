@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from dflop.records import (
     ClusterSpec,
     CostTable,
     CostTerms,
+    LinkCost,
     Measurement,
     MediaItem,
     ModulePlan,
@@ -96,8 +99,9 @@ def make_table(
     per_sq_token_s: float = 1e-9,
     edge_per_token_s: float = 1e-5,
     activation_bytes_per_token: float = 1e4,
+    **changes: Any,
 ) -> CostTable:
-    """Table whose backward costs twice its forward."""
+    """Table whose backward costs twice its forward; `changes` replace fields of it."""
 
     def terms(factor: float) -> CostTerms:
         return CostTerms(
@@ -109,7 +113,7 @@ def make_table(
             0.0,
         )
 
-    return CostTable(
+    table = CostTable(
         table_id=f"{module}-tp{tp}",
         profile_key="model",
         module=module,
@@ -128,6 +132,12 @@ def make_table(
         median_error_frac=0.01,
         p95_error_frac=0.03,
     )
+    return dataclasses.replace(table, **changes)
+
+
+def make_link(op: str, num_ranks: int, num_nodes: int, latency_s: float, bytes_per_s: float) -> LinkCost:
+    """A measured link cost."""
+    return LinkCost("model", "test", "test", op, num_ranks, num_nodes, latency_s, bytes_per_s, "measured", 5, 0.02)
 
 
 def make_probe(

@@ -24,17 +24,16 @@ def outside_probes(table: CostTable, load: Load) -> Bools:
 
 
 def refuse_far(table: CostTable, load: Load, max_extrapolation: float) -> None:
-    """Nothing, unless a load lies beyond `max_extrapolation` times the largest probe and the table knows its range.
+    """Nothing, unless a load lies beyond `max_extrapolation` times the largest probe, where the table knows that.
 
     Raises:
         CostError: what was asked, what was probed, and what to do.
     """
-    if not table.max_tokens:
-        return
     tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load[1:])
-    if np.any(tokens > max_extrapolation * table.max_tokens):
+    max_length = max_extrapolation * table.max_mean_length * ROUNDING
+    if table.max_tokens and np.any(tokens > max_extrapolation * table.max_tokens):
         asked, probed = f"{int(tokens.max())} tokens", f"{table.min_tokens} to {table.max_tokens} tokens"
-    elif np.any(sum_sq > max_extrapolation * table.max_mean_length * tokens * ROUNDING):
+    elif max_length and np.any(sum_sq > max_length * tokens):
         length = float(np.max(np.where(tokens > 0, sum_sq, 0.0) / np.maximum(tokens, 1.0)))
         asked, probed = f"a mean length of {length:.0f} tokens", f"mean lengths up to {table.max_mean_length:.0f}"
     else:

@@ -53,7 +53,8 @@ def make_plans(
         run_id: Copied into the plans.
         specs: Encoders first, `llm` last.
         cluster: Processes, memory, cores. A plan may use fewer processes than there are.
-        cost: Tables for every module.
+        cost: Tables for every module. The search looks at microbatches far larger than any probe, and what it would
+            refuse to predict it could not compare: it extrapolates, and says so of the best plan.
         batches: Sampled global batches, at least one.
         global_batch_size: Samples per step.
         microbatch_choices: Numbers of microbatches to try; those above the batch size are skipped.
@@ -66,6 +67,7 @@ def make_plans(
         CostError: a module without a cost table.
     """
     check_processes([s.module for s in specs], cluster.num_processes)
+    cost = cost.extrapolating()
     search = _Search(run_id, tuple(specs), cluster, cost, tuple(batches), global_batch_size, snapshot_seq)
     tell = progress or (lambda _: None)
     counts = sorted(m for m in set(microbatch_choices) if 1 <= m <= global_batch_size)
@@ -87,6 +89,8 @@ def make_plans(
     if not plans:
         raise explain(specs, cluster, cost, loads, candidates)
     plans.sort(key=lambda p: (p.predicted_step_s, p.num_processes, p.plan_id))
+    for line in _extrapolated(plans[0], cost, loads):
+        tell(line)
     return tuple(
         dataclasses.replace(plan, candidate_rank=rank, reason=_reason(plan, plans, rank))
         for rank, plan in enumerate(plans[:top])
@@ -235,6 +239,20 @@ def _largest_seen(
             for step, batch in zip(steps, batches, strict=True)
         ]
         found[m.module] = ModuleLoad(*(int(part) for part in np.max(peaks, axis=0)))
+    return found
+
+
+def _extrapolated(plan: Plan, cost: CostModel, loads: Mapping[str, ScenarioLoads]) -> list[str]:
+    """A line per module whose average microbatch has more tokens than any probe had."""
+    found = []
+    for m in plan.modules:
+        tokens = loads[m.module].typical(plan.num_microbatches * m.parallel.dp).num_tokens
+        probed = cost.table(m.module, m.parallel.tp).max_tokens
+        if probed and tokens > probed:
+            found.append(
+                f"`{m.module}`: an average microbatch has {tokens} tokens, the largest probe had {probed}; "
+                "its times are extrapolated"
+            )
     return found
 
 

@@ -46,7 +46,7 @@ def schedule_step(
         step: Copied into the step plan.
         plan: Layout and number of microbatches.
         batch: Samples in arrival order; may be shorter than the plan's global batch (end of an epoch).
-        cost: Predicts seconds, corrections included.
+        cost: Predicts seconds, corrections included; extrapolates if it must, for no batch may stop training.
         max_concurrency: Processes that can compute at once, when fewer than the plan has.
         policy: `balanced` returns the best candidate, `arrival` the data-blind order.
         max_evals: Budget of the packing search, in evaluated moves.
@@ -59,7 +59,7 @@ def schedule_step(
     if policy not in POLICIES:
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    job = _Job(plan, items, cost, max_concurrency)
+    job = _Job(plan, items, cost.extrapolating(), max_concurrency)
     arrival = job.candidate("arrival", arrival_owners(plan, items))
     best = arrival
     if policy == "balanced":
@@ -107,7 +107,7 @@ def predicted_spans(
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
     owners = {w.module: w.owner for w in step_plan.work}
-    durations = stage_durations(plan, items, owners, cost)
+    durations = stage_durations(plan, items, owners, cost.extrapolating())
     loads = {name: np.stack(owner_loads(items[name], owner), axis=-1).tolist() for name, owner in owners.items()}
     spans: dict[Node, tuple[PredictedSpan, ...]] = {}
     for node in step_nodes(plan):

@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflop.cost.curve import ZERO
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
-from dflop.records import ModuleLoad
-from tests.builders import make_cost, make_plan, make_table
+from dflop.records import CostTerms, ModuleLoad
+from tests.builders import make_cost, make_link, make_plan, make_table
 
 
 def test_seconds_are_layers_plus_edge():
@@ -77,3 +78,95 @@ def test_unknown_module_and_tp_list_what_exists():
 def test_two_tables_for_one_module_are_refused():
     with pytest.raises(CostError, match="two cost tables for module `llm` at tp 1"):
         CostModel([make_table("llm"), make_table("llm", fixed_s=1.0)])
+
+
+def test_item_seconds_use_the_mean_slope_so_that_loads_add():
+    bent = CostTerms(1e-3, 1e-6, 0.0, 0.0, 0.0, 0.0, (100.0,), (9e-6,))
+    cost = CostModel([make_table("llm", forward_s=bent, min_tokens=50, max_tokens=250)])
+    lengths = np.array([10, 200, 33])
+    items = cost.item_seconds("llm", 1, lengths, lengths**2, num_layers=1, edge=False)
+    whole = cost.item_seconds("llm", 3, lengths.sum(), (lengths**2).sum(), num_layers=1, edge=False)
+    assert float(whole) == pytest.approx(items.sum())
+    forward_only = CostModel([make_table("llm", forward_s=bent, backward_s=ZERO, min_tokens=50, max_tokens=250)])
+    added = forward_only.item_seconds("llm", 1, [200], 0, num_layers=1, edge=False)
+    assert added[0] == pytest.approx(200 * (1e-6 + 9e-6 * 50 / 200))
+
+
+PROBED = make_table("llm", min_tokens=100, max_tokens=1000, max_mean_length=200.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ((1, [500, 2001], 100), "`llm` asked for 2001 tokens; probed: 100 to 1000 tokens"),
+        ((1, 1000, [100, 400_001]), "`llm` asked for a mean length of 400 tokens; probed: mean lengths up to 200"),
+    ],
+)
+def test_loads_far_beyond_the_probes_are_refused(load, words):
+    cost = CostModel([PROBED])
+    for ask in (cost.module_seconds, cost.item_seconds, cost.activation_bytes):
+        with pytest.raises(CostError, match=words) as caught:
+            ask("llm", *load, num_layers=1, edge=True)
+        assert "extrapolate=True" in caught.value.hint
+        getattr(cost.extrapolating(), ask.__name__)("llm", *load, num_layers=1, edge=True)
+    CostModel([PROBED], max_extrapolation=3.0).module_seconds("llm", *load, num_layers=1, edge=True)
+
+
+def test_up_to_twice_the_probes_is_answered():
+    at_the_limit = ("llm", 1, [2000, 0, 1], [2000 * 400, 0, 400])
+    for cost in (CostModel([PROBED]), CostModel([PROBED], extrapolate=True)):
+        seconds, _ = cost.module_seconds(*at_the_limit, num_layers=1, edge=True)
+        assert seconds[0] > seconds[2] > seconds[1] == 0.0
+        flags = cost.with_corrections({"llm": 2.0}).is_extrapolated(*at_the_limit)
+        assert flags.tolist() == [True, False, True]
+    inside = CostModel([PROBED]).is_extrapolated("llm", 1, [100, 1000, 99, 1001], [100, 200_000, 99, 1001])
+    assert inside.tolist() == [False, False, True, True]
+
+
+def test_a_table_that_knows_no_range_refuses_nothing_and_vouches_for_nothing():
+    cost = make_cost()
+    cost.module_seconds("llm", 1, 10**9, 10**12, num_layers=1, edge=True)
+    assert cost.is_extrapolated("llm", 1, [0, 5], [0, 25]).tolist() == [False, True]
+
+
+def test_recomputation_has_tables_of_its_own():
+    recomputing = make_table("llm", per_token_s=3e-5, recompute=True)
+    cost, load = CostModel([make_table("llm"), recomputing]), ("llm", 1, 100, 0)
+    times = [float(cost.module_seconds(*load, num_layers=1, edge=False, recompute=r)[0]) for r in (False, True)]
+    assert times == pytest.approx([1e-3 + 100e-5, 1e-3 + 300e-5])
+    assert cost.tps("llm") == (1,)
+    with pytest.raises(CostError, match="no cost table for module `llm` with recomputation"):
+        make_cost().activation_bytes(*load, num_layers=1, edge=False, recompute=True)
+
+
+def test_frozen_modules_take_their_frozen_tables():
+    tables = [make_table(m, is_frozen=f, table_id=f"{m}-{f}") for m in ("llm", "vision") for f in (False, True)]
+    cost = CostModel(tables, frozen=("vision",))
+    assert [t.table_id for t in cost.tables] == ["llm-False", "vision-True"]
+    assert CostModel(tables[:3], frozen=("vision", "llm")).table("vision").table_id == "vision-False"
+    with pytest.raises(CostError, match="two cost tables") as caught:
+        CostModel(tables)
+    assert "which modules are frozen" in caught.value.hint
+
+
+def test_gradients_of_the_slowest_stage_are_summed_over_its_nodes():
+    links = [make_link("all_reduce", 2, 1, 1e-5, 1e11), make_link("all_reduce", 2, 2, 1e-4, 1e10)]
+    plan = make_plan({"llm": 2}, llm_pp=2).module("llm")
+    cost = CostModel([make_table("llm")], links=links)
+    sizes = [cost.param_bytes("llm", n, edge=True) for n in plan.layers_per_stage]
+    assert cost.plan_sync_seconds(plan, 4) == pytest.approx(1e-5 + max(sizes) / 1e11)
+    assert cost.plan_sync_seconds(plan, 1) == pytest.approx(1e-4 + max(sizes) / 1e10)
+    frozen = CostModel([make_table("llm", is_frozen=True)], links=links)
+    assert frozen.plan_sync_seconds(plan, 4) == 0.0
+    assert make_cost().plan_sync_seconds(plan, 4) == 0.0
+
+
+def test_messages_and_the_optimizer_are_not_corrected():
+    cost = CostModel(
+        [make_table("llm", optimizer_s_per_param=1e-9)],
+        {"llm": 2.0},
+        links=[make_link("p2p", 2, 1, 1e-6, 1e9), make_link("p2p", 2, 2, 1e-5, 1e8)],
+    )
+    assert cost.optimizer_seconds("llm", 3e6) == pytest.approx(3e-3)
+    assert [cost.p2p_seconds(1e6, nodes) for nodes in (1, 2)] == pytest.approx([1e-6 + 1e-3, 1e-5 + 1e-2])
+    assert [link.num_nodes for link in cost.links] == [1, 2]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.cost.model import CostModel
+from dflop.cost.tensor_parallel import efficiency, replicated_frac
+from dflop.errors import CostError
+from dflop.records import CostTerms
+from tests.builders import make_link, make_specs, make_table
+
+SPEC = dataclasses.replace(make_specs()[-1], tp_choices=(1, 2, 4), num_layer_params=50_000)
+BENT = CostTerms(1e-3, 1e-6, 1e-9, 2e-3, 3e-6, 4e-6, (100.0,), (9e-6,))
+TABLE = make_table("llm", forward_s=BENT, backward_s=BENT)
+
+
+def test_work_is_divided_launches_and_edge_are_not():
+    cost = CostModel([TABLE], specs=[SPEC])
+    derived = cost.table("llm", tp=4)
+    speedup = 4 * 0.85
+    assert (derived.source, derived.tp) == ("derived", 4)
+    assert derived.table_id not in (TABLE.table_id, cost.table("llm", tp=2).table_id)
+    expected = CostTerms(1e-3, 1e-6 / speedup, 1e-9 / speedup, 2e-3, 3e-6, 4e-6, (100.0,), (9e-6 / speedup,))
+    for name in ("layer_fixed", "layer_per_token", "layer_per_sq_token", "edge_fixed", "edge_per_token"):
+        assert getattr(derived.forward_s, name) == pytest.approx(getattr(expected, name))
+    assert derived.forward_s.layer_bends == pytest.approx(expected.layer_bends)
+    assert (derived.layer_param_bytes, derived.edge_param_bytes) == (1_000_000, TABLE.edge_param_bytes)
+
+
+def test_two_all_reduces_per_layer_and_pass_are_added_where_a_link_is_known():
+    link = make_link("all_reduce", 2, 1, 1e-5, 1e9)
+    recomputing = dataclasses.replace(TABLE, recompute=True)
+    plain, linked = (CostModel([TABLE, recomputing], specs=[SPEC], links=x) for x in ((), (link,)))
+    load = {"num_items": 1, "num_tokens": 300, "sum_sq_tokens": 0, "num_layers": 5, "edge": True, "tp": 2}
+    all_reduce_s = 1e-5 + 300 * 64 * 4 / 1e9
+    for recompute, num_backward in ((False, 2), (True, 4)):
+        with_link = linked.module_seconds("llm", **load, recompute=recompute)
+        without = plain.module_seconds("llm", **load, recompute=recompute)
+        assert with_link[0] - without[0] == pytest.approx(5 * 2 * all_reduce_s)
+        assert with_link[1] - without[1] == pytest.approx(5 * num_backward * all_reduce_s)
+
+
+def test_activations_are_split_but_for_what_every_rank_keeps():
+    cost = CostModel([TABLE, dataclasses.replace(TABLE, recompute=True)], specs=[SPEC])
+    whole, halved = (float(cost.activation_bytes("llm", 1, 100, 0, num_layers=1, edge=False, tp=tp)) for tp in (1, 2))
+    kept = replicated_frac(SPEC)
+    assert 0.1 < kept < 0.5
+    assert halved == pytest.approx(whole * (kept + (1 - kept) / 2))
+    inputs = [
+        float(cost.activation_bytes("llm", 1, 100, 0, num_layers=1, edge=False, tp=tp, recompute=True)) for tp in (1, 2)
+    ]
+    assert inputs[1] == pytest.approx(inputs[0])
+
+
+def test_a_measured_table_comes_first():
+    measured = make_table("llm", tp=2)
+    cost = CostModel([TABLE, measured], specs=[SPEC])
+    assert cost.table("llm", tp=2) is measured
+    assert cost.tps("llm") == (1, 2, 4)
+
+
+def test_nothing_is_derived_without_a_spec_or_from_a_higher_degree():
+    assert CostModel([TABLE]).tps("llm") == (1,)
+    split_only = CostModel([make_table("llm", tp=2)], specs=[SPEC])
+    assert split_only.tps("llm") == (2,)
+    with pytest.raises(CostError, match="at tp 4; have tp 2"):
+        split_only.table("llm", tp=4)
+
+
+def test_corrections_reach_derived_tables():
+    cost = CostModel([TABLE], specs=[SPEC])
+    load = {"num_items": 1, "num_tokens": 300, "sum_sq_tokens": 0, "num_layers": 5, "edge": True, "tp": 2}
+    corrected = cost.with_corrections({"llm": 1.5}).module_seconds("llm", **load)
+    assert corrected == pytest.approx([1.5 * float(part) for part in cost.module_seconds("llm", **load)])
+
+
+def test_efficiency_falls_with_the_degree():
+    assert [efficiency(tp) for tp in (1, 2, 4, 8)] == [1.0, 0.94, 0.85, 0.73]
+    assert 0.85 < efficiency(3) < 0.94
+    assert efficiency(16) == pytest.approx(0.73 * 0.73 / 0.85)
