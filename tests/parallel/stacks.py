@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from dflop.models import attention
+from dflop.models import attention, splits
 from dflop.models.build import LlmStage, Stage, cut_stage
 from dflop.models.family import Decoder
 from dflop.models.tensor_split import TensorSplit
@@ -16,22 +16,6 @@ from tests.train import synthetic
 
 HIDDEN, NUM_LAYERS, VOCAB = 32, 2, 67
 LENGTHS = (9, 1, 14)
-QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("mlp.gate_proj", "mlp.up_proj")
-DECODER = TensorSplit((*(f"self_attn.{n}" for n in QKV), *MLP), ("self_attn.o_proj", "mlp.down_proj"))
-WHISPER = TensorSplit(
-    (*(f"self_attn.{n}" for n in QKV), "fc1"), ("self_attn.out_proj", "fc2"), heads=("self_attn.num_heads",)
-)
-SIGLIP = TensorSplit((*(f"self_attn.{n}" for n in QKV), "mlp.fc1"), ("self_attn.out_proj", "mlp.fc2"))
-INTERNVIT = TensorSplit(
-    (*(f"attention.{n}" for n in QKV), "mlp.fc1"),
-    ("attention.projection_layer", "mlp.fc2"),
-    heads=("attention.num_heads", "attention.embed_dim"),
-)
-NATIVE_2_5 = TensorSplit(("attn.qkv", *MLP), ("attn.proj", "mlp.down_proj"), {"attn.qkv": 3}, ("attn.num_heads",))
-NATIVE_3 = TensorSplit(
-    ("attn.qkv", "mlp.linear_fc1"), ("attn.proj", "mlp.linear_fc2"), {"attn.qkv": 3}, ("attn.num_heads",)
-)
-THINKER = TensorSplit(("attn.q", "attn.k", "attn.v", *MLP), ("attn.proj", "mlp.down_proj"), heads=("attn.num_heads",))
 
 
 class TowerStage(Stage):
@@ -69,11 +53,12 @@ def numbers(shape: object, seed: int, *, below: int = 0) -> torch.Tensor:
 def make(model_class: str, config_class: str, config: Mapping[str, object], options: Mapping[str, object]):
     """A transformers model with all its parameters random, norms and biases too, the same in every process."""
     import transformers
+    from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5_omni
     from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5_vl
     from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
     def find(name):
-        return next(getattr(m, name) for m in (transformers, qwen2_5_vl, qwen3_vl) if hasattr(m, name))
+        return next(getattr(m, name) for m in (transformers, qwen2_5_omni, qwen2_5_vl, qwen3_vl) if hasattr(m, name))
 
     attention.register()
     torch.manual_seed(3)
@@ -85,12 +70,15 @@ def make(model_class: str, config_class: str, config: Mapping[str, object], opti
     return model.train()
 
 
+DECODER = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "layer_types": ["full_attention"] * NUM_LAYERS,
+}  # fmt: skip
+
+
 def decoder(kind: str, **options: object) -> Stack:
-    config = {
-        "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": NUM_LAYERS,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": False,
-        "layer_types": ["full_attention"] * NUM_LAYERS,
-    }  # fmt: skip
+    """A decoder with embedding and head, as one LLM stage: three packed sequences."""
+    config = {"tie_word_embeddings": False, **DECODER}
 
     def build() -> LlmStage:
         family = SimpleNamespace(decoder=Decoder("model", "lm_head", ""), towers={})
@@ -98,14 +86,30 @@ def decoder(kind: str, **options: object) -> Stack:
 
     def forward(stage: LlmStage) -> torch.Tensor:
         hidden = stage.embed(numbers(sum(LENGTHS), 4, below=VOCAB), (), ())
-        positions = torch.cat([torch.arange(n) for n in LENGTHS])
-        cu_seqlens = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-        out = stage.decoder(
-            inputs_embeds=hidden[None], position_ids=positions[None], use_cache=False, cu_seq_lens_q=cu_seqlens
-        )
-        return out.last_hidden_state[0]
+        return decode(stage.decoder, hidden, torch.cat([torch.arange(n) for n in LENGTHS])[None])
 
-    return Stack(build, "decoder.layers", DECODER, forward)
+    return Stack(build, "decoder.layers", getattr(splits, kind.upper()), forward)
+
+
+def decode(module: torch.nn.Module, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    cu_seqlens = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    out = module(inputs_embeds=hidden[None], position_ids=positions, use_cache=False, cu_seq_lens_q=cu_seqlens)
+    return out.last_hidden_state[0]
+
+
+def multimodal_decoder(model_class: str, config_class: str, split: TensorSplit) -> Stack:
+    """A decoder with three rope positions per token, without head."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    config = {**DECODER, "hidden_size": 64, "head_dim": 8, "rope_parameters": rope}
+
+    def build() -> TowerStage:
+        return TowerStage(make(model_class, config_class, config, {}))
+
+    def forward(stage: TowerStage) -> torch.Tensor:
+        num_tokens = sum(LENGTHS)
+        return decode(stage.module, numbers((num_tokens, 64), 2), numbers((3, 1, num_tokens), 5, below=9))
+
+    return Stack(build, "module.layers", split, forward)
 
 
 def tower(
@@ -152,7 +156,7 @@ def omni(module: str, layers: str, split: TensorSplit) -> Stack:
 
 def internvit(**config: object) -> Stack:
     return tower(
-        "InternVLVisionModel", "InternVLVisionConfig", "encoder.layer", INTERNVIT, (numbers((3, 3, 28, 28), 9),),
+        "InternVLVisionModel", "InternVLVisionConfig", "encoder.layer", splits.INTERNVIT, (numbers((3, 3, 28, 28), 9),),
         image_size=28, patch_size=14, attention_bias=True, **VIT, **config,
     )  # fmt: skip
 
@@ -163,20 +167,25 @@ STACKS = {
     "Llama": decoder("Llama", attention_bias=True, mlp_bias=True),
     "Qwen3": decoder("Qwen3", head_dim=8, attention_bias=True),
     "Qwen3 tied": decoder("Qwen3", head_dim=8, tie_word_embeddings=True),
+    "Qwen2.5-VL text": multimodal_decoder("Qwen2_5_VLTextModel", "Qwen2_5_VLTextConfig", splits.QWEN2),
+    "Qwen3-VL text": multimodal_decoder("Qwen3VLTextModel", "Qwen3VLTextConfig", splits.QWEN3),
+    "Omni text": multimodal_decoder("Qwen2_5OmniThinkerTextModel", "Qwen2_5OmniTextConfig", splits.QWEN2),
     "SigLIP": tower(
-        "SiglipVisionModel", "SiglipVisionConfig", "encoder.layers", SIGLIP, (numbers((3, 3, 28, 28), 9),),
+        "SiglipVisionModel", "SiglipVisionConfig", "encoder.layers", splits.SIGLIP, (numbers((3, 3, 28, 28), 9),),
         image_size=28, patch_size=14, vision_use_head=False, **VIT,
     ),
     "InternVL": internvit(),
-    "Qwen2.5-VL vision": native("Qwen2_5_VLVision", NATIVE_2_5, window_size=112, fullatt_block_indexes=[1]),
-    "Qwen3-VL vision": native("Qwen3VLVision", NATIVE_3, num_position_embeddings=64, deepstack_visual_indexes=[0]),
+    "Qwen2.5-VL vision": native("Qwen2_5_VLVision", splits.QWEN2_5_VISION, window_size=112, fullatt_block_indexes=[1]),
+    "Qwen3-VL vision": native(
+        "Qwen3VLVision", splits.QWEN3_VISION, num_position_embeddings=64, deepstack_visual_indexes=[0]
+    ),
     "Qwen2-Audio": tower(
-        "Qwen2AudioEncoder", "Qwen2AudioEncoderConfig", "layers", WHISPER, (numbers((2, 16, 40), 9),),
+        "Qwen2AudioEncoder", "Qwen2AudioEncoderConfig", "layers", splits.QWEN2_AUDIO, (numbers((2, 16, 40), 9),),
         num_mel_bins=16, encoder_layers=NUM_LAYERS, encoder_attention_heads=4, encoder_ffn_dim=40, d_model=HIDDEN,
         max_source_positions=20,
     ),
-    "Omni vision": omni("vision", "blocks", THINKER),
-    "Omni audio": omni("audio", "layers", WHISPER),
+    "Omni vision": omni("vision", "blocks", splits.OMNI_VISION),
+    "Omni audio": omni("audio", "layers", splits.OMNI_AUDIO),
 }  # fmt: skip
 
 

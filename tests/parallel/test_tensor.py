@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.errors import ConfigError
+from dflop.models import splits
 from dflop.models.build import LlmStage
 from dflop.parallel.tensor import shard_layers, shard_stage
 from dflop.parallel.vocab import vocab_share
@@ -159,7 +160,8 @@ def test_exchanges_are_as_many_and_as_large_as_documented(run, name, degree):
         assert hidden == sum(LENGTHS) * HIDDEN
         loss, head = [num_targets, 2 * num_targets], [num_targets * HIDDEN]
     tied = [STACKS[name].build().decoder.embed_tokens.weight.numel()] if name == "Qwen3 tied" else []
-    norms = [8, 8] * NUM_LAYERS if name.startswith("Qwen3") and is_llm else []
+    norms = [v.numel() for n, v in got.values.items() if n.endswith(("q_norm.weight", "k_norm.weight"))]
+    assert len(norms) == (2 * NUM_LAYERS if name in ("Qwen3", "Qwen3 tied", "Qwen3-VL text") else 0)
     assert sent["loss"] == loss * NUM_MICROBATCHES
     assert sorted(sent["backward"]) == sorted((([hidden] * 2 * NUM_LAYERS) + head + tied + norms) * NUM_MICROBATCHES)
 
@@ -206,8 +208,8 @@ def test_a_norm_over_all_heads_is_refused():
 def test_a_group_of_one_changes_nothing():
     stage = STACKS["Qwen3"].build()
     before, loss = dict(stage.names), stage.head_loss
-    assert shard_stage(stage, stage.decoder.layers, stacks.DECODER, stand_in(1)) == frozenset()
-    assert shard_layers(stage.decoder.layers, stacks.DECODER, stand_in(1)) == {}
+    assert shard_stage(stage, stage.decoder.layers, splits.QWEN3, stand_in(1)) == frozenset()
+    assert shard_layers(stage.decoder.layers, splits.QWEN3, stand_in(1)) == {}
     assert stage.names == before
     assert stage.head_loss == loss
 
@@ -216,13 +218,13 @@ def test_parts_keep_what_is_frozen_and_let_the_whole_go():
     stage = STACKS["Qwen3"].build()
     stage.requires_grad_(False)
     stage.head.requires_grad_(True)
-    parts = shard_stage(stage, stage.decoder.layers, stacks.DECODER, stand_in(2))
+    parts = shard_stage(stage, stage.decoder.layers, splits.QWEN3, stand_in(2))
     for name, p in stage.names.items():
         assert p.requires_grad == (name == "lm_head.weight")
         assert p.is_contiguous()
         assert p.untyped_storage().nbytes() == p.nbytes, name
     for layer in stage.decoder.layers:
-        for name in (*stacks.DECODER.column, *stacks.DECODER.row):
+        for name in (*splits.QWEN3.column, *splits.QWEN3.row):
             linear = layer.get_submodule(name)
             assert linear.weight.shape == (linear.out_features, linear.in_features)
     # The head; in a layer seven weights and the biases of query, key and value.
