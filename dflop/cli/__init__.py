@@ -7,12 +7,13 @@ import sys
 from cyclopts import App
 
 from dflop import __version__
-from dflop.cli import data, pipeline, sql, store
+from dflop.cli import cost, data, pipeline, sql, store
 from dflop.errors import DflopError
 
 app = App(name="dflop", version=__version__, help="Data-aware training of multimodal LLMs on Slurm clusters.")
-for command in (pipeline.run, pipeline.report, pipeline.config, pipeline.demo_data, sql.sql):
+for command in (pipeline.run, pipeline.report, pipeline.config, pipeline.demo_data, cost.profile, sql.sql):
     app.command(command)
+app.command(cost.app)
 app.command(data.app)
 app.command(store.app)
 

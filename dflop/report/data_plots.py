@@ -53,6 +53,16 @@ class Profile:
         return [module for module in self.tokens if module != LLM]
 
 
+def check_suffix(path: Path) -> None:
+    """Refuses what cannot be drawn, before anything is computed.
+
+    Raises:
+        ConfigError: the suffix is none of `SUFFIXES`.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"cannot draw a `{path.suffix}` file", where=str(path), hint=f"valid: {', '.join(SUFFIXES)}")
+
+
 def save_plots(profile: Profile, path: Path) -> None:
     """Draws histograms per module, stacked by modality group, and LLM tokens against each encoder's.
 
@@ -60,8 +70,7 @@ def save_plots(profile: Profile, path: Path) -> None:
         ConfigError: the suffix is none of `SUFFIXES`.
         OSError: the file cannot be written.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"cannot draw a `{path.suffix}` file", where=str(path), hint=f"valid: {', '.join(SUFFIXES)}")
+    check_suffix(path)
     modules = [LLM, *profile.encoders]
     figure = Figure(figsize=(4.6 * len(modules), 6.6 if profile.encoders else 3.6), layout="constrained")
     figure.suptitle(profile.title, fontsize=11)

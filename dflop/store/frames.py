@@ -41,32 +41,36 @@ def profile_frame(store_root: Path | str, profile_key: str) -> pl.DataFrame:
     return frame
 
 
-def list_profiles(store_root: Path | str) -> list[Mapping[str, Any]]:
-    """The data profiles in the store, newest first: rows of the named query `data_profiles`.
+def list_profiles(store_root: Path | str, kind: str = "data") -> list[Mapping[str, Any]]:
+    """The profiles in the store, newest first: rows of the named query `data_profiles` or `model_profiles`.
 
     Raises:
         StoreError: there is no store, or it cannot be read.
     """
-    columns, rows = query(store_root, named_query("data_profiles").sql)
+    columns, rows = query(store_root, named_query(f"{kind}_profiles").sql)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def find_profile(store_root: Path | str, key: str) -> Mapping[str, Any]:
-    """A data profile by the first digits of its key; the newest one for an empty key.
+def find_profile(store_root: Path | str, key: str, kind: str = "data") -> Mapping[str, Any]:
+    """A profile (`data` or `model`) by the first digits of its key; the newest one for an empty key.
 
     Raises:
         StoreError: there is no store, or it cannot be read.
         DataError: none or several profiles begin so.
     """
-    profiles = list_profiles(store_root)
+    profiles = list_profiles(store_root, kind)
     found = [p for p in profiles if p["profile_key"].startswith(key)]
     if not profiles or not found:
         known = [str(p["profile_key"]) for p in profiles]
-        hint = did_you_mean(key, known) if known else "make one: dflop data profile CONFIG"
-        raise DataError(f"no data profile `{key}`", where=str(store_root), hint=hint)
+        hint = (
+            did_you_mean(key, known)
+            if known
+            else f"make one: dflop {'data profile' if kind == 'data' else 'profile'} CONFIG"
+        )
+        raise DataError(f"no {kind} profile `{key}`", where=str(store_root), hint=hint)
     if key and len(found) > 1:
         listed = ", ".join(p["profile_key"] for p in found)
-        raise DataError(f"`{key}` begins several data profiles: {listed}", where=str(store_root))
+        raise DataError(f"`{key}` begins several {kind} profiles: {listed}", where=str(store_root))
     return found[0]
 
 

@@ -102,9 +102,19 @@ class Reader:
         found = self._read(ProfileRecord, "profile_record", {"profile_key": profile_key}, order="created_at_s")
         return found[-1] if found else None
 
-    def shapes(self, profile_key: str) -> list[SampleShape]:
-        """Samples of a data profile, each once, sorted by `sample_index`."""
-        return self._read(SampleShape, "v_sample_shape", {"profile_key": profile_key}, order="sample_index")
+    def shapes(self, profile_key: str, *, max_samples: int | None = None) -> list[SampleShape]:
+        """Samples of a data profile, each once, sorted by `sample_index`.
+
+        Args:
+            profile_key: Data profile.
+            max_samples: At most so many, spread over the dataset, the same ones every time.
+        """
+        where = {"profile_key": profile_key}
+        if max_samples is None:
+            return self._read(SampleShape, "v_sample_shape", where, order="sample_index")
+        # Knuth's multiplicative hash: DuckDB's own may change from version to version.
+        mixed = f"(sample_index * 2654435761) % 4294967296, sample_index limit {max_samples:d}"
+        return sorted(self._read(SampleShape, "v_sample_shape", where, order=mixed), key=lambda s: s.sample_index)
 
     def _read(
         self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str

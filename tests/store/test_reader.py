@@ -42,6 +42,16 @@ def test_shapes_are_sorted_and_unique_although_a_profile_was_repeated(fill, make
         assert reader.shapes("none") == []
 
 
+def test_some_shapes_are_spread_over_the_dataset_and_always_the_same(fill, make) -> None:
+    root = fill(*(make.shape(i) for i in range(200)))
+    with Reader(root) as reader:
+        found = [s.sample_index for s in reader.shapes("data", max_samples=20)]
+        assert found == sorted(set(found)) == [s.sample_index for s in reader.shapes("data", max_samples=20)]
+        assert len(found) == 20
+        assert {i // 50 for i in found} == {0, 1, 2, 3}
+        assert len(reader.shapes("data", max_samples=900)) == 200
+
+
 def test_a_profile_is_the_newest_of_its_key(fill) -> None:
     profiles = [r.ProfileRecord("model", "model", "run", "{}", 3, 0, at_s, 1.0) for at_s in (20.0, 10.0)]
     with Reader(fill(*profiles)) as reader:

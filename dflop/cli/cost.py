@@ -1,0 +1,73 @@
+"""`dflop profile` and `dflop cost`: what the modules of a model cost on this hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.cli.pipeline import Overrides
+
+app = App(name="cost", help="Cost tables: seconds and bytes of every module, and how sure they are.")
+
+Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; the newest profile without it.")]
+
+
+def profile(config: Path, *, overrides: Overrides = ()) -> None:
+    """Time the modules of a configuration's model over its dataset, unless the store has the profile; print its key.
+
+    Probes run as jobs of the configured cluster. Example: dflop profile configs/demo.yaml
+    """
+    import asyncio
+
+    from dflop.config import load_config
+    from dflop.jobs.profiling import profile_modules
+
+    key = asyncio.run(profile_modules(load_config(config, overrides), say))
+    say(f"dflop cost show {key}")
+    print(key)
+
+
+@app.command
+def show(
+    key: Key = "",
+    /,
+    *,
+    store: Store = DEFAULT_STORE,
+    output: Annotated[Path | None, Parameter(help="Draw into this .png, .svg or .pdf instead.")] = None,
+    form: Annotated[Literal["table", "csv", "json"], Parameter(name="--format")] = "table",
+) -> None:
+    """Show the cost tables of a model profile: errors on unseen probes beside noise, curves, residuals.
+
+    Example: dflop cost show --output cost.svg
+    """
+    from dflop.records import Measurement
+    from dflop.report.cost_plots import (
+        COLUMNS,
+        RESIDUAL_COLUMNS,
+        fitted,
+        residual_rows,
+        save_cost_plots,
+        table_rows,
+    )
+    from dflop.report.rows import print_rows
+    from dflop.store.frames import find_profile
+    from dflop.store.reader import Reader
+
+    found = find_profile(store, key, "model")
+    with Reader(store) as reader:
+        tables = reader.latest_cost_tables(found["profile_key"])
+        measurements = reader.records(Measurement, where={"profile_key": found["profile_key"]})
+    pairs = fitted(tables, measurements)
+    title = f"{found['model_family']} on {found['hardware']}, profile {found['profile_key']}"
+    if output is not None:
+        save_cost_plots(pairs, output, title)
+        print(output)
+        return
+    if form == "table":
+        say(title)
+    print_rows(COLUMNS, table_rows(pairs), form)
+    if form == "table":
+        print_rows(RESIDUAL_COLUMNS, [row for pair in pairs for row in residual_rows(pair)], form)

@@ -1,0 +1,18 @@
+-- purpose: the model profiles there are, newest first: which model on which hardware, how many probes, how long
+-- parameters: none
+-- grain: one row per model profile
+-- units: seconds; UTC
+select
+    profile_key,
+    inputs ->> 'family' as model_family,
+    inputs ->> 'hardware' as hardware,
+    inputs ->> 'software' as software,
+    inputs ->> 'dtype' as dtype,
+    num_rows as num_measurements,
+    elapsed_s,
+    to_timestamp(created_at_s) as created_at,
+    run_id
+from profile_record
+where kind = 'model'
+qualify row_number() over (partition by profile_key order by created_at_s desc) = 1
+order by created_at desc;
