@@ -41,7 +41,7 @@ class Stack:
         if isinstance(stage, LlmStage):
             where = torch.arange(0, sum(LENGTHS), 2)
             return stage.loss_sum(out, where, numbers(len(where), 11, below=VOCAB))
-        return (out * numbers(out.shape, 12)).sum()
+        return (out - numbers(out.shape, 12)).square().sum()
 
 
 def numbers(shape: object, seed: int, *, below: int = 0) -> torch.Tensor:
