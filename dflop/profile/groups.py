@@ -64,6 +64,24 @@ def probe_groups(
     return tuple(groups)
 
 
+def random_groups(
+    shapes: Sequence[SampleShape], module: str, num_groups: int, *, max_samples: int, seed: int
+) -> tuple[ProbeGroup, ...]:
+    """Microbatches as training makes them: samples drawn by their weight, 1 to `max_samples` of them.
+
+    Sizes are log-uniform: packing over data-parallel ranks makes small ones as often as large ones.
+    """
+    rng = np.random.default_rng([seed, len(shapes), 1])
+    users = [s for s in shapes if s.load(module).num_tokens > 0]
+    weights = np.array([s.weight for s in users])
+    groups = []
+    for _ in range(num_groups if users else 0):
+        size = int(np.exp(rng.uniform(0, np.log(max_samples + 1))))
+        chosen = rng.choice(len(users), max(size, 1), p=weights / weights.sum())
+        groups.append(make_group("random", [users[i] for i in chosen], module))
+    return tuple(groups)
+
+
 def _neighbours(
     ordered: Sequence[SampleShape], max_samples: int, rng: np.random.Generator, *, few: bool
 ) -> Sequence[SampleShape]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from dflop.models import load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
@@ -25,7 +26,7 @@ from dflop.profile.groups import ProbeGroup
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
 from dflop.profile.ways import TRAIN, Way, apply_way
-from dflop.records import LLM, Measurement
+from dflop.records import LLM, Measurement, ModuleLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class ModuleProbe:
         settings: Identification and repeats.
         device: Where to run.
         way: How the module is run.
+        group: Ranks that share the module's layers; all of them run the same groups in the same order.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ModuleProbe:
         settings: ProbeSettings,
         device: torch.device,
         way: Way = TRAIN,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         config = family.shallow(module, num_layers)
         self._family = load_family(family.name, config, family.media)
@@ -71,7 +74,7 @@ class ModuleProbe:
         model = build_model(self._family, {**config, **token_config}, seed=settings.seed, dtype=dtype)
         self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers)).to(device)
         apply_way(self._stage, way)
-        self._way = way
+        self._way, self._group = way, group
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
         self._vocab_size, self._dtype = vocab_size, dtype
         self._rng = np.random.default_rng(settings.seed)
@@ -127,12 +130,12 @@ class ModuleProbe:
         )  # fmt: skip
 
     def _row(self, group: ProbeGroup, *, num_repeats: int, status: str = "ok", **measured: Any) -> Measurement:
-        s, (num_items, num_tokens, sum_sq_tokens) = self._settings, self._load(group)
+        s, load = self._settings, self.load(group)
         nothing = dict(forward_s=0.0, backward_s=0.0, forward_spread_s=0.0, backward_spread_s=0.0, activation_bytes=0)
         return Measurement(
             profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
-            tp=1, num_layers=self._num_layers, group=group.kind, num_items=num_items, num_tokens=num_tokens,
-            sum_sq_tokens=sum_sq_tokens, num_repeats=num_repeats, param_bytes=self._stage.param_bytes,
+            tp=1, num_layers=self._num_layers, group=group.kind, num_items=load.num_items, num_tokens=load.num_tokens,
+            sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self._stage.param_bytes,
             is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status, **(nothing | measured),
         )  # fmt: skip
 
@@ -147,12 +150,12 @@ class ModuleProbe:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _load(self, group: ProbeGroup) -> tuple[int, int, int]:
-        """Items, tokens and squared tokens of a group in this probe."""
+    def load(self, group: ProbeGroup) -> ModuleLoad:
+        """Load of a group on this probe, whose attention windows may differ from those of the full model."""
         if self._module == LLM:
-            return group.load.num_items, group.load.num_tokens, group.load.sum_sq_tokens
+            return group.load
         placed = self._place(group)
-        return len(placed), sum(p.num_tokens for p in placed), sum(p.sum_sq_tokens for p in placed)
+        return ModuleLoad(len(placed), sum(p.num_tokens for p in placed), sum(p.sum_sq_tokens for p in placed))
 
     def _place(self, group: ProbeGroup) -> Sequence[Placement]:
         # The shallow probe's own rule: its layers may mix full and windowed attention differently.

@@ -1,7 +1,9 @@
 """Profile every module of a model within a time budget.
 
-The budget is split over modules and depths. Probes stop when their share is spent, but never before each depth has
-`MIN_PROBES` of them: a fit needs that many to tell its terms apart.
+The budget is split over modules and ways of running them. A group of samples is timed at every depth before the next
+one is chosen, by `adaptive.Design` or in the order drawn. Probing ends when the module is known well enough, when its
+share of the budget is spent or all groups are done, but never before `MIN_GROUPS`: a fit needs that many to tell its
+terms apart.
 """
 
 from __future__ import annotations
@@ -12,14 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dflop.errors import DataError
 from dflop.models.family import Family
-from dflop.profile.groups import probe_groups
+from dflop.profile.adaptive import Design
+from dflop.profile.groups import ProbeGroup, probe_groups, random_groups
 from dflop.profile.probe import ModuleProbe, ProbeSettings
+from dflop.profile.ways import TRAIN, Way
 from dflop.records import Measurement, SampleShape
+from dflop.units import percent
 
-MIN_PROBES = 8
+MIN_GROUPS = 6
+POOL_FACTOR = 4
+"""Groups to choose from per group that may be probed."""
+NUM_TARGETS = 64
+"""Microbatches drawn from the data that the choice shall predict well."""
 
 
 def profile_model(
@@ -35,6 +45,9 @@ def profile_model(
     budget_s: float,
     device: torch.device,
     progress: Callable[[str], None],
+    ways: Sequence[Way] = (TRAIN,),
+    target_frac: float | None = 0.02,
+    group: dist.ProcessGroup | None = None,
 ) -> Iterator[Measurement]:
     """Measurements of every module that the data uses, as they are taken.
 
@@ -45,36 +58,121 @@ def profile_model(
         vocab_size: Rows of the embedding.
         settings: Identification and repeats.
         depths: Shallow depths to build.
-        num_probes: Groups per module and depth.
+        num_probes: Groups per module and way, at most.
         max_samples: Largest group in samples.
-        budget_s: Time for the probes of all modules together.
+        budget_s: Time for the probes of all modules and ways together.
         device: Where to run.
-        progress: Told once per module and depth.
+        progress: Told once per module and way.
+        ways: How every module is run.
+        target_frac: Probing of a module ends when its seconds are known to this relative uncertainty; None: all
+            `num_probes` groups in the order drawn.
+        group: Tensor-parallel ranks that run one module together. All of them make the same call and yield rows of
+            the same groups; the first one's choices and seconds count.
 
     Raises:
         DataError: there is no sample to draw groups from.
     """
+    used = used_modules(family, shapes)
+    share_s = budget_s / (len(used) * len(ways))
+    for module in used:
+        for way in ways:
+            probes = [
+                ModuleProbe(family, token_config, vocab_size, module, n, settings, device, way=way, group=group)
+                for n in depths
+            ]
+            num_groups = num_probes if target_frac is None else POOL_FACTOR * num_probes
+            groups = probe_groups(shapes, module, num_groups=num_groups, max_samples=max_samples, seed=settings.seed)
+            targets = random_groups(shapes, module, NUM_TARGETS, max_samples=max_samples, seed=settings.seed)
+            depth = next(s.num_layers for s in family.specs() if s.module == module)
+            chooser = _Chooser(probes, groups, Design(
+                depths, [[p.load(g) for p in probes] for g in groups], depth, [g.load for g in targets]
+            ), num_probes, share_s, target_frac, group)  # fmt: skip
+            yield from chooser.run()
+            name = module if way == TRAIN else f"{module}, {way.name}"
+            progress(f"{name}: {chooser.summary()}")
+
+
+def used_modules(family: Family, shapes: Sequence[SampleShape]) -> list[str]:
+    """Modules with any work in `shapes`, in the family's order.
+
+    Raises:
+        DataError: there are none.
+    """
     used = [m for m in family.modules if any(s.load(m).num_tokens for s in shapes)]
     if not used:
         raise DataError("no sample to profile the model with", hint="the dataset has no healthy sample")
-    share_s = budget_s / (len(used) * len(depths))
-    for module in used:
-        groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=settings.seed)
-        for depth in depths:
-            probe = ModuleProbe(family, token_config, vocab_size, module, depth, settings, device)
-            limit = math.inf
-            for group in sorted(groups, key=lambda g: -g.load.num_tokens):
-                too_large = probe.warm_up(group)
+    return used
+
+
+class _Chooser:
+    """Probes of one module at all depths in one way: which group is next, and when to stop."""
+
+    def __init__(
+        self, probes: Sequence[ModuleProbe], groups: Sequence[ProbeGroup], design: Design, most: int, share_s: float,
+        target_frac: float | None, ranks: dist.ProcessGroup | None,
+    ) -> None:  # fmt: skip
+        self._probes, self._groups, self._design = probes, groups, design
+        self._most, self._share_s, self._target_frac, self._ranks = most, share_s, target_frac, ranks
+        self._num_rows = self._num_too_large = 0
+
+    def run(self) -> Iterator[Measurement]:
+        """Rows as they are measured; a group that does not fit at some depth ends what is larger at every depth."""
+        yield from self._warm_up()
+        started = time.perf_counter()
+        while (index := self._agree(self._next(time.perf_counter() - started))) is not None:
+            rows = []
+            for probe in self._probes:
+                rows.append(probe.measure(self._groups[index]))
+                yield rows[-1]
+                if rows[-1].status != "ok":
+                    break
+            self._note(index, rows)
+
+    def summary(self) -> str:
+        too_large = f", {self._num_too_large} too large for the memory" if self._num_too_large else ""
+        known = f", uncertain by {percent(self._design.uncertainty_frac)}" if self._design.num_taken else ""
+        return f"{self._num_rows} probes{known}{too_large}"
+
+    def _warm_up(self) -> Iterator[Measurement]:
+        """The largest group that fits, once, so that every allocation has its size before anything is kept."""
+        for probe in self._probes:
+            for index in self._design.largest_first():
+                too_large = probe.warm_up(self._groups[index])
                 if too_large is None:
                     break
                 yield too_large
-                limit = group.load.num_tokens
-            deadline, num_done = time.perf_counter() + share_s, 0
-            for group in groups:
-                if time.perf_counter() > deadline and num_done >= MIN_PROBES:
-                    break
-                if group.load.num_tokens >= limit:
-                    continue
-                yield probe.measure(group)
-                num_done += 1
-            progress(f"{module}, {depth} layer{'s' if depth > 1 else ''}: {num_done} of {len(groups)} probes")
+                self._note(index, [too_large])
+
+    def _next(self, elapsed_s: float) -> int | None:
+        design, num_done = self._design, self._design.num_taken
+        if num_done >= self._most or (num_done >= MIN_GROUPS and elapsed_s > self._share_s):
+            return None
+        if self._target_frac is None:
+            return design.first()
+        if num_done >= MIN_GROUPS and design.uncertainty_frac < self._target_frac:
+            return None
+        return design.next()
+
+    def _note(self, index: int, rows: Sequence[Measurement]) -> None:
+        timed = [row for row in rows if row.status == "ok"]
+        self._num_rows += len(timed)
+        if len(timed) < len(rows):
+            self._num_too_large += 1
+            self._design.drop(self._design.num_tokens[index])
+            return
+        seconds = [row.forward_s + row.backward_s for row in timed]
+        noise_frac = max(_standard_error(row) / s for row, s in zip(timed, seconds, strict=True))
+        self._design.take(index, seconds, noise_frac)
+
+    def _agree(self, choice: int | None) -> int | None:
+        """The first rank's choice on every rank: they time differently and must still run the same groups."""
+        if self._ranks is None:
+            return choice
+        shared = [choice]
+        dist.broadcast_object_list(shared, group=self._ranks, group_src=0)
+        return shared[0]
+
+
+def _standard_error(row: Measurement) -> float:
+    """Of the medians: 1.25 standard deviations / sqrt(n), the standard deviation being 1.48 half ranges (normal)."""
+    return 1.25 * 1.48 * (row.forward_spread_s + row.backward_spread_s) / math.sqrt(row.num_repeats)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from dflop.profile.groups import KINDS, make_group, probe_groups
+from dflop.profile.groups import KINDS, make_group, probe_groups, random_groups
 from dflop.records import LLM
 from tests.builders import random_batch
 
@@ -93,3 +95,12 @@ def test_cost_terms_can_be_told_apart_better_than_in_random_groups(module, measu
         only_random.append(measure([g for g in many if g.kind == "random"]))
     assert np.median(mixed) < 0.95 * np.median(only_random)
     assert measure is not condition or max(mixed) < 50
+
+
+def test_microbatches_of_the_data_follow_the_weights():
+    shapes = [dataclasses.replace(s, weight=3.0 if s.sample_index % 2 else 1.0) for s in random_batch(40, seed=0)]
+    groups = random_groups(shapes, LLM, 400, max_samples=8, seed=0)
+    assert {len(g.samples) for g in groups} == set(range(1, 9))
+    drawn = [s.sample_index % 2 for g in groups for s in g.samples]
+    assert np.mean(drawn) == pytest.approx(0.75, abs=0.05)
+    assert random_groups(random_batch(5, encoders=(), seed=0), "vision", 4, max_samples=2, seed=0) == ()

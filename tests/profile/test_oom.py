@@ -9,7 +9,7 @@ from dflop.profile import run
 from dflop.profile.groups import make_group, probe_groups
 from dflop.profile.probe import ModuleProbe, is_out_of_memory
 from dflop.records import LLM
-from tests.profile.test_probe import SETTINGS, new_probe, profile, users
+from tests.profile.test_probe import new_probe, profile, users
 from tests.train.synthetic import make_shapes
 
 ERRORS = [
@@ -78,13 +78,32 @@ def test_nothing_larger_than_what_did_not_fit_is_tried(monkeypatch):
                 calls[self._num_layers] = limit_tokens(self, most, MemoryError())
 
     monkeypatch.setattr(run, "ModuleProbe", Limited)
-    found, _ = profile(shapes, num_probes=12, max_samples=8)
+    found, lines = profile(shapes, num_probes=12, max_samples=8, target_frac=None)
     rows = [m for m in found if m.module == LLM]
+    failed = [m.num_tokens for m in rows if m.status == "oom"]
+    assert failed == sorted((g.load.num_tokens for g in groups if g.load.num_tokens > most), reverse=True)
     for depth in (1, 2):
         tokens = [m.num_tokens for m in rows if m.num_layers == depth and m.status == "ok"]
-        failed = [m.num_tokens for m in rows if m.num_layers == depth and m.status == "oom"]
-        assert sorted(tokens) == sorted(g.load.num_tokens for g in groups if g.load.num_tokens <= most)
-        assert failed == sorted((n for n in failed), reverse=True)
-        assert min(failed) > max(tokens)
-        assert [n for n in calls[depth] if n > most] == failed, "each only once"
-    assert SETTINGS.num_repeats == 2
+        assert tokens == [g.load.num_tokens for g in groups if g.load.num_tokens <= most]
+    assert [n for n in calls[1] if n > most] == failed, "each only once"
+    assert [n for n in calls[2] if n > most] == [], "what did not fit at one layer is not tried at two"
+    assert lines[-1].endswith(f", {len(failed)} too large for the memory")
+
+
+def test_what_fits_only_at_the_smaller_depth_is_not_tried_at_the_larger_again(monkeypatch):
+    shapes, calls = make_shapes(40, seed=3), []
+    groups = probe_groups(shapes, LLM, num_groups=8, max_samples=8, seed=0)
+    most = sorted(g.load.num_tokens for g in groups)[5]
+
+    class Limited(ModuleProbe):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            if (self._module, self._num_layers) == (LLM, 2):
+                calls.append(limit_tokens(self, most, MemoryError()))
+
+    monkeypatch.setattr(run, "ModuleProbe", Limited)
+    found, _ = profile(shapes, num_probes=8, max_samples=8, target_frac=None)
+    rows = [m for m in found if m.module == LLM]
+    assert {m.num_layers for m in rows if m.status == "oom"} == {2}
+    assert len([n for n in calls[0] if n > most]) == len([m for m in rows if m.status == "oom"]) == 2
+    assert max(m.num_tokens for m in rows if m.status == "ok") == most

@@ -5,12 +5,14 @@ from functools import cache
 import pytest
 import torch
 
+from dflop.cost.fit import fit_cost_tables
+from dflop.cost.fit import fit_cost_tables
 from dflop.errors import DataError
 from dflop.profile.groups import make_group, probe_groups
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.profile.run import MIN_PROBES, profile_model
-from dflop.profile.ways import TRAIN
+from dflop.profile.run import MIN_GROUPS, POOL_FACTOR, profile_model
+from dflop.profile.ways import TRAIN, WAYS
 from dflop.records import LLM
 from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family, make_shapes
 
@@ -85,7 +87,7 @@ def profile(shapes, **changes):
         vocab_size=VOCAB_SIZE,
         settings=SETTINGS,
         depths=(1, 2),
-        num_probes=MIN_PROBES + 2,
+        num_probes=MIN_GROUPS + 2,
         max_samples=2,
         budget_s=1e9,
         device=torch.device("cpu"),
@@ -96,20 +98,46 @@ def profile(shapes, **changes):
 
 def test_every_used_module_is_profiled_at_every_depth():
     shapes = make_shapes(30, seed=1, kinds=("image",))
-    found, lines = profile(shapes, num_probes=4)
+    found, lines = profile(shapes, num_probes=4, target_frac=None)
     assert [(m.module, m.num_layers) for m in found] == [
-        (m, d) for m in ("vision", LLM) for d in (1, 2) for _ in "1234"
+        (m, d) for m in ("vision", LLM) for _ in "1234" for d in (1, 2)
     ]
     groups = probe_groups(shapes, LLM, num_groups=4, max_samples=2, seed=SETTINGS.seed)
-    assert [m.num_tokens for m in found if m.module == LLM] == [g.load.num_tokens for g in groups] * 2
-    assert lines[0] == "vision, 1 layer: 4 of 4 probes"
-    assert lines[-1] == "llm, 2 layers: 4 of 4 probes"
+    assert [m.num_tokens for m in found if m.module == LLM] == [g.load.num_tokens for g in groups for _ in "12"]
+    assert lines[0].startswith("vision: 8 probes, uncertain by ")
+
+
+def test_every_way_of_running_is_profiled():
+    ways = (TRAIN, WAYS["recompute"])
+    found, lines = profile(make_shapes(10, seed=1, kinds=("audio",))[4:5], num_probes=1, ways=ways)
+    assert [m.recompute for m in found] == [False, False, True, True]
+    assert [line.partition(":")[0] for line in lines] == ["llm", "llm, recompute"]
+
+
+def test_chosen_groups_are_within_the_limits_and_fit_cost_tables():
+    shapes = make_shapes(60, seed=2)
+    found, _ = profile(shapes, num_probes=8, max_samples=4, target_frac=1e-6)
+    for module in family().modules:
+        rows = [m for m in found if m.module == module]
+        assert len(rows) == 16
+        assert len({(m.num_tokens, m.num_items, m.sum_sq_tokens, m.num_layers) for m in rows}) > 8
+        pool = probe_groups(shapes, module, num_groups=POOL_FACTOR * 8, max_samples=4, seed=SETTINGS.seed)
+        assert {m.num_tokens for m in rows} <= {g.load.num_tokens for g in pool}
+        sizes = {m.num_tokens for m in rows}
+        assert {min(g.load.num_tokens for g in pool), max(g.load.num_tokens for g in pool)} <= sizes
+    tables = fit_cost_tables(found, family().specs())
+    assert {t.module for t in tables} == set(family().modules)
+
+
+def test_probing_ends_when_the_module_is_known():
+    found, _ = profile(make_shapes(60, seed=2), num_probes=9, target_frac=1e6)
+    assert [m.module for m in found] == [m for m in family().modules for _ in range(2 * MIN_GROUPS)]
 
 
 def test_a_spent_budget_leaves_as_many_probes_as_a_fit_needs():
     found, lines = profile(make_shapes(10, seed=1, kinds=("audio",))[4:5], budget_s=0)
-    assert [m.num_layers for m in found] == [1] * MIN_PROBES + [2] * MIN_PROBES
-    assert lines[0] == f"llm, 1 layer: {MIN_PROBES} of {MIN_PROBES + 2} probes"
+    assert [m.num_layers for m in found] == [1, 2] * MIN_GROUPS
+    assert lines[0].startswith(f"llm: {2 * MIN_GROUPS} probes")
 
 
 def test_an_empty_dataset_is_an_error_of_the_data():
