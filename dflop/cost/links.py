@@ -109,11 +109,11 @@ class LinkModel:
             ),
         )
         latency_s = nearest.latency_s * math.log2(num_ranks) / math.log2(max(nearest.num_ranks, 2))
-        moved = _moved_frac(op, num_ranks) / _moved_frac(op, max(nearest.num_ranks, 2))
+        moved = moved_frac(op, num_ranks) / moved_frac(op, max(nearest.num_ranks, 2))
         return latency_s + moved * num_bytes / nearest.bytes_per_s
 
 
-def _moved_frac(op: str, num_ranks: int) -> float:
+def moved_frac(op: str, num_ranks: int) -> float:
     """Part of its buffer that every rank of a ring sends."""
     if op == P2P:
         return 1.0

@@ -3,7 +3,8 @@
 Layers are cut as `dflop/models/tensor_split.py` says: matmuls and attention heads over the ranks, norms and residuals
 on every rank, one all-reduce of the hidden states behind attention and one behind the MLP, in each direction. So the
 terms that grow with the load are divided by the degree and by an efficiency, launches stay, and all-reduces are added
-where a link is known. The edge stays whole. The efficiency is that of the planner's synthetic studies: a guess for
+where a link is known. An LLM's head is cut, too, and its edge divided with it; an encoder's edge stays whole, and so
+do the edge's parameters, for the embedding is. The efficiency is that of the planner's synthetic studies: a guess for
 what smaller matmuls lose, on top of the all-reduces, and therefore cautious; a measured table replaces all of it.
 """
 
@@ -18,11 +19,14 @@ from dflop.cost import curve
 from dflop.cost.activations import layer_bytes_per_token
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.links import ALL_REDUCE, LinkModel
-from dflop.records import CostTable, CostTerms, ModuleSpec
+from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
 
 EFFICIENCY = {1: 1.0, 2: 0.94, 4: 0.85, 8: 0.73}
 """Of splitting a layer over so many ranks; in between it falls linearly with the logarithm of the degree."""
-ALL_REDUCES_PER_PASS = 2
+LAYER_ALL_REDUCES = 2
+"""Per pass, of the hidden states."""
+EDGE_ALL_REDUCES = (2, 1)
+"""Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states."""
 
 
 def efficiency(tp: int) -> float:
@@ -39,6 +43,34 @@ def replicated_frac(spec: ModuleSpec) -> float:
     return whole / (whole + split)
 
 
+def all_reduces(
+    spec: ModuleSpec, tp: int, links: LinkModel, bytes_per_hidden: int, *, recompute: bool
+) -> tuple[CostTerms, CostTerms]:
+    """(forward, backward) seconds of the messages between the ranks, which sit on one node; zero without a link."""
+    # Latency, and what a token adds to it: a link's cost is a line.
+    latency_s = links.seconds(ALL_REDUCE, 1e-9, tp, 1)
+    hidden_s = links.seconds(ALL_REDUCE, spec.hidden_size * bytes_per_hidden, tp, 1) - latency_s
+    numbers_s = links.seconds(ALL_REDUCE, 3 * 4, tp, 1) - latency_s
+    has_head = spec.module == LLM
+
+    def terms(num_layer: int, num_edge: int, edge_token_s: float) -> CostTerms:
+        return CostTerms(
+            layer_fixed=num_layer * latency_s,
+            layer_per_token=num_layer * hidden_s,
+            layer_per_sq_token=0.0,
+            edge_fixed=has_head * num_edge * latency_s,
+            edge_per_token=has_head * num_edge * edge_token_s,
+            edge_per_item=0.0,
+        )
+
+    forward, backward = EDGE_ALL_REDUCES
+    # Recomputation runs the forward pass of the layers again, its all-reduces included.
+    return (
+        terms(LAYER_ALL_REDUCES, forward, numbers_s),
+        terms((1 + recompute) * LAYER_ALL_REDUCES, backward, hidden_s),
+    )
+
+
 def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -> CostTable:
     """Table of `base`'s module at `tp`, marked `derived`.
 
@@ -49,30 +81,24 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
         links: All-reduces; left out where it knows none.
     """
     speedup = tp * efficiency(tp)
-    hidden_bytes = spec.hidden_size * bytes_per_value(base.dtype)
-    # Latency and rate of the all-reduce of one token's hidden state, as terms of a layer.
-    latency_s = links.seconds(ALL_REDUCE, 1e-9, tp, 1)
-    per_token_s = links.seconds(ALL_REDUCE, hidden_bytes, tp, 1) - latency_s
-    exchange = dataclasses.replace(
-        curve.ZERO, layer_fixed=ALL_REDUCES_PER_PASS * latency_s, layer_per_token=ALL_REDUCES_PER_PASS * per_token_s
-    )
-    kept = replicated_frac(spec) if not base.recompute else 1.0
+    cuts_edge = spec.module == LLM
+    forward, backward = all_reduces(spec, tp, links, bytes_per_value(base.dtype), recompute=base.recompute)
+    kept = 1.0 if base.recompute else replicated_frac(spec)
     share = kept + (1.0 - kept) / tp
     return with_table_id(
         dataclasses.replace(
             base,
             tp=tp,
             source="derived",
-            forward_s=curve.combine([(1.0, _split(base.forward_s, speedup)), (1.0, exchange)]),
-            # Recomputation runs the forward pass again, its all-reduces included.
-            backward_s=curve.combine([(1.0, _split(base.backward_s, speedup)), (1.0 + base.recompute, exchange)]),
-            activation_bytes=curve.combine([(share, base.activation_bytes)], [1.0]),
+            forward_s=curve.combine([(1.0, _cut(base.forward_s, speedup, cuts_edge)), (1.0, forward)]),
+            backward_s=curve.combine([(1.0, _cut(base.backward_s, speedup, cuts_edge)), (1.0, backward)]),
+            activation_bytes=curve.combine([(share, base.activation_bytes)], [1.0 / tp if cuts_edge else 1.0]),
             layer_param_bytes=-(-base.layer_param_bytes // tp),
         )
     )
 
 
-def _split(terms: CostTerms, speedup: float) -> CostTerms:
-    """Layer terms that grow with the load, divided by the speed-up."""
-    divided = curve.combine([(1.0 / speedup, terms)], [1.0])
-    return dataclasses.replace(divided, layer_fixed=terms.layer_fixed)
+def _cut(terms: CostTerms, speedup: float, cuts_edge: bool) -> CostTerms:
+    """Terms that grow with the load, divided by the speed-up; launches as they were."""
+    divided = curve.combine([(1.0 / speedup, terms)], [1.0 / speedup if cuts_edge else 1.0])
+    return dataclasses.replace(divided, layer_fixed=terms.layer_fixed, edge_fixed=terms.edge_fixed)

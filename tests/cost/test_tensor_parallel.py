@@ -15,17 +15,24 @@ BENT = CostTerms(1e-3, 1e-6, 1e-9, 2e-3, 3e-6, 4e-6, (100.0,), (9e-6,))
 TABLE = make_table("llm", forward_s=BENT, backward_s=BENT)
 
 
-def test_work_is_divided_launches_and_edge_are_not():
+def test_work_is_divided_and_launches_are_not():
     cost = CostModel([TABLE], specs=[SPEC])
     derived = cost.table("llm", tp=4)
     speedup = 4 * 0.85
     assert (derived.source, derived.tp) == ("derived", 4)
     assert derived.table_id not in (TABLE.table_id, cost.table("llm", tp=2).table_id)
-    expected = CostTerms(1e-3, 1e-6 / speedup, 1e-9 / speedup, 2e-3, 3e-6, 4e-6, (100.0,), (9e-6 / speedup,))
-    for name in ("layer_fixed", "layer_per_token", "layer_per_sq_token", "edge_fixed", "edge_per_token"):
-        assert getattr(derived.forward_s, name) == pytest.approx(getattr(expected, name))
-    assert derived.forward_s.layer_bends == pytest.approx(expected.layer_bends)
+    names = ("layer_fixed", "layer_per_token", "layer_per_sq_token", "edge_fixed", "edge_per_token", "edge_per_item")
+    expected = (1e-3, 1e-6 / speedup, 1e-9 / speedup, 2e-3, 3e-6 / speedup, 4e-6 / speedup)
+    assert [getattr(derived.forward_s, name) for name in names] == pytest.approx(expected)
+    assert derived.forward_s.layer_bends == pytest.approx((9e-6 / speedup,))
     assert (derived.layer_param_bytes, derived.edge_param_bytes) == (1_000_000, TABLE.edge_param_bytes)
+
+
+def test_the_edge_of_an_encoder_stays_whole():
+    vision = dataclasses.replace(SPEC, module="vision")
+    derived = CostModel([dataclasses.replace(TABLE, module="vision")], specs=[vision]).table("vision", tp=4)
+    assert (derived.forward_s.edge_per_token, derived.forward_s.edge_per_item) == (3e-6, 4e-6)
+    assert derived.activation_bytes.edge_per_token == TABLE.activation_bytes.edge_per_token
 
 
 def test_two_all_reduces_per_layer_and_pass_are_added_where_a_link_is_known():
@@ -33,12 +40,12 @@ def test_two_all_reduces_per_layer_and_pass_are_added_where_a_link_is_known():
     recomputing = dataclasses.replace(TABLE, recompute=True)
     plain, linked = (CostModel([TABLE, recomputing], specs=[SPEC], links=x) for x in ((), (link,)))
     load = {"num_items": 1, "num_tokens": 300, "sum_sq_tokens": 0, "num_layers": 5, "edge": True, "tp": 2}
-    all_reduce_s = 1e-5 + 300 * 64 * 4 / 1e9
+    hidden_s, numbers_s = (1e-5 + 300 * size / 1e9 for size in (64 * 4, 3 * 4))
     for recompute, num_backward in ((False, 2), (True, 4)):
         with_link = linked.module_seconds("llm", **load, recompute=recompute)
         without = plain.module_seconds("llm", **load, recompute=recompute)
-        assert with_link[0] - without[0] == pytest.approx(5 * 2 * all_reduce_s)
-        assert with_link[1] - without[1] == pytest.approx(5 * num_backward * all_reduce_s)
+        assert with_link[0] - without[0] == pytest.approx(5 * 2 * hidden_s + 2 * numbers_s)
+        assert with_link[1] - without[1] == pytest.approx((5 * num_backward + 1) * hidden_s)
 
 
 def test_activations_are_split_but_for_what_every_rank_keeps():
