@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from dflop.cost.fit import fit_cost_tables
-from dflop.cost.fit import fit_cost_tables
 from dflop.errors import DataError
 from dflop.profile.groups import make_group, probe_groups
 from dflop.profile.hardware import hardware_name, software_name
