@@ -130,7 +130,15 @@ class ModelProfileConfig(Section):
     """The two shallow depths; everything deeper is extrapolated."""
     num_repeats: int = Field(default=3, ge=1)
     num_probes: int = Field(default=18, ge=4)
-    """Packed groups per module and depth."""
+    """Packed groups per module and depth, at most."""
+    target_frac: float = Field(default=0.02, gt=0, lt=1)
+    """Probing of a module ends when its cost is known to this relative uncertainty."""
+    tp: tuple[int, ...] = Field(default=(1,), min_length=1)
+    """Tensor-parallel degrees to measure; others are derived from tp 1."""
+    ways: tuple[Literal["train", "frozen", "recompute"], ...] = ("train",)
+    """How modules are run: with gradients of their weights, without them, with layers that run again in backward."""
+    links_budget_s: float = Field(default=5, ge=0)
+    """Time for messages and collectives between processes; 0: none."""
 
 
 class PlanConfig(Section):

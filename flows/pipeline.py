@@ -8,7 +8,6 @@ Deploy by path: `flows/pipeline.py:pipeline`.
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary
 from dflop.errors import DflopError, InfrastructureError, StoreError
 from dflop.jobs import planning, profiling, results, runs, submit
-from dflop.jobs.follow import follow_job, ingest_run, note_profile, stored_profile
+from dflop.jobs.follow import follow_job, ingest_run
 from dflop.jobs.preflight import preflight
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE, TRAIN
@@ -102,19 +101,8 @@ async def data_profile(run: RunDir, launcher: Launcher) -> None:
 
 @task(name="model-profile", **_JOB_STEP)
 async def model_profile(run: RunDir, launcher: Launcher) -> str:
-    """Measurements of every module, from the store or from a job; returns the profile's key."""
-    config, say = run.config(), get_run_logger().info
-    key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
-    found = stored_profile(config.store, key)
-    if found is not None:
-        say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
-        return key
-    say(f"profiling on {hardware}")
-    started = time.time()
-    (result,) = await follow_job(run, launcher, submit.model_job(run, config, key, hardware), say)
-    note_profile(run, key, "model", [result], time.time() - started, inputs)
-    await ingest_run(run, get_run_logger().info)
-    return key
+    """Measurements of every module, from the store or from jobs; returns the profile's key."""
+    return await profiling.model_profile(run, launcher, get_run_logger().info)
 
 
 @task(name="plan", **_STEP)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
+from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
 from dflop.errors import StoreError
@@ -16,7 +18,7 @@ from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.models.family import Family
 from dflop.plan.search import make_plans
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import CostTable, Measurement, ModuleSpec, Plan, SampleShape
+from dflop.records import CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
@@ -52,32 +54,42 @@ def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleS
     return tuple(s for s in family.specs() if any(x.load(s.module).num_tokens for x in shapes))
 
 
-def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[list[CostTable], Current]:
-    """Cost tables of a finished model profile from the store, fitted and stored first where there are none.
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a plan is made from."""
 
-    Returns:
-        The tables and the snapshot they were read from.
-    """
+    tables: list[CostTable]
+    links: list[LinkCost]
+    snapshot: Current
+    """Where they were read."""
+
+
+def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Costs:
+    """Cost tables and link costs of a finished model profile, fitted and stored first where there are none."""
     family = bound_family(config)
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)
         if tables:
-            return tables, reader.snapshot
+            return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
         measurements = reader.records(Measurement, where={"profile_key": profile_key})
+        links = reader.records(LinkMeasurement, where={"profile_key": profile_key})
     profiled = {m.module for m in measurements}
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
         for table in fit_cost_tables(measurements, [s for s in family.specs() if s.module in profiled]):
             spool.append(table)
             say(
-                f"cost table of `{table.module}`: {table.num_measurements} probes, median error "
-                f"{table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}"
+                f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, unseen ones: median "
+                f"error {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
+                f"{table.noise_frac:.1%}"
             )
+        for link in fit_link_costs(links):
+            spool.append(link)
     ingest(config.store)
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)
         if not tables:
             raise StoreError("fitted cost tables did not arrive in the store", where=str(config.store))
-        return tables, reader.snapshot
+        return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
 
 
 def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[Plan, ...]:
@@ -86,24 +98,24 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     Returns:
         Candidates, best first.
     """
-    tables, snapshot = cost_tables(run, config, profile_key, say)
-    shapes = run.shapes()
+    costs = cost_tables(run, config, profile_key, say)
+    shapes, family = run.shapes(), bound_family(config)
     plans = make_plans(
         run_id=run.run_id,
-        specs=used_modules(bound_family(config), shapes),
+        specs=used_modules(family, shapes),
         cluster=config.cluster.spec(),
-        cost=CostModel(tables),
+        cost=CostModel(costs.tables, specs=family.specs(), links=costs.links),
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
         microbatch_choices=config.plan.microbatch_choices,
-        snapshot_seq=snapshot.seq,
+        snapshot_seq=costs.snapshot.seq,
         top=config.plan.top,
         progress=say,
     )
-    used = [t for t in tables if t.table_id in plans[0].table_ids]
+    used = [t for t in costs.tables if t.table_id in plans[0].table_ids]
     run.write_plan(plans[0], used)
     with SpoolWriter(config.store, run.run_id, "plan") as spool:
         for plan in plans:
             spool.append(plan)
-        spool.append(run_input(run.run_id, "plan", 0, snapshot, run.profile_key(), used))
+        spool.append(run_input(run.run_id, "plan", 0, costs.snapshot, run.profile_key(), used))
     return plans

@@ -1,15 +1,17 @@
-"""The data profile of a run: found in the store, or made by jobs over shards, and judged."""
+"""The profiles of a run, of its data and of its modules: found in the store, or made by jobs, and judged."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from dflop.config import Config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.errors import DataError, DflopError
-from dflop.jobs import runs, submit
+from dflop.jobs import planning, runs, submit
 from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch import Launcher
@@ -27,19 +29,67 @@ async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
         DataError: the dataset cannot be read, or too much of it is unusable.
         LaunchError: a job cannot be submitted.
     """
-    config = config.model_copy(update={"name": f"{config.name}-data"})
+    async with own_run(config, "data", say) as run:
+        return await data_profile(run, submit.launcher_of(run, run.config()), say)
+
+
+async def profile_modules(config: Config, say: Say) -> str:
+    """Profiles the modules of a model over its dataset as a run of its own, which trains nothing, and fits cost tables.
+
+    Returns:
+        Key of the model profile.
+
+    Raises:
+        DataError: as `data_profile`.
+        LaunchError: a job cannot be submitted.
+    """
+    async with own_run(config, "model", say) as run:
+        launcher = submit.launcher_of(run, run.config())
+        data = await data_profile(run, launcher, say)
+        with Reader(config.store) as reader:
+            run.write_shapes(reader.shapes(data.profile_key))
+        key = await model_profile(run, launcher, say)
+        await asyncio.to_thread(planning.cost_tables, run, run.config(), key, say)
+        return key
+
+
+@asynccontextmanager
+async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir]:
+    """A run directory for work that trains nothing, named after it, with its state in the store."""
+    config = config.model_copy(update={"name": f"{config.name}-{suffix}"})
     if config.dataset.demo:
         d = config.dataset
         make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say)
     run, _ = runs.begin(config)
     runs.note(run, config, runs.RUNNING, config_key=config.key)
     try:
-        found = await data_profile(run, submit.launcher_of(run, config), say)
+        yield run
     except DflopError:
         runs.note(run, config, runs.FAILED, config_key=config.key)
         raise
     runs.note(run, config, runs.DONE, config_key=config.key)
-    return found
+
+
+async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
+    """Measurements of every module over the run's shapes, from the store or from jobs; returns the profile's key.
+
+    One job per tensor-parallel degree, and one that times the links between processes where there are several.
+    """
+    config = run.config()
+    key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
+    found = stored_profile(config.store, key)
+    if found is not None:
+        say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
+        return key
+    say(f"profiling on {hardware}")
+    started = time.time()
+    # One after the other: on one machine they would time each other.
+    counts = []
+    for spec in submit.model_jobs(run, config, key, hardware):
+        counts.append((await follow_job(run, launcher, spec, say))[0])
+    note_profile(run, key, "model", counts, time.time() - started, inputs)
+    await ingest_run(run, say)
+    return key
 
 
 async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:

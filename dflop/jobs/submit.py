@@ -36,12 +36,23 @@ def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
     ]  # fmt: skip
 
 
-def model_job(run: RunDir, config: Config, profile_key: str, hardware: str) -> JobSpec:
-    """The job that times the modules."""
-    return _job(
-        run, config, "profile", "dflop.jobs.profile:main", (profile_key, hardware),
-        f"{run.run_id}/profile/{profile_key}", num_tasks=1,
-    )  # fmt: skip
+def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> list[JobSpec]:
+    """The jobs that time the modules, one per tensor-parallel degree, and the links between processes."""
+    jobs = [
+        _job(
+            run, config, f"profile-tp{tp}", "dflop.jobs.profile:main", (profile_key, hardware, str(tp)),
+            f"{run.run_id}/profile/{profile_key}/tp{tp}", num_tasks=tp,
+        )
+        for tp in config.model_profile.tp
+    ]  # fmt: skip
+    # Two nodes say what a message costs within one and between them.
+    num_processes = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
+    if num_processes > 1 and config.model_profile.links_budget_s > 0:
+        name = "profile-links"
+        key = f"{run.run_id}/profile/{profile_key}/links"
+        args = (profile_key, hardware)
+        jobs.append(_job(run, config, name, "dflop.jobs.links:main", args, key, num_tasks=num_processes))
+    return jobs
 
 
 def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:

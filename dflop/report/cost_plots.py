@@ -151,6 +151,8 @@ def save_cost_plots(found: Sequence[Fitted], path: Path, title: str) -> None:
 
 def _curve(axes: Axes, found: Fitted) -> None:
     axes.set_title(found.title, fontsize=10)
+    if not found.probes and found.table.max_tokens:
+        _analytic_curve(axes, found)
     for depth, style in zip(sorted({p.num_layers for p in found.probes}), ("-", "--", ":"), strict=False):
         probes = [p for p in found.probes if p.num_layers == depth]
         # The curve is drawn for groups of the usual make-up; points lie off it where theirs differs.
@@ -174,6 +176,13 @@ def _curve(axes: Axes, found: Fitted) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.seconds(y)))
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.count(x)))
+
+
+def _analytic_curve(axes: Axes, found: Fitted) -> None:
+    t = found.table
+    tokens = np.geomspace(max(1, t.min_tokens), t.max_tokens, 80)
+    curve = [found.seconds(1, n, n * t.max_mean_length / 2, 1) for n in tokens]
+    axes.plot(tokens, curve, color="black", linewidth=1, label=f"{t.source}, 1 layer")
 
 
 def _residuals(axes: Axes, found: Fitted) -> None:

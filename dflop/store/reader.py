@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dflop.errors import StoreError, did_you_mean
-from dflop.records import Correction, CostTable, ProfileRecord, SampleShape
+from dflop.records import Correction, CostTable, LinkCost, ProfileRecord, SampleShape
 from dflop.store import schema, snapshot
 
 T = TypeVar("T")
@@ -92,6 +92,12 @@ class Reader:
     def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
         """Cost tables of a model profile, one per (module, tp), measured before analytic; sorted by module and tp."""
         return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order="module, tp, table_id")
+
+    def latest_link_costs(self, profile_key: str) -> list[LinkCost]:
+        """Link costs of a model profile, one per (op, ranks, nodes), the newest fit of each; sorted by these."""
+        found = self._read(LinkCost, "link_cost", {"profile_key": profile_key}, order=_FILE_ORDER)
+        newest = {(link.op, link.num_ranks, link.num_nodes): link for link in found}
+        return [newest[key] for key in sorted(newest)]
 
     def latest_corrections(self, table_ids: Iterable[str]) -> list[Correction]:
         """The correction in force for each of these cost tables, over all runs; tables without one are absent."""

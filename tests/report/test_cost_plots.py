@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dflop.cost.model import CostModel
+from dflop.errors import ConfigError
+from dflop.records import CostTable, Measurement
+from dflop.report.cost_plots import (
+    COLUMNS,
+    RESIDUAL_COLUMNS,
+    Fitted,
+    fitted,
+    residual_rows,
+    save_cost_plots,
+    table_rows,
+)
+from tests.builders import make_table
+
+
+def probes(table: CostTable, num: int = 24, off: float = 1.0) -> list[Measurement]:
+    """What `table` would measure, times `off`."""
+    rng, model = np.random.default_rng(0), CostModel([table], extrapolate=True)
+    rows = []
+    for i in range(num):
+        items, length, depth = int(rng.integers(1, 9)), int(rng.integers(20, 400)), 1 + i % 2
+        load = (items, items * length, items * length**2)
+        forward, backward = model.module_seconds(
+            table.module, *load, num_layers=depth, edge=True, tp=table.tp, recompute=table.recompute
+        )
+        rows.append(
+            Measurement(
+                table.profile_key, table.module, table.hardware, table.software, table.dtype, table.tp, depth,
+                ("random", "single", "adaptive")[i % 3], *load, off * float(forward), off * float(backward),
+                0.01 * float(forward), 0.0, 3, 0, 0, table.is_frozen, table.recompute,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def test_tables_meet_the_probes_that_ran_the_same_way() -> None:
+    plain = replace(make_table("llm"), max_tokens=3200, min_tokens=20, max_mean_length=400.0)
+    again, frozen = replace(plain, recompute=True), replace(plain, is_frozen=True)
+    lost = replace(probes(plain)[0], status="oom")
+    pairs = fitted([plain, again, frozen], [*probes(plain), *probes(again, 10), lost])
+    assert [len(p.probes) for p in pairs] == [24, 10, 0]
+    assert [p.title for p in pairs] == [
+        "llm, tp 1, analytic",
+        "llm, tp 1, recompute, analytic",
+        "llm, tp 1, frozen, analytic",
+    ]
+    rows = table_rows(pairs)
+    assert [row[2] for row in rows] == ["train", "recompute", "frozen"]
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    # 1000 tokens of half the longest mean length, forward and backward: 3 * (1 ms + 10 ms + 0.2 ms).
+    assert rows[0][COLUMNS.index("per_layer_1k_tokens")] == "33.6 ms"
+    assert rows[0][COLUMNS.index("fixed_per_layer")] == "3.0 ms"
+
+
+def test_residuals_are_those_of_the_probes() -> None:
+    table = make_table("llm")
+    exact = residual_rows(Fitted(table, tuple(probes(table))))
+    slow = residual_rows(Fitted(table, tuple(probes(table, off=1.25))))
+    column = RESIDUAL_COLUMNS.index("residual")
+    assert {row[column] for row in exact} == {"+0.0 %"}
+    assert {row[column] for row in slow} == {"-20.0 %"}
+    assert sum(row[RESIDUAL_COLUMNS.index("probes")] for row in exact) == 24
+    assert [row[1] for row in exact] == [1] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_curves_and_residuals_are_drawn(suffix: str, tmp_path: Path) -> None:
+    tables = [make_table("vision"), make_table("llm")]
+    path = tmp_path / f"cost{suffix}"
+    save_cost_plots([Fitted(t, tuple(probes(t))) for t in tables], path, "a model on a machine")
+    if suffix == ".svg":
+        assert ET.parse(path).getroot().tag.endswith("svg")
+    else:
+        assert 0.005 < (np.asarray(Image.open(path).convert("L")) < 250).mean() < 0.5
+    save_cost_plots([Fitted(tables[0], ())], path, "analytic: nothing was measured")
+
+
+def test_other_suffixes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot draw a `\.gif` file"):
+        save_cost_plots([], tmp_path / "x.gif", "")
