@@ -90,14 +90,14 @@ class Reader:
         return {name: rows.column(i).to_numpy() for i, name in enumerate(columns)}
 
     def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
-        """Cost tables of a model profile, one per (module, tp), measured before analytic; sorted by module and tp."""
-        return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order="module, tp, table_id")
+        """Cost tables of a model profile, one per (module, tp, frozen, recompute), measured before analytic; sorted."""
+        order = "module, tp, is_frozen, recompute, table_id"
+        return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order=order)
 
     def latest_link_costs(self, profile_key: str) -> list[LinkCost]:
-        """Link costs of a model profile, one per (op, ranks, nodes), the newest fit of each; sorted by these."""
-        found = self._read(LinkCost, "link_cost", {"profile_key": profile_key}, order=_FILE_ORDER)
-        newest = {(link.op, link.num_ranks, link.num_nodes): link for link in found}
-        return [newest[key] for key in sorted(newest)]
+        """Link costs of a model profile, one per (op, ranks, nodes), measured before analytic; sorted."""
+        order = "op, num_ranks, num_nodes, hardware, software"
+        return self._read(LinkCost, "v_link_cost_latest", {"profile_key": profile_key}, order=order)
 
     def latest_corrections(self, table_ids: Iterable[str]) -> list[Correction]:
         """The correction in force for each of these cost tables, over all runs; tables without one are absent."""

@@ -1,10 +1,12 @@
--- purpose: the cost tables in force, how good they are, and what corrects them
+-- purpose: the cost tables in force, how good they are, how far they were probed, and what corrects them
 -- parameters: none
--- grain: one row per model profile, module, tp, hardware, software, dtype
--- units: seconds per layer and million tokens; errors and factor are ratios
+-- grain: one row per model profile, module, tp, hardware, software, dtype, frozen, recompute
+-- units: seconds per layer and million tokens beyond the last knot; errors, noise and factor are ratios
 select
     module,
     tp,
+    is_frozen,
+    recompute,
     hardware,
     software,
     dtype,
@@ -12,10 +14,17 @@ select
     num_layers,
     1e6 * forward_s.layer_per_token as forward_s_per_layer_mtoken,
     1e6 * backward_s.layer_per_token as backward_s_per_layer_mtoken,
+    len(forward_s.layer_knots) as num_knots,
+    num_measurements,
     median_error_frac,
+    p95_error_frac,
+    noise_frac,
+    min_tokens,
+    max_tokens,
+    max_mean_length,
     factor,
     corrected_by_run_id,
     table_id,
     profile_key
 from v_cost_effective
-order by hardware, profile_key, module, tp;
+order by hardware, profile_key, module, tp, is_frozen, recompute;

@@ -16,6 +16,8 @@ select
     hardware,
     software,
     dtype,
+    is_frozen,
+    recompute,
     source,
     num_layers,
     factor,
@@ -26,7 +28,9 @@ select
         layer_per_sq_token: factor * forward_s.layer_per_sq_token,
         edge_fixed: factor * forward_s.edge_fixed,
         edge_per_token: factor * forward_s.edge_per_token,
-        edge_per_item: factor * forward_s.edge_per_item
+        edge_per_item: factor * forward_s.edge_per_item,
+        layer_knots: forward_s.layer_knots,
+        layer_bends: [factor * bend for bend in forward_s.layer_bends]
     } as forward_s,
     {
         layer_fixed: factor * backward_s.layer_fixed,
@@ -34,11 +38,20 @@ select
         layer_per_sq_token: factor * backward_s.layer_per_sq_token,
         edge_fixed: factor * backward_s.edge_fixed,
         edge_per_token: factor * backward_s.edge_per_token,
-        edge_per_item: factor * backward_s.edge_per_item
+        edge_per_item: factor * backward_s.edge_per_item,
+        layer_knots: backward_s.layer_knots,
+        layer_bends: [factor * bend for bend in backward_s.layer_bends]
     } as backward_s,
     activation_bytes,
-    median_error_frac
+    num_measurements,
+    median_error_frac,
+    p95_error_frac,
+    noise_frac,
+    min_tokens,
+    max_tokens,
+    max_mean_length,
+    optimizer_s_per_param
 from corrected;
 
 comment on view v_cost_effective is
-'Cost tables in force with their latest correction multiplied in (seconds only, bytes are not corrected).';
+'Cost tables in force with their latest correction multiplied in (seconds only: no bytes, no knots).';

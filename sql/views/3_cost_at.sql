@@ -1,20 +1,16 @@
 -- noqa: disable=LT02,RF02,RF04
 -- Seconds and bytes of a whole module (all its layers and its edge) on one microbatch, correction included: the formula
--- of dflop/cost/model.py. cost_estimate answers anything and says whether it had to extrapolate beyond the probes;
--- cost_at answers only inside the probed range of tokens and raises an error outside, for a table it does not know and
--- for a null. An error's text is concatenated with concat(), for which null is empty: error(null) raises nothing.
+-- of dflop/cost/curve.py. cost_estimate answers anything and says whether it had to extrapolate beyond the probes, as
+-- dflop/cost/extrapolation.py does; cost_at answers only inside the probed tokens and mean lengths and raises an error
+-- outside, for a table it does not know and for a null. An error's text is concatenated with concat(), for which null
+-- is empty: error(null) raises nothing.
 create or replace macro cost_estimate(wanted_table_id, num_items, num_tokens, sum_sq_tokens) as table
-with probed as (
+-- As columns, because a parameter that comes from another table (lateral) is not seen inside a list comprehension.
+with asked as (
     select
-        cost.table_id,
-        min(probe.num_tokens) as min_tokens,
-        max(probe.num_tokens) as max_tokens,
-        min(probe.sum_sq_tokens) as min_sum_sq_tokens,
-        max(probe.sum_sq_tokens) as max_sum_sq_tokens
-    from v_cost_effective as cost
-    left join measurement as probe using (profile_key, module, tp, hardware, software, dtype)
-    where cost.table_id = wanted_table_id
-    group by all
+        num_items as items,
+        num_tokens as tokens,
+        sum_sq_tokens as squares
 )
 
 select
@@ -23,48 +19,59 @@ select
     cost.tp,
     cost.source,
     cost.factor,
-    case when num_tokens > 0 then
+    case when asked.tokens > 0 then
         cost.num_layers * (
             cost.forward_s.layer_fixed
-            + cost.forward_s.layer_per_token * num_tokens
-            + cost.forward_s.layer_per_sq_token * sum_sq_tokens
+            + cost.forward_s.layer_per_token * asked.tokens
+            + cost.forward_s.layer_per_sq_token * asked.squares
+            + coalesce(list_sum([
+                part[1] * least(part[2], asked.tokens)
+                for part in list_zip(cost.forward_s.layer_bends, cost.forward_s.layer_knots)
+            ]), 0)
         )
         + cost.forward_s.edge_fixed
-        + cost.forward_s.edge_per_token * num_tokens
-        + cost.forward_s.edge_per_item * num_items
+        + cost.forward_s.edge_per_token * asked.tokens
+        + cost.forward_s.edge_per_item * asked.items
     else 0 end as forward_s,
-    case when num_tokens > 0 then
+    case when asked.tokens > 0 then
         cost.num_layers * (
             cost.backward_s.layer_fixed
-            + cost.backward_s.layer_per_token * num_tokens
-            + cost.backward_s.layer_per_sq_token * sum_sq_tokens
+            + cost.backward_s.layer_per_token * asked.tokens
+            + cost.backward_s.layer_per_sq_token * asked.squares
+            + coalesce(list_sum([
+                part[1] * least(part[2], asked.tokens)
+                for part in list_zip(cost.backward_s.layer_bends, cost.backward_s.layer_knots)
+            ]), 0)
         )
         + cost.backward_s.edge_fixed
-        + cost.backward_s.edge_per_token * num_tokens
-        + cost.backward_s.edge_per_item * num_items
+        + cost.backward_s.edge_per_token * asked.tokens
+        + cost.backward_s.edge_per_item * asked.items
     else 0 end as backward_s,
-    case when num_tokens > 0 then
+    case when asked.tokens > 0 then
         cost.num_layers * (
             cost.activation_bytes.layer_fixed
-            + cost.activation_bytes.layer_per_token * num_tokens
-            + cost.activation_bytes.layer_per_sq_token * sum_sq_tokens
+            + cost.activation_bytes.layer_per_token * asked.tokens
+            + cost.activation_bytes.layer_per_sq_token * asked.squares
+            + coalesce(list_sum([
+                part[1] * least(part[2], asked.tokens)
+                for part in list_zip(cost.activation_bytes.layer_bends, cost.activation_bytes.layer_knots)
+            ]), 0)
         )
         + cost.activation_bytes.edge_fixed
-        + cost.activation_bytes.edge_per_token * num_tokens
-        + cost.activation_bytes.edge_per_item * num_items
+        + cost.activation_bytes.edge_per_token * asked.tokens
+        + cost.activation_bytes.edge_per_item * asked.items
     else 0 end as activation_bytes,
     cost.median_error_frac,
-    not coalesce(
-        num_tokens between probed.min_tokens and probed.max_tokens
-        and sum_sq_tokens between probed.min_sum_sq_tokens and probed.max_sum_sq_tokens,
-        false
+    asked.tokens > 0 and not (
+        asked.tokens between cost.min_tokens and cost.max_tokens
+        and asked.squares <= cost.max_mean_length * asked.tokens * (1 + 1e-12)
     ) as is_extrapolated,
-    probed.min_tokens,
-    probed.max_tokens,
-    probed.min_sum_sq_tokens,
-    probed.max_sum_sq_tokens
+    cost.min_tokens,
+    cost.max_tokens,
+    cost.max_mean_length
 from v_cost_effective as cost
-inner join probed using (table_id);
+cross join asked
+where cost.table_id = wanted_table_id;
 
 create or replace macro cost_at(wanted_table_id, num_items, num_tokens, sum_sq_tokens) as table
 with estimate as (
@@ -94,9 +101,11 @@ where case
     when found.is_extrapolated then
         error(concat(
             'cost_at: ', num_tokens, ' tokens, ', sum_sq_tokens, ' squared, lie outside the probes of ',
-            found.module, ': tokens ',
-            coalesce(found.min_tokens || ' to ' || found.max_tokens, 'never probed'), ', squared ',
-            coalesce(found.min_sum_sq_tokens || ' to ' || found.max_sum_sq_tokens, 'never probed'),
+            found.module, ': ',
+            case when found.max_tokens = 0 then 'never probed' else concat(
+                'tokens ', found.min_tokens, ' to ', found.max_tokens,
+                ', mean length up to ', round(found.max_mean_length, 1)
+            ) end,
             '; cost_estimate(...) extrapolates'
         ))
     else true
@@ -105,4 +114,4 @@ end;
 comment on macro table cost_estimate is -- noqa: PRS
 'Seconds and bytes of a whole module on one microbatch, corrected; is_extrapolated: outside the probes. One row.';
 comment on macro table cost_at is
-'cost_estimate that raises an error outside the probed tokens, for an unknown table and for null. One row.';
+'cost_estimate that raises an error outside the probes, for an unknown table and for null. One row.';

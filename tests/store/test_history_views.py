@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from dflop import records as r
-from dflop.cost.model import CostModel
-from dflop.errors import StoreError
 from dflop.store import console
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
@@ -175,71 +173,6 @@ def test_the_heaviest_samples_come_first(tmp_path: Path, make) -> None:
     assert found[0]["times_median"] == pytest.approx(33 / statistics.median(range(4, 34)))
 
 
-@pytest.fixture(scope="module")
-def priced(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, CostModel]:
-    root = tmp_path_factory.mktemp("priced")
-    forward, backward = r.CostTerms(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-3), r.CostTerms(2e-3, 3e-6, 4e-9, 5e-3, 6e-6, 7e-3)
-    table = make.cost_table("vision", forward_s=forward, backward_s=backward, num_layers=7)
-    probes = [
-        r.Measurement(
-            "model", "vision", "cpu", "torch", "fp32", 1, 1, "random", 2, n, n * n // 2, 1.0, 1.0, 0.1, 0.1, 3, 1, 1
-        )
-        for n in (16, 4096)
-    ]
-    correction = make.correction(3, 1.25, module="vision", table_id=table.table_id)
-    write(root, table, make.cost_table("llm"), correction, *probes)
-    ingest(root)
-    return root, CostModel([table], {"vision": 1.25})
-
-
-@pytest.mark.parametrize(("items", "tokens", "squares"), [(1, 16, 128), (3, 700, 200_000), (9, 4096, 8_388_608)])
-def test_cost_at_is_the_cost_model(priced: tuple[Path, CostModel], items: int, tokens: int, squares: int) -> None:
-    root, model = priced
-    (row,) = rows(root, "from cost_at('table-vision', $i, $t, $s)", i=items, t=tokens, s=squares)
-    load = {"num_items": items, "num_tokens": tokens, "sum_sq_tokens": squares, "num_layers": 7, "edge": True}
-    forward_s, backward_s = model.module_seconds("vision", **load)
-    assert row["forward_s"] == pytest.approx(float(forward_s))
-    assert row["backward_s"] == pytest.approx(float(backward_s))
-    assert row["activation_bytes"] == pytest.approx(float(model.activation_bytes("vision", **load)))
-    assert (row["module"], row["factor"]) == ("vision", 1.25)
-
-
-@pytest.mark.parametrize(
-    ("sql", "words"),
-    [
-        ("select forward_s from cost_at('table-vision', 1, 15, 128)", "15 tokens, 128 squared, lie outside the probes"),
-        ("select module from cost_at('table-vision', 1, 5000, 9000)", "tokens 16 to 4096"),
-        ("select count(*) from cost_at('table-vision', 1, 4096, 9000000)", "squared 128 to 8388608"),
-        ("select 1 from cost_at('table-llm', 1, 10, 100)", "never probed"),
-        ("select tp from cost_at('table-x', 1, 100, 1000)", "no cost table table-x in force"),
-    ],
-)
-def test_cost_at_refuses_to_extrapolate(priced: tuple[Path, CostModel], sql: str, words: str) -> None:
-    with pytest.raises(StoreError, match=words):
-        console.query(priced[0], sql)
-
-
-def test_cost_estimate_extrapolates_and_says_so(priced: tuple[Path, CostModel]) -> None:
-    root, model = priced
-    (inside,) = rows(root, "from cost_estimate('table-vision', 1, 100, 1000)")
-    (outside,) = rows(root, "from cost_estimate('table-vision', 1, 10000, 100000)")
-    (nothing,) = rows(root, "from cost_estimate('table-vision', 0, 0, 0)")
-    assert (inside["is_extrapolated"], outside["is_extrapolated"]) == (False, True)
-    expected, _ = model.module_seconds("vision", 1, 10000, 100000, num_layers=7, edge=True)
-    assert outside["forward_s"] == pytest.approx(float(expected))
-    assert (nothing["forward_s"], nothing["activation_bytes"]) == (0, 0)
-
-
-def test_cost_at_serves_many_rows_at_once(priced: tuple[Path, CostModel]) -> None:
-    found = rows(
-        priced[0],
-        "select load.n, cost.forward_s from (select unnest([100, 200]) as n) as load, "
-        "lateral (from cost_at('table-vision', 1, load.n, load.n * load.n)) as cost order by all",
-    )
-    assert [row["n"] for row in found] == [100, 200]
-    assert found[0]["forward_s"] < found[1]["forward_s"]
-
-
 def test_process_hours_need_a_comparison(store: Path) -> None:
     assert named(store, "process_hours") == []
 
@@ -256,13 +189,6 @@ def test_process_hours_apply_the_measured_speedup(tmp_path: Path, make) -> None:
     (row,) = named(tmp_path, "process_hours")
     assert (row["process_hours"], row["measured_speedup"]) == (1.0, 1.5)
     assert row["saved_hours"] == pytest.approx(0.5)
-
-
-def test_cost_tables_show_what_corrects_them(priced: tuple[Path, CostModel]) -> None:
-    llm, vision = named(priced[0], "cost_tables")
-    assert (vision["module"], vision["factor"], vision["corrected_by_run_id"]) == ("vision", 1.25, "run")
-    assert vision["forward_s_per_layer_mtoken"] == pytest.approx(1.25 * 2.0)
-    assert (llm["factor"], llm["corrected_by_run_id"]) == (1.0, None)
 
 
 def test_everything_has_a_comment(store: Path) -> None:

@@ -1,0 +1,26 @@
+-- A link cost has no time of its own: the profile record of the run that fitted it dates it.
+create or replace view v_link_cost_latest as
+with dated as (
+    select
+        profile_key,
+        run_id as _run_id,
+        max(created_at_s) as created_at_s
+    from profile_record
+    group by all
+)
+
+select link_cost.*
+from link_cost
+left join dated on link_cost.profile_key = dated.profile_key and link_cost._run_id = dated._run_id
+qualify
+    row_number() over (
+        partition by
+            link_cost.profile_key, link_cost.op, link_cost.num_ranks, link_cost.num_nodes,
+            link_cost.hardware, link_cost.software
+        order by
+            link_cost.source = 'measured' desc, dated.created_at_s desc nulls last,
+            link_cost._run_id desc, link_cost._producer desc, link_cost._seq desc, link_cost.rowid desc
+    ) = 1;
+
+comment on view v_link_cost_latest is
+'Link costs in force, measured before analytic. Grain: profile_key, op, num_ranks, num_nodes, hardware, software.';

@@ -1,0 +1,237 @@
+"""What modules and links cost, asked in SQL: the same numbers as from `dflop/cost`, corrections included."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflop import records as r
+from dflop.cost.curve import from_slopes
+from dflop.cost.model import CostModel
+from dflop.errors import StoreError
+from dflop.store import console
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+
+CLIENTS = Path(sys.prefix) / "clients"
+
+
+def write(root: Path, *records: Any, run_id: str = "run") -> None:
+    with SpoolWriter(root, run_id, "p") as writer:
+        for record in records:
+            writer.append(record)
+
+
+def rows(root: Path, sql: str, /, **params: Any) -> list[dict[str, Any]]:
+    columns, found = console.query(root, sql, params or None)
+    return [dict(zip(columns, row, strict=True)) for row in found]
+
+
+def named(root: Path, query: str, /, **params: Any) -> list[dict[str, Any]]:
+    return rows(root, console.named_query(query).sql, **params)
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, CostModel]:
+    root = tmp_path_factory.mktemp("priced")
+    forward, backward = r.CostTerms(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-3), r.CostTerms(2e-3, 3e-6, 4e-9, 5e-3, 6e-6, 7e-3)
+    bent = dataclasses.replace(forward, layer_knots=(200.0, 1000.0), layer_bends=(4e-6, -1e-6))
+    table = make.cost_table(
+        "vision", forward_s=bent, backward_s=backward, num_layers=7, min_tokens=16, max_tokens=4096,
+        max_mean_length=2048.0,
+    )  # fmt: skip
+    correction = make.correction(3, 1.25, module="vision", table_id=table.table_id)
+    write(root, table, make.cost_table("llm"), correction)
+    ingest(root)
+    return root, CostModel([table], {"vision": 1.25}, extrapolate=True)
+
+
+@pytest.mark.parametrize(("items", "tokens", "squares"), [(1, 16, 128), (3, 700, 200_000), (9, 4096, 8_388_608)])
+def test_cost_at_is_the_cost_model(priced: tuple[Path, CostModel], items: int, tokens: int, squares: int) -> None:
+    root, model = priced
+    (row,) = rows(root, "from cost_at('table-vision', $i, $t, $s)", i=items, t=tokens, s=squares)
+    load = {"num_items": items, "num_tokens": tokens, "sum_sq_tokens": squares, "num_layers": 7, "edge": True}
+    forward_s, backward_s = model.module_seconds("vision", **load)
+    assert row["forward_s"] == pytest.approx(float(forward_s))
+    assert row["backward_s"] == pytest.approx(float(backward_s))
+    assert row["activation_bytes"] == pytest.approx(float(model.activation_bytes("vision", **load)))
+    assert (row["module"], row["factor"]) == ("vision", 1.25)
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("select forward_s from cost_at('table-vision', 1, 15, 128)", "15 tokens, 128 squared, lie outside the probes"),
+        ("select module from cost_at('table-vision', 1, 5000, 9000)", "tokens 16 to 4096"),
+        ("select count(*) from cost_at('table-vision', 1, 4096, 9000000)", "mean length up to 2048"),
+        ("select 1 from cost_at('table-llm', 1, 10, 100)", "never probed"),
+        ("select tp from cost_at('table-x', 1, 100, 1000)", "no cost table table-x in force"),
+    ],
+)
+def test_cost_at_refuses_to_extrapolate(priced: tuple[Path, CostModel], sql: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        console.query(priced[0], sql)
+
+
+def test_cost_estimate_extrapolates_and_says_so(priced: tuple[Path, CostModel]) -> None:
+    root, model = priced
+    (inside,) = rows(root, "from cost_estimate('table-vision', 1, 100, 1000)")
+    (outside,) = rows(root, "from cost_estimate('table-vision', 1, 10000, 100000)")
+    (nothing,) = rows(root, "from cost_estimate('table-vision', 0, 0, 0)")
+    assert (inside["is_extrapolated"], outside["is_extrapolated"]) == (False, True)
+    expected, _ = model.module_seconds("vision", 1, 10000, 100000, num_layers=7, edge=True)
+    assert outside["forward_s"] == pytest.approx(float(expected))
+    assert (nothing["forward_s"], nothing["activation_bytes"]) == (0, 0)
+
+
+def test_cost_at_serves_many_rows_at_once(priced: tuple[Path, CostModel]) -> None:
+    found = rows(
+        priced[0],
+        "select load.n, cost.forward_s from (select unnest([100, 200]) as n) as load, "
+        "lateral (from cost_at('table-vision', 1, load.n, load.n * load.n)) as cost order by all",
+    )
+    assert [row["n"] for row in found] == [100, 200]
+    assert found[0]["forward_s"] < found[1]["forward_s"]
+
+
+def random_terms(rng: np.random.Generator) -> r.CostTerms:
+    knots = np.unique(rng.integers(1, 20_000, rng.integers(0, 6))).tolist()
+    fixed, sq, edge, per_token, per_item = (float(x) for x in rng.uniform(0, 1e-3, 5))
+    return from_slopes(
+        layer_fixed=fixed, slopes=rng.uniform(0, 1e-5, len(knots) + 1).tolist(), knots=knots,
+        layer_per_sq_token=1e-5 * sq, edge_fixed=edge, edge_per_token=1e-2 * per_token, edge_per_item=per_item,
+    )  # fmt: skip
+
+
+def random_table(rng: np.random.Generator, module: str, make: Any) -> r.CostTable:
+    low, high = sorted(int(x) for x in rng.integers(1, 20_000, 2))
+    forward, backward, kept = (random_terms(rng) for _ in range(3))
+    return make.cost_table(
+        module, forward_s=forward, backward_s=backward, activation_bytes=kept, num_layers=int(rng.integers(1, 80)),
+        min_tokens=low, max_tokens=high, max_mean_length=float(rng.uniform(1, high)),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def random_costs(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, list[r.CostTable], CostModel]:
+    """Twenty tables of random curves, half of them corrected."""
+    root, rng = tmp_path_factory.mktemp("random"), np.random.default_rng(0)
+    tables = [random_table(rng, f"m{i}", make) for i in range(20)]
+    factors = {t.module: float(rng.uniform(0.5, 2)) for t in tables[::2]}
+    corrections = [make.correction(1, f, module=m, table_id=f"table-{m}") for m, f in factors.items()]
+    write(root, *tables, *corrections)
+    ingest(root)
+    return root, tables, CostModel(tables, factors, extrapolate=True)
+
+
+def test_sql_and_cost_model_agree_on_any_table(random_costs: tuple[Path, list[r.CostTable], CostModel]) -> None:
+    root, tables, model = random_costs
+    rng = np.random.default_rng(1)
+    tokens = [0, *np.exp(rng.uniform(0, 11, 60)).astype(int).tolist()]
+    loads = [(int(rng.integers(0, 50)), t, int(t * rng.uniform(0, t))) for t in tokens]
+    for table in tables:
+        found = rows(
+            root,
+            "select cost.* from (select unnest($n) as n, unnest($t) as t, unnest($s) as s) as load, "
+            f"lateral (from cost_estimate('{table.table_id}', load.n, load.t, load.s)) as cost order by n, t, s",
+            **dict(zip("nts", map(list, zip(*sorted(loads), strict=True)), strict=True)),
+        )
+        load, args = tuple(np.array(sorted(loads)).T), {"num_layers": table.num_layers, "edge": True}
+        forward_s, backward_s = model.module_seconds(table.module, *load, **args)
+        expected = {
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            "activation_bytes": model.activation_bytes(table.module, *load, **args),
+            "is_extrapolated": model.is_extrapolated(table.module, *load),
+        }
+        for name, values in expected.items():
+            assert [row[name] for row in found] == pytest.approx(values.tolist(), rel=1e-9, abs=1e-12), name
+
+
+def test_a_correction_multiplies_slopes_and_bends_but_no_knots(
+    random_costs: tuple[Path, list[r.CostTable], CostModel],
+) -> None:
+    root, tables, model = random_costs
+    table = next(t for t in tables if t.module in model.corrections and t.forward_s.layer_knots)
+    (row,) = rows(root, "from v_cost_effective where table_id = $t", t=table.table_id)
+    factor = model.corrections[table.module]
+    assert row["forward_s"]["layer_knots"] == list(table.forward_s.layer_knots)
+    assert row["forward_s"]["layer_bends"] == pytest.approx([factor * b for b in table.forward_s.layer_bends])
+    assert row["activation_bytes"]["layer_bends"] == list(table.activation_bytes.layer_bends)
+
+
+ASK = """
+import duckdb, json, sys
+con = duckdb.connect(sys.argv[1], read_only=True)
+sql = ("select load.t, cost.forward_s from (select unnest([1, 300, 5000, 40000]) as t) as load, "
+       "lateral (from cost_estimate('table-m' || $i, 2, load.t, load.t)) as cost order by all")
+found = {i: con.execute(sql, {"i": i}).fetchall() for i in range(4)}
+print(json.dumps({"version": duckdb.__version__, "found": found}))
+"""
+
+
+@pytest.mark.parametrize("version", ["1.4", "1.5", "2.0"])
+def test_curves_read_alike_in_every_client(
+    random_costs: tuple[Path, list[r.CostTable], CostModel], version: str
+) -> None:
+    client = CLIENTS / version
+    if not client.is_dir():
+        pytest.skip(f"duckdb {version} is not installed beside the environment (make clients)")
+    root, tables, model = random_costs
+    env = {**os.environ, "PYTHONPATH": str(client)}
+    command = [sys.executable, "-c", ASK, str(root / "current.duckdb")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["version"].startswith(version)
+    for i, found in told["found"].items():
+        tokens, seconds = np.array(found).T
+        table = tables[int(i)]
+        expected, _ = model.module_seconds(table.module, 2, tokens, tokens, num_layers=table.num_layers, edge=True)
+        assert seconds == pytest.approx(expected, rel=1e-9)
+
+
+def test_cost_tables_show_what_corrects_them(priced: tuple[Path, CostModel]) -> None:
+    llm, vision = named(priced[0], "cost_tables")
+    assert (vision["module"], vision["factor"], vision["corrected_by_run_id"]) == ("vision", 1.25, "run")
+    assert vision["forward_s_per_layer_mtoken"] == pytest.approx(1.25 * 2.0)
+    assert (llm["factor"], llm["corrected_by_run_id"]) == (1.0, None)
+
+
+def test_every_way_of_running_has_its_own_latest_table(tmp_path: Path, make) -> None:
+    ways = [(False, False), (False, True), (True, False), (True, True)]
+    tables = [make.cost_table(is_frozen=f, recompute=c, table_id=f"{f:d}{c:d}") for f, c in ways]
+    write(tmp_path, *tables, make.cost_table(table_id="guess", source="analytic"))
+    ingest(tmp_path)
+    with Reader(tmp_path) as reader:
+        assert [t.table_id for t in reader.latest_cost_tables("model")] == ["00", "01", "10", "11"]
+    found = named(tmp_path, "cost_tables")
+    assert [(row["is_frozen"], row["recompute"], row["num_knots"]) for row in found] == [(*way, 0) for way in ways]
+
+
+def test_link_costs_are_the_newest_measured_ones(tmp_path: Path) -> None:
+    def link(op: str, num_ranks: int, rate: float, source: str = "measured") -> r.LinkCost:
+        return r.LinkCost("model", "gpu", "torch", op, num_ranks, 1, 1e-5, rate, source, 9, 0.02)
+
+    def profile(run_id: str, at_s: float) -> r.ProfileRecord:
+        return r.ProfileRecord("model", "model", run_id, "{}", 1, 0, at_s, 1.0)
+
+    write(tmp_path, profile("z", 10.0), link("all_reduce", 2, 1e9), run_id="z")
+    write(tmp_path, profile("a", 20.0), link("all_reduce", 2, 2e9), link("p2p", 2, 3e9), run_id="a")
+    write(tmp_path, link("all_reduce", 2, 9e9, "analytic"), link("all_gather", 4, 8e9, "analytic"), run_id="zz")
+    ingest(tmp_path)
+    with Reader(tmp_path) as reader:
+        found = reader.latest_link_costs("model")
+        assert reader.latest_link_costs("other") == []
+    assert [(x.op, x.bytes_per_s) for x in found] == [("all_gather", 8e9), ("all_reduce", 2e9), ("p2p", 3e9)]
+    told = named(tmp_path, "link_costs")
+    assert told[1]["seconds_per_64mib"] == pytest.approx(1e-5 + 2**26 / 2e9)
