@@ -72,7 +72,9 @@ class ModuleProbe:
         self._family = load_family(family.name, config, family.media)
         dtype = getattr(torch, settings.dtype)
         model = build_model(self._family, {**config, **token_config}, seed=settings.seed, dtype=dtype)
-        self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers)).to(device)
+        self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers))
+        if device.type != "cpu":  # fake tensors refuse even the move to where they are
+            self._stage.to(device)
         apply_way(self._stage, way)
         self._way, self._group = way, group
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
@@ -105,6 +107,14 @@ class ModuleProbe:
             self._free_after(error)
         return self._row(group, num_repeats=0, status="oom")
 
+    def saved_bytes(self, group: ProbeGroup) -> int:
+        """Bytes that autograd keeps alive between forward and backward of a group; nothing is timed."""
+        return saved_bytes(self._prepare(group), self._stage.names.values())[0]
+
+    @property
+    def param_bytes(self) -> int:
+        return self._stage.param_bytes
+
     def _run(self, group: ProbeGroup) -> dict[str, Any]:
         """Fields of the row that say what was measured."""
         forward, device = self._prepare(group), self._device
@@ -135,7 +145,7 @@ class ModuleProbe:
         return Measurement(
             profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
             tp=1, num_layers=self._num_layers, group=group.kind, num_items=load.num_items, num_tokens=load.num_tokens,
-            sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self._stage.param_bytes,
+            sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self.param_bytes,
             is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status, **(nothing | measured),
         )  # fmt: skip
 

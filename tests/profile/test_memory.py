@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import SiglipVisionConfig, SiglipVisionModel
+
+from dflop.models import load_family
+from dflop.profile.groups import make_group
+from dflop.profile.memory import IntegersAreReal, fake_stage
+from dflop.profile.saved import saved_bytes
+from dflop.profile.ways import TRAIN, WAYS
+from dflop.records import LLM
+from tests.profile.test_probe import MODULES, new_probe, users
+from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family
+
+GIB = 2**30
+
+
+def counted(module, num_layers, group, *, model=None, vocab_size=VOCAB_SIZE, dtype="float32", way=TRAIN):
+    model = model or family()
+    return fake_stage(model, model.token_ids(TOKEN_IDS), vocab_size, module, num_layers, dtype=dtype, way=way)(group)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=lambda w: w.name)
+@pytest.mark.parametrize("module", MODULES)
+def test_without_data_as_with_data(module, way):
+    group = make_group("random", users(module, 3), module)
+    for num_layers in (1, 2):
+        real, fake = new_probe(module, num_layers, way).measure(group), counted(module, num_layers, group, way=way)
+        for name in ("num_items", "num_tokens", "sum_sq_tokens", "param_bytes", "activation_bytes"):
+            assert getattr(fake, name) == getattr(real, name), name
+        trained = 0 if way.is_frozen else real.param_bytes
+        assert (fake.gradient_bytes, fake.optimizer_bytes) == (trained, 2 * trained)
+
+
+def test_qwen2_5_7b_at_full_depth_is_what_two_shallow_depths_say():
+    """The thinker's decoder has the sizes of Qwen2.5-7B."""
+    omni = load_family("qwen2_5_omni_thinker", {}, {})
+    sample = dataclasses.replace(users(LLM, 1)[0], items=(), num_llm_tokens=2048, num_supervised_tokens=500)
+    group = make_group("random", [sample] * 2, LLM)
+    one, two, full = (counted(LLM, n, group, model=omni, vocab_size=152064, dtype="bfloat16") for n in (1, 2, 28))
+    spec = next(s for s in omni.specs() if s.module == LLM)
+    assert full.param_bytes == 2 * (28 * spec.num_layer_params + spec.num_edge_params)
+    per_layer = two.activation_bytes - one.activation_bytes
+    assert full.activation_bytes == pytest.approx(one.activation_bytes + 27 * per_layer, rel=0.01)
+    assert 20 * GIB < full.activation_bytes < 30 * GIB
+    recomputed = counted(LLM, 28, group, model=omni, vocab_size=152064, dtype="bfloat16", way=WAYS["recompute"])
+    assert recomputed.activation_bytes < full.activation_bytes / 5
+
+
+def siglip_bytes(num_layers):
+    """Bytes kept for 8 images by a SigLIP-so400m of some depth."""
+    config = SiglipVisionConfig(
+        hidden_size=1152, intermediate_size=4304, num_attention_heads=16, image_size=384, patch_size=14,
+        num_hidden_layers=num_layers, vision_use_head=False,
+    )  # fmt: skip
+    with IntegersAreReal() as mode:
+        with mode.answering_no():
+            model = SiglipVisionModel._from_config(config, dtype=torch.bfloat16).train()
+        pixels = torch.empty(8, 3, 384, 384, dtype=torch.bfloat16)
+        return saved_bytes(lambda: model(pixel_values=pixels).last_hidden_state, model.parameters())[0]
+
+
+def test_siglip_so400m_at_full_depth_is_what_two_shallow_depths_say():
+    one, two, full = (siglip_bytes(n) for n in (1, 2, 27))
+    assert full == pytest.approx(one + 26 * (two - one), rel=0.01)
+    assert 4 * GIB < full < 6 * GIB
+
+
+def test_what_is_computed_from_integers_alone_is_real():
+    with IntegersAreReal():
+        lengths = torch.tensor([3, 4])
+        assert (lengths / 2).ceil().long().tolist() == [2, 2]
+        assert torch.arange(3).tolist() == [0, 1, 2]
+        weights = torch.randn(3, 10**9, 10**3)
+        assert weights[torch.arange(3) > 0].shape[1:] == weights.shape[1:]
+        with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
+            bool(weights.sum() > 0)
