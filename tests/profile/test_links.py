@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dflop.cost.links import fit_link_costs
+from dflop.profile.links import MAX_REPEATS, MIN_REPEATS, MIN_SIZES, profile_links
+from tests.train.ranks import run_ranks
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
+
+
+def measure(rank, folder, num_nodes, budget_s, sizes=SIZES):
+    """Rows of one rank, whose node is told by its number."""
+    ranks_per_node = dist.get_world_size() // num_nodes
+    socket.gethostname = lambda: f"node{rank // ranks_per_node}"
+    options = dict(profile_key="key", hardware="cpu: test", software="torch test", device=torch.device("cpu"))
+    return list(profile_links(**options, budget_s=budget_s, sizes_bytes=sizes))
+
+
+def test_two_processes_on_one_node(tmp_path):
+    rows, others = run_ranks(measure, 2, tmp_path, 1, 3.0)
+    assert others == [], "rank 0 has the rows"
+    assert {(r.op, r.num_ranks, r.num_nodes) for r in rows} == {
+        ("p2p", 2, 1), ("all_reduce", 2, 1), ("all_gather", 2, 1)
+    }  # fmt: skip
+    for r in rows:
+        assert (r.profile_key, r.hardware, r.software) == ("key", "cpu: test", "torch test")
+        assert r.seconds > 0
+        assert r.spread_s >= 0
+        assert MIN_REPEATS <= r.num_repeats <= MAX_REPEATS
+    for op in ("p2p", "all_reduce", "all_gather"):
+        sizes = [r.num_bytes for r in rows if r.op == op]
+        assert sizes == list(SIZES)[: len(sizes)]
+        assert len(sizes) >= MIN_SIZES
+    assert len(fit_link_costs(rows)) == 3
+
+
+def test_four_processes_on_two_nodes(tmp_path):
+    rows, *others = run_ranks(measure, 4, tmp_path, 2, 4.0)
+    assert others == [[], [], []]
+    assert {(r.op, r.num_ranks, r.num_nodes) for r in rows} == {
+        ("p2p", 2, 1), ("p2p", 2, 2), ("all_reduce", 2, 1), ("all_reduce", 4, 2), ("all_gather", 2, 1),
+        ("all_gather", 4, 2),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_spent_budget_leaves_what_a_fit_needs(tmp_path, num_ranks):
+    rows = run_ranks(measure, num_ranks, tmp_path, 1, 0.0)[0]
+    cases = {(r.op, r.num_ranks) for r in rows}
+    assert cases == ({("p2p", 2), *((op, n) for op in ("all_reduce", "all_gather") for n in (2, 3))} if rows else set())
+    assert [r.num_bytes for r in rows] == list(SIZES[:MIN_SIZES]) * len(cases)
+    assert {r.num_repeats for r in rows} <= {MIN_REPEATS}
+    assert bool(rows) == (num_ranks > 1)
+
+
+def gathered(rank, folder):
+    """What reaches a rank in an all-gather timed as 3000 bytes."""
+    seen = []
+    plain = dist.all_gather
+
+    def watch(parts, part, **options):
+        seen.append(sum(p.numel() for p in parts) - part.numel())
+        return plain(parts, part, **options)
+
+    dist.all_gather = watch
+    measure(rank, folder, 1, 0.0, sizes=(3000,))
+    dist.all_gather = plain
+    return sorted(set(seen))
+
+
+def test_bytes_of_a_gather_are_those_of_the_others(tmp_path):
+    assert run_ranks(gathered, 3, tmp_path)[0] == [3000]
