@@ -9,11 +9,11 @@ from PIL import Image
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.headers import BadMedia, MediaSource
 from dflop.models.arrays import SAMPLE_RATE_HZ
-from dflop.models.family import Family
+from dflop.models.family import TrainableFamily
 from dflop.records import MediaItem
 
 
-def load_item(source: MediaSource, item: MediaItem, family: Family, level: int = 0) -> npt.NDArray[np.float32]:
+def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.float32]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflop.config import Config
 from dflop.errors import ConfigError
-from dflop.jobs.rundir import dataset_ref, family_of
+from dflop.jobs.rundir import dataset_ref, trainable_of
 from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
@@ -26,7 +26,7 @@ def preflight(config: Config, config_file: Path) -> None:
         ConfigError: unknown family or media limit, missing dataset, no Slurm here, hardware label missing.
         InfeasiblePlanError: fewer processes than the modules the data needs.
     """
-    family = family_of(config)
+    family = trainable_of(config)
     _check_dataset(config, config_file)
     _check_cluster(config, config_file)
     check_processes(modules_named(family, config), config.cluster.spec().num_processes)

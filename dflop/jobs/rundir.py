@@ -24,8 +24,8 @@ from dflop.data.mixture import MixtureEntry, make_entry
 from dflop.data.profile import DatasetRef
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models import load_family, load_rules
-from dflop.models.family import Family
+from dflop.models import load_family, load_rules, load_trainable
+from dflop.models.family import Family, TrainableFamily
 from dflop.models.media import MediaRules
 from dflop.records import CostTable, Plan, SampleShape, from_dict, to_dict
 
@@ -145,10 +145,23 @@ def family_of(config: Config, vocab_size: int | None = None) -> Family:
         config: The run's configuration.
         vocab_size: Rows of the embedding where the tokenizer is at hand; profiles of data do not need it.
     """
+    return load_family(config.model.family, _hf_config(config, vocab_size), config.model.media)
+
+
+def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFamily:
+    """As `family_of`, of a run that trains.
+
+    Raises:
+        ConfigError: the family cannot be trained.
+    """
+    return load_trainable(config.model.family, _hf_config(config, vocab_size), config.model.media)
+
+
+def _hf_config(config: Config, vocab_size: int | None) -> dict[str, Any]:
     hf_config = dict(config.model.hf_config)
     if vocab_size is not None:
-        hf_config["text_config"] = {**hf_config.get("text_config", {}), "vocab_size": vocab_size}
-    return load_family(config.model.family, hf_config, config.model.media)
+        hf_config["text_config"] = {**(hf_config.get("text_config") or {}), "vocab_size": vocab_size}
+    return hf_config
 
 
 def rules_of(config: Config) -> MediaRules:

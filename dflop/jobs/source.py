@@ -12,7 +12,7 @@ from dflop.data.load import load_item
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import header_of, place
 from dflop.data.tokens import ChatTokenizer
-from dflop.models.family import Family
+from dflop.models.family import TrainableFamily
 from dflop.records import SampleShape
 from dflop.train.feed import MediaError, TokenizedSample
 
@@ -26,7 +26,7 @@ class DatasetSource:
         shapes: Healthy samples.
     """
 
-    def __init__(self, dataset: DatasetRef, family: Family, shapes: Sequence[SampleShape]) -> None:
+    def __init__(self, dataset: DatasetRef, family: TrainableFamily, shapes: Sequence[SampleShape]) -> None:
         self._family = family
         self._rows = dataset.open()
         self._tokenizer = ChatTokenizer(dataset.tokenizer, family, dataset.chat_template)

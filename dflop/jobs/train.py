@@ -23,7 +23,7 @@ from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
-from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run, tokenizer_of
+from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, WARMUP, GlobalBatches, job_steps
@@ -111,7 +111,7 @@ class _Rank:
     def train(self, scheduler_is_alive: Callable[[], bool]) -> int:
         config, seat = self.config, self.seat
         tokenizer = tokenizer_of(config)
-        family = family_of(config, tokenizer.vocab_size)
+        family = trainable_of(config, tokenizer.vocab_size)
         stage = _build_stage(config, family, tokenizer, seat).to(self.device)
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
         optimizer = torch.optim.AdamW(

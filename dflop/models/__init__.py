@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.models.family import Family
+from dflop.models.family import Family, TrainableFamily
 from dflop.models.media import MediaRules
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
@@ -33,23 +33,34 @@ def load_rules(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]
 
 
 def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> Family:
-    """Family `name` bound to a Hugging Face config and media limits.
+    """Family `name` bound to a Hugging Face config and media limits; enough to size, build and profile its modules.
 
     Raises:
-        ConfigError: unknown family, one that can be profiled but not trained, or a media limit it does not know.
+        ConfigError: unknown family, or a media limit it does not know.
     """
     rules = load_rules(name, hf_config, media)
-    if not isinstance(rules, Family):
-        raise ConfigError(
-            f"family `{name}` can profile data, but its model cannot be built yet",
-            where="model.family",
-            hint=f"`dflop data profile` takes it; training takes {', '.join(_trainable())}",
-        )
+    assert isinstance(rules, Family)
     return rules
 
 
+def load_trainable(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> TrainableFamily:
+    """As `load_family`, for training.
+
+    Raises:
+        ConfigError: as `load_family`, or the family cannot turn decoded media into encoder input yet.
+    """
+    family = load_rules(name, hf_config, media)
+    if not isinstance(family, TrainableFamily):
+        raise ConfigError(
+            f"family `{name}` can be profiled and planned, but not trained yet",
+            where="model.family",
+            hint=f"training takes {', '.join(_trainable())}",
+        )
+    return family
+
+
 def _trainable() -> list[str]:
-    return [name for name in FAMILIES if issubclass(_class_of(name), Family)]
+    return [name for name in FAMILIES if issubclass(_class_of(name), TrainableFamily)]
 
 
 def _class_of(name: str) -> type[MediaRules]:

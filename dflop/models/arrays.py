@@ -22,7 +22,14 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def patchify(
-    frames_THWC: np.ndarray, grid: tuple[int, int, int], *, patch_px: int, merge: int, temporal_patch: int
+    frames_THWC: np.ndarray,
+    grid: tuple[int, int, int],
+    *,
+    patch_px: int,
+    merge: int,
+    temporal_patch: int,
+    mean: tuple[float, ...] = CLIP_MEAN,
+    std: tuple[float, ...] = CLIP_STD,
 ) -> np.ndarray:
     """Patches of a clip in the order the vision tower expects.
 
@@ -32,6 +39,8 @@ def patchify(
         patch_px: Side of a patch.
         merge: Patches merged into one LLM row per axis.
         temporal_patch: Frames per temporal patch.
+        mean: Of each colour, subtracted from values between 0 and 1.
+        std: Of each colour, what is left is divided by.
 
     Returns:
         float32 `[t * h * w, 3 * temporal_patch * patch_px**2]`.
@@ -44,8 +53,8 @@ def patchify(
         frames_THWC = np.repeat(frames_THWC, temporal_patch, axis=0)
     if frames_THWC.shape[:3] != (grid_t * temporal_patch, grid_h * patch_px, grid_w * patch_px):
         raise ValueError(f"frames {frames_THWC.shape} do not match grid {grid} of {patch_px} px patches")
-    scale = (np.float32(1 / 255) / np.asarray(CLIP_STD, dtype=np.float32)).astype(np.float32)
-    shift = (np.asarray(CLIP_MEAN) / np.asarray(CLIP_STD)).astype(np.float32)
+    scale = (np.float32(1 / 255) / np.asarray(std, dtype=np.float32)).astype(np.float32)
+    shift = (np.asarray(mean) / np.asarray(std)).astype(np.float32)
     pixels = frames_THWC.astype(np.float32) * scale - shift
     blocks = pixels.reshape(
         grid_t, temporal_patch, grid_h // merge, merge, patch_px, grid_w // merge, merge, patch_px, 3
@@ -71,6 +80,28 @@ def log_mel(waveform: np.ndarray, *, num_frames: int, num_mel_bins: int) -> np.n
         clip, sampling_rate=SAMPLE_RATE_HZ, padding=False, truncation=False, return_tensors="np"
     )
     mel: np.ndarray = features["input_features"][0][:, :num_frames].astype(np.float32)
+    return mel
+
+
+def log_mel_window(waveform: np.ndarray, *, num_frames: int, window_frames: int, num_mel_bins: int) -> np.ndarray:
+    """Log-mel frames of a mono 16 kHz clip padded with silence to an encoder's fixed window.
+
+    Args:
+        waveform: float32 `[n]`; cut to the `num_frames` the plan promised.
+        num_frames: Frames of the clip, at most `window_frames`.
+        window_frames: Frames of the window.
+        num_mel_bins: Rows of the result.
+
+    Returns:
+        float32 `[num_mel_bins, window_frames]`.
+    """
+    clip = np.zeros(window_frames * MEL_HOP_SAMPLES, dtype=np.float32)
+    kept = min(len(waveform), num_frames * MEL_HOP_SAMPLES)
+    clip[:kept] = waveform[:kept]
+    features = _extractor(num_mel_bins)(
+        clip, sampling_rate=SAMPLE_RATE_HZ, padding=False, truncation=False, return_tensors="np"
+    )
+    mel: np.ndarray = features["input_features"][0].astype(np.float32)
     return mel
 
 

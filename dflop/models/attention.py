@@ -38,29 +38,43 @@ def packed_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention within each packed segment.
 
     Args:
         module: Attention layer; its `is_causal` applies unless `is_causal` is given.
-        query_BHTD: `[1, heads, tokens, head_dim]`.
-        key_BGTD: `[1, kv_heads, tokens, head_dim]`.
+        query_BHTD: `[batch, heads, tokens, head_dim]`.
+        key_BGTD: `[batch, kv_heads, tokens, head_dim]`.
         value_BGTD: As `key_BGTD`.
         attention_mask: Must be None: segments come from `cu_seq_lens_q`.
         scaling: Factor on the scores; None means `head_dim ** -0.5`.
         dropout: Attention dropout probability.
         is_causal: Overrides the layer's own flag.
-        cu_seq_lens_q: int32 `[segments + 1]` boundaries; None means a single segment.
+        cu_seq_lens_q: int32 `[segments + 1]` boundaries in the sequences of the batch one after the other; None
+            means that each is one segment.
+        sliding_window: Must be None.
 
     Returns:
-        `[1, tokens, heads, head_dim]` and no weights.
+        `[batch, tokens, heads, head_dim]` and no weights.
 
     Raises:
-        ValueError: a mask is given, which this attention would have to ignore.
+        ValueError: a mask or a window is given, which this attention would have to ignore.
     """
     if attention_mask is not None:
         raise ValueError(f"`{PACKED}` attention takes no attention_mask: pack samples and pass cu_seq_lens_q")
+    if sliding_window is not None:
+        raise ValueError(f"`{PACKED}` attention has no sliding window: set use_sliding_window to false")
+    batch, length = query_BHTD.shape[0], query_BHTD.shape[2]
+    if cu_seq_lens_q is not None and batch > 1:
+        rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query_BHTD, key_BGTD, value_BGTD))
+        query, key, value = rows
+        out = packed_attention(
+            module, query, key, value, None, scaling=scaling, dropout=dropout, is_causal=is_causal,
+            cu_seq_lens_q=cu_seq_lens_q,
+        )[0]  # fmt: skip
+        return out.unflatten(1, (batch, length))[0], None
     scale = query_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     half = query_BHTD.dtype in (torch.float16, torch.bfloat16)
@@ -68,13 +82,13 @@ def packed_attention(
         return _varlen_kernel()(query_BHTD, key_BGTD, value_BGTD, cu_seq_lens_q, scale, dropout, causal), None
     lengths = [query_BHTD.shape[2]] if cu_seq_lens_q is None else (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
     segments = zip(*(x.split(lengths, dim=2) for x in (query_BHTD, key_BGTD, value_BGTD)), strict=True)
-    out = [
+    pieces = [
         F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         for q, k, v in segments
     ]
-    return torch.cat(out, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
 
 
 @functools.cache

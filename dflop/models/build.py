@@ -8,15 +8,18 @@ on every rank that builds the model.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models import attention
-from dflop.models.family import Family, Tower
+from dflop.models.encoders import ENCODERS
+from dflop.models.family import Decoder, Family, Tower
+from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -45,15 +48,6 @@ def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtyp
     return result
 
 
-class MediaPosition(NamedTuple):
-    """What rope positions depend on, per media item of a sample."""
-
-    kind: str
-    grid: tuple[int, int, int]
-    seconds_per_grid: float
-    """Seconds per temporal patch of a video; 0 otherwise."""
-
-
 class Stage(nn.Module):
     """Part of a model that one rank runs; `names` maps global parameter names to this stage's parameters."""
 
@@ -67,28 +61,46 @@ class Stage(nn.Module):
 
 
 class EncoderStage(Stage):
-    """A whole encoder with its projector: packed items in, rows for the LLM out."""
+    """A whole encoder with its projector: packed items in, rows for the LLM out.
+
+    Args:
+        model: Full model, left as it is.
+        tower: Where the encoder sits.
+    """
 
     def __init__(self, model: nn.Module, tower: Tower) -> None:
-        module = model.get_submodule(tower.path)
-        super().__init__({f"{tower.path}.{n}": p for n, p in module.named_parameters()})
+        kept = (tower.path, *tower.extras)
+        names = {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
+        super().__init__(names)
+        parent, _, name = tower.path.rpartition(".")
+        # A copy that shares what makes rows and lets go of the rest.
+        shell: Any = copy.copy(model.get_submodule(parent))
+        paths = {path.rpartition(".")[2] for path in kept}
+        shell._modules = {n: m if n in paths else None for n, m in shell._modules.items()}
+        shell.config = copy.copy(shell.config)
         self.tower = tower
-        self.module = module
+        self.shell = shell
+        self.name = name
+        self._encode = ENCODERS[tower.call]
 
-    def forward(self, data: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    @property
+    def module(self) -> nn.Module:
+        """The tower itself, without what else makes rows."""
+        tower: nn.Module = self.shell.get_submodule(self.name)
+        return tower
+
+    def forward(self, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
         """Encode packed items.
 
         Args:
             data: Items' arrays concatenated along `tower.data_axis`.
-            grids: int64 `[items, 3]`.
+            sizes: int64 `[items, n]`, what `Family.item_size` says of each.
 
         Returns:
-            `[rows, hidden]` in item order.
+            `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the family's decoder
+            takes deep features.
         """
-        sizes = grids[:, : self.tower.size_columns].squeeze(-1) if self.tower.size_columns == 1 else grids
-        out = self.module(**{self.tower.data_arg: data, self.tower.size_arg: sizes})
-        rows: torch.Tensor = getattr(out, self.tower.output)
-        return rows
+        return self._encode(self.shell, self.module, data, sizes)
 
 
 class LlmStage(Stage):
@@ -98,6 +110,9 @@ class LlmStage(Stage):
         model: Full model; its decoder is cut in place, so build one per stage.
         family: Says where decoder and head sit.
         layers: Global indices of the layers to keep, `[first, end)`.
+
+    Raises:
+        ConfigError: the first stage lacks layers behind which deep features are added.
     """
 
     def __init__(self, model: nn.Module, family: Family, layers: tuple[int, int]) -> None:
@@ -108,8 +123,16 @@ class LlmStage(Stage):
         head: Any = model.get_submodule(spec.head)
         tied = f"{spec.path}.embed_tokens.weight" if head.weight is decoder.embed_tokens.weight else ""
         global_name = {id(p): n for n, p in model.named_parameters()}
+        if self_is_first and not self_is_last and layers[1] < spec.num_deep_features:
+            raise ConfigError(
+                f"features of media are added behind the first {spec.num_deep_features} decoder layers, "
+                f"the first stage has {layers[1]}",
+                where="plan",
+                hint="use fewer stages",
+            )
         decoder.layers = nn.ModuleList(decoder.layers[layers[0] : layers[1]])
-        decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]
+        if getattr(decoder.config, "layer_types", None):
+            decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]
         kept: list[Any] = [*decoder.layers]
         if self_is_first:
             kept.append(decoder.embed_tokens)
@@ -120,16 +143,20 @@ class LlmStage(Stage):
         else:
             decoder.norm = nn.Identity()
         super().__init__({global_name[id(p)]: p for part in kept for p in part.parameters()})
-        for tower in family.towers.values():
-            parent, _, name = tower.path.rpartition(".")
+        for path in (path for tower in family.towers.values() for path in (tower.path, *tower.extras)):
+            parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, None)
         if not self_is_last:
             setattr(model, spec.head, None)
         # In a tuple, so that the shell's parameters are not registered a second time.
-        self._shell = (model, family)
+        self._shell = (model.get_submodule(spec.path.rpartition(".")[0]),)
+        self._spec: Decoder = spec
         self.tied = tied
         self.is_first, self.is_last = self_is_first, self_is_last
         self.decoder = decoder
+        self.hidden_size: int = decoder.config.hidden_size
+        self.row_width = self.hidden_size * (1 + spec.num_deep_features)
+        """Width of the rows that encoders hand over."""
         self.head = head if self_is_last else None
         self.head_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._whole_head_loss
         """Sum of cross entropies of hidden states and targets; tensor parallelism puts its own here."""
@@ -137,53 +164,49 @@ class LlmStage(Stage):
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Token embeddings `[tokens, hidden]` with each group of media rows written at its positions."""
+        """Token embeddings `[tokens, row_width]` with each group of media rows written at its positions.
+
+        Where rows carry deep features, those of text are zeros.
+        """
         hidden: torch.Tensor = self.decoder.embed_tokens(input_ids)
+        width = max((group.shape[1] for group in rows), default=hidden.shape[1])
+        hidden = nn.functional.pad(hidden, (0, width - hidden.shape[1]))
         for group, where in zip(rows, positions, strict=True):
             hidden = hidden.index_copy(0, where, group.to(hidden.dtype))
         return hidden
 
     def positions(self, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:
-        """Rope positions `[3, tokens]` (int64) of one sample whose media stand in the order of `items`."""
-        if not any(item.kind in ("image", "video") for item in items):
-            return torch.arange(len(input_ids)).expand(3, -1)
-
-        def grids(kind: str) -> torch.Tensor | None:
-            rows = [item.grid for item in items if item.kind == kind]
-            return torch.tensor(rows) if rows else None
-
-        audio = [item.grid[0] for item in items if item.kind == "audio"]
-        model, family = self._shell
-        owner: Any = model.get_submodule(family.decoder.rope)
-        positions, _ = owner.get_rope_index(
-            input_ids[None],
-            image_grid_thw=grids("image"),
-            video_grid_thw=grids("video"),
-            audio_seqlens=torch.tensor(audio) if audio else None,
-            second_per_grids=torch.tensor([item.seconds_per_grid for item in items if item.kind == "video"]),
-        )
-        result: torch.Tensor = positions[:, 0]
-        return result
+        """Rope positions `[axes, tokens]` (int64) of one sample whose media stand in the order of `items`."""
+        return POSITIONS[self._spec.rope](self._shell[0], input_ids, items)
 
     def forward(self, hidden: torch.Tensor, position_ids: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
         """Run the stage's layers.
 
         Args:
-            hidden: `[tokens, hidden]`.
-            position_ids: int64 `[3, tokens]` rope positions.
+            hidden: `[tokens, hidden]`; on the first stage what `embed` returned.
+            position_ids: int64 `[axes, tokens]` rope positions.
             cu_seqlens: int32 `[samples + 1]`.
 
         Returns:
             `[tokens, hidden]`, normalised on the last stage.
         """
         out = self.decoder(
-            inputs_embeds=hidden[None],
-            position_ids=position_ids[:, None],
+            inputs_embeds=hidden[None, :, : self.hidden_size],
+            position_ids=position_ids[:, None] if self._spec.rope else position_ids[:1],
             use_cache=False,
             cu_seq_lens_q=cu_seqlens,
+            **self._deep(hidden),
         )
         result: torch.Tensor = out.last_hidden_state[0]
         return result
+
+    def _deep(self, hidden: torch.Tensor) -> dict[str, Any]:
+        """Arguments of the decoder for deep features, which stand beside the embeddings."""
+        _, *features = hidden.split(self.hidden_size, dim=1)
+        if not features:
+            return {}
+        everywhere = torch.ones(1, len(hidden), dtype=torch.bool, device=hidden.device)
+        return {"visual_pos_masks": everywhere, "deepstack_visual_embeds": features}
 
     def loss_sum(self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of cross entropies of `targets` predicted at token positions `where` (last stage only)."""

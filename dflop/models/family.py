@@ -1,6 +1,7 @@
 """What dflop must know about a model family that no config file says: its media rules (`media.py`) and its modules.
 
-One small file per family in `families/` implements `Family`. Nothing here imports torch, so the data profiler and
+One small file per family in `families/` implements a class of this file: `Family` can be built, cut and profiled,
+`TrainableFamily` also turns decoded media into encoder input. Nothing here imports torch, so the data profiler and
 the planner can use it anywhere; `build.py` turns the same description into real modules.
 """
 
@@ -13,8 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from dflop.models import counts
 from dflop.models.media import MediaRules
-from dflop.records import ModuleSpec
+from dflop.models.splits import QWEN2
+from dflop.models.tensor_split import TensorSplit
+from dflop.records import LLM, MediaItem, ModuleSpec
+
+Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +29,19 @@ class Tower:
 
     path: str
     """Attribute path of the module; also the prefix of its parameters' names."""
-    data_arg: str
-    """Forward argument that takes the items' arrays concatenated along `data_axis`."""
+    call: str
+    """How it is run: a name in `ENCODERS` of `encoders.py`."""
     data_axis: int
-    size_arg: str
-    """Forward argument that takes one row of sizes per item: the first `size_columns` entries of its grid."""
-    size_columns: int
-    output: str
-    """Attribute of the forward result with the rows for the LLM."""
+    """Items' arrays are concatenated along this axis."""
+    config: str
+    """Section of the Hugging Face config."""
+    depth: str
+    """Entry of that section with the number of layers."""
+    layers: str
+    """Path of the list of layers, relative to the tower."""
+    split: TensorSplit
+    extras: tuple[str, ...] = ()
+    """Paths of what else makes rows: the projector, a newline embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +51,18 @@ class Decoder:
     path: str
     head: str
     rope: str
-    """Path of the module whose `get_rope_index` gives multimodal positions; empty for plain positions."""
+    """Which positions it takes, a name in `POSITIONS` of `positions.py`; empty for plain ones."""
+    split: TensorSplit = QWEN2
+    num_deep_features: int = 0
+    """Features of a media row that are added behind as many first layers; a row is that many times wider."""
 
 
 class Family(MediaRules):
-    """A family that can be built and trained: its media rules, and where its modules are."""
+    """A family whose modules can be built, cut and probed.
+
+    Attributes:
+        configs: Complete section of the Hugging Face config per module, defaults filled in; set by `__init__`.
+    """
 
     modules: tuple[str, ...]
     """Encoders first, `llm` last."""
@@ -53,13 +71,63 @@ class Family(MediaRules):
     """Names in `transformers`."""
     towers: Mapping[str, Tower]
     decoder: Decoder
+    configs: Mapping[str, Mapping[str, Any]]
 
     @abc.abstractmethod
     def specs(self) -> tuple[ModuleSpec, ...]:
         """Modules in the order of `modules`, with parameter counts computed from the config."""
 
     @abc.abstractmethod
-    def item_array(self, kind: str, media: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
+        """Shape of the encoder input of an item of `module`; lets the profiler probe without media."""
+
+    @abc.abstractmethod
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        """Entries of the Hugging Face config that name the special tokens, given the tokenizer's ids."""
+
+    def item_size(self, item: MediaItem) -> tuple[int, ...]:
+        """What the tower must know of an item besides its array; as many numbers for every item of a module."""
+        return item.grid
+
+    def sum_sq_tokens(self, item: MediaItem) -> int:
+        """Sum of squared attention lengths of a placed item under this config, averaged over its layers.
+
+        Differs from the item's own in a shallow family whose layers mix windows and full attention differently.
+        """
+        return item.sum_sq_tokens
+
+    def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
+        """Hugging Face config with `module` cut to `num_layers` and every other module to one layer, for probes."""
+        cut: dict[str, Any] = dict(self.hf_config)
+        for name in self.modules:
+            section = self.configs[name]
+            key, depth_key = _depth_of(self, name)
+            depth = num_layers if name == module else 1
+            cut[key] = {**section, depth_key: depth, **self.shallow_entries(name, depth)}
+        return cut
+
+    def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
+        """Entries of a module's config that must change with its depth."""
+        kinds = self.configs[module].get("layer_types")
+        return {"layer_types": list(kinds)[:num_layers]} if kinds else {}
+
+    def _section(self, key: str, default_type: str) -> dict[str, Any]:
+        """A section of the config with Hugging Face's defaults for what it leaves out."""
+        stated = self.hf_config.get(key) or {}
+        kind = stated.get("model_type", default_type)
+        return {"model_type": kind, **counts.DEFAULTS.get(kind, {}), **stated}
+
+    @property
+    def _is_tied(self) -> bool:
+        """Whether the head is the embedding: said at the top, or, in older configs, by the language model's section."""
+        return bool(self.hf_config.get("tie_word_embeddings") or self.configs[LLM].get("tie_word_embeddings"))
+
+
+class TrainableFamily(Family):
+    """A family that can be trained, too: it makes encoder input of decoded media."""
+
+    @abc.abstractmethod
+    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
         """Encoder input of one decoded item, as the family's processor makes it.
 
         Args:
@@ -68,21 +136,16 @@ class Family(MediaRules):
             grid: The item's `Placement.grid`.
 
         Returns:
-            float32 array whose `Tower.data_axis` runs over the item's positions.
+            float32 array of `array_shape`.
         """
 
     @abc.abstractmethod
-    def frame_size_px(self, grid: tuple[int, int, int]) -> tuple[int, int]:
+    def frame_size_px(self, grid: Grid) -> tuple[int, int]:
         """(height, width) every frame of a visual item is resized to."""
 
-    @abc.abstractmethod
-    def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, int]:
-        """Shape of `item_array` for an item of `module`; lets the profiler probe without media."""
 
-    @abc.abstractmethod
-    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
-        """Entries of the Hugging Face config that name the special tokens, given the tokenizer's ids."""
-
-    @abc.abstractmethod
-    def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
-        """Hugging Face config with `module` cut to `num_layers` and every other module to one layer, for probes."""
+def _depth_of(family: Family, module: str) -> tuple[str, str]:
+    """(section, entry) of the Hugging Face config that holds a module's number of layers."""
+    if module == LLM:
+        return "text_config", "num_hidden_layers"
+    return family.towers[module].config, family.towers[module].depth

@@ -105,19 +105,24 @@ class NativeVision:
         grid_h, grid_w = size_px[0] // self.patch_px, size_px[1] // self.patch_px
         num_tokens = grid_t * grid_h * grid_w
         num_rows = num_tokens // self.merge**2
+        return Placement(
+            module="vision",
+            grid=(grid_t, grid_h, grid_w),
+            num_tokens=num_tokens,
+            sum_sq_tokens=self.sum_sq_tokens((grid_t, grid_h, grid_w)),
+            num_rows=num_rows,
+            layout=tokens.wrap(num_rows),
+        )
+
+    def sum_sq_tokens(self, grid: tuple[int, int, int]) -> int:
+        """Sum of squared attention lengths of a grid of patches, averaged over the layers."""
+        grid_t, grid_h, grid_w = grid
         sum_sq = self.num_full_layers * (grid_h * grid_w) ** 2
         if self.num_full_layers < self.num_layers:
             side = self.window_px // self.factor_px * self.merge
             windows_sq = _sum_sq_cut(grid_h, side) * _sum_sq_cut(grid_w, side)
             sum_sq += (self.num_layers - self.num_full_layers) * windows_sq
-        return Placement(
-            module="vision",
-            grid=(grid_t, grid_h, grid_w),
-            num_tokens=num_tokens,
-            sum_sq_tokens=round(grid_t * sum_sq / self.num_layers),
-            num_rows=num_rows,
-            layout=tokens.wrap(num_rows),
-        )
+        return round(grid_t * sum_sq / self.num_layers)
 
 
 def smart_resize(height_px: int, width_px: int, factor_px: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:

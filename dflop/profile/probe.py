@@ -21,12 +21,11 @@ import torch.distributed as dist
 from dflop.models import load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
-from dflop.models.media import Placement
 from dflop.profile.groups import ProbeGroup
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
 from dflop.profile.ways import TRAIN, Way, apply_way
-from dflop.records import LLM, Measurement, ModuleLoad
+from dflop.records import LLM, Measurement, MediaItem, ModuleLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,32 +163,20 @@ class ModuleProbe:
         """Load of a group on this probe, whose attention windows may differ from those of the full model."""
         if self._module == LLM:
             return group.load
-        placed = self._place(group)
-        return ModuleLoad(len(placed), sum(p.num_tokens for p in placed), sum(p.sum_sq_tokens for p in placed))
-
-    def _place(self, group: ProbeGroup) -> Sequence[Placement]:
-        # The shallow probe's own rule: its layers may mix full and windowed attention differently.
-        return [
-            self._family.place(
-                item.kind,
-                width_px=item.width_px,
-                height_px=item.height_px,
-                num_frames=item.num_frames,
-                duration_s=item.duration_s,
-            )
-            for item in group.items
-        ]
+        sum_sq_tokens = sum(self._family.sum_sq_tokens(item) for item in group.items)
+        return ModuleLoad(len(group.items), sum(item.num_tokens for item in group.items), sum_sq_tokens)
 
     def _prepare(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
         if self._module == LLM:
             return self._prepare_llm(group)
-        return self._prepare_encoder([p.grid for p in self._place(group)])
+        return self._prepare_encoder(group.items)
 
-    def _prepare_encoder(self, grids: list[tuple[int, int, int]]) -> Callable[[], torch.Tensor]:
-        stage, axis = self._stage, self._family.towers[self._module].data_axis
-        arrays = [self._rng.standard_normal(self._family.array_shape(self._module, g), dtype=np.float32) for g in grids]
+    def _prepare_encoder(self, items: Sequence[MediaItem]) -> Callable[[], torch.Tensor]:
+        stage, family, axis = self._stage, self._family, self._family.towers[self._module].data_axis
+        shapes = [family.array_shape(self._module, item.grid) for item in items]
+        arrays = [self._rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
         data = torch.from_numpy(np.concatenate(arrays, axis=axis)).to(self._device, self._dtype)
-        sizes = torch.tensor(grids, device=self._device)
+        sizes = torch.tensor([family.item_size(item) for item in items], device=self._device)
         assert isinstance(stage, EncoderStage)
         return lambda: stage(data, sizes)
 
@@ -201,7 +188,7 @@ class ModuleProbe:
         positions = torch.cat([torch.arange(n) for n in lengths]).expand(3, -1).to(device)
         cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
         num_rows = sum(i.num_rows for s in group.samples for i in s.items)
-        rows = torch.zeros(num_rows, stage.decoder.config.hidden_size, dtype=self._dtype, device=device)
+        rows = torch.zeros(num_rows, stage.row_width, dtype=self._dtype, device=device)
         num_loss = sum(s.num_supervised_tokens for s in group.samples)
         where = torch.arange(num_loss, device=device) % sum(lengths)
 

@@ -70,7 +70,7 @@ class Engine:
         stage: The cut module.
         groups: Process groups.
         device: Where the stage lives.
-        hidden_size: Width of the rows between modules and stages.
+        hidden_size: Width of what LLM stages hand on.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Engine:
     ) -> None:
         self._plan, self._seat, self._stage, self._groups = plan, seat, stage, groups
         self._device, self._hidden_size = device, hidden_size
+        self._row_width = stage.row_width if isinstance(stage, LlmStage) else hidden_size
         self._dtype = next(iter(stage.names.values())).dtype
         llm = plan.module(LLM)
         is_llm = seat.module == LLM
@@ -148,7 +149,7 @@ class Engine:
         stage = self._stage
         if not isinstance(stage, EncoderStage):
             raise TypeError(f"encoder input on {type(stage).__name__}")
-        rows: torch.Tensor = stage(given.data.to(self._device, self._dtype), given.grids.to(self._device))
+        rows: torch.Tensor = stage(given.data.to(self._device, self._dtype), given.sizes.to(self._device))
         planned = sum(len(t.rows) for t in given.transfers)
         if len(rows) != planned:
             raise TrainError(
@@ -195,10 +196,10 @@ class Engine:
         if isinstance(given, EncoderInput):
             return []
         if self._previous is not None:
-            expected = [(self._previous, len(given.input_ids))]
+            expected, width = [(self._previous, len(given.input_ids))], self._hidden_size
         else:
-            expected = [(t.peer, len(t.rows)) for t in given.transfers]
-        leaves = [(peer, self._receive(num_rows, peer, k, True)) for peer, num_rows in expected]
+            expected, width = [(t.peer, len(t.rows)) for t in given.transfers], self._row_width
+        leaves = [(peer, self._receive(num_rows, width, peer, k, True)) for peer, num_rows in expected]
         for _, leaf in leaves:
             leaf.requires_grad_()
         return leaves
@@ -207,15 +208,15 @@ class Engine:
         if isinstance(given, EncoderInput):
             gradient = torch.zeros_like(output)
             for transfer in given.transfers:
-                rows = self._receive(len(transfer.rows), transfer.peer, k, False)
+                rows = self._receive(len(transfer.rows), output.shape[1], transfer.peer, k, False)
                 gradient.index_copy_(0, transfer.rows.to(self._device), rows)
             return gradient
         if self._next is not None:
-            return self._receive(len(given.input_ids), self._next, k, False)
+            return self._receive(len(given.input_ids), self._hidden_size, self._next, k, False)
         return None
 
-    def _receive(self, num_rows: int, peer: int, k: int, is_forward: bool) -> torch.Tensor:
-        buffer = torch.empty(num_rows, self._hidden_size, dtype=self._dtype, device=self._device)
+    def _receive(self, num_rows: int, width: int, peer: int, k: int, is_forward: bool) -> torch.Tensor:
+        buffer = torch.empty(num_rows, width, dtype=self._dtype, device=self._device)
         dist.recv(buffer, peer, group=self._groups.forward if is_forward else self._groups.backward, tag=k)
         return buffer
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from dflop.errors import TrainError
-from dflop.models.build import IGNORE_LABEL, LlmStage, MediaPosition
+from dflop.models.build import IGNORE_LABEL, LlmStage
 from dflop.models.family import Family
+from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, rank_of
 from dflop.records import LLM, MediaItem, Plan, SampleShape, StepPlan
 from dflop.train.routes import routes
@@ -67,7 +68,8 @@ class EncoderInput:
     """One encoder microbatch."""
 
     data: torch.Tensor
-    grids: torch.Tensor
+    sizes: torch.Tensor
+    """int64 `[items, n]`: `Family.item_size` of each."""
     transfers: tuple[Transfer, ...]
 
 
@@ -136,7 +138,7 @@ class Feed:
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
-        arrays, grids = [], []
+        arrays, sizes = [], []
         for item in items:
             position, rank_in_sample = work.item_sample[item], work.item_rank_in_sample[item]
             index = step_plan.sample_index[position]
@@ -146,7 +148,7 @@ class Feed:
             except MediaError as error:
                 bad[position] = (media.path, str(error))
                 arrays.append(np.zeros(self._family.array_shape(module, media.grid), dtype=np.float32))
-            grids.append(media.grid)
+            sizes.append(self._family.item_size(media))
         tower, llm = self._family.towers[module], self._plan.module(LLM)
         transfers = tuple(
             Transfer(rank_of(llm, 0, r.llm_dp), _index(r.source_rows))
@@ -154,7 +156,7 @@ class Feed:
             if r.encoder_dp == self._seat.dp_rank
         )
         data = torch.from_numpy(np.concatenate(arrays, axis=tower.data_axis))
-        return EncoderInput(data, torch.tensor(grids), transfers)
+        return EncoderInput(data, torch.tensor(sizes), transfers)
 
     def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput | None:
         llm = step_plan.of(LLM)

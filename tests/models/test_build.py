@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dflop.errors import ConfigError
-from dflop.models.build import EncoderStage, LlmStage, MediaPosition, build_model, cut_stage
+from dflop.models.build import EncoderStage, LlmStage, build_model, cut_stage
+from dflop.models.positions import MediaPosition
 from dflop.records import LLM
 from dflop.train.feed import seconds_per_grid
 from tests.train import synthetic

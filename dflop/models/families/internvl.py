@@ -14,17 +14,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.models.media import Layout, MediaRules, MediaTokens, Placement
+from dflop.models import counts, splits
+from dflop.models.family import Decoder, Family, Grid, Tower
+from dflop.models.media import Layout, MediaTokens, Placement
 from dflop.models.tiles import closest_grid
+from dflop.records import LLM, ModuleSpec
 
 CLASS_TOKENS = 1
 """Positions of a tile that are no patches and give no rows."""
 
 _DEFAULTS = {"downsample_ratio": 0.5, "vision_feature_select_strategy": "default"}
-_VISION = {"image_size": 448, "patch_size": 14}
 
 
-class InternVl(MediaRules):
+class InternVl(Family):
     """`InternVLForConditionalGeneration`; media limits as in `media_defaults`.
 
     `min_tiles` and `max_tiles` bound the tiles of an image, the thumbnail not counted.
@@ -40,17 +42,50 @@ class InternVl(MediaRules):
     }
     media_defaults = {"min_tiles": 1, "max_tiles": 12, "video_frames": 32}
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
+    modules = ("vision", LLM)
+    config_class = "InternVLConfig"
+    model_class = "InternVLForConditionalGeneration"
+
+    towers = {
+        "vision": Tower(
+            "model.vision_tower",
+            "tiles",
+            0,
+            "vision_config",
+            "num_hidden_layers",
+            "encoder.layer",
+            splits.INTERNVIT,
+            extras=("model.multi_modal_projector",),
+        )
+    }
+    decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
-        vision = {**_VISION, **(self.hf_config.get("vision_config") or {})}
-        self.tile_px = _square(vision, "image_size")
-        self.side = self.tile_px // _square(vision, "patch_size")
+        vision = self._section("vision_config", "internvl_vision")
+        vision |= {key: _square(vision, key) for key in ("image_size", "patch_size")}
+        self.configs = {"vision": vision, LLM: self._section("text_config", "qwen2")}
+        self.tile_px: int = vision["image_size"]
+        self.side = self.tile_px // int(vision["patch_size"])
         self.rows_per_tile = _rows_per_tile(self.side, {**_DEFAULTS, **self.hf_config})
         self.shrinkable = {**self.shrinkable, "max_tiles": self.media["min_tiles"]}
         for key, least in {"min_tiles": 1, **self.shrinkable}.items():
             if self.media[key] < least:
                 raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        vision, text = self.configs["vision"], self.configs[LLM]
+        width = vision["hidden_size"] * self.side**2 // self.rows_per_tile
+        projector = 2 * width + counts.two_layer_projector(width, text["hidden_size"])
+        # Hugging Face ties this family's embeddings unless the top of the config says otherwise.
+        tied = bool(self.hf_config.get("tie_word_embeddings", True))
+        return counts.internvit(vision, projector), counts.decoder(text, tied=tied)
+
+    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
+        return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
+
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        return {"image_token_id": token_id["<IMG_CONTEXT>"]}
 
     def place(
         self,

@@ -17,17 +17,23 @@ from typing import Any
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.models.media import MediaRules, MediaTokens, Placement
+from dflop.models import counts, splits
+from dflop.models.family import Decoder, Family, Grid, Tower
+from dflop.models.media import MediaTokens, Placement
 from dflop.models.tiles import Size, best_resolution
+from dflop.records import LLM, MediaItem, ModuleSpec
 
-_SIGLIP = {"model_type": "siglip_vision_model", "image_size": 224, "patch_size": 16}
+_SIGLIP = {"model_type": "siglip_vision_model", **counts.DEFAULTS["siglip_vision_model"]}
 """What a `vision_config` leaves out: Hugging Face falls back to the tower's own defaults, not to this family's."""
-_NO_VISION_CONFIG = {"image_size": 384, "patch_size": 14}
+_NO_VISION_CONFIG = {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16,
+    "image_size": 384, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
 _PINPOINTS = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)]
 _DOWNSCALE_ABOVE = 1.1
 
 
-class LlavaOnevision(MediaRules):
+class LlavaOnevision(Family):
     """`LlavaOnevisionForConditionalGeneration`; media limits as in `media_defaults`.
 
     `max_tiles` drops the resolutions of `image_grid_pinpoints` that have more tiles (the base tile not counted);
@@ -41,6 +47,23 @@ class LlavaOnevision(MediaRules):
     media_tokens = {"image": MediaTokens("", "<image>", ""), "video": MediaTokens("", "<video>", "")}
     media_defaults: Mapping[str, Any] = {"max_tiles": 36, "video_frames": 32}
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
+    modules = ("vision", LLM)
+    config_class = "LlavaOnevisionConfig"
+    model_class = "LlavaOnevisionForConditionalGeneration"
+
+    towers = {
+        "vision": Tower(
+            "model.vision_tower",
+            "anyres",
+            0,
+            "vision_config",
+            "num_hidden_layers",
+            "encoder.layers",
+            splits.SIGLIP,
+            extras=("model.multi_modal_projector", "model.image_newline"),
+        )
+    }
+    decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         stated = hf_config.get("vision_config")
@@ -52,11 +75,40 @@ class LlavaOnevision(MediaRules):
         self.media_defaults = {**self.media_defaults, "max_tiles": max(self._tiles.values())}
         self.shrinkable = {**self.shrinkable, "max_tiles": min(self._tiles.values())}
         super().__init__(hf_config, media)
+        self.configs = {"vision": vision, LLM: self._section("text_config", "qwen2")}
         for key, least in self.shrinkable.items():
             if self.media[key] < least:
                 raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
         levels = range(self.max_level + 1)
         self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        vision, text = self.configs["vision"], self.configs[LLM]
+        features = self.hf_config.get("vision_feature_layer", -1)
+        width = vision["hidden_size"] * (1 if isinstance(features, int) else len(features))
+        has_bias = bool(self.hf_config.get("multimodal_projector_bias", True))
+        projector = counts.two_layer_projector(width, text["hidden_size"], has_bias) + text["hidden_size"]
+        return counts.siglip(vision, projector), counts.decoder(text, tied=self._is_tied)
+
+    def item_size(self, item: MediaItem) -> tuple[int, ...]:
+        """(tiles, height, width, fitted height, fitted width), all but the first in pixels.
+
+        The latter two are 0 for one of several images, all four are 0 for a video.
+        """
+        num_tiles, size_px = item.grid[0], (item.height_px, item.width_px)
+        if item.kind == "video":
+            return num_tiles, 0, 0, 0, 0
+        if num_tiles == 1:
+            return num_tiles, *size_px, 0, 0
+        # Tile limits leave a resolution out or keep it by its tiles alone: the best of as many tiles is the one chosen.
+        fitted = best_resolution(size_px, [p for p, n in self._tiles.items() if n == num_tiles - 1])
+        return num_tiles, *size_px, *fitted
+
+    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
+        return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
+
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        return {"image_token_index": token_id["<image>"], "video_token_index": token_id["<video>"]}
 
     def place(
         self,

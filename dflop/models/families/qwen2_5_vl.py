@@ -7,19 +7,15 @@ rules themselves are in `native.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from dflop.models.media import MediaRules, MediaTokens, Placement
-from dflop.models.native import IMAGE_LIMITS, SHRINKABLE, VIDEO_LIMITS, NativeVision, sample_evenly
-
-_VISION = {
-    "depth": 32, "patch_size": 14, "spatial_merge_size": 2, "window_size": 112,
-    "fullatt_block_indexes": (7, 15, 23, 31),
-}  # fmt: skip
+from dflop.models import counts, splits
+from dflop.models.family import Decoder, Tower
+from dflop.models.media import MediaTokens
+from dflop.models.native import IMAGE_LIMITS, SHRINKABLE, VIDEO_LIMITS
+from dflop.models.native_family import NativeFamily
+from dflop.records import LLM, ModuleSpec
 
 
-class Qwen25Vl(MediaRules):
+class Qwen25Vl(NativeFamily):
     """`Qwen2_5_VLForConditionalGeneration`; media limits as in `media_defaults`."""
 
     name = "qwen2_5_vl"
@@ -29,29 +25,13 @@ class Qwen25Vl(MediaRules):
     }
     media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS}
     shrinkable = SHRINKABLE
+    modules = ("vision", LLM)
+    config_class = "Qwen2_5_VLConfig"
+    model_class = "Qwen2_5_VLForConditionalGeneration"
+    vision_type, text_type = "qwen2_5_vl_vision", "qwen2_5_vl_text"
 
-    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
-        super().__init__(hf_config, media)
-        self.vision = {**_VISION, **self.hf_config.get("vision_config", {})}
-        self._native = NativeVision.of(self.vision)
+    towers = {"vision": Tower("model.visual", "native", 0, "vision_config", "depth", "blocks", splits.QWEN2_5_VISION)}
+    decoder = Decoder("model.language_model", "lm_head", "vision", splits.QWEN2)
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
-        if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} takes no {kind}")
-        limits, tokens = self.limits(level), self.media_tokens[kind]
-        if kind == "image":
-            return self._native.place_image(width_px, height_px, limits, tokens)
-        return self._native.place_video(width_px, height_px, num_frames, duration_s, limits, tokens)
-
-    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
-        return sample_evenly(num_frames, duration_s, self.limits(level))
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        return counts.qwen2_5_vision(self.vision), counts.decoder(self.configs[LLM], tied=self._is_tied)

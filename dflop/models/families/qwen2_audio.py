@@ -11,25 +11,64 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ
-from dflop.models.media import MediaRules, MediaTokens, Placement
+import numpy as np
+
+from dflop.models import counts, splits
+from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel_window
+from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
+from dflop.models.media import MediaTokens, Placement
+from dflop.records import LLM, ModuleSpec
 
 MEL_PER_POSITION = 2
 """Mel frames the encoder's convolutions turn into one position."""
 
-_AUDIO = {"max_source_positions": 1500}
 
-
-class Qwen2Audio(MediaRules):
+class Qwen2Audio(TrainableFamily):
     """`Qwen2AudioForConditionalGeneration`; with `audio_truncate` off, audio beyond the window is refused instead."""
 
     name = "qwen2_audio"
     media_tokens = {"audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")}
     media_defaults = {"audio_truncate": True}
+    modules = ("audio", LLM)
+    config_class = "Qwen2AudioConfig"
+    model_class = "Qwen2AudioForConditionalGeneration"
+
+    towers = {
+        "audio": Tower(
+            "model.audio_tower",
+            "windows",
+            0,
+            "audio_config",
+            "encoder_layers",
+            "layers",
+            splits.QWEN2_AUDIO,
+            extras=("model.multi_modal_projector",),
+        )
+    }
+    decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
-        self.audio = {**_AUDIO, **self.hf_config.get("audio_config", {})}
+        self.audio = self._section("audio_config", "qwen2_audio_encoder")
+        self.configs = {"audio": self.audio, LLM: self._section("text_config", "qwen2")}
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        text = self.configs[LLM]
+        projector = counts.linear(self.audio["d_model"], text["hidden_size"])
+        return counts.qwen2_audio(self.audio, projector), counts.decoder(text, tied=False)
+
+    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
+        return 1, self.audio["num_mel_bins"], self.audio["max_source_positions"] * MEL_PER_POSITION
+
+    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
+        _, num_mel_bins, window = self.array_shape("audio", grid)
+        return log_mel_window(media, num_frames=grid[0], window_frames=window, num_mel_bins=num_mel_bins)[None]
+
+    def frame_size_px(self, grid: Grid) -> tuple[int, int]:
+        raise ValueError(f"{self.name} takes no images")
+
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        return {"audio_token_index": token_id["<|AUDIO|>"]}
 
     def place(
         self,

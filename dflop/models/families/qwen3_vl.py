@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from dflop.models.media import Layout, MediaRules, MediaTokens, Placement
-from dflop.models.native import IMAGE_LIMITS, TEMPORAL_PATCH_FRAMES, NativeVision, check_aspect_ratio
+from dflop.models import counts, splits
+from dflop.models.family import Decoder, Tower
+from dflop.models.media import Layout, MediaTokens, Placement
+from dflop.models.native import IMAGE_LIMITS, TEMPORAL_PATCH_FRAMES, check_aspect_ratio
+from dflop.models.native_family import NativeFamily
+from dflop.records import LLM, ModuleSpec
 
 ASSUMED_FPS = 24.0
 """Frame rate of a video that states none."""
 
-_VISION = {"depth": 27, "patch_size": 16, "spatial_merge_size": 2}
 
-
-class Qwen3Vl(MediaRules):
+class Qwen3Vl(NativeFamily):
     """`Qwen3VLForConditionalGeneration`; media limits as in `media_defaults`.
 
     `video_min_pixels` and `video_max_pixels` bound the pixels of all sampled frames together. `cap_pixels_per_frame`
@@ -53,10 +55,32 @@ class Qwen3Vl(MediaRules):
         "video_max_pixels": 32 * 32 * 4,
     }
 
+    modules = ("vision", LLM)
+    config_class = "Qwen3VLConfig"
+    model_class = "Qwen3VLForConditionalGeneration"
+    vision_type, text_type = "qwen3_vl_vision", "qwen3_vl_text"
+    pixel_mean = pixel_std = (0.5, 0.5, 0.5)
+
+    towers = {"vision": Tower("model.visual", "native", 0, "vision_config", "depth", "blocks", splits.QWEN3_VISION)}
+
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
-        self.vision = {**_VISION, **self.hf_config.get("vision_config", {})}
-        self._native = NativeVision.of(self.vision)
+        self.num_deep = len(self.vision["deepstack_visual_indexes"])
+        self.decoder = Decoder("model.language_model", "lm_head", "vision", splits.QWEN3, self.num_deep)
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        # The layers that add deepstack features must all be on the first stage.
+        text = self.configs[LLM]
+        max_pp = max(1, text["num_hidden_layers"] // max(1, self.num_deep))
+        tied = bool(self.hf_config.get("tie_word_embeddings", False))
+        return counts.qwen3_vision(self.vision), counts.decoder(text, tied=tied, max_pp=max_pp)
+
+    def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
+        entries = super().shallow_entries(module, num_layers)
+        if module == "vision":
+            # All features from the last layer: as many mergers run at every depth as in the whole tower.
+            entries["deepstack_visual_indexes"] = [num_layers - 1] * self.num_deep
+        return entries
 
     def place(
         self,
@@ -69,11 +93,11 @@ class Qwen3Vl(MediaRules):
         num_images: int = 1,
         level: int = 0,
     ) -> Placement:
-        if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} takes no {kind}")
+        if kind != "video":
+            return super().place(
+                kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s, level=level
+            )
         limits, tokens = self.limits(level), self.media_tokens[kind]
-        if kind == "image":
-            return self._native.place_image(width_px, height_px, limits, tokens)
         frames = _sample(num_frames, duration_s, limits)
         grid_t = math.ceil(len(frames) / TEMPORAL_PATCH_FRAMES)
         size_px = _resize_video(height_px, width_px, len(frames), self._native.factor_px, limits)

@@ -1,0 +1,208 @@
+"""Parameter counts of the layers and towers the families are made of, as closed forms of their configs.
+
+The planner needs sizes where no torch is at hand. `DEFAULTS` are what Hugging Face's config classes fall back to, by
+`model_type`; every function takes a complete section. Tests hold both equal to the real classes, per layer, per module
+and for the published models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.records import LLM, ModuleSpec
+
+Config = Mapping[str, Any]
+
+_QWEN2 = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32,
+}  # fmt: skip
+_NATIVE = {
+    "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "in_channels": 3, "patch_size": 14,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112, "out_hidden_size": 3584,
+    "fullatt_block_indexes": (7, 15, 23, 31),
+}  # fmt: skip
+DEFAULTS: Mapping[str, Config] = {
+    "siglip_vision_model": {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "num_channels": 3, "image_size": 224, "patch_size": 16, "vision_use_head": True,
+    },
+    "internvl_vision": {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_channels": 3, "image_size": 448, "patch_size": 14, "attention_bias": False, "use_qk_norm": False,
+        "norm_type": "layer_norm", "use_mask_token": False, "use_absolute_position_embeddings": True,
+        "use_mean_pooling": True,
+    },
+    "qwen2_5_vl_vision": _NATIVE,
+    "qwen2_5_omni_vision_encoder": _NATIVE,
+    "qwen3_vl_vision": {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "in_channels": 3,
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+        "num_position_embeddings": 2304, "deepstack_visual_indexes": (8, 16, 24),
+    },
+    "qwen2_audio_encoder": {
+        "num_mel_bins": 128, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+        "d_model": 1280, "max_source_positions": 1500,
+    },
+    "qwen2_5_omni_audio_encoder": {
+        "num_mel_bins": 128, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+        "d_model": 1280, "n_window": 100, "output_dim": 3584,
+    },
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2 | {"head_dim": 128, "attention_bias": False},
+    "llama": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": None, "attention_bias": False, "mlp_bias": False,
+    },
+    "qwen2_5_vl_text": {
+        "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8,
+    },
+    "qwen2_5_omni_text": {
+        "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4,
+    },
+    "qwen3_vl_text": _QWEN2 | {"head_dim": 128, "attention_bias": False},
+}  # fmt: skip
+DECODERS = ("qwen2", "qwen3", "llama", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text")
+_QK_NORM = ("qwen3", "qwen3_vl_text")
+_QKV_BIAS = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text")
+
+
+def decoder(c: Config, *, tied: bool, max_pp: int | None = None) -> ModuleSpec:
+    """The language model with its head.
+
+    Args:
+        c: Complete section with its `model_type`, one of `DECODERS`.
+        tied: Whether the head is the embedding.
+        max_pp: Deepest pipeline; None for one stage per layer.
+
+    Raises:
+        ConfigError: another kind of decoder.
+    """
+    kind = c["model_type"]
+    if kind not in DECODERS:
+        raise ConfigError(
+            f"the layers of a `{kind}` are not known",
+            where="model.hf_config.text_config.model_type",
+            hint=did_you_mean(kind, DECODERS),
+        )
+    h, mlp, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
+    kv_heads = c["num_key_value_heads"] or heads
+    head_dim = c.get("head_dim") or h // heads
+    bias = bool(c.get("attention_bias"))
+    q, kv = heads * head_dim, kv_heads * head_dim
+    layer = 2 * h * q + 2 * h * kv + 3 * h * mlp + 2 * h
+    if kind in _QKV_BIAS or bias:
+        layer += q + 2 * kv
+    layer += h * bias + (2 * mlp + h) * bool(c.get("mlp_bias")) + 2 * head_dim * (kind in _QK_NORM)
+    edge = c["vocab_size"] * h * (1 if tied else 2) + h
+    depth = c["num_hidden_layers"]
+    return ModuleSpec(
+        LLM, depth, h, heads, kv_heads, layer, edge, depth if max_pp is None else max_pp, _degrees(heads, kv_heads, mlp)
+    )
+
+
+def siglip(c: Config, num_projector_params: int) -> ModuleSpec:
+    """SigLIP's vision transformer with a projector."""
+    h, mlp = c["hidden_size"], c["intermediate_size"]
+    edge = _patches(c) + (c["image_size"] // c["patch_size"]) ** 2 * h + 2 * h
+    if c["vision_use_head"]:
+        edge += h + linear(h, 3 * h) + linear(h, h) + 2 * h + _mlp(h, mlp)
+    layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
+    return _tower("vision", c, layer, edge + num_projector_params)
+
+
+def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
+    """InternVL's vision transformer with a projector; image and patch sizes are one number, squares."""
+    h, mlp = c["hidden_size"], c["intermediate_size"]
+    norm = {"layer_norm": 2 * h, "rms_norm": h}[c["norm_type"]]
+    layer = 3 * linear(h, h, c["attention_bias"]) + linear(h, h) + _mlp(h, mlp) + 2 * norm + 2 * h
+    layer += 2 * h * c["use_qk_norm"]
+    positions = (c["image_size"] // c["patch_size"]) ** 2 + 1
+    edge = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
+    edge += 0 if c["use_mean_pooling"] else 2 * h
+    return _tower("vision", c, layer, edge + num_projector_params, can_split=not c["use_qk_norm"])
+
+
+def qwen2_5_vision(c: Config) -> ModuleSpec:
+    """Native-resolution tower of Qwen2.5-VL and Qwen2.5-Omni: gated MLP, RMS norms."""
+    h, mlp = c["hidden_size"], c["intermediate_size"]
+    layer = 4 * linear(h, h) + 2 * linear(h, mlp) + linear(mlp, h) + 2 * h
+    # No bias in the patch embedding; the merger has an RMS norm.
+    return _native(c, layer, linear(_patch_volume(c), h, bias=False) + h + _merger(c))
+
+
+def qwen3_vision(c: Config) -> ModuleSpec:
+    """Native-resolution tower of Qwen3-VL: learned positions and one more merger per deepstack feature."""
+    h, mlp = c["hidden_size"], c["intermediate_size"]
+    layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
+    merged = h * c["spatial_merge_size"] ** 2
+    mergers = _merger(c) + 2 * h + len(c["deepstack_visual_indexes"]) * (_merger(c) + 2 * merged)
+    return _native(c, layer, linear(_patch_volume(c), h) + c["num_position_embeddings"] * h + mergers)
+
+
+def qwen2_audio(c: Config, num_projector_params: int) -> ModuleSpec:
+    """Whisper's encoder with a projector; its table of positions is a parameter that is not trained."""
+    h = c["d_model"]
+    return _whisper(c, c["max_source_positions"] * h + 2 * h + num_projector_params)
+
+
+def omni_audio(c: Config) -> ModuleSpec:
+    """Whisper's layers over chunks, with start and end embeddings and the projection to the LLM."""
+    h, out = c["d_model"], c["output_dim"]
+    return _whisper(c, 2 * out + 2 * h + linear(h, out))
+
+
+def two_layer_projector(width: int, hidden: int, bias: bool = True) -> int:
+    """Parameters of a Linear to the LLM's width and one more behind it."""
+    return linear(width, hidden, bias) + linear(hidden, hidden, bias)
+
+
+def linear(fan_in: int, fan_out: int, bias: bool = True) -> int:
+    """Parameters of a Linear."""
+    return fan_in * fan_out + fan_out * bias
+
+
+def _whisper(c: Config, edge: int) -> ModuleSpec:
+    h, mlp, heads = c["d_model"], c["encoder_ffn_dim"], c["encoder_attention_heads"]
+    layer = 3 * linear(h, h) + h * h + _mlp(h, mlp) + 4 * h  # keys have no bias
+    convolutions = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h
+    degrees = _degrees(heads, heads, mlp)
+    return ModuleSpec("audio", c["encoder_layers"], h, heads, heads, layer, convolutions + edge, 1, degrees)
+
+
+def _native(c: Config, layer: int, edge: int) -> ModuleSpec:
+    heads, degrees = c["num_heads"], _degrees(c["num_heads"], c["num_heads"], c["intermediate_size"])
+    return ModuleSpec("vision", c["depth"], c["hidden_size"], heads, heads, layer, edge, 1, degrees)
+
+
+def _tower(module: str, c: Config, layer: int, edge: int, *, can_split: bool = True) -> ModuleSpec:
+    heads, mlp = c["num_attention_heads"], c["intermediate_size"]
+    degrees = _degrees(heads, heads, mlp) if can_split else (1,)
+    return ModuleSpec(module, c["num_hidden_layers"], c["hidden_size"], heads, heads, layer, edge, 1, degrees)
+
+
+def _degrees(heads: int, kv_heads: int, mlp: int) -> tuple[int, ...]:
+    """Tensor-parallel degrees that give every rank as many whole heads and columns of the MLP as the next."""
+    return tuple(tp for tp in (1, 2, 4, 8) if heads % tp == kv_heads % tp == mlp % tp == 0)
+
+
+def _mlp(h: int, mlp: int) -> int:
+    return linear(h, mlp) + linear(mlp, h)
+
+
+def _patches(c: Config) -> int:
+    return linear(c["num_channels"] * c["patch_size"] ** 2, c["hidden_size"])
+
+
+def _patch_volume(c: Config) -> int:
+    return int(c["in_channels"] * c["temporal_patch_size"] * c["patch_size"] ** 2)
+
+
+def _merger(c: Config) -> int:
+    """Two Linears from the patches of a row to the LLM's width; norms are counted by the callers."""
+    merged = c["hidden_size"] * c["spatial_merge_size"] ** 2
+    return linear(merged, merged) + linear(merged, c["out_hidden_size"])

@@ -1,0 +1,89 @@
+"""How each kind of encoder is called: a packed group of items in, rows for the LLM out.
+
+Towers, projectors and the arithmetic between them are Hugging Face's; what stands here is which of its functions a
+family needs, and how rows of several items are put one after the other. `ENCODERS` names them for `Tower.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Encoder = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(model without its LLM, tower, data, sizes `[items, n]`) -> `[rows, width]` in item order."""
+
+
+def native(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Native-resolution vision: patches of all items, sizes (temporal, height, width) in patches.
+
+    Deepstack features, where the tower has them, stand beside a row: `[rows, (1 + features) * hidden]`.
+    """
+    out = tower(hidden_states=data, grid_thw=sizes)
+    rows: torch.Tensor = out.pooler_output
+    mergers = getattr(tower, "deepstack_merger_list", ())
+    if not len(mergers):
+        return rows
+    features = list(out.deepstack_features)
+    # A tower cut for a probe names its last layer several times and runs a merger once; the others cost as much.
+    features += [merger(out.last_hidden_state) for merger in mergers[len(features) :]]
+    return torch.cat([rows, *features], dim=1)
+
+
+def mel(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Audio of any length, mel frames of all items side by side; the first number of a size counts them."""
+    rows: torch.Tensor = tower(input_features=data, feature_lens=sizes[:, 0]).last_hidden_state
+    return rows
+
+
+def windows(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Audio in windows of fixed length, `[items, mel bins, frames]`; the first number of a size counts real frames.
+
+    Positions of the audio and of the padding behind it attend among themselves, which for the former is what Hugging
+    Face's mask does; rows of padding are not handed on.
+    """
+    positions, num_rows = tower._get_feat_extract_output_lengths(sizes[:, 0])
+    length = tower.max_source_positions
+    segments = [n for kept in positions.tolist() for n in (kept, length - kept) if n]
+    boundaries = torch.tensor([0, *segments], device=data.device).cumsum(0).to(torch.int32)
+    hidden = tower(input_features=data, cu_seq_lens_q=boundaries).last_hidden_state
+    kept = torch.arange(hidden.shape[1], device=data.device) < num_rows.to(data.device)[:, None]
+    rows: torch.Tensor = shell.multi_modal_projector(hidden[kept])
+    return rows
+
+
+def tiles(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Tiles of one size, `[tiles, channels, height, width]`, each of which gives as many rows."""
+    rows: torch.Tensor = shell.get_image_features(pixel_values=data).pooler_output
+    return rows.flatten(0, 1)
+
+
+def anyres(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Tiles whose rows keep the picture's shape: padding removed and newlines set per image, videos pooled.
+
+    Sizes are those of `LlavaOnevision.item_size`. The tower sees the tiles of all items at once, each as if it were
+    one of several images, for which Hugging Face does nothing but append a newline.
+    """
+    num_tiles, newline = len(data), shell.image_newline
+    single = torch.ones(num_tiles, 2, dtype=torch.long)
+    packed = shell.get_image_features(pixel_values=data, image_sizes=single, batch_num_images=[num_tiles + 1])
+    features = torch.stack([tile[:-1] for tile in packed.pooler_output])
+    rows = []
+    per_item = sizes.tolist()
+    for item, (_, height, width, *fitted) in zip(features.split([size[0] for size in per_item]), per_item, strict=True):
+        if not height:
+            rows += [shell.apply_pooling(item).flatten(0, 1), newline[None]]
+            continue
+        # The planned resolution is the only one on offer: limits may have taken others away.
+        shell.config.image_grid_pinpoints = [fitted]
+        (image,), _ = shell.pack_image_features(
+            [item], [(height, width)], image_newline=newline, vision_aspect_ratio=shell.config.vision_aspect_ratio
+        )
+        rows.append(image)
+    return torch.cat(rows)
+
+
+ENCODERS: Mapping[str, Encoder] = {
+    "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres,
+}  # fmt: skip
