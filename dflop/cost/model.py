@@ -29,8 +29,8 @@ class CostModel:
     Args:
         tables: At most one per (module, tp, recompute) once `frozen` has chosen.
         corrections: Factor on a module's seconds; 1.0 where absent. Bytes, messages and optimizer are never corrected.
-        frozen: Modules whose weights are frozen: their frozen tables are used where there are some, and the trained
-            ones of all others. None takes the tables as they are.
+        frozen: Modules whose weights are frozen: they take their frozen tables, others their trained ones. None:
+            trained ones, frozen ones only where there are no others.
         specs: With the spec of a module, a tp without a table is derived from tp 1 (`tensor_parallel.py`).
         links: Message costs, at most one per (op, ranks, nodes).
         max_extrapolation: How many times the largest probed tokens and mean length may be asked for.

@@ -15,8 +15,9 @@ class TableSet:
 
     Args:
         tables: In any order.
-        frozen: Modules whose weights are frozen. Of a module's tables at one key these take the frozen one where there
-            is one (else the trained one, an upper bound), all others the trained one. None: take what is given.
+        frozen: Modules whose weights are frozen: of two tables at one key they take the frozen one. A module that is
+            not among them takes the trained one, as a frozen one does where there is no other: an upper bound.
+            None: nothing is known, so the trained one of two, but a frozen one where it is all there is.
 
     Raises:
         CostError: two tables for one key.
@@ -24,18 +25,22 @@ class TableSet:
 
     def __init__(self, tables: Iterable[CostTable], frozen: Collection[str] | None = None) -> None:
         given = list(tables)
-        if frozen is not None:
-            has_frozen = {_key(t) for t in given if t.is_frozen}
-            given = [t for t in given if t.is_frozen == (t.module in frozen and _key(t) in has_frozen)]
+        keys = {held: {_key(t) for t in given if t.is_frozen == held} for held in (True, False)}
+
+        def is_chosen(table: CostTable) -> bool:
+            if frozen is None:
+                return not table.is_frozen or _key(table) not in keys[False]
+            return table.is_frozen == (table.module in frozen and _key(table) in keys[True])
+
         self._tables: dict[Key, CostTable] = {}
-        for table in given:
+        for table in filter(is_chosen, given):
             other = self._tables.setdefault(_key(table), table)
             if other is not table:
                 raise CostError(
                     f"two cost tables for module `{table.module}` at tp {table.tp}"
                     + (", recomputing" if table.recompute else ""),
                     where=f"tables {other.table_id} ({_told(other)}) and {table.table_id} ({_told(table)})",
-                    hint="select the tables of one profile and one kind of hardware, and say which modules are frozen",
+                    hint="select the tables of one profile and one kind of hardware",
                 )
 
     @property

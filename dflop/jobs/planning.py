@@ -100,11 +100,12 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     """
     costs = cost_tables(run, config, profile_key, say)
     shapes, family = run.shapes(), bound_family(config)
+    cost = CostModel(costs.tables, specs=family.specs(), links=costs.links)
     plans = make_plans(
         run_id=run.run_id,
         specs=used_modules(family, shapes),
         cluster=config.cluster.spec(),
-        cost=CostModel(costs.tables, specs=family.specs(), links=costs.links),
+        cost=cost,
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
         microbatch_choices=config.plan.microbatch_choices,
@@ -112,9 +113,12 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
         top=config.plan.top,
         progress=say,
     )
-    used = [t for t in costs.tables if t.table_id in plans[0].table_ids]
+    used = [cost.table(m.module, m.parallel.tp) for m in plans[0].modules]
     run.write_plan(plans[0], used)
     with SpoolWriter(config.store, run.run_id, "plan") as spool:
+        for table in used:
+            if table.source == "derived" and table not in costs.tables:  # the scheduler reads it from the store
+                spool.append(table)
         for plan in plans:
             spool.append(plan)
         spool.append(run_input(run.run_id, "plan", 0, costs.snapshot, run.profile_key(), used))

@@ -19,10 +19,11 @@ qualify
             cost_table.hardware, cost_table.software, cost_table.dtype,
             cost_table.is_frozen, cost_table.recompute
         order by
-            cost_table.source = 'measured' desc, dated.created_at_s desc nulls last,
+            cost_table.source = 'measured' desc, cost_table.source = 'derived' asc,
+            dated.created_at_s desc nulls last,
             cost_table._run_id desc, cost_table._producer desc, cost_table._seq desc, cost_table.rowid desc
     ) = 1;
 
 comment on view v_cost_table_latest is
-'Cost tables in force, measured before analytic. '
+'Cost tables in force, measured before analytic before derived. '
 'Grain: profile_key, module, tp, hardware, software, dtype, is_frozen, recompute.';

@@ -210,11 +210,12 @@ def test_cost_tables_show_what_corrects_them(priced: tuple[Path, CostModel]) -> 
 def test_every_way_of_running_has_its_own_latest_table(tmp_path: Path, make) -> None:
     ways = [(False, False), (False, True), (True, False), (True, True)]
     tables = [make.cost_table(is_frozen=f, recompute=c, table_id=f"{f:d}{c:d}") for f, c in ways]
-    write(tmp_path, *tables, make.cost_table(table_id="guess", source="analytic"))
+    guesses = [make.cost_table(tp=tp, table_id=f"guess{tp}", source="analytic") for tp in (1, 2)]
+    write(tmp_path, *tables, *guesses, make.cost_table(tp=2, table_id="split", source="derived"))
     ingest(tmp_path)
     with Reader(tmp_path) as reader:
-        assert [t.table_id for t in reader.latest_cost_tables("model")] == ["00", "01", "10", "11"]
-    found = named(tmp_path, "cost_tables")
+        assert [t.table_id for t in reader.latest_cost_tables("model")] == ["00", "01", "10", "11", "guess2"]
+    found = [row for row in named(tmp_path, "cost_tables") if row["tp"] == 1]
     assert [(row["is_frozen"], row["recompute"], row["num_knots"]) for row in found] == [(*way, 0) for way in ways]
 
 
