@@ -5,6 +5,9 @@ repeated; the median is kept with half the interquartile range beside it. Bytes 
 once per storage, parameters excluded. Two depths (1 and 2 layers by default) let the cost model separate what a layer
 costs from what the ends cost, so that a module is never built at full depth just to be measured. A group that does not
 fit into memory is a row that says so, and the probe goes on.
+
+Tensor-parallel ranks probe together: each builds its part, all run the same groups in the same order, and seconds are
+those of the wall, for waiting for the others is part of what such a layer costs.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from dflop.models import load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
+from dflop.parallel.tensor import shard_stage
 from dflop.profile.groups import ProbeGroup
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
@@ -75,11 +79,22 @@ class ModuleProbe:
         if device.type != "cpu":  # fake tensors refuse even the move to where they are
             self._stage.to(device)
         apply_way(self._stage, way)
+        if group is not None:
+            self._shard(group)
         self._way, self._group = way, group
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
         self._vocab_size, self._dtype = vocab_size, dtype
         self._rng = np.random.default_rng(settings.seed)
         self._optimizer_s: float | None = None
+
+    def _shard(self, group: dist.ProcessGroup) -> None:
+        stage, family = self._stage, self._family
+        if isinstance(stage, LlmStage):
+            shard_stage(stage, stage.decoder.layers, family.decoder.split, group)
+            return
+        assert isinstance(stage, EncoderStage)
+        layers: Any = stage.module.get_submodule(stage.tower.layers)
+        shard_stage(stage, layers, stage.tower.split, group)
 
     def warm_up(self, group: ProbeGroup) -> Measurement | None:
         """Run a group once, so that every allocation has its size before anything is kept.
@@ -98,7 +113,7 @@ class ModuleProbe:
         """Median forward and backward seconds and saved bytes of one packed group; status `oom` where it does not fit.
 
         Raises:
-            RuntimeError: anything but a lack of memory.
+            RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
         """
         try:
             return self._row(group, **self._run(group))
@@ -125,7 +140,7 @@ class ModuleProbe:
         del output
         num_repeats = self._settings.num_repeats
         with no_garbage_collection():
-            timings = [time_phases(forward, self._backward, device) for _ in range(num_repeats)]
+            timings = [self._time(forward) for _ in range(num_repeats)]
         peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         if self._optimizer_s is None:
             # Once per probe: it does not depend on the group. Behind the peak, which is that of the two passes.
@@ -138,19 +153,26 @@ class ModuleProbe:
             activation_bytes=activation_bytes, peak_bytes=peak_bytes, optimizer_s=self._optimizer_s,
         )  # fmt: skip
 
+    def _time(self, forward: Callable[[], torch.Tensor]) -> tuple[float, float]:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+        return time_phases(forward, self._backward, self._device, by_wall=self._group is not None)
+
     def _row(self, group: ProbeGroup, *, num_repeats: int, status: str = "ok", **measured: Any) -> Measurement:
         s, load = self._settings, self.load(group)
+        tp = 1 if self._group is None else self._group.size()
         nothing = dict(forward_s=0.0, backward_s=0.0, forward_spread_s=0.0, backward_spread_s=0.0, activation_bytes=0)
         return Measurement(
             profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
-            tp=1, num_layers=self._num_layers, group=group.kind, num_items=load.num_items, num_tokens=load.num_tokens,
+            tp=tp, num_layers=self._num_layers, group=group.kind, num_items=load.num_items, num_tokens=load.num_tokens,
             sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self.param_bytes,
             is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status, **(nothing | measured),
         )  # fmt: skip
 
     def _free_after(self, error: Exception) -> None:
         """Give back what a group that did not fit had taken; other errors go on."""
-        if not is_out_of_memory(error):
+        # A rank that gives up alone leaves the others waiting for it: then the job has to end.
+        if self._group is not None or not is_out_of_memory(error):
             raise error
         # The frames of the failed run hold its tensors.
         error.__traceback__ = None
