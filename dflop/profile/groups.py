@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflop.models.family import Family
 from dflop.records import LLM, MediaItem, ModuleLoad, SampleShape
 
 KINDS = ("random", "length_sorted", "tile_sorted", "single")
@@ -101,3 +102,11 @@ def make_group(kind: str, samples: Sequence[SampleShape], module: str) -> ProbeG
     items = () if module == LLM else tuple(i for s in samples for i in s.items if i.module == module)
     load = sum((s.load(module) for s in samples), ModuleLoad(0, 0, 0))
     return ProbeGroup(kind, tuple(samples), items, load)
+
+
+def load_on(family: Family, module: str, group: ProbeGroup) -> ModuleLoad:
+    """Load of a group on a shallow module, whose attention windows may differ from those of the full model."""
+    if module == LLM:
+        return group.load
+    tokens = sum(item.num_tokens for item in group.items)
+    return ModuleLoad(len(group.items), tokens, sum(family.sum_sq_tokens(item) for item in group.items))

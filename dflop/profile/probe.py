@@ -25,7 +25,7 @@ from dflop.models import load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
 from dflop.parallel.tensor import shard_stage
-from dflop.profile.groups import ProbeGroup
+from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
 from dflop.profile.ways import TRAIN, Way, apply_way
@@ -183,10 +183,7 @@ class ModuleProbe:
 
     def load(self, group: ProbeGroup) -> ModuleLoad:
         """Load of a group on this probe, whose attention windows may differ from those of the full model."""
-        if self._module == LLM:
-            return group.load
-        sum_sq_tokens = sum(self._family.sum_sq_tokens(item) for item in group.items)
-        return ModuleLoad(len(group.items), sum(item.num_tokens for item in group.items), sum_sq_tokens)
+        return load_on(self._family, self._module, group)
 
     def _prepare(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
         if self._module == LLM:

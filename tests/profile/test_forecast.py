@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.models import load_family
+from dflop.profile.forecast import plan_probes
+from dflop.profile.groups import probe_groups
+from dflop.profile.run import MIN_GROUPS
+from dflop.profile.ways import TRAIN, WAYS
+from dflop.records import LLM, ModuleLoad
+from tests.builders import make_table
+from tests.profile.test_probe import new_probe, profile
+from tests.train.synthetic import family, make_shapes
+
+SHAPES = make_shapes(30, seed=1)
+OPTIONS = dict(depths=(1, 2), num_probes=8, max_samples=4, num_repeats=2, budget_s=1e9, seed=0)
+
+
+def test_probes_are_those_of_a_profile_that_does_not_choose():
+    planned = plan_probes(family(), SHAPES, **OPTIONS)
+    measured, _ = profile(SHAPES, num_probes=8, max_samples=4, target_frac=None)
+    wanted = [
+        (m.module, m.num_layers, m.group, ModuleLoad(m.num_items, m.num_tokens, m.sum_sq_tokens)) for m in measured
+    ]
+    assert [(p.module, p.num_layers, p.group, p.load) for p in planned] == wanted
+    assert {p.seconds for p in planned} == {None}
+
+
+def test_tables_say_how_long_and_where_the_budget_ends():
+    table = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
+    planned = [p for p in plan_probes(family(), SHAPES, **OPTIONS, tables=[table]) if p.module == LLM]
+    p, x = planned[1], planned[1].load
+    one_run = sum(
+        p.num_layers * (t.layer_fixed + t.layer_per_token * x.num_tokens + t.layer_per_sq_token * x.sum_sq_tokens)
+        + (t.edge_fixed + t.edge_per_token * x.num_tokens + t.edge_per_item * x.num_items)
+        for t in (table.forward_s, table.backward_s)
+    )
+    assert not table.forward_s.layer_knots
+    assert p.seconds == pytest.approx(3 * one_run), "two repeats and the warm-up"
+    total_s = sum(p.seconds for p in planned)
+    assert len(planned) == 2 * 8
+    less = plan_probes(family(), SHAPES, **OPTIONS | {"budget_s": 3 * total_s * 0.5}, tables=[table])
+    assert MIN_GROUPS * 2 <= len([p for p in less if p.module == LLM]) < 2 * 8
+    assert len([p for p in less if p.module == "vision"]) == 2 * 8, "nobody knows how long these take"
+
+
+def test_every_way_is_planned_and_only_its_own_table_counts():
+    ways = (TRAIN, WAYS["frozen"])
+    planned = plan_probes(family(), SHAPES, **OPTIONS, ways=ways, tp=2, tables=[make_table(LLM)])
+    assert {(p.way.name, p.tp, p.seconds) for p in planned} == {("train", 2, None), ("frozen", 2, None)}
+
+
+def test_a_full_size_model_is_planned_without_being_built():
+    omni = load_family("qwen2_5_omni_thinker", {}, {})
+    shapes = make_shapes(20, seed=0, kinds=("image",))
+    planned = plan_probes(omni, shapes, **OPTIONS)
+    assert {p.module for p in planned} == {"vision", LLM}
+    (group, *_) = probe_groups(shapes, LLM, num_groups=8, max_samples=4, seed=0)
+    assert next(p.load for p in planned if p.module == LLM) == group.load == new_probe(LLM, 1).load(group)
