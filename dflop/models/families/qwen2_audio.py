@@ -1,8 +1,8 @@
 """Qwen2-Audio: a Whisper encoder feeding a Qwen2 decoder.
 
 Audio follows the Hugging Face processor exactly (tests hold them equal): 10 ms mel frames, cut off after the encoder's
-30 s window and padded to it. The encoder runs over the whole window however short the audio is, with the padding
-masked but computed; only the audio's own rows go to the LLM.
+30 s window and padded to it. The encoder runs over the whole window however short the audio is: audio and padding
+attend among themselves, which for the audio equals Hugging Face's mask; only the audio's own rows go to the LLM.
 """
 
 from __future__ import annotations
@@ -92,14 +92,15 @@ class Qwen2Audio(TrainableFamily):
                 "audio_truncate is off"
             )
         num_mel = math.ceil(min(num_samples, window_samples) / MEL_HOP_SAMPLES)
-        num_rows = ((num_mel - 1) // 2 - 1) // 2 + 1
+        num_kept = (num_mel - 1) // MEL_PER_POSITION + 1
+        num_rows = num_kept // 2
         if num_rows < 1:
             raise ValueError(f"audio of {duration_s:.3f} s is shorter than one token")
         return Placement(
             module="audio",
             grid=(num_mel, 0, 0),
             num_tokens=num_positions,
-            sum_sq_tokens=num_positions**2,
+            sum_sq_tokens=num_kept**2 + (num_positions - num_kept) ** 2,
             num_rows=num_rows,
             layout=self.media_tokens["audio"].wrap(num_rows),
         )
