@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, ModuleSpec
 
 Config = Mapping[str, Any]
@@ -78,18 +77,8 @@ def decoder(c: Config, *, tied: bool, max_pp: int | None = None) -> ModuleSpec:
         c: Complete section with its `model_type`, one of `DECODERS`.
         tied: Whether the head is the embedding.
         max_pp: Deepest pipeline; None for one stage per layer.
-
-    Raises:
-        ConfigError: another kind of decoder.
     """
-    kind = c["model_type"]
-    if kind not in DECODERS:
-        raise ConfigError(
-            f"the layers of a `{kind}` are not known",
-            where="model.hf_config.text_config.model_type",
-            hint=did_you_mean(kind, DECODERS),
-        )
-    h, mlp, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
+    kind, h, mlp, heads = c["model_type"], c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
     kv_heads = c["num_key_value_heads"] or heads
     head_dim = c.get("head_dim") or h // heads
     bias = bool(c.get("attention_bias"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dflop.errors import ConfigError, did_you_mean
 from dflop.models import counts
 from dflop.models.media import MediaRules
 from dflop.models.splits import QWEN2
@@ -75,7 +76,11 @@ class Family(MediaRules):
 
     @abc.abstractmethod
     def specs(self) -> tuple[ModuleSpec, ...]:
-        """Modules in the order of `modules`, with parameter counts computed from the config."""
+        """Modules in the order of `modules`, with parameter counts computed from the config.
+
+        Raises:
+            ConfigError: a language model whose layers are not known.
+        """
 
     @abc.abstractmethod
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
@@ -116,6 +121,18 @@ class Family(MediaRules):
         stated = self.hf_config.get(key) or {}
         kind = stated.get("model_type", default_type)
         return {"model_type": kind, **counts.DEFAULTS.get(kind, {}), **stated}
+
+    @property
+    def _text(self) -> Mapping[str, Any]:
+        """The language model's section, of a kind whose layers are known."""
+        text = self.configs[LLM]
+        if text["model_type"] not in counts.DECODERS:
+            raise ConfigError(
+                f"the layers of a `{text['model_type']}` are not known",
+                where="model.hf_config.text_config.model_type",
+                hint=did_you_mean(text["model_type"], counts.DECODERS),
+            )
+        return text
 
     @property
     def _is_tied(self) -> bool:

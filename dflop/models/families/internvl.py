@@ -74,7 +74,7 @@ class InternVl(Family):
                 raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        vision, text = self.configs["vision"], self.configs[LLM]
+        vision, text = self.configs["vision"], self._text
         width = vision["hidden_size"] * self.side**2 // self.rows_per_tile
         projector = 2 * width + counts.two_layer_projector(width, text["hidden_size"])
         # Hugging Face ties this family's embeddings unless the top of the config says otherwise.

@@ -83,7 +83,7 @@ class LlavaOnevision(Family):
         self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        vision, text = self.configs["vision"], self.configs[LLM]
+        vision, text = self.configs["vision"], self._text
         features = self.hf_config.get("vision_feature_layer", -1)
         width = vision["hidden_size"] * (1 if isinstance(features, int) else len(features))
         has_bias = bool(self.hf_config.get("multimodal_projector_bias", True))

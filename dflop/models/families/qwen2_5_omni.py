@@ -76,7 +76,7 @@ class Qwen25OmniThinker(NativeFamily):
         return (
             counts.qwen2_5_vision(self.vision),
             counts.omni_audio(self.audio),
-            counts.decoder(self.configs[LLM], tied=tied),
+            counts.decoder(self._text, tied=tied),
         )
 
     def place(

@@ -34,4 +34,4 @@ class Qwen25Vl(NativeFamily):
     decoder = Decoder("model.language_model", "lm_head", "vision", splits.QWEN2)
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        return counts.qwen2_5_vision(self.vision), counts.decoder(self.configs[LLM], tied=self._is_tied)
+        return counts.qwen2_5_vision(self.vision), counts.decoder(self._text, tied=self._is_tied)

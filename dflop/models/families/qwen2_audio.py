@@ -53,7 +53,7 @@ class Qwen2Audio(TrainableFamily):
         self.configs = {"audio": self.audio, LLM: self._section("text_config", "qwen2")}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        text = self.configs[LLM]
+        text = self._text
         projector = counts.linear(self.audio["d_model"], text["hidden_size"])
         return counts.qwen2_audio(self.audio, projector), counts.decoder(text, tied=False)
 

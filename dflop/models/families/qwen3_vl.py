@@ -70,7 +70,7 @@ class Qwen3Vl(NativeFamily):
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         # The layers that add deepstack features must all be on the first stage.
-        text = self.configs[LLM]
+        text = self._text
         max_pp = max(1, text["num_hidden_layers"] // max(1, self.num_deep))
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
         return counts.qwen3_vision(self.vision), counts.decoder(text, tied=tied, max_pp=max_pp)

@@ -1,0 +1,171 @@
+"""Sizes computed from configs equal the real models', tiny and published, to the parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from ruamel.yaml import YAML
+from transformers import AutoConfig
+
+from dflop.errors import ConfigError
+from dflop.models import counts, load_family
+from dflop.models.family import Family
+from dflop.records import LLM, ModuleSpec
+from tests.models.tiny_families import CASES, LLAVA, TEXT
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "models"
+REAL_SIZE = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "tiny_omni")
+PUBLISHED = {
+    "internvl2_5_8b": 8.08e9,
+    "internvl2_5_78b": 78.4e9,
+    "llava_onevision_qwen2_5_7b": 8.03e9,
+    "qwen2_5_vl_7b": 8.29e9,
+    "qwen3_vl_8b": 8.77e9,
+    "qwen2_audio_7b": 8.40e9,
+}
+"""Size of the checkpoint as the model's page on the Hugging Face hub states it ("Model size", from the safetensors
+headers): InternVL2_5-8B, InternVL2_5-78B, llava-onevision-qwen2-7b-ov-hf, Qwen2.5-VL-7B-Instruct,
+Qwen3-VL-8B-Instruct, Qwen2-Audio-7B-Instruct. Qwen2.5-Omni's covers talker and vocoder, too."""
+PUBLISHED_MODULES = {
+    ("llava_onevision_llama3_8b", LLM): 8.03e9,  # Meta-Llama-3-8B
+    ("llava_onevision_qwen2_5_7b", LLM): 7.62e9,  # Qwen2.5-7B, "7.61B" in its model card
+    ("internvl2_5_78b", LLM): 72.7e9,  # Qwen2.5-72B, "72.7B" in its model card
+}
+
+
+def read(name: str) -> Family:
+    stated = YAML(typ="safe").load(CONFIGS / f"{name}.yaml")
+    return load_family(stated["family"], stated["hf_config"], stated["media"])
+
+
+def meta_model(family: Family) -> torch.nn.Module:
+    config = getattr(transformers, family.config_class)(**family.hf_config)
+    with torch.device("meta"):
+        return getattr(transformers, family.model_class)._from_config(config)
+
+
+def num_params(parameters) -> int:
+    return sum({id(p): p.numel() for p in parameters}.values())
+
+
+def total(spec: ModuleSpec) -> int:
+    return spec.num_layers * spec.num_layer_params + spec.num_edge_params
+
+
+def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
+    specs = {spec.module: spec for spec in family.specs()}
+    assert tuple(specs) == family.modules
+    named = dict(model.named_parameters())
+    for module, tower in family.towers.items():
+        paths = (tower.path, *tower.extras)
+        whole = [p for n, p in named.items() if any(n == path or n.startswith(f"{path}.") for path in paths)]
+        assert_spec_equals(specs[module], whole, model.get_submodule(f"{tower.path}.{tower.layers}"))
+    decoder = model.get_submodule(family.decoder.path)
+    whole = [*decoder.parameters(), *model.get_submodule(family.decoder.head).parameters()]
+    assert_spec_equals(specs[LLM], whole, decoder.layers)
+    assert (specs[LLM].num_heads, specs[LLM].num_kv_heads) == (
+        decoder.config.num_attention_heads, decoder.config.num_key_value_heads
+    )  # fmt: skip
+    assert sum(total(spec) for spec in specs.values()) == num_params(model.parameters())
+
+
+def assert_spec_equals(spec: ModuleSpec, whole: list[torch.nn.Parameter], layers: torch.nn.ModuleList) -> None:
+    assert spec.num_layers == len(layers)
+    assert {num_params(layer.parameters()) for layer in layers} == {spec.num_layer_params}
+    assert total(spec) == num_params(whole), spec.module
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_tiny_sizes_equal_the_built_models(case):
+    assert_specs_equal(case.family, case.build())
+
+
+@pytest.mark.parametrize("name", REAL_SIZE)
+def test_real_sizes_equal_the_models(name):
+    family = read(name)
+    assert_specs_equal(family, meta_model(family))
+
+
+def test_real_sizes_are_the_published_ones():
+    totals = {name: sum(total(spec) for spec in read(name).specs()) for name in PUBLISHED}
+    assert totals == {name: pytest.approx(size, rel=1e-3) for name, size in PUBLISHED.items()}
+    for (name, module), size in PUBLISHED_MODULES.items():
+        (spec,) = (s for s in read(name).specs() if s.module == module)
+        assert total(spec) == pytest.approx(size, rel=1e-3)
+
+
+VARIANTS = {
+    "tied by the text section": ("llava_onevision", LLAVA | {"text_config": TEXT | {"tie_word_embeddings": True}}),
+    "SigLIP with its pooling head": (
+        "llava_onevision", LLAVA | {"vision_config": LLAVA["vision_config"] | {"vision_use_head": True}},
+    ),
+    "projector without bias": ("llava_onevision", LLAVA | {"multimodal_projector_bias": False}),
+    "Llama with fewer keys": (
+        "llava_onevision",
+        LLAVA | {"text_config": TEXT | {"model_type": "llama", "num_key_value_heads": None, "head_dim": 16}},
+    ),
+    "Qwen3": (
+        "llava_onevision",
+        LLAVA | {"text_config": TEXT | {"model_type": "qwen3", "head_dim": 32, "attention_bias": True}},
+    ),
+    "mask token": ("internvl", {"vision_config": {"use_mask_token": True}, "text_config": TEXT}),
+    "no positions": ("internvl", {"vision_config": {"use_absolute_position_embeddings": False}, "text_config": TEXT}),
+    "tied as Qwen2.5-VL-3B": ("qwen2_5_vl", {"text_config": TEXT | {"tie_word_embeddings": True}}),
+    "tied as Qwen3-VL-2B": ("qwen3_vl", {"tie_word_embeddings": True, "text_config": TEXT}),
+    "tied in vain": ("qwen2_audio", {"tie_word_embeddings": True, "text_config": TEXT}),
+    "LLaVA-OneVision's defaults": ("llava_onevision", {}),
+    "InternVL's defaults": ("internvl", {}),
+    "Qwen2.5-VL's defaults": ("qwen2_5_vl", {"vision_config": {}, "text_config": {}}),
+    "Qwen3-VL's defaults": ("qwen3_vl", {}),
+    "Qwen2-Audio's defaults": ("qwen2_audio", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_options_and_defaults_are_counted(name):
+    family = load_family(*VARIANTS[name], {})
+    assert_specs_equal(family, meta_model(family))
+
+
+@pytest.mark.parametrize("kind", counts.DEFAULTS)
+def test_defaults_are_those_of_hugging_face(kind):
+    config = AutoConfig.for_model(kind)
+    for key, value in counts.DEFAULTS[kind].items():
+        stated = getattr(config, key)
+        if key in ("image_size", "patch_size") and not isinstance(stated, int):
+            stated = stated[0]
+        if value is not None:  # None: as many as heads, which Hugging Face's class fills in
+            assert stated == value or list(stated) == list(value), key
+
+
+def test_an_unknown_decoder_is_named_when_its_size_is_asked_for():
+    family = load_family("llava_onevision", LLAVA | {"text_config": {"model_type": "qwen9"}}, {})
+    with pytest.raises(ConfigError, match="layers of a `qwen9` are not known"):
+        family.specs()
+
+
+def test_tensor_parallel_degrees_share_heads_and_columns_evenly():
+    tp = {(name, spec.module): spec.tp_choices for name in REAL_SIZE for spec in read(name).specs()}
+    assert tp["qwen2_5_vl_7b", LLM] == (1, 2, 4)  # 4 key and value heads
+    assert tp["qwen2_5_vl_7b", "vision"] == (1, 2, 4)  # an MLP of 3420 columns
+    assert tp["internvl2_5_78b", "vision"] == (1,)  # query and key normalised over all heads
+    assert tp["internvl2_5_78b", LLM] == tp["llava_onevision_llama3_8b", "vision"] == (1, 2, 4, 8)
+    assert tp["qwen2_audio_7b", "audio"] == (1, 2, 4)  # 20 heads
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("name", REAL_SIZE)
+def test_shallow_modules_keep_width_and_edge(name, num_layers):
+    family = read(name)
+    specs = {spec.module: spec for spec in family.specs()}
+    for module in family.modules:
+        shallow = load_family(family.name, family.shallow(module, num_layers), family.media)
+        assert_specs_equal(shallow, meta_model(shallow))
+        for spec in shallow.specs():
+            assert spec.num_layers == (num_layers if spec.module == module else 1)
+            assert spec.num_layer_params == specs[spec.module].num_layer_params
+            assert spec.num_edge_params == specs[spec.module].num_edge_params
+            assert spec.tp_choices == specs[spec.module].tp_choices
