@@ -130,7 +130,7 @@ class ModelProfileConfig(Section):
     """The two shallow depths; everything deeper is extrapolated."""
     num_repeats: int = Field(default=3, ge=1)
     num_probes: int = Field(default=18, ge=4)
-    """Packed groups per module and depth, at most."""
+    """Packed groups per module and way of running it, at most; each is timed at every depth."""
     target_frac: float = Field(default=0.02, gt=0, lt=1)
     """Probing of a module ends when its cost is known to this relative uncertainty."""
     tp: tuple[int, ...] = Field(default=(1,), min_length=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
@@ -25,6 +25,9 @@ from dflop.store.snapshot import Current
 from dflop.store.spool import SpoolWriter
 
 Say = Callable[[str], None]
+
+ENGINE_TP = (1,)
+"""Tensor-parallel degrees that the engine trains with."""
 
 
 def bound_family(config: Config) -> Family:
@@ -47,6 +50,11 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     return key, hardware, inputs
+
+
+def runnable_specs(specs: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
+    """Modules with the degrees that the training engine can run today; costs know more of them."""
+    return tuple(replace(spec, tp_choices=tuple(tp for tp in spec.tp_choices if tp in ENGINE_TP)) for spec in specs)
 
 
 def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
@@ -103,7 +111,7 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     cost = CostModel(costs.tables, specs=family.specs(), links=costs.links)
     plans = make_plans(
         run_id=run.run_id,
-        specs=used_modules(family, shapes),
+        specs=runnable_specs(used_modules(family, shapes)),
         cluster=config.cluster.spec(),
         cost=cost,
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),

@@ -23,6 +23,7 @@ from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
+from dflop.jobs.ranks import take_device
 from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.spooling import SpoolThread
@@ -64,7 +65,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
     rank = int(os.environ["RANK"])
-    device = _device(config)
+    device = take_device(config)
     timeout_s = config.train.timeout_s
     dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
     if dist.get_world_size() != plan.num_processes:
@@ -114,9 +115,9 @@ class _Rank:
         family = trainable_of(config, tokenizer.vocab_size)
         stage = _build_stage(config, family, tokenizer, seat).to(self.device)
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
-        optimizer = torch.optim.AdamW(
-            stage.names.values(), lr=config.train.learning_rate, weight_decay=config.train.weight_decay
-        )
+        # Weight decay would change tables that the model itself keeps fixed.
+        trained = [p for p in stage.names.values() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=config.train.learning_rate, weight_decay=config.train.weight_decay)
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
         source = DatasetSource(dataset_ref(config), family, self.shapes)
         llm_stage = stage if isinstance(stage, LlmStage) else None
@@ -207,14 +208,6 @@ class _Rank:
                 step=step,
             )
         )
-
-
-def _device(config: Config) -> torch.device:
-    if config.cluster.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.set_num_threads(1)
-    return torch.device("cpu")
 
 
 def _build_stage(config: Config, family: Family, tokenizer: ChatTokenizer, seat: Seat) -> Stage:

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.config import ModelProfileConfig
 from dflop.errors import LaunchError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN
-from dflop.jobs.submit import data_jobs, model_job, spread, train_job
+from dflop.jobs.submit import data_jobs, model_jobs, spread, train_job
 from dflop.launch.payload import load_entry
 from tests.jobs.configs import make_config
 
@@ -36,12 +37,13 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
     run = RunDir(tmp_path / "small-1")
     shards = data_jobs(run, config, "key")
     train = train_job(run, config, TRAIN, num_processes=6)
-    jobs = [*shards, model_job(run, config, "key", "H200"), train]
+    models = model_jobs(run, config.model_copy(update={"model_profile": ModelProfileConfig(tp=(1, 2))}), "key", "H200")
+    jobs = [*shards, *models, train]
     assert [j.args for j in shards] == [(str(run.path), "key", str(i), "3") for i in range(3)]
-    assert len({j.key for j in jobs}) == len({j.folder for j in jobs}) == len({j.name for j in jobs}) == 5
+    assert len({j.key for j in jobs}) == len({j.folder for j in jobs}) == len({j.name for j in jobs}) == 7
     assert all(j.folder.parent == run.path / "jobs" for j in jobs)
     assert all(callable(load_entry(j.entry)) for j in jobs)
-    assert [j.resources.num_tasks for j in jobs] == [1, 1, 1, 1, 6]
+    assert [j.resources.num_tasks for j in jobs] == [1, 1, 1, 1, 2, 8, 6]
     assert (train.resources.num_nodes, train.resources.tasks_per_node, train.resources.gpus_per_node) == (2, 3, 0)
     assert train.resources.memory_bytes == 3 * 2**30
 
@@ -49,7 +51,7 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
 def test_only_jobs_that_compute_ask_for_gpus(tmp_path):
     config = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
     run = RunDir(tmp_path / "small-1")
-    (data, *_), model = data_jobs(run, config, "key"), model_job(run, config, "key", "H200")
+    (data, *_), (model, _links) = data_jobs(run, config, "key"), model_jobs(run, config, "key", "H200")
     train = train_job(run, config, TRAIN, num_processes=4)
     assert [j.resources.gpus_per_node for j in (data, model, train)] == [0, 1, 4]
     assert [j.resources.cpus_per_task for j in (data, model, train)] == [1, 16, 16]

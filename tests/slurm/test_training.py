@@ -79,7 +79,8 @@ def trained(folder: Path) -> RunDir:
     with Reader(config.store) as reader:
         run.write_shapes(reader.shapes(data_key))
     model_key, hardware, _ = planning.model_profile_key(config)
-    run_job(launcher, submit.model_job(run, config, model_key, hardware), journal)
+    for spec in submit.model_jobs(run, config, model_key, hardware):
+        run_job(launcher, spec, journal)
     ingest(config.store)
     planning.plan_run(run, config, model_key, lambda line: None)
     results = run_job(launcher, submit.train_job(run, config, TRAIN, run.plan().num_processes), journal)

@@ -1,0 +1,73 @@
+"""`dflop profile`, `dflop cost`, `dflop plan` and `dflop compare` as a person uses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.configs import write_config
+from tests.test_cli import assert_refused, dflop
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    folder = tmp_path_factory.mktemp("cost")
+    demo = folder / "demo"
+    write_config(
+        folder, f"model={ROOT}/configs/models/tiny_omni.yaml", "dataset.demo=true", "dataset.demo_num_samples=32",
+        f"dataset.annotations={demo}/annotations.jsonl", f"dataset.media_root={demo}/media",
+        f"dataset.tokenizer={demo}/tokenizer.json", "plan.global_batch_size=8", "plan.microbatch_choices=[2, 4]",
+        "model_profile.budget_s=3", "model_profile.num_probes=8", "model_profile.num_repeats=1",
+        "model_profile.links_budget_s=0.5",
+    )  # fmt: skip
+    return folder
+
+
+def run(folder: Path, command: str, *arguments: str) -> tuple[list[str], str]:
+    done = dflop(command, *arguments, cwd=folder, DFLOP_STORE=str(folder / "store"))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_without_measured_costs_the_error_says_how_to_get_some(folder: Path) -> None:
+    done = dflop("plan", folder / "run.yaml", cwd=folder)
+    assert_refused(done, 1, "no cost tables of this model on", "dflop profile CONFIG", "--device h100")
+    assert_refused(dflop("plan", folder / "run.yaml", "--device", "h300", cwd=folder), 1, "h300", "h100")
+
+
+def test_a_plan_from_a_data_sheet_needs_no_hardware(folder: Path) -> None:
+    rows, talk = run(folder, "plan", "run.yaml", "--device", "h200", "--format", "json")
+    plans = [json.loads(line) for line in rows]
+    assert [p["rank"] for p in plans] == [str(i) for i in range(len(plans))]
+    assert "llm" in plans[0]["layout"]
+    assert "analytic, H200 SXM: never measured" in talk
+
+
+def test_profile_show_plan_and_compare(folder: Path) -> None:
+    (key,), talk = run(folder, "profile", "run.yaml")
+    assert talk.count("unseen ones: median error") == 3
+    (again,), talk = run(folder, "profile", "run.yaml")
+    assert again == key
+    assert "is in the store" in talk
+    rows, _ = run(folder, "cost", "show", key[:7], "--format", "json")
+    tables = [json.loads(line) for line in rows]
+    assert [t["module"] for t in tables] == ["audio", "llm", "vision"]
+    assert all(t["source"] == "measured" and t["probes"] >= 12 for t in tables)
+    shown, _ = run(folder, "cost", "show")
+    assert any("residual" in line for line in shown)
+    (picture,), _ = run(folder, "cost", "show", "--output", "cost.svg")
+    assert (folder / picture).read_text().startswith("<?xml")
+    links, _ = run(folder, "sql", "link_costs", "--format", "json")
+    assert {json.loads(line)["op"] for line in links} == {"p2p", "all_reduce", "all_gather"}
+    _, talk = run(folder, "plan", "run.yaml")
+    assert "costs measured on" in talk
+    rows, talk = run(folder, "compare", "run.yaml", "--num-batches", "4", "--format", "json")
+    blind, balanced = (json.loads(line) for line in rows)
+    assert blind["mean_step_s"] >= balanced["mean_step_s"] > 0
+    assert "speedup, simulated:" in talk
