@@ -173,9 +173,9 @@ def loss_sum(plain: torch.nn.Module, source: SyntheticSource, shape: SampleShape
     )
 
 
-def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int) -> Plan:
+def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int, of: Family | None = None) -> Plan:
     """Plan of `{module: (pp, dp)}`, modules in rank order, layers split as evenly as they go."""
-    depth = {s.module: s.num_layers for s in family().specs()}
+    depth = {s.module: s.num_layers for s in (of or family()).specs()}
     modules, first_rank = [], 0
     for name, (pp, dp) in layout.items():
         split = tuple(depth[name] // pp + (s < depth[name] % pp) for s in range(pp))
