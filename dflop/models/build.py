@@ -69,10 +69,11 @@ class EncoderStage(Stage):
     """
 
     def __init__(self, model: nn.Module, tower: Tower) -> None:
-        kept = (tower.path, *tower.extras)
+        path = _located(model, tower.path)
+        kept = (path, *tower.extras)
         names = {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
         super().__init__(names)
-        parent, _, name = tower.path.rpartition(".")
+        parent, _, name = path.rpartition(".")
         # A copy that shares what makes rows and lets go of the rest.
         shell: Any = copy.copy(model.get_submodule(parent))
         paths = {path.rpartition(".")[2] for path in kept}
@@ -117,11 +118,12 @@ class LlmStage(Stage):
 
     def __init__(self, model: nn.Module, family: Family, layers: tuple[int, int]) -> None:
         spec = family.decoder
-        decoder: Any = model.get_submodule(spec.path)
+        path = _located(model, spec.path)
+        decoder: Any = model.get_submodule(path)
         num_layers = len(decoder.layers)
         self_is_first, self_is_last = layers[0] == 0, layers[1] == num_layers
         head: Any = model.get_submodule(spec.head)
-        tied = f"{spec.path}.embed_tokens.weight" if head.weight is decoder.embed_tokens.weight else ""
+        tied = f"{path}.embed_tokens.weight" if head.weight is decoder.embed_tokens.weight else ""
         global_name = {id(p): n for n, p in model.named_parameters()}
         if self_is_first and not self_is_last and layers[1] < spec.num_deep_features:
             raise ConfigError(
@@ -143,13 +145,13 @@ class LlmStage(Stage):
         else:
             decoder.norm = nn.Identity()
         super().__init__({global_name[id(p)]: p for part in kept for p in part.parameters()})
-        for path in (path for tower in family.towers.values() for path in (tower.path, *tower.extras)):
-            parent, _, name = path.rpartition(".")
+        for other in (p for tower in family.towers.values() for p in (tower.path, *tower.extras)):
+            parent, _, name = _located(model, other).rpartition(".")
             setattr(model.get_submodule(parent), name, None)
         if not self_is_last:
             setattr(model, spec.head, None)
         # In a tuple, so that the shell's parameters are not registered a second time.
-        self._shell = (model.get_submodule(spec.path.rpartition(".")[0]),)
+        self._shell = (model.get_submodule(path.rpartition(".")[0]),)
         self._spec: Decoder = spec
         self.tied = tied
         self.is_first, self.is_last = self_is_first, self_is_last
@@ -217,6 +219,20 @@ class LlmStage(Stage):
     def _whole_head_loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
         return nn.functional.cross_entropy(self.head(hidden).float(), targets, reduction="sum")
+
+
+_OLDER_PATHS = {"model.visual": "visual", "model.audio_tower": "audio_tower", "model.language_model": "model"}
+"""Where the modules of Qwen2.5-Omni's thinker are in older releases; 5.17 has them there, 5.23 no longer."""
+
+
+def _located(model: nn.Module, path: str) -> str:
+    """A module's path in the transformers release at hand."""
+    old = _OLDER_PATHS.get(path, path)
+    try:
+        model.get_submodule(path)
+    except AttributeError:
+        return old
+    return path
 
 
 def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, int]) -> Stage:
