@@ -37,8 +37,8 @@ def layer_bytes_per_token(spec: ModuleSpec, *, is_frozen: bool = False, recomput
     return (4.0 * h, attention + 2.0 * width) if is_frozen else (8.0 * h, attention + 4.0 * width)
 
 
-def edge_bytes_per_token(spec: ModuleSpec) -> float:
-    """Bytes per token of everything outside the layers.
+def edge_bytes(spec: ModuleSpec) -> float:
+    """Bytes of everything outside the layers, per token of an encoder and per supervised token of an LLM.
 
     An LLM's head keeps the logits in 16 bit and once more in 32 for the cross entropy; the vocabulary is taken from
     untied embedding and head (a tied one is underestimated by half). An encoder's edge keeps its input and output.

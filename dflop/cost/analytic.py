@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from dflop.cost import curve
-from dflop.cost.activations import edge_bytes_per_token, layer_bytes_per_token
+from dflop.cost.activations import edge_bytes, layer_bytes_per_token
 from dflop.cost.devices import Device
 from dflop.cost.identity import with_table_id
 from dflop.cost.links import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
@@ -84,7 +84,7 @@ def _table(
     links = LinkModel(analytic_link_costs(device, num_nodes=1, num_processes_per_node=tp, profile_key=profile_key))
     forward_exchange, backward_exchange = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)
     whole, split = layer_bytes_per_token(spec, is_frozen=is_frozen, recompute=recompute)
-    edge_ranks = tp if spec.module == LLM else 1
+    is_llm = spec.module == LLM
     return with_table_id(
         CostTable(
             table_id="",
@@ -101,7 +101,8 @@ def _table(
             activation_bytes=dataclasses.replace(
                 curve.ZERO,
                 layer_per_token=whole + split / tp,
-                edge_per_token=edge_bytes_per_token(spec) / edge_ranks,
+                edge_per_token=0.0 if is_llm else edge_bytes(spec),
+                edge_per_item=edge_bytes(spec) / tp if is_llm else 0.0,
             ),
             layer_param_bytes=-(-BYTES_PER_VALUE * spec.num_layer_params // tp),
             edge_param_bytes=BYTES_PER_VALUE * spec.num_edge_params,
@@ -124,16 +125,17 @@ def _forward(spec: ModuleSpec, device: Device, tp: int) -> CostTerms:
     peak, is_llm = device.peak_bf16_flops, spec.module == LLM
     per_token_s = 2.0 * spec.num_layer_params / (peak * best * lost * tp)
     sq_flops = (2.0 if is_llm else 4.0) * spec.hidden_size
-    # An embedding is looked up, not multiplied: half of an LLM's edge is its head, which is split like a layer.
+    # An embedding is looked up, not multiplied: half of an LLM's edge is its head, which is split like a layer and
+    # works on the tokens that carry loss, its items.
     edge_params, edge_tp, edge_lost = (spec.num_edge_params / 2, tp, lost) if is_llm else (spec.num_edge_params, 1, 1.0)
-    edge_per_token_s = 2.0 * edge_params / (peak * best * edge_lost * edge_tp)
+    edge_s = 2.0 * edge_params / (peak * best * edge_lost * edge_tp)
     return CostTerms(
         layer_fixed=per_token_s * half_tokens * tp + LAUNCH_S,
         layer_per_token=per_token_s,
         layer_per_sq_token=sq_flops / (peak * ATTENTION_FRAC * lost * tp),
-        edge_fixed=edge_per_token_s * half_tokens * edge_tp + LAUNCH_S,
-        edge_per_token=edge_per_token_s,
-        edge_per_item=0.0,
+        edge_fixed=edge_s * half_tokens * edge_tp + LAUNCH_S,
+        edge_per_token=0.0 if is_llm else edge_s,
+        edge_per_item=edge_s if is_llm else 0.0,
     )
 
 

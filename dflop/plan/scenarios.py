@@ -28,7 +28,7 @@ class ScenarioLoads:
 
     def per_microbatch(self, num_buckets: int) -> Floats:
         """`[3, S]`: load of an average bucket, but of no less than an average item, since items do not split."""
-        average: Floats = self.total / np.clip(self.total[0], 1.0, num_buckets)
+        average: Floats = self.total / np.clip([len(lengths) for lengths in self.lengths], 1.0, num_buckets)
         return average
 
     def typical(self, num_buckets: int) -> ModuleLoad:
@@ -53,8 +53,8 @@ def scenario_loads(batches: Sequence[Sequence[SampleShape]], module: str) -> Sce
     total, longest, lengths = [], [], []
     for batch in batches:
         items = module_items(batch, module)
-        tokens, sum_sq = items.num_tokens, items.sum_sq_tokens
-        total.append((len(tokens), tokens.sum(), sum_sq.sum()))
-        longest.append((min(len(tokens), 1), tokens.max(initial=0), sum_sq.max(initial=0)))
-        lengths.append(tuple(tokens.tolist()))
+        parts = (items.num_items, items.num_tokens, items.sum_sq_tokens)
+        total.append([part.sum() for part in parts])
+        longest.append([part.max(initial=0) for part in parts])
+        lengths.append(tuple(items.num_tokens.tolist()))
     return ScenarioLoads(module, np.array(total, dtype=float).T, np.array(longest, dtype=float).T, tuple(lengths))

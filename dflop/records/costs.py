@@ -152,6 +152,7 @@ class CostTerms:
     edge_fixed: float
     edge_per_token: float
     edge_per_item: float
+    """Items as in `ModuleLoad`: of an LLM, tokens that carry loss."""
     layer_knots: tuple[float, ...] = ()
     """Tokens at which the slope changes, ascending."""
     layer_bends: tuple[float, ...] = ()

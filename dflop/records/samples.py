@@ -13,7 +13,7 @@ class ModuleLoad:
     """Work that some set of samples brings to one module, in the units the cost model understands."""
 
     num_items: int
-    """Media items (encoders) or packed sequences (LLM)."""
+    """What the edge works on item by item: media items (encoders), tokens that carry loss (LLM: its head)."""
     num_tokens: int
     """Positions the module's layers process (patches, audio frames after convolution, LLM tokens)."""
     sum_sq_tokens: int
@@ -79,7 +79,7 @@ class SampleShape:
     def load(self, module: str) -> ModuleLoad:
         """Work this sample brings to `module`; zero when it has no item for it."""
         if module == LLM:
-            return ModuleLoad(1, self.num_llm_tokens, self.num_llm_tokens**2)
+            return ModuleLoad(self.num_supervised_tokens, self.num_llm_tokens, self.num_llm_tokens**2)
         return sum((i.load for i in self.items if i.module == module), ModuleLoad(0, 0, 0))
 
 

@@ -27,6 +27,8 @@ class ModuleItems:
     """Position in the batch of the sample each item belongs to."""
     rank_in_sample: tuple[int, ...]
     rows: tuple[int, ...]
+    num_items: Ints
+    """As `ModuleLoad.num_items`: 1 for an encoder's item, tokens that carry loss for a sample."""
     num_tokens: Ints
     sum_sq_tokens: Ints
 
@@ -38,18 +40,21 @@ class ModuleItems:
 def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
     """Items that `batch` brings to `module`."""
     columns = (
-        [(position, 0, s.num_llm_tokens, s.num_llm_tokens, s.num_llm_tokens**2) for position, s in enumerate(batch)]
+        [
+            (position, 0, s.num_llm_tokens, s.num_supervised_tokens, s.num_llm_tokens, s.num_llm_tokens**2)
+            for position, s in enumerate(batch)
+        ]
         if module == LLM
         else [
-            (position, rank, item.num_rows, item.num_tokens, item.sum_sq_tokens)
+            (position, rank, item.num_rows, 1, item.num_tokens, item.sum_sq_tokens)
             for position, sample in enumerate(batch)
             for rank, item in enumerate(sample.items)
             if item.module == module
         ]
     )
-    table = np.array(columns, dtype=np.int64).reshape(-1, 5).T
+    table = np.array(columns, dtype=np.int64).reshape(-1, 6).T
     sample, rank_in_sample, rows = (tuple(column.tolist()) for column in table[:3])
-    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4])
+    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5])
 
 
 def owner_loads(items: ModuleItems, owner: Owner) -> tuple[Ints, Ints, Ints]:
@@ -59,7 +64,8 @@ def owner_loads(items: ModuleItems, owner: Owner) -> tuple[Ints, Ints, Ints]:
     for k, ranks in enumerate(owner):
         for rank, ids in enumerate(ranks):
             picked = list(ids)
-            loads[:, k, rank] = len(ids), items.num_tokens[picked].sum(), items.sum_sq_tokens[picked].sum()
+            parts = (items.num_items, items.num_tokens, items.sum_sq_tokens)
+            loads[:, k, rank] = [part[picked].sum() for part in parts]
     return loads[0], loads[1], loads[2]
 
 
@@ -84,12 +90,11 @@ def stage_durations(
 
 def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
     """Seconds each item adds to the slowest stage of its module: the weight that balancing works with."""
-    ones = np.ones(len(items.sample))
     layers = module_plan.layers_per_stage
     per_stage = [
         cost.item_seconds(
             items.module,
-            ones,
+            items.num_items,
             items.num_tokens,
             items.sum_sq_tokens,
             num_layers=num_layers,

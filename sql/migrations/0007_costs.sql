@@ -8,6 +8,7 @@ alter table measurement add column status varchar default 'ok';
 
 comment on column measurement."group" is
 'how the samples were drawn: random, length_sorted, tile_sorted, single or adaptive';
+comment on column measurement.num_items is 'media items (encoders) or tokens that carry loss (llm)';
 comment on column measurement.is_frozen is 'whether the weights took no gradients';
 comment on column measurement.recompute is 'whether layers kept their inputs only and ran again in the backward pass';
 comment on column measurement.peak_bytes is

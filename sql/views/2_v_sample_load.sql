@@ -24,7 +24,7 @@ select
     sample_index,
     sample_id,
     'llm' as module,
-    1 as num_items,
+    num_supervised_tokens as num_items,
     num_llm_tokens as num_tokens,
     try_cast(num_llm_tokens::hugeint * num_llm_tokens as bigint) as sum_sq_tokens
 from v_sample_shape;

@@ -64,7 +64,7 @@ def test_a_large_model_reaches_a_plausible_part_of_peak():
     """Model FLOPs of 8192 packed tokens in sequences of 1024, over the time at full depth."""
     cost = CostModel(analytic_cost_tables([QWEN_7B], H100, profile_key="p", recompute=[False]))
     for tp, low, high in ((1, 0.5, 0.62), (8, 0.15, 0.45)):
-        seconds = sum(cost.module_seconds("llm", 8, 8192, 8 * 1024**2, num_layers=28, edge=True, tp=tp))
+        seconds = sum(cost.module_seconds("llm", 8192, 8192, 8 * 1024**2, num_layers=28, edge=True, tp=tp))
         flops = 6 * 8192 * (28 * QWEN_7B.num_layer_params + QWEN_7B.num_edge_params / 2)
         assert low < flops / (float(seconds) * tp * H100.peak_bf16_flops) < high
 
@@ -72,7 +72,7 @@ def test_a_large_model_reaches_a_plausible_part_of_peak():
 def test_activation_bytes_agree_with_a_count_of_the_whole_model():
     """Qwen2.5-7B, 4096 tokens, 28 layers: fake tensors counted 29.85 GiB, with keys copied for every query head."""
     cost = CostModel([table(QWEN_7B)])
-    found = float(cost.activation_bytes("llm", 1, 4096, 4096**2, num_layers=28, edge=True))
+    found = float(cost.activation_bytes("llm", 4096, 4096, 4096**2, num_layers=28, edge=True))
     assert 0.85 < found / (29.85 * 2**30) < 1.0
 
 
@@ -81,7 +81,7 @@ def test_ranks_share_what_is_split():
     assert eight.layer_param_bytes == -(-one.layer_param_bytes // 8)
     ratio = eight.activation_bytes.layer_per_token / one.activation_bytes.layer_per_token
     assert 1 / 8 < ratio < 1 / 2
-    assert eight.activation_bytes.edge_per_token == pytest.approx(one.activation_bytes.edge_per_token / 8)
+    assert eight.activation_bytes.edge_per_item == pytest.approx(one.activation_bytes.edge_per_item / 8)
     assert table(SIGLIP, 2).activation_bytes.edge_per_token == table(SIGLIP).activation_bytes.edge_per_token
 
 

@@ -86,9 +86,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 def test_the_family_gets_the_tokenizers_vocabulary(tmp_path):
     config = make_config(tmp_path, "model.hf_config={text_config: {hidden_size: 64, vocab_size: 7}}")
-    assert family_of(config).text["vocab_size"] == 7
-    bound = family_of(config, 99)
-    assert (bound.text["vocab_size"], bound.text["hidden_size"]) == (99, 64)
+    assert family_of(config).hf_config["text_config"]["vocab_size"] == 7
+    bound = family_of(config, 99).hf_config["text_config"]
+    assert (bound["vocab_size"], bound["hidden_size"]) == (99, 64)
     assert config.model.hf_config["text_config"]["vocab_size"] == 7, "the configuration was changed"
 
 

@@ -33,7 +33,8 @@ def test_load_and_items_are_those_of_the_samples(module):
         items = [i for s in g.samples for i in s.items if i.module == module]
         assert list(g.items) == items
         tokens = [s.num_llm_tokens for s in g.samples] if module == LLM else [i.num_tokens for i in items]
-        assert (g.load.num_items, g.load.num_tokens) == (len(tokens), sum(tokens))
+        num_items = sum(s.num_supervised_tokens for s in g.samples) if module == LLM else len(items)
+        assert (g.load.num_items, g.load.num_tokens) == (num_items, sum(tokens))
         assert g.load.sum_sq_tokens == sum(t * t for t in tokens)
 
 
