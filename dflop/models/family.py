@@ -109,6 +109,11 @@ class Family(MediaRules):
             key, depth_key = _depth_of(self, name)
             depth = num_layers if name == module else 1
             cut[key] = {**section, depth_key: depth, **self.shallow_entries(name, depth)}
+        if not isinstance(taken := cut.get("vision_feature_layer", -1), int):
+            cut["vision_feature_layer"] = [-1] * len(taken)
+        elif taken != -1:
+            # Behind the last layer, or the probe would run layers that nothing is taken from.
+            cut["vision_feature_layer"] = -1
         return cut
 
     def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
