@@ -7,7 +7,7 @@ from dflop.errors import LaunchError
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobSpec, Launcher, Resources, make_launcher
 
-_CPU_ENV = {
+CPU_ENV = {
     # Keeps large tensors on the heap between steps: returning them to the kernel means page faults on every reuse,
     # which cost up to half of a CPU step and make timings meaningless.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -97,7 +97,7 @@ def _job(
             setup=cluster.slurm.setup,
             extra=cluster.slurm.extra,
         ),
-        env={} if is_cuda else _CPU_ENV,
+        env={} if is_cuda else CPU_ENV,
     )
 
 

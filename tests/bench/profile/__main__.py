@@ -3,7 +3,8 @@
 Two small models are profiled at 1 and 2 layers, once over a grid of groups and once with two fifths of the probes,
 chosen. Predictions are compared with other groups, drawn as training draws them: at the probed depths, at 8 layers, and
 whole microbatches of mixed media through all modules. Noise is what two measurements of the same differ by: no
-prediction can be better. One process on one core; beside other work the noise says how far to trust the rest.
+prediction can be better. One process on one core with the allocator settings that jobs have; beside other work the
+noise says how far to trust the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from dflop.cost.curve import evaluate
 from dflop.cost.fit import fit_cost_tables
+from dflop.jobs.submit import CPU_ENV
 from dflop.models.family import Family
 from dflop.profile.groups import ProbeGroup, make_group, random_groups
 from dflop.profile.hardware import hardware_name, software_name
@@ -157,6 +159,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
+    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
+        os.execve(sys.executable, [sys.executable, "-m", "tests.bench.profile", *sys.argv[1:]], os.environ | CPU_ENV)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     found: list[ErrorFigure] = []
