@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from dflop.cli.common import DEFAULT_STORE, Store, say
 from dflop.cli.pipeline import Overrides
 
+if TYPE_CHECKING:
+    from dflop.config import Config
+
 app = App(name="cost", help="Cost tables: seconds and bytes of every module, and how sure they are.")
 
 Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; the newest profile without it.")]
 
 
-def profile(config: Path, *, overrides: Overrides = ()) -> None:
+def profile(
+    config: Path,
+    *,
+    overrides: Overrides = (),
+    dry_run: Annotated[bool, Parameter(help="Only show which probes would run, and how long by --device.")] = False,
+    device: Annotated[str, Parameter(help="With --dry-run: time probes by the data sheet of a100, h100 or h200.")] = "",
+) -> None:
     """Time the modules of a configuration's model over its dataset, unless the store has the profile; print its key.
 
     Probes run as jobs of the configured cluster. Example: dflop profile configs/demo.yaml
@@ -23,11 +32,35 @@ def profile(config: Path, *, overrides: Overrides = ()) -> None:
     import asyncio
 
     from dflop.config import load_config
+
+    loaded = load_config(config, overrides)
+    if dry_run:
+        _show_probes(loaded, device)
+        return
     from dflop.jobs.profiling import profile_modules
 
-    key = asyncio.run(profile_modules(load_config(config, overrides), say))
+    key = asyncio.run(profile_modules(loaded, say))
     say(f"dflop cost show {key}")
     print(key)
+
+
+def _show_probes(config: Config, device: str) -> None:
+    import asyncio
+
+    from dflop.jobs.outlook import look_at_probes
+    from dflop.report.rows import print_rows
+    from dflop.units import seconds
+
+    probes = asyncio.run(look_at_probes(config, device, say))
+    rows = [
+        (p.module, p.way.name, p.tp, p.num_layers, p.group, p.num_samples, p.load.num_tokens,
+         "" if p.seconds is None else seconds(p.seconds))
+        for p in probes
+    ]  # fmt: skip
+    print_rows(("module", "way", "tp", "layers", "group", "samples", "tokens", "all repeats"), rows, "table")
+    known = [p.seconds for p in probes if p.seconds is not None]
+    if known:
+        say(f"{len(probes)} probes, {seconds(sum(known))} by the data sheet; building the modules comes on top")
 
 
 @app.command

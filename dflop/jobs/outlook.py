@@ -22,6 +22,8 @@ from dflop.jobs import planning, submit
 from dflop.jobs.follow import Say, stored_profile
 from dflop.jobs.profiling import data_profile, own_run
 from dflop.plan.search import make_plans
+from dflop.profile.forecast import PlannedProbe, plan_probes
+from dflop.profile.ways import WAYS
 from dflop.records import ClusterSpec, Plan, SampleShape
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.reader import Reader
@@ -79,6 +81,43 @@ async def look_ahead(config: Config, device: str, say: Say) -> Outlook:
     async with own_run(config, "plan", say) as run:
         found = await data_profile(run, submit.launcher_of(run, run.config()), say)
         return await asyncio.to_thread(_plan, run.config(), found.profile_key, device, say)
+
+
+async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
+    """The probes a profile of the modules would take, timed by the data sheet of `device` where one is named."""
+    async with own_run(config, "probes", say) as run:
+        found = await data_profile(run, submit.launcher_of(run, run.config()), say)
+        return await asyncio.to_thread(_probes, run.config(), found.profile_key, device)
+
+
+def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]:
+    family, settings = planning.bound_family(config), config.model_profile
+    ways = [WAYS[name] for name in settings.ways]
+    frozen = [spec.module for spec in family.specs()]
+    with Reader(config.store) as reader:
+        shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
+    tables = []
+    if device:
+        sheet = find_device(device)
+        tables = analytic_cost_tables(family.specs(), sheet, profile_key="")
+        tables += analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen)
+    return [
+        probe
+        for tp in settings.tp
+        for probe in plan_probes(
+            family,
+            shapes,
+            depths=settings.num_layers,
+            num_probes=settings.num_probes,
+            max_samples=planning.max_probe_samples(config),
+            num_repeats=settings.num_repeats,
+            budget_s=settings.budget_s,
+            seed=config.model.seed,
+            ways=ways,
+            tp=tp,
+            tables=tables,
+        )
+    ]
 
 
 def gain(outlook: Outlook, num_batches: int, seed: int) -> Gain:

@@ -52,6 +52,11 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
     return key, hardware, inputs
 
 
+def max_probe_samples(config: Config) -> int:
+    """Samples of the largest probe: those of the largest microbatch that a plan can have."""
+    return max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices))
+
+
 def runnable_specs(specs: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
     """Modules with the degrees that the training engine can run today; costs know more of them."""
     return tuple(replace(spec, tp_choices=tuple(tp for tp in spec.tp_choices if tp in ENGINE_TP)) for spec in specs)

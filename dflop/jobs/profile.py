@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.config import Config
+from dflop.jobs.planning import max_probe_samples
 from dflop.jobs.ranks import joined, take_device
 from dflop.jobs.rundir import RunDir, family_of, open_run, tokenizer_of
 from dflop.profile.hardware import software_name
@@ -76,7 +77,7 @@ def _measurements(
         ),
         depths=settings.num_layers,
         num_probes=settings.num_probes,
-        max_samples=max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices)),
+        max_samples=max_probe_samples(config),
         budget_s=settings.budget_s,
         device=device,
         progress=_say if leads else lambda _: None,
