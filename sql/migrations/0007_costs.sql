@@ -17,44 +17,115 @@ comment on column measurement.optimizer_s is
 'one optimizer step over the parameters of the probe, seconds; 0: not measured';
 comment on column measurement.status is 'ok, or oom: did not fit, seconds are 0';
 
-alter table cost_table alter column forward_s set data type struct(
-    layer_fixed double,
-    layer_per_token double,
-    layer_per_sq_token double,
-    edge_fixed double,
-    edge_per_token double,
-    edge_per_item double,
-    layer_knots double[],
-    layer_bends double[]
-) using struct_insert(forward_s, layer_knots := cast([] as double[]), layer_bends := cast([] as double[]));
-alter table cost_table alter column backward_s set data type struct(
-    layer_fixed double,
-    layer_per_token double,
-    layer_per_sq_token double,
-    edge_fixed double,
-    edge_per_token double,
-    edge_per_item double,
-    layer_knots double[],
-    layer_bends double[]
-) using struct_insert(backward_s, layer_knots := cast([] as double[]), layer_bends := cast([] as double[]));
-alter table cost_table alter column activation_bytes set data type struct(
-    layer_fixed double,
-    layer_per_token double,
-    layer_per_sq_token double,
-    edge_fixed double,
-    edge_per_token double,
-    edge_per_item double,
-    layer_knots double[],
-    layer_bends double[]
-) using struct_insert(activation_bytes, layer_knots := cast([] as double[]), layer_bends := cast([] as double[]));
-alter table cost_table add column is_frozen boolean default false;
-alter table cost_table add column recompute boolean default false;
-alter table cost_table add column min_tokens bigint default 0;
-alter table cost_table add column max_tokens bigint default 0;
-alter table cost_table add column max_mean_length double default 0.0;
-alter table cost_table add column noise_frac double default 0.0;
-alter table cost_table add column optimizer_s_per_param double default 0.0;
+-- A new table, because DuckDB cannot replay a change of a column's type after a crash.
+create table cost_table_with_curves (
+    table_id varchar not null,
+    profile_key varchar not null,
+    module varchar not null,
+    hardware varchar not null,
+    software varchar not null,
+    dtype varchar not null,
+    tp bigint not null,
+    source varchar not null,
+    num_layers bigint not null,
+    forward_s struct(
+        layer_fixed double,
+        layer_per_token double,
+        layer_per_sq_token double,
+        edge_fixed double,
+        edge_per_token double,
+        edge_per_item double,
+        layer_knots double[],
+        layer_bends double[]
+    ) not null,
+    backward_s struct(
+        layer_fixed double,
+        layer_per_token double,
+        layer_per_sq_token double,
+        edge_fixed double,
+        edge_per_token double,
+        edge_per_item double,
+        layer_knots double[],
+        layer_bends double[]
+    ) not null,
+    activation_bytes struct(
+        layer_fixed double,
+        layer_per_token double,
+        layer_per_sq_token double,
+        edge_fixed double,
+        edge_per_token double,
+        edge_per_item double,
+        layer_knots double[],
+        layer_bends double[]
+    ) not null,
+    layer_param_bytes bigint not null,
+    edge_param_bytes bigint not null,
+    num_measurements bigint not null,
+    median_error_frac double not null,
+    p95_error_frac double not null,
+    is_frozen boolean not null,
+    recompute boolean not null,
+    min_tokens bigint not null,
+    max_tokens bigint not null,
+    max_mean_length double not null,
+    noise_frac double not null,
+    optimizer_s_per_param double not null,
+    _run_id varchar not null,
+    _producer varchar not null,
+    _seq bigint not null
+);
 
+insert into cost_table_with_curves
+select
+    table_id,
+    profile_key,
+    module,
+    hardware,
+    software,
+    dtype,
+    tp,
+    source,
+    num_layers,
+    struct_insert(forward_s, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])) as forward_s,
+    struct_insert(backward_s, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])) as backward_s,
+    struct_insert(activation_bytes, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])) as activation_bytes,
+    layer_param_bytes,
+    edge_param_bytes,
+    num_measurements,
+    median_error_frac,
+    p95_error_frac,
+    false as is_frozen,
+    false as recompute,
+    0 as min_tokens,
+    0 as max_tokens,
+    0.0 as max_mean_length,
+    0.0 as noise_frac,
+    0.0 as optimizer_s_per_param,
+    _run_id,
+    _producer,
+    _seq
+from cost_table;
+
+drop table cost_table;
+alter table cost_table_with_curves rename to cost_table;
+
+comment on table cost_table is
+'Fitted cost of one module at one tp on one kind of hardware: layers * layer terms + edge terms. See v_cost_effective.';
+comment on column cost_table.table_id is 'identity of the table';
+comment on column cost_table.profile_key is 'model profile it was fitted to';
+comment on column cost_table.module is 'llm or the name of an encoder';
+comment on column cost_table.hardware is 'device it holds for';
+comment on column cost_table.software is 'versions it holds for';
+comment on column cost_table.dtype is 'number format of weights and activations';
+comment on column cost_table.tp is 'tensor parallel degree, processes';
+comment on column cost_table.source is 'measured or analytic';
+comment on column cost_table.num_layers is 'layers of the module in the full model';
+comment on column cost_table.layer_param_bytes is 'bytes of the parameters of one layer';
+comment on column cost_table.edge_param_bytes is 'bytes of the parameters outside the layers';
+comment on column cost_table.num_measurements is 'probes behind the fit';
+comment on column cost_table._run_id is 'run of the spool file the row came from';
+comment on column cost_table._producer is 'producer of the spool file the row came from';
+comment on column cost_table._seq is 'number of the spool file within its producer';
 comment on column cost_table.forward_s is
 'terms of the forward time: seconds, per token, per squared token, per item; slope falls by a bend at each knot';
 comment on column cost_table.backward_s is

@@ -9,6 +9,7 @@ milliseconds; it prints how many of each it has killed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -64,18 +65,24 @@ def main(root: Path, seed: int, num_kills: int) -> None:
     producers = {f"p{k}": start(produce, root, f"p{k}", 0) for k in range(NUM_PRODUCERS)}
     ingester = start(keep_ingesting, root)
     killed = {"producer": 0, "ingester": 0}
-    for kill in range(1, num_kills + 1):
-        time.sleep(rng.uniform(0.0, 0.5))
-        name = rng.choice(sorted(producers))
-        reap(producers[name])
-        producers[name] = start(produce, root, name, kill * 1_000_000)
-        killed["producer"] += 1
-        time.sleep(rng.uniform(0.0, 0.5))
-        reap(ingester)
-        ingester = start(keep_ingesting, root)
-        killed["ingester"] += 1
+    try:
+        for kill in range(1, num_kills + 1):
+            time.sleep(rng.uniform(0.0, 0.5))
+            name = rng.choice(sorted(producers))
+            reap(producers[name])
+            producers[name] = start(produce, root, name, kill * 1_000_000)
+            killed["producer"] += 1
+            time.sleep(rng.uniform(0.0, 0.5))
+            reap(ingester)
+            ingester = start(keep_ingesting, root)
+            killed["ingester"] += 1
+    finally:
+        # A failure must not leave them writing for ever.
+        for child in (*producers.values(), ingester):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
     for child in (*producers.values(), ingester):
-        reap(child)
+        os.waitpid(child, 0)
     print(json.dumps(killed))
 
 
