@@ -88,7 +88,9 @@ select
     num_layers,
     struct_insert(forward_s, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])) as forward_s,
     struct_insert(backward_s, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])) as backward_s,
-    struct_insert(activation_bytes, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])) as activation_bytes,
+    struct_insert(
+        activation_bytes, layer_knots := cast([] as double[]), layer_bends := cast([] as double[])
+    ) as activation_bytes,
     layer_param_bytes,
     edge_param_bytes,
     num_measurements,
