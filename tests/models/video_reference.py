@@ -18,12 +18,13 @@ from functools import cache
 
 import numpy as np
 import torch
+from torch import library as operators
 
 
 def import_torchvision():
     """Import torchvision although its compiled operators are missing."""
-    library = torch.library.Library("torchvision", "DEF")
-    register_fake = torch.library.register_fake
+    library = operators.Library("torchvision", "DEF")
+    register_fake = operators.register_fake
 
     def forgiving(*args, **kwargs):
         with contextlib.suppress(RuntimeError):
@@ -36,11 +37,11 @@ def import_torchvision():
             return decorate(function)
         return function
 
-    torch.library.register_fake = forgiving
+    operators.register_fake = forgiving
     try:
         import torchvision  # noqa: F401
     finally:
-        torch.library.register_fake = register_fake
+        operators.register_fake = register_fake
     return library
 
 
