@@ -136,6 +136,21 @@ def test_files_stay_small():
     assert sorted(lines.values())[len(lines) // 2] <= 180
 
 
+def test_probes_on_a_bare_machine_need_torch_transformers_and_arrow_alone():
+    blocked = "scipy pydantic polars duckdb ruamel prefect cvxpy submitit PIL av"
+    code = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked.split()!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+import tests.gpu.real_size
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_lint_sees_every_file():
     shown = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--show-files"], cwd=PACKAGE.parent, capture_output=True, text=True

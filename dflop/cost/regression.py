@@ -12,7 +12,6 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from dflop.cost.curve import Bools, Floats
 
@@ -29,6 +28,8 @@ def robust_nnls(features: Floats, target: npt.ArrayLike) -> Floats:
         features: `[N, C]`, non-negative.
         target: `[N]`; zeros are asked for like any other value.
     """
+    from scipy.optimize import nnls  # here, so that whoever only evaluates costs needs no scipy
+
     y = np.asarray(target, dtype=np.float64)
     if y.max() <= 0:
         return np.zeros(features.shape[1])

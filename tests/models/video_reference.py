@@ -39,7 +39,7 @@ def import_torchvision():
 
     operators.register_fake = forgiving
     try:
-        import torchvision  # noqa: F401
+        import torchvision  # noqa: F401  # for what importing it registers
     finally:
         operators.register_fake = register_fake
     return library

@@ -39,6 +39,7 @@ class _Window(io.RawIOBase):
         self._at = at
         return at
 
+    # typeshed asks for any writable buffer; io.BufferedReader gives these two.
     def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
         view = memoryview(buffer)[: max(0, self._size_bytes - self._at)]
         if not len(view):
