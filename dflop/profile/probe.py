@@ -3,8 +3,9 @@
 The probe uses the engine's own stage classes on random data of real shapes. Each group is run once to warm up, then
 repeated; the median is kept with half the interquartile range beside it. Bytes that autograd keeps alive are counted
 once per storage, parameters excluded. Two depths (1 and 2 layers by default) let the cost model separate what a layer
-costs from what the ends cost, so that a module is never built at full depth just to be measured. A group that does not
-fit into memory is a row that says so, and the probe goes on.
+costs from what the ends cost, so that a module is never built at full depth just to be measured; their repeats take
+turns, so that a machine that slows down slows both. A group that does not fit into memory is a row that says so, and
+the probe goes on.
 
 Tensor-parallel ranks probe together: each builds its part, all run the same groups in the same order, and seconds are
 those of the wall, for waiting for the others is part of what such a layer costs.
@@ -13,7 +14,8 @@ those of the wall, for waiting for the others is part of what such a layer costs
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,7 @@ from dflop.models.family import Family
 from dflop.parallel.tensor import shard_stage
 from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
-from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
+from dflop.profile.timing import CacheFlush, half_iqr, no_garbage_collection, optimizer_step_s, time_phases
 from dflop.profile.ways import TRAIN, Way, apply_way
 from dflop.records import LLM, Measurement, MediaItem, ModuleLoad
 
@@ -86,6 +88,7 @@ class ModuleProbe:
         self._vocab_size, self._dtype = vocab_size, dtype
         self._rng = np.random.default_rng(settings.seed)
         self._optimizer_s: float | None = None
+        self._flush: CacheFlush | None = None
 
     def _shard(self, group: dist.ProcessGroup) -> None:
         stage, family = self._stage, self._family
@@ -115,11 +118,16 @@ class ModuleProbe:
         Raises:
             RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
         """
+        return measure_in_turns([self], group)[0]
+
+    @contextmanager
+    def _fits(self) -> Iterator[None]:
+        """Raises `_DoesNotFitError` in place of errors that say so."""
         try:
-            return self._row(group, **self._run(group))
+            yield
         except (MemoryError, RuntimeError) as error:
             self._free_after(error)
-        return self._row(group, num_repeats=0, status="oom")
+            raise _DoesNotFitError(self) from None
 
     def saved_bytes(self, group: ProbeGroup) -> int:
         """Bytes that autograd keeps alive between forward and backward of a group; nothing is timed."""
@@ -129,34 +137,36 @@ class ModuleProbe:
     def param_bytes(self) -> int:
         return self._stage.param_bytes
 
-    def _run(self, group: ProbeGroup) -> dict[str, Any]:
-        """Fields of the row that say what was measured."""
+    def _start(self, group: ProbeGroup) -> _Run:
+        """Everything about a group but its seconds."""
         forward, device = self._prepare(group), self._device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         activation_bytes, output = saved_bytes(forward, self._stage.names.values())
         has_backward = output.requires_grad
         self._backward(output)  # the run that counts bytes is also the warm-up
-        del output
-        num_repeats = self._settings.num_repeats
-        with no_garbage_collection():
-            timings = [self._time(forward) for _ in range(num_repeats)]
         peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        if self._optimizer_s is None:
-            # Once per probe: it does not depend on the group. Behind the peak, which is that of the two passes.
-            self._optimizer_s = optimizer_step_s(self._stage.names.values(), device, num_repeats)
-        forward_s = [forward for forward, _ in timings]
-        backward_s = [backward if has_backward else 0.0 for _, backward in timings]
-        return dict(
-            forward_s=statistics.median(forward_s), backward_s=statistics.median(backward_s),
-            forward_spread_s=half_iqr(forward_s), backward_spread_s=half_iqr(backward_s), num_repeats=num_repeats,
-            activation_bytes=activation_bytes, peak_bytes=peak_bytes, optimizer_s=self._optimizer_s,
-        )  # fmt: skip
+        return _Run(forward, has_backward, activation_bytes, peak_bytes, [])
 
-    def _time(self, forward: Callable[[], torch.Tensor]) -> tuple[float, float]:
+    def _repeat(self, run: _Run) -> None:
+        if self._flush is None:
+            self._flush = CacheFlush(self._device)
         if self._group is not None:
             dist.barrier(group=self._group)
-        return time_phases(forward, self._backward, self._device, by_wall=self._group is not None)
+        by_wall = self._group is not None
+        run.timings.append(time_phases(run.forward, self._backward, self._device, flush=self._flush, by_wall=by_wall))
+
+    def _finish(self, group: ProbeGroup, run: _Run) -> Measurement:
+        if self._optimizer_s is None:  # once per probe: it does not depend on the group
+            params = self._stage.names.values()
+            self._optimizer_s = optimizer_step_s(params, self._device, self._settings.num_repeats)
+        forward_s = [forward for forward, _ in run.timings]
+        backward_s = [backward if run.has_backward else 0.0 for _, backward in run.timings]
+        return self._row(
+            group, forward_s=statistics.median(forward_s), backward_s=statistics.median(backward_s),
+            forward_spread_s=half_iqr(forward_s), backward_spread_s=half_iqr(backward_s), num_repeats=len(run.timings),
+            activation_bytes=run.activation_bytes, peak_bytes=run.peak_bytes, optimizer_s=self._optimizer_s,
+        )  # fmt: skip
 
     def _row(self, group: ProbeGroup, *, num_repeats: int, status: str = "ok", **measured: Any) -> Measurement:
         s, load = self._settings, self.load(group)
@@ -221,6 +231,45 @@ class ModuleProbe:
     def _backward(self, output: torch.Tensor) -> None:
         if output.requires_grad:  # nothing below a frozen encoder wants gradients
             torch.autograd.backward(output, torch.ones_like(output))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One group on one probe."""
+
+    forward: Callable[[], torch.Tensor]
+    has_backward: bool
+    activation_bytes: int
+    peak_bytes: int
+    timings: list[tuple[float, float]]
+
+
+class _DoesNotFitError(Exception):
+    def __init__(self, probe: ModuleProbe) -> None:
+        super().__init__()
+        self.probe = probe
+
+
+def measure_in_turns(probes: Sequence[ModuleProbe], group: ProbeGroup) -> list[Measurement]:
+    """One row per probe, all on the same group; the rows end with status `oom` at the first where it does not fit.
+
+    Raises:
+        RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
+    """
+    runs: dict[ModuleProbe, _Run] = {}
+    too_large: list[Measurement] = []
+    with no_garbage_collection():
+        try:
+            for probe in probes:
+                with probe._fits():
+                    runs[probe] = probe._start(group)
+            for _ in range(probes[0]._settings.num_repeats):
+                for probe, run in runs.items():
+                    with probe._fits():
+                        probe._repeat(run)
+        except _DoesNotFitError as error:
+            too_large = [error.probe._row(group, num_repeats=0, status="oom")]
+    return [probe._finish(group, run) for probe, run in runs.items() if run.timings] + too_large
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -20,7 +20,7 @@ from dflop.errors import DataError
 from dflop.models.family import Family
 from dflop.profile.adaptive import Design
 from dflop.profile.groups import ProbeGroup, probe_groups, random_groups
-from dflop.profile.probe import ModuleProbe, ProbeSettings
+from dflop.profile.probe import ModuleProbe, ProbeSettings, measure_in_turns
 from dflop.profile.ways import TRAIN, Way
 from dflop.records import Measurement, SampleShape
 from dflop.units import percent
@@ -120,12 +120,8 @@ class _Chooser:
         yield from self._warm_up()
         started = time.perf_counter()
         while (index := self._agree(self._next(time.perf_counter() - started))) is not None:
-            rows = []
-            for probe in self._probes:
-                rows.append(probe.measure(self._groups[index]))
-                yield rows[-1]
-                if rows[-1].status != "ok":
-                    break
+            rows = measure_in_turns(self._probes, self._groups[index])
+            yield from rows
             self._note(index, rows)
 
     def summary(self) -> str:

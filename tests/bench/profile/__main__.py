@@ -2,8 +2,8 @@
 
 Two small models are profiled at 1 and 2 layers, once over a grid of groups and once with two fifths of the probes,
 chosen. Predictions are compared with other groups, drawn as training draws them: at the probed depths, at 8 layers, and
-whole microbatches of mixed media through all modules. Noise is what two measurements of the same differ by: no
-prediction can be better. One process on one core with the allocator settings that jobs have; beside other work the
+whole microbatches of mixed media through all modules. Everything is measured twice, some time apart: predictions are
+compared with the mean, and noise is what the two differ by, half of it what no prediction can be better than. One process on one core with the allocator settings that jobs have; beside other work the
 noise says how far to trust the rest.
 """
 
@@ -105,7 +105,7 @@ def taken_s(m: Measurement) -> float:
 
 
 def errors(table: CostTable, pairs: Sequence[tuple[Measurement, Measurement]]) -> np.ndarray:
-    return np.array([abs(predicted_s(table, first) / taken_s(first) - 1) for first, _ in pairs])
+    return np.array([abs(2 * predicted_s(table, a) / (taken_s(a) + taken_s(b)) - 1) for a, b in pairs])
 
 
 def noise(pairs: Sequence[tuple[Measurement, Measurement]]) -> float:
@@ -148,7 +148,7 @@ def mixed_figure(name: str, bench: Bench, tables: dict[str, CostTable]) -> Error
         pairs = bench.measure_twice(bench.probe(module, 2), [g for _, g in used])
         for (i, _), (first, second) in zip(used, pairs, strict=True):
             totals[:, i] += (predicted_s(table, first), taken_s(first), taken_s(second))
-    error, between = np.abs(totals[0] / totals[1] - 1), np.abs(totals[2] / totals[1] - 1)
+    error, between = np.abs(2 * totals[0] / (totals[1] + totals[2]) - 1), np.abs(totals[2] / totals[1] - 1)
     return ErrorFigure(
         f"{name}: whole mixed microbatches, largest error", float(error.max()), 0.10, float(np.median(between))
     )
@@ -157,7 +157,7 @@ def mixed_figure(name: str, bench: Bench, tables: dict[str, CostTable]) -> Error
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
         os.execve(sys.executable, [sys.executable, "-m", "tests.bench.profile", *sys.argv[1:]], os.environ | CPU_ENV)
