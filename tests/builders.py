@@ -220,17 +220,42 @@ def make_plan(
         layers = split_layers(4, pp, layer_s=1.0, edge_s=0.5)
         modules.append(ModulePlan(module, parallel, first_rank, layers, (0,) * pp))
         first_rank += parallel.num_processes
+    return _plan("split", modules, num_microbatches, global_batch_size)
+
+
+def make_inline_plan(
+    dp: int,
+    *,
+    pp: int = 1,
+    tp: int = 1,
+    modules: Sequence[str] = ("vision", LLM),
+    num_microbatches: int = 4,
+    global_batch_size: int = 16,
+) -> Plan:
+    """Inline layout of `modules` (LLM last), 4 layers each, the chain cut evenly by count, the rest on the first."""
+    chain = np.repeat(np.arange(len(modules)), 4)
+    stages = np.array_split(chain, pp)
+    places = [
+        ModulePlan(module, ParallelSpec(tp, pp, dp), 0, tuple(int(np.sum(s == i)) for s in stages), (0,) * pp)
+        for i, module in enumerate(modules)
+    ]
+    return _plan("inline", places, num_microbatches, global_batch_size)
+
+
+def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int, global_batch_size: int) -> Plan:
     return Plan(
         plan_id="plan",
         run_id="run",
         candidate_rank=0,
-        layout="split",
+        layout=layout,
         modules=tuple(modules),
         num_microbatches=num_microbatches,
         global_batch_size=global_batch_size,
         formula_step_s=0.0,
         predicted_step_s=0.0,
         baseline_step_s=0.0,
+        sync_s=0.0,
+        uniform_step_s=0.0,
         table_ids=(),
         snapshot_seq=0,
         reason="",

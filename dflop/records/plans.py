@@ -10,14 +10,21 @@ from dflop.records.samples import LLM
 
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
-    """Where one module runs: global rank = first_rank + (stage * dp + dp_rank) * tp + tp_rank."""
+    """Where and how one module runs: global rank = first_rank + (stage * dp + dp_rank) * tp + tp_rank."""
 
     module: str
     parallel: ParallelSpec
     first_rank: int
     layers_per_stage: tuple[int, ...]
+    """In an inline plan 0 where a stage holds none of the module's layers."""
     stage_memory_bytes: tuple[int, ...]
-    """Predicted peak per process of each stage."""
+    """Predicted peak per process of each stage; in an inline plan that of all modules, told by the LLM alone."""
+    recompute: bool = False
+    """Whether layers keep their inputs only and run again in the backward pass."""
+    shard_optimizer: bool = False
+    """Whether data-parallel replicas share out the optimizer's states (ZeRO-1)."""
+    max_tokens: int = 0
+    """Tokens that no microbatch of one rank may exceed, for the memory's sake; 0: no cap of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class Plan:
     candidate_rank: int
     """0 is the plan that runs; higher ranks are the runners-up, kept for the record."""
     layout: str
-    """`split`: every module has its own processes."""
+    """`split`: every module has its own processes; `inline`: one chain of stages holds the layers of all of them."""
     modules: tuple[ModulePlan, ...]
     num_microbatches: int
     global_batch_size: int
@@ -39,6 +46,11 @@ class Plan:
     """Mean simulated step with the scheduler that will run."""
     baseline_step_s: float
     """Mean simulated step of the same layout with data-blind (arrival order, equal counts) microbatches."""
+    sync_s: float
+    """Part of every step time here that is behind the pipeline: the slowest stage's gradient synchronisation and
+    optimizer step."""
+    uniform_step_s: float
+    """Mean simulated step of the best data-blind plan with one layout for the whole model; NaN where none fits."""
     table_ids: tuple[str, ...]
     snapshot_seq: int
     """Store snapshot the cost tables and shapes were read from."""
@@ -55,7 +67,13 @@ class Plan:
         return tuple(m for m in self.modules if m.module != LLM)
 
     @property
+    def is_inline(self) -> bool:
+        return self.layout == "inline"
+
+    @property
     def num_processes(self) -> int:
+        if self.is_inline:
+            return self.module(LLM).parallel.num_processes
         return sum(m.parallel.num_processes for m in self.modules)
 
 

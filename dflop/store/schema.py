@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ def _with(**constants: float | str) -> Upgrade:
     def step(table: pa.Table) -> pa.Table:
         for name, value in constants.items():
             column = pa.repeat(pa.scalar(value), len(table))
-            table = table.append_column(pa.field(name, column.type, nullable=False), column)
+            table = table.append_column(name, column)
         return table
 
     return step
@@ -40,10 +41,17 @@ def _straight(table: pa.Table) -> pa.Table:
     """Cost terms without knots."""
     for name in ("forward_s", "backward_s", "activation_bytes"):
         terms = [{**row, "layer_knots": [], "layer_bends": []} for row in table.column(name).to_pylist()]
-        field = pa.field(name, _arrow_type(records.CostTerms), nullable=False)
         index = table.schema.get_field_index(name)
-        table = table.set_column(index, field, pa.array(terms, field.type))
+        table = table.set_column(index, name, pa.array(terms, _arrow_type(records.CostTerms)))
     return table
+
+
+def _one_way(table: pa.Table) -> pa.Table:
+    """Plans from before modules had a choice: activations kept, optimizer whole, no cap on tokens."""
+    way = {"recompute": False, "shard_optimizer": False, "max_tokens": 0}
+    modules = [[{**place, **way} for place in places] for places in table.column("modules").to_pylist()]
+    column = pa.array(modules, pa.list_(_arrow_type(records.ModulePlan)))
+    return table.set_column(table.schema.get_field_index("modules"), "modules", column)
 
 
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
@@ -60,6 +68,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
             optimizer_s_per_param=0.0,
         )(_straight(table)),
     ),
+    "plan": (lambda table: _with(sync_s=0.0, uniform_step_s=math.nan)(_one_way(table)),),
 }
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 
@@ -114,9 +123,19 @@ def file_version(metadata: Mapping[bytes, bytes]) -> int:
 
 
 def upgrade(kind: str, version: int, table: pa.Table) -> pa.Table:
-    """Rows of an older schema version in the columns of today's."""
+    """Rows of an older schema version in the columns of today's.
+
+    Raises:
+        ValueError, pyarrow.ArrowException: They are not rows of that version.
+    """
     for step in UPGRADES.get(kind, ())[version - 1 :]:
-        table = step(table)
+        try:
+            table = step(table)
+        except (KeyError, TypeError) as error:  # a column is missing, or null
+            raise ValueError(f"no rows of schema version {version} of `{kind}`: {error}") from None
+    today = arrow_schema(kind).names
+    if sorted(today) == sorted(table.schema.names):  # steps append; a file with other columns is refused by its reader
+        table = table.select(today)
     return table.replace_schema_metadata()
 
 

@@ -146,6 +146,8 @@ def _ranked(plan: Plan, rank: int) -> Plan:
         candidate_rank=rank,
         predicted_step_s=0.71 + 0.05 * rank,
         baseline_step_s=0.78 + 0.05 * rank,
+        sync_s=0.02,
+        uniform_step_s=0.96,
         snapshot_seq=3,
         reason="fastest of 38 layouts" if rank == 0 else f"{7 * rank} % slower: the vision encoder waits for the LLM",
     )

@@ -184,7 +184,7 @@ def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int, of: 
     return Plan(
         plan_id="test", run_id="test", candidate_rank=0, layout="split", modules=tuple(modules),
         num_microbatches=num_microbatches, global_batch_size=0, formula_step_s=0.0, predicted_step_s=0.0,
-        baseline_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
+        baseline_step_s=0.0, sync_s=0.0, uniform_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
     )  # fmt: skip
 
 

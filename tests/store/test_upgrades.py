@@ -1,0 +1,113 @@
+"""Spool files and databases of earlier versions hold their rows for ever, in the columns of today."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dflop import records as r
+from dflop import resources
+from dflop.store import live, migrate, schema
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.rebuild import rebuild
+from dflop.store.spool import SpoolWriter, read_spool
+
+WAYS = ("recompute", "shard_optimizer", "max_tokens")
+
+
+def measurement() -> r.Measurement:
+    return r.Measurement("model", "llm", "cpu", "torch", "fp32", 1, 2, "random", 4, 9, 81, 0.1, 0.2, 0.0, 0.0, 3, 8, 7)
+
+
+def record_of(kind: str, make: Any) -> Any:
+    if kind == "plan":
+        return dataclasses.replace(make.plan(), sync_s=0.0, uniform_step_s=math.nan)
+    return {"sample_shape": lambda: make.shape(0), "measurement": measurement, "cost_table": make.cost_table}[kind]()
+
+
+def without(table: pa.Table, *names: str, inside: str = "", prune: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The table without columns `names`; column `inside`, where given, with its values pruned."""
+    if inside:
+        column = pa.array([prune(value) for value in table.column(inside).to_pylist()])
+        table = table.set_column(table.schema.get_field_index(inside), inside, column)
+    return table.drop_columns(list(names))
+
+
+def first_version(kind: str, table: pa.Table) -> pa.Table:
+    """Rows as version 1 of a kind held them."""
+    if kind == "plan":
+        bare = lambda places: [{k: v for k, v in place.items() if k not in WAYS} for place in places]  # noqa: E731
+        return without(table, "sync_s", "uniform_step_s", inside="modules", prune=bare)
+    if kind == "cost_table":
+        straight = lambda terms: {k: v for k, v in terms.items() if k not in ("layer_knots", "layer_bends")}  # noqa: E731
+        for name in ("forward_s", "backward_s", "activation_bytes"):
+            table = without(table, inside=name, prune=straight)
+        return without(
+            table, "is_frozen", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
+            "optimizer_s_per_param",
+        )  # fmt: skip
+    if kind == "measurement":
+        return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status")
+    return without(table, "media_level", "num_cut_tokens", "weight")
+
+
+def write_old(root: Path, kind: str, record: Any, *lost: str) -> None:
+    """Writes a spool file as version 1 did, columns `lost` left out."""
+    with SpoolWriter(root, "run", "p") as writer:
+        writer.append(record)
+    (path,) = root.glob(f"spool/{kind}/run/*.parquet")
+    table = pq.ParquetFile(path).read()
+    metadata = {**table.schema.metadata, schema.VERSION_KEY: b"1"}
+    pq.write_table(first_version(kind, table).drop_columns(list(lost)).replace_schema_metadata(metadata), path)
+
+
+@pytest.mark.parametrize("kind", sorted(schema.UPGRADES))
+def test_files_of_the_first_version_are_read_for_ever(tmp_path: Path, make, kind: str) -> None:
+    record = record_of(kind, make)
+    write_old(tmp_path, kind, record)
+    report = ingest(tmp_path)
+    assert (report.num_files, report.num_quarantined_files) == (1, 0)
+    assert repr(read_spool(tmp_path, type(record))) == repr([record])  # repr: NaN equals NaN
+    for _ in range(2):
+        with Reader(tmp_path) as reader:
+            assert repr(reader.records(type(record))) == repr([record])
+        rebuild(tmp_path)
+
+
+def test_an_old_file_that_lacks_a_column_is_set_aside(tmp_path: Path, make) -> None:
+    write_old(tmp_path, "plan", make.plan(), "modules")
+    report = ingest(tmp_path)
+    assert (report.num_files, report.num_quarantined_files) == (0, 1)
+
+
+def test_plans_in_a_database_of_an_earlier_version_stay(tmp_path: Path, make) -> None:
+    old = Path(shutil.copytree(resources.path("sql"), tmp_path / "sql"))
+    for path in sorted((old / "migrations").glob("*.sql"))[7:]:
+        path.unlink()
+    for path in (old / "views").glob("*.sql"):
+        path.unlink()
+    record = record_of("plan", make)
+    table = first_version("plan", schema.to_table(r.Plan, [record]))
+    for name, value in (("_run_id", "run"), ("_producer", "p"), ("_seq", 0)):
+        table = table.append_column(name, pa.repeat(pa.scalar(value), 1))
+    root = tmp_path / "store"
+    (root / "live").mkdir(parents=True)
+    with duckdb.connect(str(root / "live/dflop.duckdb")) as con:
+        migrate.apply(con, old)
+        live.insert_table(con, "plan", table)
+    ingest(root)
+    with Reader(root) as reader:
+        assert repr(reader.records(r.Plan)) == repr([record])
+        assert reader.arrays("v_plan", ["layout_text"])["layout_text"].tolist() == [
+            "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
+        ]
