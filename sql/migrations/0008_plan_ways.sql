@@ -67,10 +67,10 @@ comment on column plan.candidate_rank is '0 is the plan that runs, higher ranks 
 comment on column plan.layout is
 'split: every module has its own processes; inline: one chain of stages holds the layers of all modules';
 comment on column plan.modules is
-'per module: degrees, first global rank, layers per stage (inline: 0 where a stage holds none), predicted peak bytes
-per process of each stage (inline: of all modules, told by the llm alone), whether layers run again in the backward pass
-(recompute), whether replicas share out the optimizer (shard_optimizer), tokens a microbatch of one rank may have
-(max_tokens, 0: no cap)';
+'per module: degrees, first global rank, layers per stage (inline: 0 where a stage holds none), predicted peak bytes '
+'per process of each stage (inline: of all modules, told by the llm alone), whether layers run again in backward '
+'(recompute), whether replicas share out the optimizer (shard_optimizer), tokens a microbatch of one rank may have '
+'(max_tokens, 0: no cap)';
 comment on column plan.num_microbatches is 'microbatches per global batch';
 comment on column plan.global_batch_size is 'samples per optimizer step';
 comment on column plan.formula_step_s is 'objective of the mixed-integer program, seconds';

@@ -1,7 +1,7 @@
 -- purpose: the plan that runs and its runners-up, with why
 -- parameters: $run_id varchar, the run
 -- grain: one row per candidate, best first
--- units: seconds, bytes; predicted_speedup is the ratio of baseline to predicted
+-- units: seconds, bytes; predicted_speedup is baseline over predicted, ..._over_uniform is uniform over predicted
 select
     candidate_rank,
     layout_text,
@@ -10,6 +10,9 @@ select
     predicted_step_s,
     baseline_step_s,
     predicted_speedup,
+    uniform_step_s,
+    predicted_speedup_over_uniform,
+    sync_s,
     peak_memory_bytes,
     reason
 from v_plan

@@ -3,8 +3,20 @@ with place as (
     select
         plan_id,
         run_id,
+        layout,
         unnest(modules) as place
     from plan
+),
+
+-- All modules of an inline plan have the processes of the llm, so one place stands for the whole chain.
+shown as (
+    select
+        plan_id,
+        run_id,
+        place,
+        case when layout = 'inline' then layout else place.module end as title
+    from place
+    where layout != 'inline' or place.module = 'llm'
 ),
 
 layout as (
@@ -12,12 +24,14 @@ layout as (
         plan_id,
         run_id,
         string_agg(
-            format('{} tp{} pp{} dp{}', place.module, place.parallel.tp, place.parallel.pp, place.parallel.dp),
+            format('{} tp{} pp{} dp{}', title, place.parallel.tp, place.parallel.pp, place.parallel.dp)
+            || case when place.recompute then ' recompute' else '' end
+            || case when place.shard_optimizer then ' ZeRO-1' else '' end,
             ' | ' order by place.first_rank
         ) as layout_text,
         try_cast(sum(place.parallel.tp::double * place.parallel.pp * place.parallel.dp) as bigint) as num_processes,
         max(list_max(place.stage_memory_bytes)) as peak_memory_bytes
-    from place
+    from shown
     group by all
 )
 
@@ -33,6 +47,9 @@ select
     plan.predicted_step_s,
     plan.baseline_step_s,
     plan.baseline_step_s / nullif(plan.predicted_step_s, 0) as predicted_speedup,
+    nullif(plan.uniform_step_s, 'nan'::double) as uniform_step_s,
+    nullif(plan.uniform_step_s, 'nan'::double) / nullif(plan.predicted_step_s, 0) as predicted_speedup_over_uniform,
+    plan.sync_s,
     layout.peak_memory_bytes,
     plan.snapshot_seq,
     plan.reason,
@@ -46,4 +63,5 @@ qualify
     ) = 1;
 
 comment on view v_plan is
-'Plan and runners-up of every run. Grain: one row per run_id, plan_id; candidate_rank 0 runs. Seconds and bytes.';
+'Plan and runners-up of every run; uniform: best data-blind plan with one layout for all modules, null where none is '
+'known. Grain: one row per run_id, plan_id; candidate_rank 0 runs. Seconds and bytes.';

@@ -68,6 +68,7 @@ select
     comparison.balanced_step_s,
     comparison.measured_speedup,
     coalesce(comparison.predicted_speedup, plan.predicted_speedup) as predicted_speedup,
+    plan.predicted_speedup_over_uniform,
     training.idle_frac,
     comparison.arrival_idle_frac,
     comparison.balanced_idle_frac,
@@ -88,4 +89,5 @@ where not contains(run.run_id, '/')
 qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc nulls last) = 1;
 
 comment on view v_run_summary is
-'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, mean over global batches.';
+'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, mean over global batches; '
+'over_uniform: simulated, the plan against the best data-blind plan with one layout for all modules.';

@@ -147,6 +147,33 @@ def test_a_plan_is_readable(filled: Path) -> None:
     plan = one(filled, "v_plan", candidate_rank=0)
     assert plan["layout_text"] == "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
     assert (plan["num_processes"], plan["peak_memory_bytes"], plan["predicted_speedup"]) == (4, 300, 1.5)
+    assert (plan["uniform_step_s"], plan["predicted_speedup_over_uniform"], plan["sync_s"]) == (2.0, 2.0, 0.1)
+
+
+def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make) -> None:
+    parallel = r.ParallelSpec(2, 4, 8)
+    modules = (
+        r.ModulePlan("vision", parallel, 0, (4, 0, 0, 0), (0,) * 4, recompute=True),
+        r.ModulePlan("llm", parallel, 0, (0, 2, 2, 2), (5, 6, 7, 8), recompute=True, shard_optimizer=True),
+    )
+    inline = dataclasses.replace(make.plan(), layout="inline", modules=modules, uniform_step_s=math.nan)
+    plain = dataclasses.replace(
+        inline,
+        plan_id="plain",
+        candidate_rank=1,
+        modules=tuple(dataclasses.replace(m, recompute=False, shard_optimizer=False) for m in modules),
+    )
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        writer.append(inline)
+        writer.append(plain)
+    ingest(tmp_path)
+    first, second = (one(tmp_path, "v_plan", plan_id=plan.plan_id) for plan in (inline, plain))
+    assert (first["layout_text"], second["layout_text"]) == (
+        "inline tp2 pp4 dp8 recompute ZeRO-1",
+        "inline tp2 pp4 dp8",
+    )
+    assert (first["num_processes"], first["peak_memory_bytes"]) == (inline.num_processes, 8) == (64, 8)
+    assert (first["uniform_step_s"], first["predicted_speedup_over_uniform"]) == (None, None)
 
 
 def test_everything_left_out_is_listed_with_its_reason(filled: Path) -> None:
@@ -167,6 +194,7 @@ def test_the_summary_has_one_row_per_run(filled: Path) -> None:
     assert (row["arrival_step_s"], row["balanced_step_s"]) == (3.5, 2.0)
     assert row["measured_speedup"] == pytest.approx(math.sqrt(1.5 * 2.0))
     assert row["predicted_speedup"] == pytest.approx(math.sqrt(1.25 * 1.0))
+    assert row["predicted_speedup_over_uniform"] == 2.0
     assert row["arrival_idle_frac"] == pytest.approx(1 - (0.5 / 3 + 0.5 / 4) / 2)
     assert (row["num_quarantined_samples"], row["num_corrections"]) == (1, 2)
 
