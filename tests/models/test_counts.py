@@ -32,7 +32,9 @@ Qwen3-VL-8B-Instruct, Qwen2-Audio-7B-Instruct. Qwen2.5-Omni's covers talker and 
 PUBLISHED_MODULES = {
     ("llava_onevision_llama3_8b", LLM): 8.03e9,  # Meta-Llama-3-8B
     ("llava_onevision_qwen2_5_7b", LLM): 7.62e9,  # Qwen2.5-7B, "7.61B" in its model card
-    ("internvl2_5_78b", LLM): 72.7e9,  # Qwen2.5-72B, "72.7B" in its model card
+    ("llava_onevision_qwen2_5_32b", LLM): 32_763_876_352,  # Qwen2.5-32B, half the bytes its safetensors index states
+    ("llava_onevision_qwen2_5_72b", LLM): 72.7e9,  # Qwen2.5-72B, "72.7B" in its model card
+    ("internvl2_5_78b", LLM): 72.7e9,
 }
 
 
@@ -154,6 +156,7 @@ def test_tensor_parallel_degrees_share_heads_and_columns_evenly():
     assert tp["internvl2_5_78b", "vision"] == (1,)  # query and key normalised over all heads
     assert tp["internvl2_5_78b", LLM] == tp["llava_onevision_llama3_8b", "vision"] == (1, 2, 4, 8)
     assert tp["qwen2_audio_7b", "audio"] == (1, 2, 4)  # 20 heads
+    assert tp["llava_onevision_qwen2_5_32b", LLM] == tp["llava_onevision_qwen2_5_72b", LLM] == (1, 2, 4, 8)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
