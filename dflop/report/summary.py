@@ -70,8 +70,12 @@ class RunSummary:
     @property
     def planned_speedup(self) -> float:
         """Simulated when planning: data-blind over balanced step of the chosen layout; NaN when not simulated."""
-        predicted_s = self.plan.predicted_step_s
-        return self.plan.baseline_step_s / predicted_s if predicted_s > 0 else math.nan
+        return _ratio(self.plan.baseline_step_s, self.plan.predicted_step_s)
+
+    @property
+    def planned_speedup_over_uniform(self) -> float:
+        """Simulated when planning: best data-blind plan with one layout for the whole model over this; NaN if none."""
+        return _ratio(self.plan.uniform_step_s, self.plan.predicted_step_s)
 
 
 def summarise(
@@ -130,8 +134,9 @@ def _stages(steps: Sequence[MeasuredStep], plan: Plan) -> tuple[StageStats, ...]
     for step in steps:
         for r in step.ranks:
             seen.setdefault((r.module, r.stage), []).append(r)
-    first_rank = {m.module: m.first_rank for m in plan.modules}
-    return tuple(_stage(*key, seen[key]) for key in sorted(seen, key=lambda k: (first_rank.get(k[0], math.inf), k)))
+    # Modules of an inline plan share their first rank: the sort keeps the order of the chain.
+    place = {m.module: i for i, m in enumerate(sorted(plan.modules, key=lambda m: m.first_rank))}
+    return tuple(_stage(*key, seen[key]) for key in sorted(seen, key=lambda k: (place.get(k[0], math.inf), k)))
 
 
 def _stage(module: str, stage: int, ranks: Sequence[StepObservation]) -> StageStats:

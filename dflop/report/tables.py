@@ -32,8 +32,13 @@ class Table:
 
 
 def layout_text(plan: Plan) -> str:
-    """`vision dp2 | llm pp2 dp1`: degrees of every module in rank order; tp, and pp of an encoder, only above 1."""
-    return " | ".join(_module_text(m) for m in sorted(plan.modules, key=lambda m: m.first_rank))
+    """`vision dp2 | llm pp2 dp1`: degrees of every module in rank order; tp, and pp of an encoder, only above 1.
+
+    `inline pp2 dp4` where one chain holds all modules. `recompute` and `ZeRO-1` stand where they hold.
+    """
+    if plan.is_inline:
+        return _place_text(plan.layout, plan.module(LLM))
+    return " | ".join(_place_text(m.module, m) for m in sorted(plan.modules, key=lambda m: m.first_rank))
 
 
 def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
@@ -42,12 +47,14 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     speedup = (math.nan,) * 3 if found is None else (found.speedup, found.speedup_low, found.speedup_high)
     predicted = math.nan if found is None else found.predicted_speedup
     interval = "" if math.isnan(speedup[1]) else f"95 % interval {speedup[1]:.3f} to {speedup[2]:.3f}"
-    planned = summary.planned_speedup
+    planned = f"{units.ratio(summary.planned_speedup)} when planning"
+    if not math.isnan(summary.planned_speedup_over_uniform):
+        planned += f", {units.ratio(summary.planned_speedup_over_uniform)} over a uniform plan"
     # A loss can be NaN because it diverged; that must be seen, not shown as absent.
     loss = f"{summary.first_loss:.2f} to {summary.last_loss:.2f}" if summary.steps else "-"
     return (
         ("speedup, measured", units.ratio(speedup[0]), interval or "data-blind over balanced step time"),
-        ("speedup, simulated", units.ratio(predicted), f"{units.ratio(planned)} when planning"),
+        ("speedup, simulated", units.ratio(predicted), planned),
         ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
         ("loss", loss, "mean of the first and the last 3 steps"),
         ("LLM throughput, measured", _tokens_per_s(summary.llm_tokens_per_s), "median over steps"),
@@ -106,7 +113,16 @@ def plan_table(plans: Sequence[Plan]) -> Table:
     """Candidates in their order, the plan that ran first."""
     return Table(
         "Plan and runners-up",
-        ("rank", "layout", "micro-batches", "step simulated", "data-blind simulated", "processes", "reason"),
+        (
+            "rank",
+            "layout",
+            "micro-batches",
+            "step simulated",
+            "data-blind simulated",
+            "uniform simulated",
+            "processes",
+            "reason",
+        ),
         tuple(
             (
                 str(p.candidate_rank),
@@ -114,12 +130,15 @@ def plan_table(plans: Sequence[Plan]) -> Table:
                 str(p.num_microbatches),
                 units.seconds(p.predicted_step_s),
                 units.seconds(p.baseline_step_s),
+                units.seconds(p.uniform_step_s),
                 str(p.num_processes),
                 p.reason,
             )
             for p in plans
         ),
         frozenset({"layout", "reason"}),
+        "Steps with gradient synchronisation and optimizer. Data-blind: arrival order, equal counts, on this layout. "
+        "Uniform: the best data-blind plan with one layout for the whole model.",
     )
 
 
@@ -176,10 +195,11 @@ def reproducibility(summary: RunSummary) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _module_text(module: ModulePlan) -> str:
+def _place_text(name: str, module: ModulePlan) -> str:
     p = module.parallel
-    shown = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
-    return " ".join([module.module, *shown])
+    degrees = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
+    ways = ["recompute"] * module.recompute + ["ZeRO-1"] * module.shard_optimizer
+    return " ".join([name, *degrees, *ways])
 
 
 def _busy_remark(summary: RunSummary) -> str:

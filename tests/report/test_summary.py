@@ -7,7 +7,8 @@ import pytest
 
 from dflop.records import Correction
 from dflop.report.summary import summarise
-from tests.builders import make_cluster, make_plan
+from dflop.report.tables import key_numbers
+from tests.builders import make_cluster, make_inline_plan, make_plan
 from tests.report.runs import CUDA, make_run, make_span, observe, realistic
 
 PLAN = make_plan({"vision": 2, "llm": 1})
@@ -38,6 +39,22 @@ def test_stages_in_plan_order_with_their_shares() -> None:
     assert vision.predicted_to_measured == pytest.approx((0.45 + 0.36 + 0.2) / 0.9)
     assert llm.busy_frac == pytest.approx(0.9)
     assert math.isnan(llm.median_error_frac)
+
+
+def test_stages_of_a_chain_come_in_its_order() -> None:
+    plan = make_inline_plan(1, pp=2, modules=("vision", "audio", "llm"))
+    train = [observe(0, rank, module=m) for rank, m in enumerate(("llm", "audio", "vision"))]
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=train)
+    assert [s.module for s in found.stages] == ["vision", "audio", "llm"]
+
+
+def test_speedups_seen_when_planning() -> None:
+    plan = replace(PLAN, predicted_step_s=2.0, baseline_step_s=3.0, uniform_step_s=5.0)
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=[])
+    assert (found.planned_speedup, found.planned_speedup_over_uniform) == (1.5, 2.5)
+    assert "1.50x when planning, 2.50x over a uniform plan" in {remark for _, _, remark in key_numbers(found)}
+    lonely = replace(found, plan=replace(plan, uniform_step_s=math.nan))
+    assert "1.50x when planning" in {remark for _, _, remark in key_numbers(lonely)}
 
 
 def test_prediction_error_is_about_compute_seconds() -> None:
