@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -142,11 +142,18 @@ class ModelProfileConfig(Section):
 
 
 class PlanConfig(Section):
-    """What the planner searches."""
+    """What the planner searches; training runs `split` without recompute and ZeRO-1, so far."""
 
     global_batch_size: int = Field(default=24, ge=1)
     """Samples per optimizer step."""
-    microbatch_choices: tuple[int, ...] = (2, 4, 6, 8)
+    microbatch_choices: tuple[Annotated[int, Field(ge=1)], ...] = (2, 4, 6, 8)
+    """Numbers of microbatches to try; empty: chosen automatically."""
+    layouts: tuple[Literal["split", "inline"], ...] = Field(default=("split",), min_length=1)
+    """`split`: every module has its own processes; `inline`: one chain of stages holds the layers of all of them."""
+    recompute: tuple[bool, ...] = Field(default=(False,), min_length=1)
+    """Whether layers run again in the backward pass, to save memory; `[false, true]`: where it pays."""
+    shard_optimizer: bool = False
+    """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
     top: int = Field(default=8, ge=1)

@@ -71,6 +71,11 @@ def test_shipped_configurations_are_valid(name):
         (("name: small", "name: s\ntrain: {num_steps: 0}"), "run.yaml: train.num_steps", "equal to 1 (got 0)", ""),
         (("name: small", "name: s\ntrain: {learning_rate: .nan}"), "train.learning_rate", "finite number", ""),
         (("name: small", "name: s\ntrain: {seed: -1}"), "run.yaml: train.seed", "(got -1)", ""),
+        (("name: small", "name: s\nplan: {layouts: [split, in]}"), "plan.layouts.1", "'split' or 'inline' (got", ""),
+        (("name: small", "name: s\nplan: {layouts: []}"), "run.yaml: plan.layouts", "at least 1 item", ""),
+        (("name: small", "name: s\nplan: {recompute: [2]}"), "run.yaml: plan.recompute.0", "valid boolean", ""),
+        (("name: small", "name: s\nplan: {microbatch_choices: [0]}"), "plan.microbatch_choices.0", "(got 0)", ""),
+        (("name: small", "name: s\nplan: {layout: split}"), "run.yaml: plan.layout", "unknown key", "`layouts`?"),
     ],
 )  # fmt: skip
 def test_errors_name_file_and_key(config_file, change, where, what, hint):
@@ -207,6 +212,15 @@ def test_what_is_dumped_is_read_back_with_the_same_key(tmp_path_factory, hf_conf
     read = load_config(path)
     assert read == config
     assert read.key == config.key
+
+
+def test_plans_are_what_training_runs_unless_more_is_asked_for(config_file):
+    plan = load_config(config_file).plan
+    assert (plan.layouts, plan.recompute, plan.shard_optimizer) == (("split",), (False,), False)
+    wide = ["layouts=[split, inline]", "recompute=[false, true]", "shard_optimizer=true", "microbatch_choices=[]"]
+    plan = load_config(config_file, [f"plan.{override}" for override in wide]).plan
+    assert (plan.layouts, plan.recompute, plan.shard_optimizer) == (("split", "inline"), (False, True), True)
+    assert plan.microbatch_choices == ()
 
 
 def test_the_key_follows_values_not_their_order(config_file):

@@ -54,7 +54,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
 
 def max_probe_samples(config: Config) -> int:
     """Samples of the largest probe: those of the largest microbatch that a plan can have."""
-    return max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices))
+    return max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices, default=1))
 
 
 def runnable_specs(specs: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
