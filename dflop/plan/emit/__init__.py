@@ -1,0 +1,1 @@
+"""Plans as files that other programs read."""

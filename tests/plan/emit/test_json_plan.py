@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.errors import ConfigError
+from dflop.plan.emit.json_plan import emit_json, read_plan
+from dflop.records import LLM, Plan
+from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans
+
+STEPS = ("formula_step_s", "predicted_step_s", "baseline_step_s", "sync_s", "uniform_step_s")
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@given(st.one_of(split_plans(), inline_plans()), st.lists(st.floats(allow_infinity=False), min_size=5))
+def test_the_reader_gives_the_same_plan_back(plan: Plan, steps: list[float]):
+    plan = dataclasses.replace(
+        plan, plan_id="p", table_ids=("a", "b"), snapshot_seq=7, reason="né\n", **dict(zip(STEPS, steps, strict=False))
+    )
+    text = emit_json(plan, CLUSTER)
+    json.loads(text, parse_constant=refuse)
+    # NaN is not equal to itself; repr is.
+    assert repr(read_plan(text)) == repr(plan)
+
+
+def test_ranks_and_layers_are_written_out():
+    plan = split(
+        module("vision", 1, 1, 2), module(LLM, 2, 2, 2, layers_per_stage=(3, 5), max_tokens=99, recompute=True)
+    )
+    document = json.loads(emit_json(dataclasses.replace(plan, uniform_step_s=math.nan), CLUSTER))
+    assert (document["schema"], document["version"], document["num_processes"]) == ("dflop.plan", 1, 10)
+    llm = document["modules"][1]
+    assert [s["ranks"] for s in llm["stages"]] == [[[2, 3], [4, 5]], [[6, 7], [8, 9]]]
+    assert [(s["first_layer"], s["end_layer"]) for s in llm["stages"]] == [(0, 3), (3, 8)]
+    assert (llm["max_tokens"], llm["recompute"], llm["zero1"]) == (99, True, False)
+    assert document["modules"][0]["max_tokens"] is None
+    assert document["simulated"]["predicted_step_s"] == 0.25
+    assert document["simulated"]["uniform_step_s"] is None
+
+
+def changed(path: tuple[str | int, ...], value: object) -> str:
+    """The document of a plan with one value replaced; None drops the key."""
+    document = json.loads(emit_json(split(module("vision", 1, 1, 2), module(LLM, 2, 2, 2)), CLUSTER))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    if value is None:
+        del inner[path[-1]]
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "not JSON"),
+        ("[]", "schema None"),
+        (changed(("version",), 2), "version 2"),
+        (changed(("schema",), "other"), "schema 'other'"),
+        (changed(("modules", 1, "dp"), None), "'dp'"),
+        (changed(("modules", 1, "tp"), 4), "stage 0 disagrees"),
+        (changed(("modules", 1, "first_rank"), 3), "stage 0 disagrees"),
+        (changed(("modules", 1, "stages", 1, "end_layer"), "x"), "invalid literal"),
+        (changed(("modules", 1, "stages", 1, "first_layer"), 1), "stage 1 disagrees"),
+        (changed(("modules", 1, "stages"), []), "0 stages, but pp is 2"),
+        (changed(("num_processes",), 11), "num_processes is 11, the modules have 10"),
+        (changed(("simulated",), 3), "wrong type"),
+    ],
+)
+def test_what_is_not_a_plan_is_refused(text: str, what: str):
+    with pytest.raises(ConfigError, match=what):
+        read_plan(text)
+
+
+def test_unknown_keys_are_ignored():
+    assert read_plan(changed(("note",), "hello")) == read_plan(changed(("modules", 0, "note"), "hello"))
