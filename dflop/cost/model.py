@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
 from dflop.cost.extrapolation import outside_probes, refuse_far
+from dflop.cost.identity import bytes_per_value
 from dflop.cost.links import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
 from dflop.cost.tensor_parallel import derive_table
@@ -212,6 +213,13 @@ class CostModel:
         """One message between two ranks, on one node or on two; 0.0 where no link is known."""
         return self._links.seconds(P2P, num_bytes, 2, num_nodes)
 
+    def hidden_bytes(self, module: str) -> float:
+        """Bytes of one token between two stages of `module`; 0.0 where its spec is not known."""
+        if module not in self._specs:
+            return 0.0
+        dtype = self.table(module, self.tps(module)[0]).dtype
+        return float(self._specs[module].hidden_size * bytes_per_value(dtype))
+
     def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
         """The all-reduce of one gradient of `param_bytes` over `dp` replicas; 0.0 where no link is known."""
         return self._links.seconds(ALL_REDUCE, param_bytes, dp, num_nodes)
@@ -250,5 +258,5 @@ class CostModel:
 
 
 def has_edge(layers_per_stage: tuple[int, ...], stage: int) -> bool:
-    """Whether a stage pays the edge time: the last one does (head and loss dwarf the embedding lookup)."""
-    return stage == len(layers_per_stage) - 1
+    """Whether a stage pays the edge time: the last one with layers does (head and loss dwarf the embedding lookup)."""
+    return layers_per_stage[stage] > 0 and not any(layers_per_stage[stage + 1 :])

@@ -32,6 +32,13 @@ class ModuleItems:
     num_tokens: Ints
     sum_sq_tokens: Ints
 
+    sample_of: Ints
+    """`sample` as an array."""
+
+    @property
+    def loads(self) -> tuple[Ints, Ints, Ints]:
+        return self.num_items, self.num_tokens, self.sum_sq_tokens
+
     def work(self, owner: Owner) -> ModuleWork:
         """The items under an owner, as it travels in a `StepPlan`."""
         return ModuleWork(self.module, self.sample, self.rank_in_sample, self.rows, owner)
@@ -54,7 +61,7 @@ def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
     )
     table = np.array(columns, dtype=np.int64).reshape(-1, 6).T
     sample, rank_in_sample, rows = (tuple(column.tolist()) for column in table[:3])
-    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5])
+    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5], table[0].copy())
 
 
 def owner_loads(items: ModuleItems, owner: Owner) -> tuple[Ints, Ints, Ints]:
@@ -79,7 +86,7 @@ def stage_durations(
         for stage, num_layers in enumerate(m.layers_per_stage):
             edge = has_edge(m.layers_per_stage, stage)
             forward, backward = cost.module_seconds(
-                m.module, *loads, num_layers=num_layers, edge=edge, tp=m.parallel.tp
+                m.module, *loads, num_layers=num_layers, edge=edge, tp=m.parallel.tp, recompute=m.recompute
             )
             for rank in range(m.parallel.dp):
                 found[m.module, stage, rank] = list(
@@ -100,6 +107,7 @@ def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -
             num_layers=num_layers,
             edge=has_edge(layers, stage),
             tp=module_plan.parallel.tp,
+            recompute=module_plan.recompute,
         )
         for stage, num_layers in enumerate(layers)
     ]

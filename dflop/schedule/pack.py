@@ -41,7 +41,7 @@ def token_cap(num_tokens: Ints, num_buckets: int) -> int:
     """
     if not len(num_tokens):
         return 0
-    lpt = np.bincount(_token_lpt(num_tokens, num_buckets), weights=num_tokens, minlength=num_buckets)
+    lpt = np.bincount(token_lpt(num_tokens, num_buckets), weights=num_tokens, minlength=num_buckets)
     return int(max(np.ceil(TOKEN_CAP_RATIO * num_tokens.sum() / num_buckets), lpt.max()))
 
 
@@ -100,13 +100,14 @@ def vector_lpt(weights_s: Floats, num_tokens: Ints, num_buckets: int, cap_tokens
         score[tokens + num_tokens[i] > cap_tokens] = np.inf
         b = int(score.argmin())
         if score[b] == np.inf:  # seconds filled the buckets badly; by tokens alone the cap is known to hold
-            return _token_lpt(num_tokens, num_buckets)
+            return token_lpt(num_tokens, num_buckets)
         bucket[i] = b
         loads[b], tokens[b] = after[b], tokens[b] + num_tokens[i]
     return bucket
 
 
-def _token_lpt(num_tokens: Ints, num_buckets: int) -> Ints:
+def token_lpt(num_tokens: Ints, num_buckets: int) -> Ints:
+    """Bucket of every sample, longest first to the bucket with the fewest tokens."""
     heap = [(0, b) for b in range(num_buckets)]
     bucket = np.zeros(len(num_tokens), dtype=np.int64)
     for i in np.argsort(-num_tokens, kind="stable"):

@@ -3,7 +3,9 @@
 Encoders run side by side and feed LLM stage 0. A data-parallel rank of the LLM waits only for the encoder ranks that
 hold items of its own samples, and an encoder rank's backward only for the LLM ranks that consumed its items; a
 rank with nothing to do for a microbatch passes over it. This is the routing the engine computes from the same
-`StepPlan`. Gradient reduction and the optimizer are not part of the graph.
+`StepPlan`. In an inline plan one chain of stages holds the layers of all modules: its nodes are the LLM's, and what a
+node does with a microbatch is what each of the modules does with it. Gradient reduction and the optimizer come after
+the graph (`Plan.sync_s`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from dflop.records import LLM, ModuleWork, Plan
+from dflop.records import LLM, ModulePlan, ModuleWork, Plan
 from dflop.simulate.events import OpGraph, Timeline, simulate, simulate_reference
 from dflop.simulate.order import Phase, one_f_one_b
 
@@ -19,6 +21,9 @@ Node = tuple[str, int, int]
 """(module, stage, dp_rank)."""
 Durations = Mapping[Node, Sequence[tuple[float, float]]]
 """Per node and microbatch (forward_s, backward_s)."""
+Delays = Mapping[Node, Sequence[tuple[float, float]]]
+"""Per node and microbatch the seconds that its result travels: (forward to the next stage, backward to the one
+before)."""
 
 
 def simulate_step(
@@ -27,18 +32,18 @@ def simulate_step(
     durations: Durations,
     *,
     max_concurrency: int | None = None,
-    delay_s: float = 0.0,
+    delays: Delays | None = None,
 ) -> Timeline:
     """Timeline of one step; node i of it is `step_nodes(plan)[i]`, operation ids come from `op_id`.
 
     Args:
         plan: Layout; its `num_microbatches` is the length of every `durations` entry.
         work: Owners of every module of the plan.
-        durations: Ignored where the owner of a microbatch is empty.
+        durations: Per module, inline plans too. Ignored where the owner of a microbatch is empty.
         max_concurrency: Nodes that can compute at the same time; None when each has a device of its own.
-        delay_s: Communication delay per dependency.
+        delays: Of `step_nodes(plan)`; None: nothing travels.
     """
-    return run_graph(step_graph(plan, work, durations, delay_s=delay_s), max_concurrency)
+    return run_graph(step_graph(plan, work, durations, delays), max_concurrency)
 
 
 def run_graph(graph: OpGraph, max_concurrency: int | None) -> Timeline:
@@ -49,13 +54,18 @@ def run_graph(graph: OpGraph, max_concurrency: int | None) -> Timeline:
 
 
 def step_nodes(plan: Plan) -> tuple[Node, ...]:
-    """Nodes in the order of the plan's modules, then stage, then data-parallel rank."""
+    """Nodes in the order of the plan's modules (inline: the LLM alone), then stage, then data-parallel rank."""
     return tuple(
         (m.module, stage, dp_rank)
-        for m in plan.modules
+        for m in plan_pipes(plan)
         for stage in range(m.parallel.pp)
         for dp_rank in range(m.parallel.dp)
     )
+
+
+def plan_pipes(plan: Plan) -> tuple[ModulePlan, ...]:
+    """Modules that have stages of their own; in an inline plan the LLM's stages hold everything."""
+    return (plan.module(LLM),) if plan.is_inline else plan.modules
 
 
 def num_stages_after(plan: Plan, module: str, stage: int) -> int:
@@ -69,26 +79,31 @@ def op_id(num_microbatches: int, node: int, microbatch: int, phase: Phase) -> in
     return 2 * (node * num_microbatches + microbatch) + (phase == "B")
 
 
-def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, *, delay_s: float = 0.0) -> OpGraph:
+def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, delays: Delays | None = None) -> OpGraph:
     """Operation graph of one step under the 1F1B order of every node."""
     m, nodes = plan.num_microbatches, step_nodes(plan)
     index = {node: i for i, node in enumerate(nodes)}
     owner = {w.module: w.owner for w in work}
-    links = _links(work)
+    links: Links = {} if plan.is_inline else _links(work)
     seconds: list[float] = [0.0] * (2 * m * len(nodes))
+    travel: list[float] = [0.0] * (2 * m * len(nodes)) if delays else []
     depends: list[tuple[int, ...]] = [()] * (2 * m * len(nodes))
     for node, (module, stage, rank) in enumerate(nodes):
+        parts = [p.module for p in plan.modules] if plan.is_inline else [module]
         for k in range(m):
             if not owner[module][k][rank]:
                 continue
             forward, backward = op_id(m, node, k, "F"), op_id(m, node, k, "B")
-            seconds[forward], seconds[backward] = durations[module, stage, rank][k]
+            work_s = [durations[part, stage, rank][k] for part in parts if owner[part][k][rank]]
+            seconds[forward], seconds[backward] = (sum(column) for column in zip(*work_s, strict=True))
+            if delays:
+                travel[forward], travel[backward] = delays[module, stage, rank][k]
             before, after = _neighbours(plan, links, module, stage, rank, k)
             depends[forward] = tuple(op_id(m, index[n], k, "F") for n in before)
             depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
     orders = [one_f_one_b(m, num_stages_after(plan, module, stage)) for module, stage, _ in nodes]
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
-    return OpGraph(node_ops, tuple(seconds), tuple(depends), delay_s)
+    return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel))
 
 
 def with_slot_order(graph: OpGraph, num_microbatches: int, slots: Sequence[int]) -> OpGraph:
@@ -134,7 +149,7 @@ def _neighbours(
     peers = links.get((module, microbatch, rank), ())
     before: tuple[Node, ...] = ((module, stage - 1, rank),) if stage > 0 else ()
     after: tuple[Node, ...] = ((module, stage + 1, rank),) if stage < last else ()
-    if module == LLM and stage == 0:
+    if module == LLM and stage == 0 and not plan.is_inline:
         before = tuple((name, plan.module(name).parallel.pp - 1, peer) for name, _, peer in peers)
     if module != LLM and stage == last:
         after = peers

@@ -24,7 +24,7 @@ def graphs(draw: st.DrawFn) -> OpGraph:
         depends_on=tuple(
             tuple(draw(st.lists(st.integers(0, op - 1), max_size=3))) if op else () for op in range(num_ops)
         ),
-        delay_s=draw(DURATIONS),
+        delays_s=tuple(draw(st.lists(DURATIONS, min_size=num_ops, max_size=num_ops))),
     )
 
 
@@ -53,7 +53,7 @@ def test_contention_keeps_order_and_compute_capacity(graph, limit):
             assert contended.start_s[after] >= contended.end_s[before]
     for op, deps in enumerate(graph.depends_on):
         assert contended.end_s[op] - contended.start_s[op] >= graph.durations_s[op] - 1e-9
-        assert all(contended.start_s[op] >= contended.end_s[dep] + graph.delay_s - 1e-9 for dep in deps)
+        assert all(contended.start_s[op] >= contended.end_s[dep] + graph.delays_s[dep] - 1e-9 for dep in deps)
 
 
 def test_three_equal_operations_on_two_cores_share():
@@ -64,7 +64,7 @@ def test_three_equal_operations_on_two_cores_share():
 
 
 def test_chain_with_delay_and_idle_fraction():
-    graph = OpGraph(((0,), (1,)), (1.0, 2.0), ((), (0,)), delay_s=0.5)
+    graph = OpGraph(((0,), (1,)), (1.0, 2.0), ((), (0,)), delays_s=(0.5, 0.5))
     timeline = simulate(graph)
     assert (timeline.start_s, timeline.makespan_s, timeline.busy_s) == ((0.0, 1.5), 3.5, (1.0, 2.0))
     assert timeline.idle_frac == pytest.approx(1 - 3.0 / 7.0)

@@ -76,7 +76,8 @@ def test_stage_waits_for_every_encoder_and_encoder_for_every_consumer():
         (LLM, 0, 0): [(1.0, 1.0)],
         (LLM, 0, 1): [(1.0, 4.0)],
     }
-    timeline = simulate_step(plan, work, durations, delay_s=0.25)
+    delays = {node: [(0.25, 0.25)] for node in step_nodes(plan)}
+    timeline = simulate_step(plan, work, durations, delays=delays)
     assert timeline.start_s[op_id(1, 2, 0, "F")] == 3.25
     assert timeline.start_s[op_id(1, 0, 0, "B")] == 3.25 + 5.0 + 0.25
 

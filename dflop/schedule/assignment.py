@@ -1,0 +1,76 @@
+"""Who owns what in one step, as arrays: quick to change and to add up. Owners as tuples are made once, at the end.
+
+A sample has a slot (microbatch) and a data-parallel rank of the LLM; a media item has its sample's slot and a rank of
+its encoder. In an inline plan items are where their sample is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflop.records import LLM, Plan
+from dflop.schedule.items import Ints, ModuleItems, Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Slot and rank of every sample and item of a global batch."""
+
+    slot: Ints
+    """`[samples]`."""
+    rank: Ints
+    """`[samples]`, of the LLM."""
+    item_rank: Mapping[str, Ints]
+    """Per encoder `[items]`."""
+
+    def places(self, items: ModuleItems) -> tuple[Ints, Ints]:
+        """(slot, rank) of every item of a module."""
+        if items.module == LLM:
+            return self.slot, self.rank
+        return self.slot[items.sample_of], self.item_rank[items.module]
+
+    def owners(self, plan: Plan, items: Mapping[str, ModuleItems]) -> dict[str, Owner]:
+        """`owner[microbatch][dp_rank]` of every module, items ascending, in the order of the plan's modules."""
+        found: dict[str, Owner] = {}
+        for m in plan.modules:
+            cells: list[list[list[int]]] = [[[] for _ in range(m.parallel.dp)] for _ in range(plan.num_microbatches)]
+            for item, (slot, rank) in enumerate(zip(*(x.tolist() for x in self.places(items[m.module])), strict=True)):
+                cells[slot][rank].append(item)
+            found[m.module] = tuple(tuple(tuple(ids) for ids in ranks) for ranks in cells)
+        return found
+
+    def in_order(self, slots: Ints) -> Assignment:
+        """The same buckets with slot `slots[k]` run in position k."""
+        position = np.empty_like(slots)
+        position[slots] = np.arange(len(slots))
+        return Assignment(position[self.slot], self.rank, self.item_rank)
+
+
+def in_sequence(order: Ints, plan: Plan) -> tuple[Ints, Ints]:
+    """(slot, rank) of samples cut in a given order into buckets of equal count, one slot after the other.
+
+    A short batch leaves the last buckets empty.
+    """
+    num_ranks = plan.module(LLM).parallel.dp
+    bucket = np.empty(len(order), dtype=np.int64)
+    bucket[order] = np.repeat(*_even_parts(len(order), plan.num_microbatches * num_ranks))
+    return bucket // num_ranks, bucket % num_ranks
+
+
+def even_item_ranks(items: ModuleItems, slot: Ints, num_slots: int, num_ranks: int) -> Ints:
+    """Encoder rank of every item when each slot's items are cut by equal count, in arrival order."""
+    item_slot = slot[items.sample_of]
+    rank = np.empty(len(item_slot), dtype=np.int64)
+    for k in range(num_slots):
+        inside = np.flatnonzero(item_slot == k)
+        rank[inside] = np.repeat(*_even_parts(len(inside), num_ranks))
+    return rank
+
+
+def _even_parts(num_items: int, num_parts: int) -> tuple[Ints, Ints]:
+    """(part, its size) of parts that differ by at most one, larger ones first."""
+    size, extra = divmod(num_items, num_parts)
+    return np.arange(num_parts), size + (np.arange(num_parts) < extra)

@@ -1,0 +1,170 @@
+"""Seconds of one step of one global batch on one plan, for any assignment: the judge of every candidate.
+
+Loads of all buckets are added up at once, the cost model turns them into seconds once per kind of stage (stages with
+the same layers cost the same), and the compiled simulator says when the last stage is done. Where processes share
+cores, the reference simulator takes its place: only that one knows about contention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.records import LLM, ModulePlan, Plan
+from dflop.schedule.assignment import Assignment
+from dflop.schedule.items import Ints, ModuleItems
+from dflop.simulate.events import simulate_reference
+from dflop.simulate.kernel import StepShape, StepWork, makespan_s, step_shape
+from dflop.simulate.step import plan_pipes, step_graph, step_nodes
+
+
+class StepEvaluator:
+    """One global batch on one plan.
+
+    Args:
+        plan: Lists the LLM last.
+        items: Of every module of the plan.
+        cost: Extrapolating.
+        max_concurrency: Processes that can compute at once; None: all of them.
+    """
+
+    def __init__(
+        self, plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, max_concurrency: int | None = None
+    ) -> None:
+        self.plan, self.items, self.cost = plan, items, cost
+        self.shape: StepShape = step_shape(plan)
+        contended = max_concurrency is not None and max_concurrency < self.shape.num_nodes
+        self.max_concurrency = max_concurrency if contended else None
+        self._p2p = _latency_and_rate(cost)
+
+    def loads(self, assignment: Assignment) -> dict[str, Floats]:
+        """Per module `[3, microbatches, dp]`: items, tokens, sum of squared tokens."""
+        found: dict[str, Floats] = {}
+        for m in self.plan.modules:
+            items, dp = self.items[m.module], m.parallel.dp
+            slot, rank = assignment.places(items)
+            cell, num_cells = slot * dp + rank, self.plan.num_microbatches * dp
+            rows = [np.bincount(cell, part, num_cells) for part in items.loads]
+            found[m.module] = np.array(rows, dtype=np.float64).reshape(3, self.plan.num_microbatches, dp)
+        return found
+
+    def work(self, assignment: Assignment) -> StepWork:
+        """What the simulator needs."""
+        loads, shape = self.loads(assignment), self.shape
+        seconds = np.zeros((2, shape.num_nodes, shape.num_microbatches))
+        delays = np.zeros_like(seconds)
+        is_active = np.zeros((shape.num_nodes, shape.num_microbatches), dtype=np.bool_)
+        known: dict[tuple[str, int, bool], tuple[Floats, Floats]] = {}
+        for p, pipe in enumerate(plan_pipes(self.plan)):
+            parts = self.plan.modules if self.plan.is_inline else (pipe,)
+            active = loads[pipe.module][1].T > 0
+            travel = self._delays(assignment, pipe, loads[pipe.module][1].T)
+            for stage in range(pipe.parallel.pp):
+                first = shape.pipe_start[p] + stage * pipe.parallel.dp
+                nodes = slice(first, first + pipe.parallel.dp)
+                is_active[nodes] = active
+                delays[0, nodes], delays[1, nodes] = travel[:, 0 if stage else 1]
+                if stage == pipe.parallel.pp - 1:
+                    delays[0, nodes] = travel[0, 2]
+                for part in parts:
+                    key = (part.module, part.layers_per_stage[stage], has_edge(part.layers_per_stage, stage))
+                    if key not in known:
+                        known[key] = self._seconds(part, key[1], key[2], loads[part.module])
+                    seconds[0, nodes] += known[key][0].T
+                    seconds[1, nodes] += known[key][1].T
+        return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))
+
+    def step_s(self, assignment: Assignment) -> float:
+        """Simulated seconds of forward and backward; `Plan.sync_s` comes on top."""
+        work = self.work(assignment)
+        if self.max_concurrency is None:
+            return makespan_s(self.shape, work)
+        owners = assignment.owners(self.plan, self.items)
+        done = tuple(self.items[name].work(owner) for name, owner in owners.items())
+        durations, delays = self._by_node(work)
+        graph = step_graph(self.plan, done, durations, delays)
+        return simulate_reference(graph, max_concurrency=self.max_concurrency).makespan_s
+
+    def _seconds(self, part: ModulePlan, num_layers: int, edge: bool, load: Floats) -> tuple[Floats, Floats]:
+        if not num_layers:
+            return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
+        return self.cost.module_seconds(
+            part.module, *load, num_layers=num_layers, edge=edge, tp=part.parallel.tp, recompute=part.recompute
+        )
+
+    def _delays(self, assignment: Assignment, pipe: ModulePlan, tokens: Floats) -> Floats:
+        """`[2, 3, dp, microbatches]`: (forward, backward) x (between stages, into the first stage, out of the last).
+
+        Between stages travel hidden states of all tokens; across the edge between encoder and LLM only the rows that
+        items become, which are counted where they are made and where they go. Gradients go the other way.
+        """
+        latency_s, s_per_byte = self._p2p
+        inside = _travel_s(latency_s, s_per_byte, tokens * self.cost.hidden_bytes(pipe.module))
+        found = np.zeros((2, 3, *tokens.shape))
+        found[0, :2], found[1, 0] = inside, inside
+        if self.plan.is_inline or not self.plan.encoders:
+            return found
+        rows = self._rows(assignment, pipe)
+        crossing = _travel_s(latency_s, s_per_byte, rows.T * self.cost.hidden_bytes(LLM))
+        if pipe.module == LLM:
+            found[1, 1] = crossing
+        else:
+            found[0, 2] = crossing
+        return found
+
+    def _rows(self, assignment: Assignment, pipe: ModulePlan) -> Floats:
+        """`[microbatches, dp]` rows that a pipe's ranks exchange with the other side of the edge."""
+        num_slots, dp = self.plan.num_microbatches, pipe.parallel.dp
+        total = np.zeros(num_slots * dp)
+        for encoder in self.plan.encoders if pipe.module == LLM else (pipe,):
+            items = self.items[encoder.module]
+            slot, rank = assignment.places(items)
+            if pipe.module == LLM:
+                rank = assignment.rank[items.sample_of]
+            total += np.bincount(slot * dp + rank, np.array(items.rows, dtype=float), num_slots * dp)
+        return total.reshape(num_slots, dp)
+
+    def _feeds(self, assignment: Assignment) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        feeds = np.zeros(int(self.shape.link_start[-1]), dtype=np.bool_)
+        if self.plan.is_inline:
+            return feeds
+        num_ranks = self.plan.module(LLM).parallel.dp
+        for p, encoder in enumerate(self.plan.encoders):
+            items = self.items[encoder.module]
+            slot, rank = assignment.places(items)
+            cell = (slot * encoder.parallel.dp + rank) * num_ranks + assignment.rank[items.sample_of]
+            feeds[self.shape.link_start[p] + cell] = True
+        return feeds
+
+    def _by_node(self, work: StepWork) -> tuple[dict[tuple[str, int, int], list[tuple[float, float]]], ...]:
+        """Durations and delays as `step_graph` takes them; an inline plan's are all told by the LLM."""
+        durations, delays = {}, {}
+        for i, node in enumerate(step_nodes(self.plan)):
+            durations[node] = list(zip(work.forward_s[i].tolist(), work.backward_s[i].tolist(), strict=True))
+            delays[node] = list(zip(work.forward_delay_s[i].tolist(), work.backward_delay_s[i].tolist(), strict=True))
+        if self.plan.is_inline:
+            nothing = [(0.0, 0.0)] * self.plan.num_microbatches
+            durations |= {
+                (e.module, stage, rank): nothing for e in self.plan.encoders for _, stage, rank in step_nodes(self.plan)
+            }
+        return durations, delays
+
+
+def _latency_and_rate(cost: CostModel) -> tuple[float, float]:
+    """(seconds, seconds per byte) of a message between stages, between nodes where such links are known."""
+    small_s, large_s = cost.p2p_seconds(1.0, 2), cost.p2p_seconds(1e6, 2)
+    rate = (large_s - small_s) / (1e6 - 1.0)
+    return max(small_s - rate, 0.0), rate
+
+
+def _travel_s(latency_s: float, s_per_byte: float, num_bytes: Floats) -> Floats:
+    return np.where(num_bytes > 0, latency_s + s_per_byte * num_bytes, 0.0)
+
+
+def bucket_tokens(items: ModuleItems, assignment: Assignment, num_slots: int, dp: int) -> Ints:
+    """`[microbatches, dp]` tokens of a module."""
+    slot, rank = assignment.places(items)
+    total = np.bincount(slot * dp + rank, items.num_tokens, num_slots * dp)
+    return total.astype(np.int64).reshape(num_slots, dp)

@@ -1,0 +1,138 @@
+"""A step in the terms the search works with: seconds that add up over samples, per kind of stage.
+
+Kinds are stages that cost the same. A sample adds its seconds to one bucket of the chain it passes (the LLM's stages;
+of an inline plan all stages), and its media items add theirs to the slot's share of each encoder, taken to be divided
+evenly over the encoder's ranks. Every microbatch costs something fixed on top. This is close to the cost model, not
+equal to it: what the search finds is judged by `StepEvaluator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.records import LLM, ModulePlan, Plan
+from dflop.schedule.items import Ints, ModuleItems
+from dflop.schedule.pack import token_cap
+from dflop.simulate.step import num_stages_after, plan_pipes
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStep:
+    """Arrays for the compiled search. Q kinds of chain stages, E encoder pipes with K kinds of stages in all."""
+
+    num_slots: int
+    num_ranks: int
+    chain_s: Floats
+    """`[Q, samples]` seconds, forward and backward."""
+    slot_s: Floats
+    """`[K, samples]` seconds of one of the encoder's ranks."""
+    tokens: Ints
+    """`[samples]`."""
+    num_items: Ints
+    """`[E, samples]` media items."""
+    pipe_pp: Ints
+    """Encoders with one rank each, then the chain."""
+    stage_kind: Ints
+    """Per stage of all pipes, its row of `chain_s` (the chain's) or of `slot_s`."""
+    fixed_s: Floats
+    """Per stage of all pipes."""
+    forward_frac: Floats
+    """Per stage of all pipes, of its seconds."""
+    num_after: Ints
+    """Per stage of all pipes, stages between it and the loss."""
+    cap_tokens: int
+    """Of one bucket."""
+
+    @property
+    def num_ops(self) -> int:
+        """Operations of one simulated step."""
+        return 2 * self.num_slots * (int(self.pipe_pp[:-1].sum()) + int(self.pipe_pp[-1]) * self.num_ranks)
+
+
+def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel) -> LinearStep:
+    """The step of a global batch under a plan."""
+    llm = plan.module(LLM)
+    num_samples = len(items[LLM].sample)
+    pipes = sorted(plan_pipes(plan), key=lambda m: m.module == LLM)
+    rows: dict[bool, list[Floats]] = {False: [], True: []}
+    kinds, fixed, fracs, after = [], [], [], []
+    for pipe in pipes:
+        parts = plan.modules if plan.is_inline else (pipe,)
+        is_chain = pipe.module == LLM
+        seen: dict[tuple[tuple[str, int, bool], ...], tuple[int, float, float]] = {}
+        for stage in range(pipe.parallel.pp):
+            key = tuple(
+                (p.module, p.layers_per_stage[stage], has_edge(p.layers_per_stage, stage))
+                for p in parts
+                if p.layers_per_stage[stage]
+            )
+            if key not in seen:
+                kind = [_part(plan, plan.module(name), n, edge, items[name], cost) for name, n, edge in key]
+                share = 1 if is_chain else pipe.parallel.dp
+                per_sample = np.zeros(num_samples)
+                for (name, _, _), (seconds, _, _) in zip(key, kind, strict=True):
+                    per_sample += np.bincount(items[name].sample_of, seconds, num_samples) / share
+                total = sum(float(seconds.sum()) for seconds, _, _ in kind) or 1.0
+                frac = sum(float(seconds.sum()) * f for seconds, _, f in kind) / total
+                seen[key] = (len(rows[is_chain]), sum(o for _, o, _ in kind), frac)
+                rows[is_chain].append(per_sample)
+            row, fixed_s, frac = seen[key]
+            kinds.append(row)
+            fixed.append(fixed_s)
+            fracs.append(frac or 1 / 3)
+            after.append(num_stages_after(plan, pipe.module, stage))
+    return LinearStep(
+        num_slots=plan.num_microbatches,
+        num_ranks=llm.parallel.dp,
+        chain_s=np.array(rows[True]).reshape(-1, num_samples),
+        slot_s=np.array(rows[False]).reshape(-1, num_samples),
+        tokens=items[LLM].num_tokens,
+        num_items=np.array(
+            [np.bincount(items[m.module].sample_of, minlength=num_samples) for m in pipes[:-1]], dtype=np.int64
+        ).reshape(-1, num_samples),
+        pipe_pp=np.array([m.parallel.pp for m in pipes], dtype=np.int64),
+        stage_kind=np.array(kinds, dtype=np.int64),
+        fixed_s=np.array(fixed),
+        forward_frac=np.array(fracs),
+        num_after=np.array(after, dtype=np.int64),
+        cap_tokens=plan_token_cap(plan, items[LLM].num_tokens),
+    )
+
+
+def plan_token_cap(plan: Plan, num_tokens: Ints) -> int:
+    """LLM tokens that no bucket may exceed.
+
+    What the plan's memory allows in each microbatch in flight; never below what packing can always keep, which is what
+    the planner has charged. Then no window of microbatches in flight exceeds the memory, either.
+    """
+    llm = plan.module(LLM)
+    return max(llm.max_tokens, token_cap(num_tokens, plan.num_microbatches * llm.parallel.dp))
+
+
+def _part(
+    plan: Plan, part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel
+) -> tuple[Floats, float, float]:
+    """One module's layers on a stage: (`[items]` seconds, fixed seconds of a microbatch, forward share)."""
+    key = dict(num_layers=num_layers, edge=edge, tp=part.parallel.tp, recompute=part.recompute)
+    seconds = cost.item_seconds(part.module, *items.loads, **key)  # type: ignore[arg-type]
+    if not len(seconds):
+        return seconds, 0.0, 1 / 3
+    num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
+    typical = [float(load.sum()) / num_buckets for load in items.loads]
+    forward, backward = (float(x) for x in cost.module_seconds(part.module, *typical, **key))  # type: ignore[arg-type]
+    fixed_s = max(0.0, forward + backward - float(seconds.sum()) / num_buckets)
+    return seconds, fixed_s, forward / (forward + backward) if forward + backward > 0 else 1 / 3
+
+
+def sample_weights(step: LinearStep) -> Floats:
+    """`[samples, kinds]` seconds per bucket; the last kind is the chain's slowest.
+
+    An encoder's are scaled to a bucket's share of its slot.
+    """
+    columns: Sequence[Floats] = [*(step.num_ranks * row for row in step.slot_s), *step.chain_s]
+    order = sorted(range(len(columns)), key=lambda q: float(columns[q].sum()) if q >= len(step.slot_s) else -1.0)
+    return np.stack([columns[q] for q in order], axis=1)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.schedule.anneal import _arguments, _score, ramp_profiles, search
+from dflop.schedule.linear import LinearStep
+from dflop.simulate.events import OpGraph, simulate
+from dflop.simulate.order import one_f_one_b
+from tests.schedule.steps import linear_steps
+
+
+def makespan_slowly(step: LinearStep, bucket) -> float:
+    """The linear step as an operation graph: encoders of one rank, each slot waiting for all of its buckets."""
+    nodes = [(p, s, r) for p, pp in enumerate(step.pipe_pp) for s in range(pp) for r in range(num_ranks_of(step, p))]
+    index, llm = {node: i for i, node in enumerate(nodes)}, len(step.pipe_pp) - 1
+    first_stage = np.concatenate([[0], np.cumsum(step.pipe_pp)])
+    samples = {b: np.flatnonzero(bucket == b) for b in range(step.num_slots * step.num_ranks)}
+    seconds, depends, orders = {}, {}, []
+
+    def op(node, k, phase):
+        return 2 * (index[node] * step.num_slots + k) + phase
+
+    for p, s, r in nodes:
+        stage = first_stage[p] + s
+        kind, after = step.stage_kind[stage], int(step.num_after[stage])
+        orders.append(
+            tuple(op((p, s, r), a.microbatch, int(a.phase == "B")) for a in one_f_one_b(step.num_slots, after))
+        )
+        for k in range(step.num_slots):
+            buckets = [k * step.num_ranks + q for q in range(step.num_ranks)]
+            feeds = {q: p != llm and step.num_items[p][samples[b]].sum() > 0 for q, b in enumerate(buckets)}
+            mine = samples[buckets[r]] if p == llm else np.concatenate([samples[b] for b in buckets])
+            active = len(mine) > 0 if p == llm else any(feeds.values())
+            row = step.chain_s[kind] if p == llm else step.slot_s[kind]
+            total = float(row[mine].sum()) + float(step.fixed_s[stage]) if active else 0.0
+            before, behind = [], []
+            if active and s > 0:
+                before = [op((p, s - 1, r), k, 0)]
+            elif active and p == llm:
+                before = [
+                    op((e, step.pipe_pp[e] - 1, 0), k, 0) for e in range(llm) if step.num_items[e][mine].sum() > 0
+                ]
+            if active and s < step.pipe_pp[p] - 1:
+                behind = [op((p, s + 1, r), k, 1)]
+            elif active and p != llm:
+                behind = [op((llm, 0, q), k, 1) for q, fed in feeds.items() if fed]
+            for phase, waits in ((0, before), (1, behind)):
+                share = step.forward_frac[stage] if phase == 0 else 1 - step.forward_frac[stage]
+                seconds[op((p, s, r), k, phase)] = share * total
+                depends[op((p, s, r), k, phase)] = tuple(waits)
+    ops = range(len(seconds))
+    return simulate(OpGraph(tuple(orders), tuple(seconds[o] for o in ops), tuple(depends[o] for o in ops))).makespan_s
+
+
+def num_ranks_of(step: LinearStep, pipe: int) -> int:
+    return step.num_ranks if pipe == len(step.pipe_pp) - 1 else 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(linear_steps(), st.integers(0, 1000))
+def test_compiled_score_is_the_simulated_step_within_the_cap(step, seed):
+    bucket = np.random.default_rng(seed).integers(step.num_slots * step.num_ranks, size=len(step.tokens))
+    found = _score(bucket, *_arguments(step))
+    if np.bincount(bucket, step.tokens).max() > step.cap_tokens:
+        assert found == np.inf
+    else:
+        assert found == makespan_slowly(step, bucket)
+
+
+@settings(max_examples=60, deadline=None)
+@given(linear_steps(), st.integers(0, 60))
+def test_search_is_never_worse_than_its_seeds_repeats_and_keeps_the_cap(step, num_simulations):
+    step = dataclasses.replace(step, cap_tokens=int(step.tokens.sum()))
+    seed = np.zeros(len(step.tokens), dtype=np.int64)
+    found = search(step, [seed], num_profiles=3, num_simulations=num_simulations)
+    assert makespan_slowly(step, found) <= makespan_slowly(step, seed)
+    again = search(step, [seed], num_profiles=3, num_simulations=num_simulations)
+    assert found.tolist() == again.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(linear_steps(), st.integers(1, 60))
+def test_annealing_keeps_the_cap_of_a_start_that_does(step, num_simulations):
+    placed = search(step, [], num_profiles=1, num_simulations=0)
+    cap = int(np.bincount(placed, step.tokens).max())
+    step = dataclasses.replace(step, cap_tokens=cap)
+    found = search(step, [placed], num_profiles=1, num_simulations=num_simulations)
+    assert np.bincount(found, step.tokens).max() <= cap
+
+
+def test_more_simulations_find_a_shorter_step():
+    step = long_step()
+    values = [makespan_slowly(step, search(step, [], num_profiles=1, num_simulations=n)) for n in (0, 300, 3000)]
+    assert values[0] > values[1] > values[2]
+
+
+def test_ramps_beat_equal_slots_where_the_pipeline_is_deep():
+    step = long_step()
+    flat, ramped = (makespan_slowly(step, search(step, [], num_profiles=n, num_simulations=0)) for n in (1, 81))
+    assert ramped < 0.97 * flat
+
+
+def long_step() -> LinearStep:
+    rng = np.random.default_rng(0)
+    seconds = np.round(8 * rng.lognormal(0, 1, 64)) / 8 + 0.125
+    return LinearStep(
+        num_slots=8,
+        num_ranks=2,
+        chain_s=seconds[None],
+        slot_s=np.zeros((0, 64)),
+        tokens=np.ones(64, dtype=np.int64),
+        num_items=np.zeros((0, 64), dtype=np.int64),
+        pipe_pp=np.array([4]),
+        stage_kind=np.zeros(4, dtype=np.int64),
+        fixed_s=np.full(4, 0.125),
+        forward_frac=np.full(4, 0.25),
+        num_after=np.array([3, 2, 1, 0]),
+        cap_tokens=64,
+    )
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 100))
+def test_profiles_are_flat_first_distinct_and_positive(num_slots, depth, most):
+    found = ramp_profiles(num_slots, depth, most)
+    assert len(found) <= most
+    assert (found[0] == 1).all()
+    assert (found > 0).all()
+    assert found.max() <= 1
+    assert len({row.tobytes() for row in found[1:]}) == len(found) - 1
