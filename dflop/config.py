@@ -252,6 +252,11 @@ def load_mixture(path: Path) -> MixtureConfig:
     return mixture
 
 
+def load_model(path: Path) -> ModelConfig:
+    """A model section that is a file of its own, such as those in `configs/models/`."""
+    return ModelConfig.model_validate(_read_yaml(path))
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read, compose and validate a run configuration.
 
