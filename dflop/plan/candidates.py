@@ -1,13 +1,23 @@
-"""The space the planner searches: per module every (tp, pp, dp) that could run, with its best layer split."""
+"""The space of one module: every (tp, pp, dp) that could run, with its best layer split and its ways to save memory."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from dflop.cost.model import CostModel
-from dflop.errors import InfeasiblePlanError
-from dflop.records import ModuleLoad, ModuleSpec, ParallelSpec
+from dflop.errors import CostError, InfeasiblePlanError
+from dflop.plan.space import Problem
+from dflop.records import LLM, ModuleSpec, ParallelSpec
+from dflop.schedule.items import Ints
+
+Bools = npt.NDArray[np.bool_]
+MAX_PP = 16
+"""Deepest pipeline that is tried, of one module or an inline chain: by then bubbles have outgrown the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +26,63 @@ class Candidate:
 
     parallel: ParallelSpec
     layers_per_stage: tuple[int, ...]
+    recompute: bool = False
+    shard_optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """C ways to lay out one module, as arrays `[C]`; indexing gives a `Candidate`."""
+
+    spec: ModuleSpec
+    tp: Ints
+    pp: Ints
+    dp: Ints
+    last: Ints
+    """Layers of the last stage; the others share the rest evenly."""
+    recompute: Bools
+    shard_optimizer: Bools
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def __getitem__(self, index: int) -> Candidate:
+        return Candidate(
+            ParallelSpec(int(self.tp[index]), int(self.pp[index]), int(self.dp[index])),
+            spread_layers(self.spec.num_layers, int(self.pp[index]), int(self.last[index])),
+            bool(self.recompute[index]),
+            bool(self.shard_optimizer[index]),
+        )
+
+    def select(self, which: Ints | Bools) -> Candidates:
+        """Those at indices or under a mask, in that order."""
+        arrays = (self.tp, self.pp, self.dp, self.last, self.recompute, self.shard_optimizer)
+        return Candidates(self.spec, *(array[which] for array in arrays))  # type: ignore[arg-type]
+
+    @property
+    def num_processes(self) -> Ints:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def widest(self) -> Ints:
+        """Most layers of any stage but the last; 0 where there is no other."""
+        others = self.pp - 1
+        return np.where(others > 0, -(-(self.spec.num_layers - self.last) // np.maximum(others, 1)), 0)
+
+    @property
+    def layers(self) -> Ints:
+        """`[C, deepest pp]`, zeros behind the last stage."""
+        stage = np.arange(int(self.pp.max(initial=1)))
+        others = np.maximum(self.pp - 1, 1)[:, np.newaxis]
+        size, extra = np.divmod((self.spec.num_layers - self.last)[:, np.newaxis], others)
+        before_last = size + (stage >= others - extra)
+        depth = self.pp[:, np.newaxis]
+        return np.where(stage < depth - 1, before_last, np.where(stage == depth - 1, self.last[:, np.newaxis], 0))
+
+    @property
+    def content(self) -> Ints:
+        """`[C, 5]`: what tells candidates apart; breaks ties, so that their order never matters."""
+        return np.stack([self.tp, self.pp, self.dp, self.recompute, self.shard_optimizer], axis=1).astype(np.int64)
 
 
 def check_processes(modules: Sequence[str], num_processes: int) -> None:
@@ -33,37 +100,49 @@ def check_processes(modules: Sequence[str], num_processes: int) -> None:
         )
 
 
-def module_candidates(
-    spec: ModuleSpec, cost: CostModel, *, max_processes: int, max_dp: int, typical: ModuleLoad
-) -> list[Candidate]:
-    """Every layout of `spec` on at most `max_processes` processes, in ascending (tp, pp, dp).
+def module_candidates(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> Candidates:
+    """Every layout of `spec` under a number of microbatches, memory not considered, in ascending content.
 
-    Args:
-        spec: Limits `tp_choices` and `max_pp`; a tp without a cost table is left out.
-        cost: Decides the layer split.
-        max_processes: Processes left once every other module has one.
-        max_dp: Samples of a global batch.
-        typical: Load of an average microbatch, at which stages are balanced.
+    Every process may be taken but one for each other module. With more than one replica the optimizer's states are
+    shared out where that is allowed: it saves memory and costs no time, so nothing else needs to be looked at.
 
     Raises:
         CostError: no cost table for the module at any tp.
-        InfeasiblePlanError: cost tables only at tp degrees the module or the cluster does not allow.
+        InfeasiblePlanError: no tp that the module, its costs and the cluster allow.
     """
-    tables = cost.tps(spec.module)
-    found = []
-    for tp in sorted(set(spec.tp_choices) & set(tables)):
-        layer_s, edge_s = _layer_and_edge_seconds(spec, cost, tp, typical)
-        for pp in range(1, min(spec.max_pp, spec.num_layers, max_processes // tp) + 1):
-            layers = split_layers(spec.num_layers, pp, layer_s=layer_s, edge_s=edge_s)
-            for dp in range(1, min(max_dp, max_processes // (tp * pp)) + 1):
-                found.append(Candidate(ParallelSpec(tp, pp, dp), layers))
-    if not found:
-        raise InfeasiblePlanError(
-            f"module `{spec.module}` allows tp {list(spec.tp_choices)}, has cost tables for tp {list(tables)} "
-            f"and at most {max_processes} processes",
-            hint="profile the module at a smaller tp",
-        )
-    return found
+    most = problem.cluster.num_processes - len(problem.specs) + 1
+    max_dp = problem.global_batch_size // (num_microbatches if spec.module == LLM else 1)
+    columns: list[Ints] = [np.zeros((5, 0), dtype=np.int64)]
+    for tp in problem.tps(spec):
+        for way in recompute_ways(problem, spec.module, tp):
+            splits = _LayerSplits.at(problem, spec, tp, recompute=way)
+            for pp in range(1, min(spec.max_pp, spec.num_layers, most // tp, MAX_PP) + 1):
+                dp = np.array(problem.dps(min(max_dp, most // (tp * pp))), dtype=np.int64)
+                last = splits.last_stage(pp, num_microbatches * dp)
+                columns.append(np.stack(np.broadcast_arrays(tp, pp, dp, way, last)))
+    found_tp, found_pp, found_dp, ways, last = np.concatenate(columns, axis=1)
+    sharded = problem.space.shard_optimizer & (found_dp > 1)
+    return Candidates(spec, found_tp, found_pp, found_dp, last, ways > 0, sharded)
+
+
+def recompute_ways(problem: Problem, module: str, tp: int) -> list[bool]:
+    """Without and with recomputation, as far as the space allows and costs are known.
+
+    Recomputing needs the plain costs, too: one layer at a time keeps all of its activations.
+    """
+    ways = sorted(set(problem.space.recompute))
+    if True in ways and not (has_table(problem.cost, module, tp, True) and has_table(problem.cost, module, tp, False)):
+        ways.remove(True)
+    return ways or [False]
+
+
+def has_table(cost: CostModel, module: str, tp: int, recompute: bool) -> bool:
+    """Whether costs of that way of running the module are known or can be derived."""
+    try:
+        cost.table(module, tp, recompute)
+    except CostError:
+        return False
+    return True
 
 
 def split_layers(num_layers: int, pp: int, *, layer_s: float, edge_s: float) -> tuple[int, ...]:
@@ -72,20 +151,64 @@ def split_layers(num_layers: int, pp: int, *, layer_s: float, edge_s: float) -> 
     Layers are alike, so the depth of the last stage decides and trying every depth is exact. Of equally fast splits
     the most even one wins, and odd layers go to the later of the other stages, which hold fewer microbatches.
     """
+    return spread_layers(num_layers, pp, best_last_stage(num_layers, pp, layer_s, edge_s))
+
+
+@functools.lru_cache(maxsize=65536)
+def best_last_stage(num_layers: int, pp: int, layer_s: float, edge_s: float) -> int:
+    """Layers of the last stage in `split_layers`."""
     if pp == 1:
-        return (num_layers,)
+        return num_layers
 
     def slowest_s(last: int) -> tuple[float, int]:
         others = -(-(num_layers - last) // (pp - 1))
         return max(others * layer_s, last * layer_s + edge_s), max(others, last)
 
-    last = min(range(num_layers - pp + 1, 0, -1), key=slowest_s)
+    return min(range(num_layers - pp + 1, 0, -1), key=slowest_s)
+
+
+def spread_layers(num_layers: int, pp: int, last: int) -> tuple[int, ...]:
+    """`last` layers on the last of `pp` stages, the rest evenly on the others, odd ones on the later of them."""
+    if pp == 1:
+        return (num_layers,)
     size, extra = divmod(num_layers - last, pp - 1)
     return (*(size + (stage >= pp - 1 - extra) for stage in range(pp - 1)), last)
 
 
-def _layer_and_edge_seconds(spec: ModuleSpec, cost: CostModel, tp: int, load: ModuleLoad) -> tuple[float, float]:
-    args = (spec.module, load.num_items, load.num_tokens, load.sum_sq_tokens)
-    layer_s = sum(float(part) for part in cost.module_seconds(*args, num_layers=1, edge=False, tp=tp))
-    edge_s = sum(float(part) for part in cost.module_seconds(*args, num_layers=0, edge=True, tp=tp))
-    return layer_s, edge_s
+def nearest_power(num_buckets: npt.ArrayLike) -> Ints:
+    """Exponents of the powers of two nearest to numbers of buckets.
+
+    Layers are split at the typical load of so many buckets: a split hangs on how layers compare with the edge, which
+    hardly changes within a factor of 1.4, and few distinct loads make it cheap.
+    """
+    return np.rint(np.log2(num_buckets)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerSplits:
+    """How a module's layers are split at the typical load of 1, 2, 4, ... buckets."""
+
+    num_layers: int
+    layer_s: tuple[float, ...]
+    edge_s: tuple[float, ...]
+
+    @classmethod
+    def at(cls, problem: Problem, spec: ModuleSpec, tp: int, *, recompute: bool) -> _LayerSplits:
+        most_buckets = problem.global_batch_size * problem.cluster.num_processes
+        loads = problem.loads[spec.module].typical(2 ** np.arange(int(nearest_power(most_buckets)) + 1))
+        seconds = layer_and_edge_seconds(problem.cost, spec.module, loads, tp=tp, recompute=recompute)
+        return cls(spec.num_layers, *(tuple(part.tolist()) for part in seconds))
+
+    def last_stage(self, pp: int, num_buckets: Ints) -> Ints:
+        """Layers of the last of `pp` stages for each number of buckets."""
+        best = [best_last_stage(self.num_layers, pp, *pair) for pair in zip(self.layer_s, self.edge_s, strict=True)]
+        return np.array(best, dtype=np.int64)[nearest_power(num_buckets)]
+
+
+def layer_and_edge_seconds(
+    cost: CostModel, module: str, load: npt.NDArray[np.float64], *, tp: int, recompute: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(one layer, the edge), forward and backward, on loads `[3, ...]`; seconds of a stage are linear in its layers."""
+    layer = cost.module_seconds(module, *load, num_layers=1, edge=False, tp=tp, recompute=recompute)
+    edge = cost.module_seconds(module, *load, num_layers=0, edge=True, tp=tp, recompute=recompute)
+    return layer[0] + layer[1], edge[0] + edge[1]

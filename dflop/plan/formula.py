@@ -2,11 +2,13 @@
 
 For a number of microbatches M and S sampled global batches, with the parallel encoders e and the LLM:
 
-    J = mean_s [ max_e fill_e[s] + fill_llm[s] + (M - 1) * max(tau_llm[s], max_e tau_e[s]) ]
+    J = mean_s [ max_e fill_e[s] + fill_llm[s] + (M - 1) * max(tau_llm[s], max_e tau_e[s]) ] + max over modules of sync
 
 tau is the slowest stage on an average microbatch, fill the time one microbatch takes through all stages, charged with
 the longest single item: one lump crosses the pipeline once, while the average repeats M - 1 times. Charging the lump
-in every slot mis-ranks plans by up to 1.4x. Gradient synchronisation is not part of it: nothing measures it yet.
+in every slot mis-ranks plans by up to 1.4x. sync is gradient synchronisation and optimizer, behind the pipeline.
+
+Seconds of a stage are linear in its layers, so all candidates of one tp are evaluated by a few array calls.
 """
 
 from __future__ import annotations
@@ -16,32 +18,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.cost.model import CostModel, Floats, has_edge
-from dflop.plan.candidates import Candidate
-from dflop.plan.memory import max_stages_beyond
-from dflop.plan.scenarios import ScenarioLoads
+from dflop.cost.model import Floats
+from dflop.plan.candidates import Candidate, Candidates, layer_and_edge_seconds, module_candidates
+from dflop.plan.memory import candidate_bytes, max_stages_beyond
+from dflop.plan.space import Problem
+from dflop.plan.sync import candidate_sync_s
 from dflop.records import LLM, ModuleSpec
 from dflop.schedule.items import Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModuleTable:
     """One module's C candidates in the terms of the formula."""
 
-    module: str
+    candidates: Candidates
     tau_s: Floats
     """`[S, C]` slowest stage on an average microbatch, forward + backward."""
     fill_s: Floats
     """`[S, C]` all stages on the largest of an average microbatch and the longest item."""
-    num_processes: Ints
-    """`[C]`."""
-    pp: Ints
-    """`[C]`."""
+    sync_s: Floats
+    """`[C]` gradient synchronisation and optimizer."""
     max_llm_pp: Floats
     """`[C]` deepest LLM pipeline under which the candidate's activations fit; infinite for the LLM itself."""
 
+    @property
+    def module(self) -> str:
+        return self.candidates.spec.module
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def num_processes(self) -> Ints:
+        return self.candidates.num_processes
+
+    def select(self, which: Ints) -> ModuleTable:
+        """The candidates at indices, in that order."""
+        return ModuleTable(
+            self.candidates.select(which),
+            self.tau_s[:, which],
+            self.fill_s[:, which],
+            self.sync_s[which],
+            self.max_llm_pp[which],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FormulaTable:
     """Everything the search needs to know for one number of microbatches."""
 
@@ -51,71 +70,104 @@ class FormulaTable:
     modules: tuple[ModuleTable, ...]
     """Encoders first, the LLM last."""
 
+    @property
+    def num_choices(self) -> int:
+        """Choices of one candidate per module, feasible or not."""
+        return int(np.prod([float(len(m.candidates)) for m in self.modules]))
+
+    def objectives(self, choices: Ints) -> Floats:
+        """J in seconds of choices `[N, modules]`; a choice's value does not hang on the others beside it."""
+        columns = list(zip(self.modules, choices.T, strict=True))
+        total_s = np.zeros(len(choices))
+        for s in range(self.modules[-1].tau_s.shape[0]):  # in this order: sums of any other would round otherwise
+            tau_s = np.max([m.tau_s[s, c] for m, c in columns], axis=0)
+            fills_s = [m.fill_s[s, c] for m, c in columns]
+            fill_s = fills_s[-1] + np.max(fills_s[:-1], axis=0, initial=0.0)
+            total_s += fill_s + (self.num_microbatches - 1) * tau_s
+        sync_s: Floats = np.max([m.sync_s[c] for m, c in columns], axis=0)
+        found: Floats = total_s / self.modules[-1].tau_s.shape[0] + sync_s
+        return found
+
     def objective(self, choice: Sequence[int]) -> float:
         """J in seconds of candidate `choice[m]` of module m."""
-        tau_s = np.max([m.tau_s[:, c] for m, c in zip(self.modules, choice, strict=True)], axis=0)
-        fills_s = [m.fill_s[:, c] for m, c in zip(self.modules, choice, strict=True)]
-        fill_s = fills_s[-1] + np.max(fills_s[:-1], axis=0, initial=0.0)
-        return float((fill_s + (self.num_microbatches - 1) * tau_s).mean())
+        return float(self.objectives(np.array([choice]))[0])
 
     def feasible(self, choice: Sequence[int]) -> bool:
         """Whether the choice fits the processes and, through the in-flight depth, the memory."""
         picked = list(zip(self.modules, choice, strict=True))
-        llm_pp = self.modules[-1].pp[choice[-1]]
+        llm_pp = self.modules[-1].candidates.pp[choice[-1]]
         return bool(
             sum(m.num_processes[c] for m, c in picked) <= self.num_processes
             and all(llm_pp <= m.max_llm_pp[c] for m, c in picked)
         )
 
+    def layout(self, choice: Sequence[int]) -> dict[str, Candidate]:
+        """The candidates of a choice, by module."""
+        return {m.module: m.candidates[c] for m, c in zip(self.modules, choice, strict=True)}
 
-def module_table(
-    spec: ModuleSpec,
-    candidates: Sequence[Candidate],
-    cost: CostModel,
-    loads: ScenarioLoads,
-    *,
-    num_microbatches: int,
-    usable_bytes: float,
-) -> tuple[ModuleTable, list[Candidate]]:
-    """The table of the candidates that fit in memory (behind some LLM), and those candidates."""
-    kept, depth, tau, fill = [], [], [], []
-    for candidate in candidates:
-        buckets = num_microbatches * candidate.parallel.dp
-        beyond = max_stages_beyond(
-            spec,
-            candidate,
-            cost,
-            loads.largest(buckets),
-            num_microbatches=num_microbatches,
-            usable_bytes=usable_bytes,
-        )
-        if beyond < (0 if spec.module == LLM else 1):
-            continue
-        average = _stage_seconds(spec, candidate, cost, loads.per_microbatch(buckets))
-        lump = _stage_seconds(spec, candidate, cost, loads.longest)
-        kept.append(candidate)
-        depth.append(np.inf if spec.module == LLM else beyond)
-        tau.append(average.max(axis=0))
-        fill.append(np.maximum(average, lump).sum(axis=0))
-    shape = (len(kept), loads.total.shape[1])
-    table = ModuleTable(
-        module=spec.module,
-        tau_s=np.array(tau, dtype=float).reshape(shape).T,
-        fill_s=np.array(fill, dtype=float).reshape(shape).T,
-        num_processes=np.array([c.parallel.num_processes for c in kept], dtype=np.int64),
-        pp=np.array([c.parallel.pp for c in kept], dtype=np.int64),
-        max_llm_pp=np.array(depth, dtype=float),
+
+def formula_table(problem: Problem, num_microbatches: int) -> FormulaTable:
+    """The table of every module's candidates that fit in memory.
+
+    Raises:
+        CostError: a module without costs.
+        InfeasiblePlanError: a module without any tp that its costs and the cluster allow.
+    """
+    tables = tuple(module_table(problem, spec, num_microbatches) for spec in problem.specs)
+    return FormulaTable(num_microbatches, problem.cluster.num_processes, tables)
+
+
+def module_table(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> ModuleTable:
+    """The table of the candidates of one module that fit in memory behind some LLM.
+
+    A candidate that recomputes is kept where the same one that does not has to stand before a less deep LLM, or does
+    not fit at all; else it is slower for nothing.
+    """
+    every = module_candidates(problem, spec, num_microbatches)
+    loads = problem.loads[spec.module]
+    buckets, which = np.unique(num_microbatches * every.dp, return_inverse=True)
+    beyond = max_stages_beyond(
+        candidate_bytes(every, problem.cost, loads.largest(buckets)[:, which]),
+        every.pp,
+        num_microbatches=num_microbatches,
+        usable_bytes=problem.usable_bytes,
     )
-    return table, kept
+    if spec.module == LLM:
+        beyond = np.where(beyond < 0, -1.0, np.inf)
+    keep = (beyond >= 1) & (~every.recompute | (beyond > _without_recompute(every, beyond)))
+    kept = every.select(keep)
+    tau_s, fill_s = _pipeline_seconds(kept, problem, num_microbatches)
+    return ModuleTable(kept, tau_s, fill_s, candidate_sync_s(kept, problem), beyond[keep])
 
 
-def _stage_seconds(spec: ModuleSpec, candidate: Candidate, cost: CostModel, load: Floats) -> Floats:
-    """`[pp, S]` forward + backward seconds of each stage on a `[3, S]` load."""
-    layers = candidate.layers_per_stage
-    stages = [
-        cost.module_seconds(
-            spec.module, *load, num_layers=num_layers, edge=has_edge(layers, stage), tp=candidate.parallel.tp
+def _without_recompute(candidates: Candidates, beyond: Floats) -> Floats:
+    """`[C]`: `beyond` of the same degrees without recomputation, -1 where they are not among the candidates."""
+    degrees = candidates.content[:, :3].tolist()
+    plain = {
+        tuple(key): deepest
+        for key, deepest, recompute in zip(degrees, beyond.tolist(), candidates.recompute.tolist(), strict=True)
+        if not recompute
+    }
+    return np.array([plain.get(tuple(key), -1.0) for key in degrees])
+
+
+def _pipeline_seconds(candidates: Candidates, problem: Problem, num_microbatches: int) -> tuple[Floats, Floats]:
+    """(tau, fill), each `[S, C]`."""
+    module, loads = candidates.spec.module, problem.loads[candidates.spec.module]
+    num_scenarios = loads.total.shape[1]
+    tau_s, fill_s = (np.zeros((num_scenarios, len(candidates))) for _ in range(2))
+    for tp, recompute in sorted(set(zip(candidates.tp.tolist(), candidates.recompute.tolist(), strict=True))):
+        rows = np.flatnonzero((candidates.tp == tp) & (candidates.recompute == recompute))
+        replicas, which = np.unique(candidates.dp[rows], return_inverse=True)
+        average = loads.per_microbatch(num_microbatches * replicas)
+        way = {"tp": tp, "recompute": recompute}
+        layer_s, edge_s = (x[which].T for x in layer_and_edge_seconds(problem.cost, module, average, **way))
+        lump_s, lump_edge_s = (
+            x[:, np.newaxis] for x in layer_and_edge_seconds(problem.cost, module, loads.longest, **way)
         )
-        for stage, num_layers in enumerate(layers)
-    ]
-    return np.array([forward + backward for forward, backward in stages])
+        last, widest = candidates.last[rows], candidates.widest[rows]
+        last_s = last * layer_s + edge_s
+        tau_s[:, rows] = np.maximum(widest * layer_s, last_s)
+        others = candidates.spec.num_layers - last
+        fill_s[:, rows] = others * np.maximum(layer_s, lump_s) + np.maximum(last_s, last * lump_s + lump_edge_s)
+    return tau_s, fill_s

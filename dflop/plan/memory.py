@@ -1,94 +1,155 @@
 """Peak memory per process of every stage: what a plan must fit, as a hard constraint.
 
-State is 16 bytes per parameter: float32 weight, gradient and two Adam moments, or under mixed precision a 16-bit
-weight and gradient beside a float32 master weight and the moments. Activations are those of the largest microbatch
-the scheduler may build times the microbatches in flight under 1F1B. A tenth of the device stays free for
-workspaces, communication buffers and fragmentation.
+A trained parameter takes 16 bytes: a 16-bit weight and gradient beside a float32 master weight and two Adam moments,
+or under float32 weight, gradient and moments alone. What only the optimizer needs is divided among the data-parallel
+replicas where they share it out (ZeRO-1, arXiv 1910.02054). A frozen parameter is a weight and nothing else.
+Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B.
+With recomputation that is a layer's input, and the layer that runs again in the backward pass has all of its
+activations for a while: one layer's, once (arXiv 1604.06174).
 """
 
 from __future__ import annotations
 
-from dflop.cost.model import CostModel, has_edge
-from dflop.plan.candidates import Candidate
-from dflop.records import ModuleLoad, ModuleSpec
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.cost.identity import bytes_per_value
+from dflop.cost.model import CostModel, Floats
+from dflop.plan.candidates import Bools, Candidates
+from dflop.records import LLM, ModuleSpec
+from dflop.schedule.items import Ints
 
 STATE_BYTES_PER_PARAM = 16
-USABLE_MEMORY_FRAC = 0.9
 
 
-def state_bytes(spec: ModuleSpec, candidate: Candidate, stage: int) -> int:
-    """Weights, gradients and optimizer state of one process of a stage.
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes per process of the P stages of C layouts, each `[C, P]` and in whole bytes, so that sums are exact."""
+
+    state: Floats
+    """Weights, gradients, optimizer."""
+    kept: Floats
+    """Activations of one microbatch in flight."""
+    once: Floats
+    """What a recomputed layer needs on top while it runs."""
+
+    def peaks(self, in_flight: npt.ArrayLike) -> Floats:
+        """`[C, P]` with `in_flight` microbatches (`[C, P]`)."""
+        peak: Floats = self.state + np.asarray(in_flight) * self.kept + self.once
+        return peak
+
+    def __add__(self, other: StageBytes) -> StageBytes:
+        """Two modules on the same stages; their layers run one after the other."""
+        return StageBytes(self.state + other.state, self.kept + other.kept, np.maximum(self.once, other.once))
+
+
+def ends_and_edge(layers: Ints) -> tuple[Bools, Bools]:
+    """For layers `[..., P]`: stages that hold the first or last layer of the module, and those that run its edge."""
+    holds = layers > 0
+    beyond = np.zeros((*layers.shape[:-1], 1), dtype=bool)
+    before, after = np.concatenate([beyond, holds[..., :-1]], -1), np.concatenate([holds[..., 1:], beyond], -1)
+    return holds & ~(before & after), holds & ~after
+
+
+def stage_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
+    """`[..., P]`: parameters of one process of each stage.
 
     The first and the last stage are each charged the whole edge (embedding and head): which half of it sits where,
-    and whether they are tied, differs per family, and an upper bound is safe.
+    and whether they are tied, differs per family, and an upper bound is safe. Tensor parallelism cuts the layers, and
+    the edge of an LLM.
     """
-    ends = stage in (0, candidate.parallel.pp - 1)
-    params = candidate.layers_per_stage[stage] * spec.num_layer_params + ends * spec.num_edge_params
-    return STATE_BYTES_PER_PARAM * -(-params // candidate.parallel.tp)
+    ends, _ = ends_and_edge(layers)
+    degree = np.asarray(tp, dtype=np.int64)
+    edge_degree = degree if spec.module == LLM else 1
+    params: Ints = -(-layers * spec.num_layer_params // degree) + ends * -(-spec.num_edge_params // edge_degree)
+    return params
 
 
-def microbatch_bytes(spec: ModuleSpec, candidate: Candidate, stage: int, cost: CostModel, largest: ModuleLoad) -> int:
-    """Activations that the largest microbatch keeps alive on one process of a stage."""
-    layers = candidate.layers_per_stage
-    kept = cost.activation_bytes(
-        spec.module,
-        largest.num_items,
-        largest.num_tokens,
-        largest.sum_sq_tokens,
-        num_layers=layers[stage],
-        edge=has_edge(layers, stage),
-        tp=candidate.parallel.tp,
-    )
-    return int(kept)
-
-
-def stage_memory_bytes(
+def stage_bytes(
     spec: ModuleSpec,
-    candidate: Candidate,
     cost: CostModel,
-    largest: ModuleLoad,
+    layers: Ints,
+    load: Floats,
     *,
-    num_microbatches: int,
-    num_stages_beyond: int,
-) -> tuple[int, ...]:
-    """Predicted peak per process of each stage.
+    tp: int,
+    dp: npt.ArrayLike,
+    recompute: bool,
+    shard_optimizer: npt.ArrayLike,
+) -> StageBytes:
+    """What C layouts of one module at one tp and one way of running keep.
 
     Args:
         spec: Parameter counts.
-        candidate: Layout of the module.
         cost: Activation bytes.
-        largest: Load of the largest microbatch on one data-parallel rank.
-        num_microbatches: Bounds what is in flight.
-        num_stages_beyond: Stages between the module's last one and the loss: the LLM's pp for an encoder, else 0.
+        layers: `[C, P]`, zeros where a stage holds none of the module's layers.
+        load: `[3, C]`, items, tokens and squared tokens of the largest microbatch on one data-parallel rank.
+        tp: Tensor-parallel degree.
+        dp: `[C]`, replicas.
+        recompute: Whether layers keep their inputs only.
+        shard_optimizer: `[C]`, whether the replicas share out the optimizer's states.
     """
-    peaks = []
-    for stage in range(candidate.parallel.pp):
-        in_flight = min(num_microbatches, candidate.parallel.pp - stage + num_stages_beyond)
-        activations = microbatch_bytes(spec, candidate, stage, cost, largest)
-        peaks.append(state_bytes(spec, candidate, stage) + in_flight * activations)
-    return tuple(peaks)
+    table = cost.table(spec.module, tp, recompute)
+    always = bytes_per_value(table.dtype) * (1 if table.is_frozen else 2)
+    optimizer = 0 if table.is_frozen else STATE_BYTES_PER_PARAM - always
+    per_param = always + optimizer / np.where(shard_optimizer, dp, 1)
+    _, edge = ends_and_edge(layers)
+
+    def activations(num_layers: int, is_edge: bool, way: bool) -> Floats:
+        found = cost.activation_bytes(spec.module, *load, num_layers=num_layers, edge=is_edge, tp=tp, recompute=way)
+        return found[:, np.newaxis]
+
+    return StageBytes(
+        state=np.ceil(stage_params(spec, layers, tp) * per_param[:, np.newaxis]),
+        kept=np.ceil(layers * activations(1, False, recompute) + edge * activations(0, True, recompute)),
+        once=np.ceil((layers > 0) * activations(1, False, False)) if recompute else np.zeros(layers.shape),
+    )
 
 
-def max_stages_beyond(
-    spec: ModuleSpec,
-    candidate: Candidate,
-    cost: CostModel,
-    largest: ModuleLoad,
-    *,
-    num_microbatches: int,
-    usable_bytes: float,
-) -> float:
-    """Deepest pipeline behind the module that still fits its memory: infinite if any does, negative if none.
+def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> StageBytes:
+    """`stage_bytes` of candidates of any tp and way; `load` is `[3, C]`."""
+    layers = candidates.layers
+    found = StageBytes(*(np.zeros(layers.shape) for _ in range(3)))
+    for tp, recompute in sorted(set(zip(candidates.tp.tolist(), candidates.recompute.tolist(), strict=True))):
+        rows = np.flatnonzero((candidates.tp == tp) & (candidates.recompute == recompute))
+        part = stage_bytes(
+            candidates.spec,
+            cost,
+            layers[rows],
+            load[:, rows],
+            tp=tp,
+            dp=candidates.dp[rows],
+            recompute=recompute,
+            shard_optimizer=candidates.shard_optimizer[rows],
+        )
+        found.state[rows], found.kept[rows], found.once[rows] = part.state, part.kept, part.once
+    return found
 
-    This is `stage_memory_bytes(...) <= usable_bytes` solved for `num_stages_beyond`, which makes the in-flight depth
-    of encoder activations a linear constraint of the planning program.
+
+def in_flight(pp: npt.ArrayLike, num_microbatches: int, num_stages_beyond: npt.ArrayLike, num_stages: int) -> Ints:
+    """`[C, num_stages]` microbatches a stage holds under 1F1B; `pp` and `num_stages_beyond` are `[C]`.
+
+    `num_stages_beyond` counts the stages between the module's last one and the loss: the LLM's pp for an encoder with
+    ranks of its own, else 0.
     """
-    limit = float("inf")
-    for stage in range(candidate.parallel.pp):
-        spare = usable_bytes - state_bytes(spec, candidate, stage)
-        activations = microbatch_bytes(spec, candidate, stage, cost, largest)
-        if spare < 0:
-            return -1.0
-        if num_microbatches * activations > spare:
-            limit = min(limit, spare // activations - (candidate.parallel.pp - stage))
-    return max(limit, -1.0)
+    total = np.asarray(pp) + np.asarray(num_stages_beyond)
+    found: Ints = np.clip(total[..., np.newaxis] - np.arange(num_stages), 0, num_microbatches)
+    return found
+
+
+def max_stages_beyond(found: StageBytes, pp: Ints, *, num_microbatches: int, usable_bytes: float) -> Floats:
+    """`[C]`: deepest pipeline behind a module that still fits its memory: infinite if any does, negative if none.
+
+    This is `peaks(in_flight) <= usable_bytes` solved for `num_stages_beyond`, which makes the in-flight depth of
+    encoder activations a linear constraint of the planning program.
+    """
+    stage = np.arange(found.state.shape[1])
+    spare = usable_bytes - found.state - found.once
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = np.floor(spare / found.kept)
+    depth = np.where(num_microbatches * found.kept <= spare, np.inf, most - (pp[:, np.newaxis] - stage))
+    depth = np.where(spare < 0, -1.0, depth)
+    depth = np.where(stage < pp[:, np.newaxis], depth, np.inf)
+    deepest: Floats = np.maximum(depth.min(axis=1), -1.0)
+    return deepest

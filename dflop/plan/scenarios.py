@@ -1,16 +1,21 @@
-"""What sampled global batches demand of each module: totals for throughput, longest items for fill, caps for memory."""
+"""What sampled global batches demand of each module: totals for throughput, longest units for fill, caps for memory.
+
+A unit is what cannot be divided between microbatches or ranks: a media item of an encoder with ranks of its own, else
+a sample with all its items.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from dflop.cost.model import Floats
 from dflop.records import LLM, ModuleLoad, SampleShape
-from dflop.schedule.items import module_items
+from dflop.schedule.items import Ints, module_items
 from dflop.schedule.pack import TOKEN_CAP_RATIO, token_cap
 
 
@@ -22,39 +27,90 @@ class ScenarioLoads:
     total: Floats
     """`[3, S]` over the whole global batch."""
     longest: Floats
-    """`[3, S]` of the largest single item."""
-    lengths: tuple[tuple[int, ...], ...]
-    """Per scenario the tokens of every item."""
+    """`[3, S]` of the largest single unit, each row on its own."""
+    num_units: Ints
+    """`[S]`."""
+    lengths: tuple[Ints, ...]
+    """Per scenario the tokens of every unit, descending."""
+    _caps: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
-    def per_microbatch(self, num_buckets: int) -> Floats:
-        """`[3, S]`: load of an average bucket, but of no less than an average item, since items do not split."""
-        average: Floats = self.total / np.clip([len(lengths) for lengths in self.lengths], 1.0, num_buckets)
+    def per_microbatch(self, num_buckets: npt.ArrayLike) -> Floats:
+        """`[3, ..., S]`: load of an average bucket, but of no less than an average unit, since units do not split.
+
+        Args:
+            num_buckets: `[...]`.
+        """
+        buckets = np.asarray(num_buckets)[..., np.newaxis]
+        shares = np.maximum(np.minimum(self.num_units, buckets), 1)
+        total = self.total.reshape(3, *(1,) * (shares.ndim - 1), -1)
+        average: Floats = total / shares
         return average
 
-    def typical(self, num_buckets: int) -> ModuleLoad:
-        """Mean over scenarios of the average bucket."""
-        return ModuleLoad(*(math.ceil(part) for part in self.per_microbatch(num_buckets).mean(axis=1)))
+    def typical(self, num_buckets: npt.ArrayLike) -> Floats:
+        """`[3, ...]`: mean over scenarios of the average bucket."""
+        mean: Floats = np.ceil(self.per_microbatch(num_buckets).mean(axis=-1))
+        return mean
 
-    def largest(self, num_buckets: int) -> ModuleLoad:
-        """Largest bucket the scheduler should build in any scenario.
+    def largest(self, num_buckets: npt.ArrayLike) -> Floats:
+        """`[3, ...]`: largest bucket the scheduler may build in any scenario, in whole items and tokens.
 
-        LLM tokens are capped by the scheduler and their squares by the longest sample; an encoder has no cap of its
-        own, so its bucket is an estimate that the planner checks against the schedules it simulates.
+        LLM tokens are those of its token cap, and their squares those of the longest sample over and over.
         """
-        items, tokens, sum_sq = np.maximum(TOKEN_CAP_RATIO * self.total / num_buckets, self.longest).max(axis=1)
+        buckets = np.asarray(num_buckets)
+        total = self.total.reshape(3, *(1,) * buckets.ndim, -1)
+        longest = self.longest.reshape(3, *(1,) * buckets.ndim, -1)
+        found: Floats = np.maximum(TOKEN_CAP_RATIO * total / buckets[..., np.newaxis], longest).max(axis=-1)
         if self.module == LLM:
-            tokens = max(token_cap(np.array(lengths, dtype=np.int64), num_buckets) for lengths in self.lengths)
-            sum_sq = tokens * max((n for lengths in self.lengths for n in lengths), default=0)
-        return ModuleLoad(math.ceil(items), math.ceil(tokens), math.ceil(sum_sq))
+            found[1] = np.vectorize(self._token_cap, otypes=[float])(buckets)
+            found[2] = found[1] * max((int(tokens[0]) for tokens in self.lengths if len(tokens)), default=0)
+        return np.ceil(found)
+
+    def largest_load(self, num_buckets: int) -> ModuleLoad:
+        """`largest` of one number of buckets."""
+        return ModuleLoad(*(int(part) for part in self.largest(num_buckets)))
+
+    def _token_cap(self, num_buckets: int) -> int:
+        """The scheduler's cap in the scenario where it is highest."""
+        if num_buckets not in self._caps:
+            caps = [_cap_from_bounds(tokens, num_buckets) for tokens in self.lengths]
+            self._caps[num_buckets] = max(
+                token_cap(tokens, num_buckets) if cap is None else cap
+                for cap, tokens in zip(caps, self.lengths, strict=True)
+            )
+        return self._caps[num_buckets]
 
 
-def scenario_loads(batches: Sequence[Sequence[SampleShape]], module: str) -> ScenarioLoads:
-    """Loads of `module` in each of `batches`."""
+def _cap_from_bounds(tokens: Ints, num_buckets: int) -> int | None:
+    """`token_cap` without its LPT where bounds decide, which is nearly always; None where they do not.
+
+    Under LPT a bucket that ends with unit j had at most the average of what was placed before. `tokens` descend.
+    """
+    if not len(tokens):
+        return 0
+    before = np.cumsum(tokens) - tokens
+    most = int((before / num_buckets + tokens).max())
+    cap = max(math.ceil(TOKEN_CAP_RATIO * int(tokens.sum()) / num_buckets), int(tokens[0]))
+    return cap if most <= cap else None
+
+
+def scenario_loads(
+    batches: Sequence[Sequence[SampleShape]], module: str, *, whole_samples: bool = False
+) -> ScenarioLoads:
+    """Loads of `module` in each of `batches`; with `whole_samples` an encoder's items stay with their sample."""
     total, longest, lengths = [], [], []
     for batch in batches:
         items = module_items(batch, module)
-        parts = (items.num_items, items.num_tokens, items.sum_sq_tokens)
+        parts = [items.num_items, items.num_tokens, items.sum_sq_tokens]
+        if whole_samples:
+            sample = np.array(items.sample, dtype=np.int64)
+            parts = [np.bincount(sample, part, len(batch)).astype(np.int64) for part in parts]
         total.append([part.sum() for part in parts])
         longest.append([part.max(initial=0) for part in parts])
-        lengths.append(tuple(items.num_tokens.tolist()))
-    return ScenarioLoads(module, np.array(total, dtype=float).T, np.array(longest, dtype=float).T, tuple(lengths))
+        lengths.append(np.sort(parts[1])[::-1].copy())
+    return ScenarioLoads(
+        module=module,
+        total=np.array(total, dtype=float).T,
+        longest=np.array(longest, dtype=float).T,
+        num_units=np.array([len(tokens) for tokens in lengths], dtype=np.int64),
+        lengths=tuple(lengths),
+    )

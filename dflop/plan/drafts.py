@@ -1,0 +1,188 @@
+"""Choices made into plans: ranks, memory, token caps, seconds behind the pipeline. Simulated times are left open."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dflop.cost.model import Floats
+from dflop.plan.candidates import Candidate
+from dflop.plan.memory import in_flight, stage_bytes
+from dflop.plan.space import Problem
+from dflop.plan.sync import plan_sync_s
+from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
+
+MAX_GROWTH = 2.0**40
+"""Times what a plan is charged with: a cap this high is none."""
+
+
+def split_draft(problem: Problem, num_microbatches: int, layout: Mapping[str, Candidate], formula_s: float) -> Plan:
+    """Plan in which every module has ranks of its own."""
+    first_ranks = place({name: c.parallel for name, c in layout.items()}, problem)
+    modules = tuple(
+        ModulePlan(
+            module=spec.module,
+            parallel=layout[spec.module].parallel,
+            first_rank=first_ranks[spec.module],
+            layers_per_stage=layout[spec.module].layers_per_stage,
+            stage_memory_bytes=(),
+            recompute=layout[spec.module].recompute,
+            shard_optimizer=layout[spec.module].shard_optimizer,
+        )
+        for spec in problem.specs
+    )
+    return _draft(problem, "split", modules, num_microbatches, formula_s)
+
+
+def inline_draft(
+    problem: Problem,
+    num_microbatches: int,
+    parallel: ParallelSpec,
+    layers: Mapping[str, tuple[int, ...]],
+    *,
+    recompute: bool,
+    shard_optimizer: bool,
+    formula_s: float,
+) -> Plan:
+    """Plan in which one chain of stages holds all modules; `layers` are those of every module per stage."""
+    modules = tuple(
+        ModulePlan(spec.module, parallel, 0, layers[spec.module], (), recompute, shard_optimizer)
+        for spec in problem.specs
+    )
+    return _draft(problem, "inline", modules, num_microbatches, formula_s)
+
+
+def fits(problem: Problem, plan: Plan) -> bool:
+    """Whether every stage stays within the usable memory."""
+    return all(peak <= problem.usable_bytes for m in plan.modules for peak in m.stage_memory_bytes)
+
+
+def place(parallel: Mapping[str, ParallelSpec], problem: Problem) -> dict[str, int]:
+    """First rank of every module, one behind the other.
+
+    Encoders come first. Where that would lay a tensor-parallel group across two nodes, modules of a higher tp come
+    first: behind them, groups of a lower one begin where they should.
+    """
+    names = [s.module for s in problem.specs]
+    first_ranks = _in_order(names, parallel)
+    if any(_crosses_nodes(first_ranks[n], parallel[n], problem.cluster) for n in names):
+        return _in_order(sorted(names, key=lambda n: -parallel[n].tp), parallel)
+    return first_ranks
+
+
+def _in_order(names: Sequence[str], parallel: Mapping[str, ParallelSpec]) -> dict[str, int]:
+    ends = np.cumsum([parallel[name].num_processes for name in names]).tolist()
+    return dict(zip(names, [0, *ends], strict=False))
+
+
+def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec) -> bool:
+    each = cluster.num_processes_per_node
+    starts = range(first_rank, first_rank + parallel.num_processes, parallel.tp)
+    return any(start // each != (start + parallel.tp - 1) // each for start in starts)
+
+
+def _draft(
+    problem: Problem, layout: str, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float
+) -> Plan:
+    tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute).table_id for m in modules]
+    content = {
+        "layout": layout,
+        "modules": [to_dict(m) for m in modules],
+        "num_microbatches": num_microbatches,
+        "global_batch_size": problem.global_batch_size,
+        "table_ids": tables,
+        "corrections": problem.cost.corrections,
+    }
+    plan = Plan(
+        plan_id=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
+        run_id=problem.run_id,
+        candidate_rank=-1,
+        layout=layout,
+        modules=modules,
+        num_microbatches=num_microbatches,
+        global_batch_size=problem.global_batch_size,
+        formula_step_s=formula_s,
+        predicted_step_s=math.nan,
+        baseline_step_s=math.nan,
+        sync_s=plan_sync_s(problem, modules),
+        uniform_step_s=math.nan,
+        table_ids=tuple(tables),
+        snapshot_seq=problem.snapshot_seq,
+        reason="",
+    )
+    return dataclasses.replace(plan, modules=_with_memory(problem, plan))
+
+
+def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:
+    """Modules with their memory and token caps."""
+    found = []
+    for chain in [plan.modules] if plan.is_inline else [(m,) for m in plan.modules]:
+        largest = largest_loads(problem, plan, chain)
+        peaks = chain_peaks(problem, plan, chain, largest)[0].astype(int).tolist()
+        caps = max_tokens(problem, plan, chain, largest)
+        for m, cap in zip(chain, caps, strict=True):
+            told = peaks if m == chain[-1] else [0] * len(peaks)
+            found.append(dataclasses.replace(m, stage_memory_bytes=tuple(told), max_tokens=cap))
+    return tuple(found)
+
+
+def largest_loads(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> list[Floats]:
+    """Per module of a chain `[3]`: the largest microbatch of one rank that the plan is charged with."""
+    loads = problem.sample_loads if plan.is_inline else problem.loads
+    return [loads[m.module].largest(plan.num_microbatches * m.parallel.dp) for m in chain]
+
+
+def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads: Sequence[Floats]) -> Floats:
+    """`[C, pp]`: peak bytes of the stages of modules that share ranks, under C loads of each module.
+
+    Args:
+        problem: Costs and sizes.
+        plan: Number of microbatches; depth of the LLM behind encoders with ranks of their own.
+        chain: All modules of an inline plan, or a single one of a split plan.
+        loads: Per module `[3]` or `[3, C]`.
+    """
+    pp = chain[0].parallel.pp
+    beyond = 0 if chain[-1].module == LLM else plan.module(LLM).parallel.pp
+    parts = []
+    for m, load in zip(chain, loads, strict=True):
+        columns = load.reshape(3, -1)
+        parts.append(
+            stage_bytes(
+                problem.spec(m.module),
+                problem.cost,
+                np.broadcast_to(np.array(m.layers_per_stage), (columns.shape[1], pp)),
+                columns,
+                tp=m.parallel.tp,
+                dp=np.full(columns.shape[1], m.parallel.dp),
+                recompute=m.recompute,
+                shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
+            )
+        )
+    total = functools.reduce(operator.add, parts)
+    return total.peaks(in_flight(pp, plan.num_microbatches, beyond, pp))
+
+
+def max_tokens(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], largest: Sequence[Floats]) -> list[int]:
+    """Per module of a chain: tokens that a microbatch of one rank may have, all modules together, and still fit.
+
+    The loads the plan is charged with grow in proportion, squares and items like tokens. 0 where memory sets no cap;
+    where even those loads do not fit, their own tokens.
+    """
+    low, high = 1.0, MAX_GROWTH
+    if (chain_peaks(problem, plan, chain, [x * high for x in largest]) <= problem.usable_bytes).all():
+        return [0] * len(chain)
+    for _ in range(3):  # 40 doublings in 64 steps, three times: to one part in ten thousand
+        factors = np.geomspace(low, high, 65)
+        peaks = chain_peaks(problem, plan, chain, [np.outer(x, factors) for x in largest])
+        first_over = int(np.argmax(peaks.max(axis=1) > problem.usable_bytes))
+        low, high = float(factors[max(first_over - 1, 0)]), float(factors[first_over])
+        if first_over == 0:
+            break
+    return [int(low * x[1]) for x in largest]

@@ -1,0 +1,141 @@
+"""What a plan is made for, and what it may choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dflop.cost.model import CostModel
+from dflop.errors import InfeasiblePlanError
+from dflop.plan.scenarios import ScenarioLoads, scenario_loads
+from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
+
+USABLE_MEMORY_FRAC = 0.9
+"""Of a device: the rest is for workspaces, communication buffers and fragmentation."""
+EVERY_DP_UP_TO = 64
+"""Processes of a cluster on which every data-parallel degree is tried."""
+SMALL_COUNTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56)
+"""Numbers of microbatches below 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """What the planner may choose."""
+
+    layouts: tuple[str, ...] = ("split", "inline")
+    tps: tuple[int, ...] | None = None
+    """Tensor-parallel degrees; None: all that the modules allow and that have costs."""
+    recompute: tuple[bool, ...] = (False, True)
+    shard_optimizer: bool = True
+    """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
+    microbatches: tuple[int, ...] = ()
+    """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
+
+    def microbatch_choices(self, global_batch_size: int) -> tuple[int, ...]:
+        """Numbers of microbatches to try, ascending.
+
+        Raises:
+            InfeasiblePlanError: none of those asked for is between 1 and the global batch size.
+        """
+        wanted = sorted(set(self.microbatches)) or [*SMALL_COUNTS, *_growing(64, global_batch_size)]
+        kept = tuple(m for m in wanted if 1 <= m <= global_batch_size)
+        if not kept:
+            raise InfeasiblePlanError(
+                f"no number of microbatches in {wanted} is between 1 and the global batch of {global_batch_size} "
+                "samples",
+                hint="raise the global batch size or allow fewer microbatches",
+            )
+        return kept
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a plan is made for."""
+
+    run_id: str
+    specs: tuple[ModuleSpec, ...]
+    """Encoders first, `llm` last."""
+    cluster: ClusterSpec
+    cost: CostModel
+    """Must extrapolate: the search looks at microbatches far larger than any probe."""
+    batches: tuple[Sequence[SampleShape], ...]
+    """Sampled global batches, at least one: the scenarios that step times are averaged over."""
+    global_batch_size: int
+    snapshot_seq: int
+    space: SearchSpace = field(default_factory=SearchSpace)
+
+    def __post_init__(self) -> None:
+        assert self.specs[-1].module == LLM, f"the last of {[s.module for s in self.specs]} must be `{LLM}`"
+        assert self.batches, "a plan needs at least one sampled batch"
+        assert self.cost.extrapolate, "the cost model must extrapolate"
+
+    @cached_property
+    def loads(self) -> dict[str, ScenarioLoads]:
+        """Per module; an encoder's items may go to any of its ranks (layout `split`)."""
+        return {s.module: scenario_loads(self.batches, s.module) for s in self.specs}
+
+    @cached_property
+    def sample_loads(self) -> dict[str, ScenarioLoads]:
+        """Per module; all items of a sample are in one place (layout `inline`)."""
+        return {s.module: scenario_loads(self.batches, s.module, whole_samples=True) for s in self.specs}
+
+    @cached_property
+    def sync_lines(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """What `sync.py` has worked out so far, by (replicas, nodes): the same for every number of microbatches."""
+        return {}
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory per process that a plan may fill."""
+        return int(USABLE_MEMORY_FRAC * self.cluster.memory_per_process_bytes)
+
+    @property
+    def microbatch_choices(self) -> tuple[int, ...]:
+        return self.space.microbatch_choices(self.global_batch_size)
+
+    def spec(self, module: str) -> ModuleSpec:
+        return next(s for s in self.specs if s.module == module)
+
+    def tps(self, spec: ModuleSpec) -> list[int]:
+        """Tensor-parallel degrees of a module: it can be cut so, has costs, and the ranks fit evenly on a node.
+
+        Raises:
+            CostError: no cost table for the module at all.
+            InfeasiblePlanError: none is left.
+        """
+        known, each = self.cost.tps(spec.module), self.cluster.num_processes_per_node
+        found = sorted(set(spec.tp_choices) & set(known))
+        if self.space.tps is not None:
+            found = [tp for tp in found if tp in self.space.tps]
+        fitting = [tp for tp in found if tp <= each and (self.cluster.num_nodes == 1 or each % tp == 0)]
+        if not fitting:
+            wanted = "" if self.space.tps is None else f", the plan may use {list(self.space.tps)}"
+            raise InfeasiblePlanError(
+                f"module `{spec.module}` allows tp {list(spec.tp_choices)}, has cost tables for tp {list(known)}"
+                f"{wanted} and a node has {each} processes",
+                hint="profile the module at a smaller tp",
+            )
+        return fitting
+
+    def dps(self, most: int) -> list[int]:
+        """Data-parallel degrees up to `most`; beyond 16 on large clusters those that tile a cluster well."""
+        num_processes = self.cluster.num_processes
+        return [
+            dp
+            for dp in range(1, most + 1)
+            if num_processes <= EVERY_DP_UP_TO
+            or dp <= 16
+            or dp & (dp - 1) == 0
+            or dp % 3 == 0
+            or num_processes % dp == 0
+        ]
+
+
+def _growing(first: int, most: int) -> list[int]:
+    """`first` and 1.25, 1.5, 2, 2.5, 3, 4, ... times it, until `most` is passed."""
+    found, base = [], first
+    while base <= most:
+        found += [base, base * 5 // 4, base * 3 // 2]
+        base *= 2
+    return found
