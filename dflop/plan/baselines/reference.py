@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.curve import Bools, Floats
-from dflop.errors import CostError, InfeasiblePlanError
+from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_layers
 from dflop.plan.baselines.reference_costs import ReferenceModule, encoder_module, llm_module
-from dflop.plan.candidates import Candidate
+from dflop.plan.candidates import Candidate, recompute_ways
 from dflop.plan.drafts import fits, split_draft
 from dflop.plan.space import Problem
 from dflop.records import ModuleSpec, ParallelSpec, Plan
@@ -155,7 +155,8 @@ def reference_layouts(
     e, t = both[:, :3], both[:, 3:]
     m = _num_microbatches(encoder, llm, e[:, 2], t[:, 2], global_batch_size)
     stage_s = np.maximum(_stage_seconds(encoder, e, m, global_batch_size), _stage_seconds(llm, t, m, global_batch_size))
-    return Layouts(e, t, m, (m + e[:, 1] + t[:, 1] - 1) * stage_s)
+    step_s: Floats = stage_s * (m + e[:, 1] + t[:, 1] - 1)
+    return Layouts(e, t, m, step_s)
 
 
 def _degrees(module: ReferenceModule, num_devices: int, max_dp: int) -> Ints:
@@ -219,13 +220,5 @@ def _tps(problem: Problem, spec: ModuleSpec) -> list[int]:
 
 
 def _recomputes(problem: Problem) -> bool:
-    """Whether the space allows recomputation and every module has tables for it."""
-    if True not in problem.space.recompute:
-        return False
-    try:
-        for spec in problem.specs:
-            for tp in _tps(problem, spec):
-                problem.cost.table(spec.module, tp, recompute=True)
-    except CostError:
-        return False
-    return True
+    """Whether the space allows recomputation and every module has costs for it."""
+    return all(True in recompute_ways(problem, spec.module, tp) for spec in problem.specs for tp in _tps(problem, spec))

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
+from dflop.plan.memory import STATE_BYTES_PER_PARAM, stage_params
 from dflop.records import LLM, ModuleSpec, SampleShape
 
 ENCODER_PROBE_TILES = (1, 2, 4, 8, 16, 32, 64)
@@ -34,8 +36,6 @@ RECOMPUTE_FLOPS = 4 / 3
 TRAINING_PASSES = 3
 """A backward pass counts as two forward ones."""
 MEMORY_MARGIN = 1.25
-STATE_BYTES_PER_PARAM = 16
-"""16-bit weight and gradient; 32-bit master weight and two Adam moments."""
 LEAST_RATE_FRAC = 0.01
 """Of the slowest probe: extrapolating a curve must not end below zero."""
 
@@ -54,8 +54,8 @@ class RateCurve:
         x = np.asarray(sizes, dtype=np.float64)
         piece = np.clip(np.searchsorted(self.sizes, x) - 1, 0, len(self.sizes) - 2)
         slope = np.diff(self.flops_per_s)[piece] / np.diff(self.sizes)[piece]
-        rate = self.flops_per_s[piece] + slope * (x - self.sizes[piece])
-        return np.maximum(rate, LEAST_RATE_FRAC * self.flops_per_s.min())
+        rate: Floats = self.flops_per_s[piece] + slope * (x - self.sizes[piece])
+        return rate.clip(LEAST_RATE_FRAC * self.flops_per_s.min())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class MemoryLines:
         """With `in_flight` microbatches of `num_tokens` tokens; arrays broadcast."""
         layers = np.asarray(num_layers, dtype=np.float64)
         held = np.asarray(in_flight) * np.asarray(num_tokens) * (self.token_bytes + self.token_bytes_per_layer * layers)
-        return MEMORY_MARGIN * (self.fixed_bytes + self.bytes_per_layer * layers + held)
+        peak: Floats = MEMORY_MARGIN * (self.fixed_bytes + self.bytes_per_layer * layers + held)
+        return peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +206,13 @@ def _memory_lines(
 
     The edge's activations are charged with the probe alone, not per token in flight: to the reference's advantage.
     """
+    table = cost.table(spec.module, tp, recompute)
+    param_bytes = bytes_per_value(table.dtype) if table.is_frozen else STATE_BYTES_PER_PARAM
 
     def whole_bytes(num_layers: int) -> float:
-        params = (num_layers * spec.num_layer_params + spec.num_edge_params) / tp
+        params = int(stage_params(spec, np.array([num_layers]), tp)[0])
         kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=True, tp=tp, recompute=recompute)
-        return STATE_BYTES_PER_PARAM * params + float(kept)
+        return param_bytes * params + float(kept)
 
     def token_bytes(num_layers: int) -> float:
         kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=False, tp=tp, recompute=recompute)
