@@ -18,7 +18,7 @@ def bound_s(problem: Problem, batch: Sequence[SampleShape]) -> float:
     are lines, and no plan of a large model reaches it.
     """
     return sum(
-        min(_gpu_seconds(problem, spec, batch, tp) for tp in problem.tps(spec)) for spec in problem.specs
+        min(module_gpu_seconds(problem, spec, batch, tp) for tp in problem.tps(spec)) for spec in problem.specs
     ) / problem.cluster.num_processes  # fmt: skip
 
 
@@ -26,13 +26,14 @@ def bound_of_plan_s(problem: Problem, plan: Plan, batch: Sequence[SampleShape]) 
     """The same at the tp and the recomputation that a plan chose: what of its distance they explain."""
     placed: Mapping[str, tuple[int, bool]] = {m.module: (m.parallel.tp, m.recompute) for m in plan.modules}
     return sum(
-        _gpu_seconds(problem, spec, batch, *placed[spec.module]) for spec in problem.specs
+        module_gpu_seconds(problem, spec, batch, *placed[spec.module]) for spec in problem.specs
     ) / problem.cluster.num_processes  # fmt: skip
 
 
-def _gpu_seconds(
+def module_gpu_seconds(
     problem: Problem, spec: ModuleSpec, batch: Sequence[SampleShape], tp: int, recompute: bool = False
 ) -> float:
+    """GPU-seconds of all of a batch's items in one module, without fixed costs."""
     items = module_items(batch, spec.module)
     seconds = problem.cost.item_seconds(
         spec.module,
