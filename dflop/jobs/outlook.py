@@ -147,8 +147,8 @@ def _plan(config: Config, profile_key: str, device: str, say: Say) -> Outlook:
         cost=cost,
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
-        microbatch_choices=config.plan.microbatch_choices,
         snapshot_seq=0,
+        space=planning.search_space(config),
         top=config.plan.top,
         progress=say,
     )

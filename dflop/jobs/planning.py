@@ -17,6 +17,7 @@ from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.models.family import Family
 from dflop.plan.search import make_plans
+from dflop.plan.space import SearchSpace
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
 from dflop.store.ingest import ingest
@@ -60,6 +61,12 @@ def max_probe_samples(config: Config) -> int:
 def runnable_specs(specs: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
     """Modules with the degrees that the training engine can run today; costs know more of them."""
     return tuple(replace(spec, tp_choices=tuple(tp for tp in spec.tp_choices if tp in ENGINE_TP)) for spec in specs)
+
+
+def search_space(config: Config, *, tps: tuple[int, ...] | None = None) -> SearchSpace:
+    """What the configuration lets the planner choose."""
+    wanted = config.plan
+    return SearchSpace(wanted.layouts, tps, wanted.recompute, wanted.shard_optimizer, wanted.microbatch_choices)
 
 
 def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
@@ -121,8 +128,8 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
         cost=cost,
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
-        microbatch_choices=config.plan.microbatch_choices,
         snapshot_seq=costs.snapshot.seq,
+        space=search_space(config, tps=ENGINE_TP),
         top=config.plan.top,
         progress=say,
     )

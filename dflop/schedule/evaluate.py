@@ -7,6 +7,7 @@ cores, the reference simulator takes its place: only that one knows about conten
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -86,6 +87,22 @@ class StepEvaluator:
         durations, delays = self._by_node(work)
         graph = step_graph(self.plan, done, durations, delays)
         return simulate_reference(graph, max_concurrency=self.max_concurrency).makespan_s
+
+    def noisy_step_s(self, assignment: Assignment, sigma_frac: float, num_draws: int) -> float:
+        """Mean simulated seconds when every stage's microbatch takes lognormally more or less than predicted.
+
+        Args:
+            assignment: What runs.
+            sigma_frac: Standard deviation of the logarithm.
+            num_draws: At least 1; the draws are the same for every assignment of the same shape.
+        """
+        work, rng = self.work(assignment), np.random.default_rng(0)
+        total_s = 0.0
+        for _ in range(num_draws):
+            factor = np.exp(rng.normal(0.0, sigma_frac, work.forward_s.shape))
+            noisy = dataclasses.replace(work, forward_s=work.forward_s * factor, backward_s=work.backward_s * factor)
+            total_s += makespan_s(self.shape, noisy)
+        return total_s / num_draws
 
     def _seconds(self, part: ModulePlan, num_layers: int, edge: bool, load: Floats) -> tuple[Floats, Floats]:
         if not num_layers:

@@ -32,9 +32,9 @@ class Effort:
     """Budget of `balanced`, counted in evaluations, so that every machine finds the same."""
 
     num_profiles: int = 81
-    """Ramps that seed the search."""
+    """Ramps that seed the search, fewer where batches are so large that they would cost more than the annealing."""
     num_ops: int = 40_000_000
-    """Simulated operations of the annealing, at 10-20 ns each."""
+    """Simulated operations of the annealing, and bucket by bucket comparisons of the ramps, at 20-100 ns each."""
     max_simulations: int = 20_000
     """Of the annealing, where steps are so small that `num_ops` would allow more."""
     max_evals: int = 20_000
@@ -99,8 +99,15 @@ class StepJob:
             seeds.append(self._rank_sums())
         step = self.linear
         if len(step.tokens):
-            num_simulations = min(effort.max_simulations, effort.num_ops // max(1, step.num_ops))
-            bucket = search(step, seeds, num_profiles=effort.num_profiles, num_simulations=num_simulations)
+            # A move costs a simulation, and looking through the samples of two slots, twice where it is undone.
+            num_simulations = effort.num_ops // (step.num_ops + 4 * len(step.tokens))
+            num_profiles = 1 + effort.num_ops // (len(step.tokens) * self.num_buckets)
+            bucket = search(
+                step,
+                seeds,
+                num_profiles=min(effort.num_profiles, num_profiles),
+                num_simulations=min(effort.max_simulations, num_simulations),
+            )
             found.append(("balanced", self._splitting(*self._slot_rank(bucket))))
         if self.judge.max_concurrency is not None:
             found.append(("balanced", self._reordered(found[-1][1], effort.max_orders)))

@@ -1,0 +1,99 @@
+"""From drafts to the plan that runs: simulated with the scheduler that will run, twice, under the model's own errors.
+
+The formula is within 0.7-1.3x of the simulator, so it may only nominate. A first round simulates every nominee on a few
+batches with little search; a second one the best of them on all batches, and under residual noise, so that no plan wins
+by a prediction nobody can make. The number of microbatches is chosen here, with the scheduler, not by the formula.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dflop.plan.space import Problem
+from dflop.records import LLM, Plan
+from dflop.schedule.policies import QUICK, Effort, StepJob
+
+FIRST_BATCHES, SECOND_PLANS = 3, 8
+NUM_NOISE_DRAWS = 4
+UNKNOWN_ERROR_FRAC = 0.03
+"""Median error of tables that nobody has compared with hardware."""
+SIGMA_OF_MEDIAN = 1.48
+"""Standard deviation of a normal variable whose median absolute value is 1."""
+MAX_ALIKE = 3
+"""Nominees with the same layout of the LLM and a similar number of microbatches."""
+MANY_MICROBATCHES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A plan with its simulated step times filled in."""
+
+    plan: Plan
+    noisy_step_s: float
+    """Mean simulated step under the cost model's residual noise; equal to the plan's where processes share cores."""
+
+
+def nominate(drafts: Iterable[Plan], most: int) -> list[Plan]:
+    """At most `most` drafts, best formula value first, none of a kind more than `MAX_ALIKE` times while others wait."""
+    ordered = sorted({d.plan_id: d for d in drafts}.values(), key=lambda d: (d.formula_step_s, d.plan_id))
+    seen: dict[object, int] = {}
+    first, rest = [], []
+    for draft in ordered:
+        kind = (draft.layout, draft.module(LLM).parallel, draft.num_microbatches > MANY_MICROBATCHES)
+        seen[kind] = seen.get(kind, 0) + 1
+        (first if seen[kind] <= MAX_ALIKE else rest).append(draft)
+    return (first + rest)[:most]
+
+
+def rank(problem: Problem, nominees: Sequence[Plan], effort: Effort = QUICK) -> list[Ranked]:
+    """Plans that keep to the memory with their simulated times, fastest first; those of the first round behind."""
+    first = [found for plan in nominees if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK))]
+    first.sort(key=_order)
+    second = [found for r in first[:SECOND_PLANS] if (found := _simulated(problem, r.plan, None, effort))]
+    return sorted(second, key=_order) + first[SECOND_PLANS:]
+
+
+def residual_sigma_frac(problem: Problem, plan: Plan) -> float:
+    """By how much seconds of a stage stray from their prediction, the worst module's."""
+    tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules]
+    errors = [t.median_error_frac if t.source == "measured" else UNKNOWN_ERROR_FRAC for t in tables]
+    return SIGMA_OF_MEDIAN * max(errors)
+
+
+def contention(problem: Problem, plan: Plan) -> int | None:
+    """Processes of the plan that can compute at once, None where each has a device or core of its own."""
+    limit = problem.cluster.max_concurrency
+    return limit if limit < plan.num_processes else None
+
+
+def arrival_step_s(problem: Problem, plan: Plan) -> float:
+    """Mean simulated step of data-blind microbatches."""
+    jobs = [StepJob(plan, batch, problem.cost, contention(problem, plan)) for batch in problem.batches]
+    return statistics.fmean(j.judge.step_s(j.assign("arrival", QUICK)) for j in jobs) + plan.sync_s
+
+
+def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Effort) -> Ranked | None:
+    """None when the scheduler finds nothing that keeps the token caps, which are the memory's."""
+    limit, sigma_frac = contention(problem, plan), residual_sigma_frac(problem, plan)
+    step_s, noisy_s, arrival_s = [], [], []
+    for batch in problem.batches[:num_batches]:
+        job = StepJob(plan, batch, problem.cost, limit)
+        _, best, best_s = job.best(effort)
+        if not job.keeps_caps(best):
+            return None
+        step_s.append(best_s)
+        arrival_s.append(job.judge.step_s(job.assign("arrival", effort)))
+        noisy_s.append(best_s if limit else job.judge.noisy_step_s(best, sigma_frac, NUM_NOISE_DRAWS))
+    timed = dataclasses.replace(
+        plan,
+        predicted_step_s=statistics.fmean(step_s) + plan.sync_s,
+        baseline_step_s=statistics.fmean(arrival_s) + plan.sync_s,
+    )
+    return Ranked(timed, statistics.fmean(noisy_s) + plan.sync_s)
+
+
+def _order(ranked: Ranked) -> tuple[float, int, str]:
+    return ranked.noisy_step_s, ranked.plan.num_processes, ranked.plan.plan_id

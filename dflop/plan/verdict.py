@@ -1,0 +1,73 @@
+"""Which of the ranked plans runs, and why, in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dflop import units
+from dflop.plan.rank import Ranked
+from dflop.records import LLM, Plan
+
+SIMPLICITY_FRAC = 0.05
+"""How much slower the fastest inline plan may be than the fastest split one and still be preferred: it needs no
+routing between modules, and a gain this small does not survive an error of the cost model."""
+WORTH_IT = 1.05
+"""Speed-up over the tuned data-blind plan below which a change of trainer is not worth it."""
+
+
+def prefer_simple(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """The same plans, the fastest inline one in front if it is within `SIMPLICITY_FRAC` of the fastest."""
+    found = list(ranked)
+    if not found or found[0].plan.is_inline:
+        return found
+    for i, candidate in enumerate(found):
+        if candidate.plan.is_inline:
+            if candidate.noisy_step_s <= (1 + SIMPLICITY_FRAC) * found[0].noisy_step_s:
+                found.insert(0, found.pop(i))
+            break
+    return found
+
+
+def reason(plan: Plan, rank: int, plans: Sequence[Plan]) -> str:
+    """One paragraph on a plan: the first on why it was chosen, the others on how far behind they are."""
+    best = plans[0]
+    if rank > 0:
+        return f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the chosen plan"
+    sentences = [_chosen(plan, plans), _gain(plan), _worth(plan)]
+    return " ".join(s for s in sentences if s)
+
+
+def _chosen(plan: Plan, plans: Sequence[Plan]) -> str:
+    fastest = min(plans, key=lambda p: p.predicted_step_s)
+    where = (
+        f"one chain of {plan.module(LLM).parallel.pp} stages on {plan.num_processes} processes"
+        if plan.is_inline
+        else "processes " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
+    )
+    step = f"{units.seconds(plan.predicted_step_s)} per step with {plan.num_microbatches} microbatches and {where}"
+    if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
+        slower = units.ratio(plan.predicted_step_s / fastest.predicted_step_s)
+        kind = "simpler, " if plan.is_inline and not fastest.is_inline else "steadier under the cost model's errors, "
+        return f"{kind}at {slower} of the fastest of {len(plans)} simulated plans: {step}."
+    return f"fastest of {len(plans)} simulated plans at {step}."
+
+
+def _gain(plan: Plan) -> str:
+    saved_frac = 1.0 - plan.predicted_step_s / plan.baseline_step_s
+    if saved_frac < 0.01:
+        return "Packing gains nothing over the data-blind order on this data."
+    return (
+        f"Packing takes {units.percent(saved_frac)} off its data-blind step of {units.seconds(plan.baseline_step_s)}."
+    )
+
+
+def _worth(plan: Plan) -> str:
+    """Against the best plan of a trainer that gives the whole model one layout and does not look at the data."""
+    if math.isnan(plan.uniform_step_s):
+        return ""
+    speedup = plan.uniform_step_s / plan.predicted_step_s
+    than = f"the best data-blind plan with one layout for the whole model ({units.seconds(plan.uniform_step_s)})"
+    if speedup < WORTH_IT:
+        return f"Not worth it here: {units.ratio(speedup)} the speed of {than}."
+    return f"{units.ratio(speedup)} the speed of {than}."
