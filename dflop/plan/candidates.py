@@ -79,6 +79,11 @@ class Candidates:
         depth = self.pp[:, np.newaxis]
         return np.where(stage < depth - 1, before_last, np.where(stage == depth - 1, self.last[:, np.newaxis], 0))
 
+    def groups(self) -> list[tuple[int, bool, Ints]]:
+        """(tp, recompute, indices) of the candidates that share a cost table."""
+        table = 2 * self.tp + self.recompute
+        return [(int(t) // 2, bool(t % 2), np.flatnonzero(table == t)) for t in np.unique(table)]
+
     @property
     def content(self) -> Ints:
         """`[C, 5]`: what tells candidates apart; breaks ties, so that their order never matters."""

@@ -13,6 +13,7 @@ Seconds of a stage are linear in its layers, so all candidates of one tp are eva
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -156,15 +157,12 @@ def _pipeline_seconds(candidates: Candidates, problem: Problem, num_microbatches
     module, loads = candidates.spec.module, problem.loads[candidates.spec.module]
     num_scenarios = loads.total.shape[1]
     tau_s, fill_s = (np.zeros((num_scenarios, len(candidates))) for _ in range(2))
-    for tp, recompute in sorted(set(zip(candidates.tp.tolist(), candidates.recompute.tolist(), strict=True))):
-        rows = np.flatnonzero((candidates.tp == tp) & (candidates.recompute == recompute))
+    for tp, recompute, rows in candidates.groups():
         replicas, which = np.unique(candidates.dp[rows], return_inverse=True)
         average = loads.per_microbatch(num_microbatches * replicas)
-        way = {"tp": tp, "recompute": recompute}
-        layer_s, edge_s = (x[which].T for x in layer_and_edge_seconds(problem.cost, module, average, **way))
-        lump_s, lump_edge_s = (
-            x[:, np.newaxis] for x in layer_and_edge_seconds(problem.cost, module, loads.longest, **way)
-        )
+        seconds = functools.partial(layer_and_edge_seconds, problem.cost, module, tp=tp, recompute=recompute)
+        layer_s, edge_s = (part[which].T for part in seconds(average))
+        lump_s, lump_edge_s = (part[:, np.newaxis] for part in seconds(loads.longest))
         last, widest = candidates.last[rows], candidates.widest[rows]
         last_s = last * layer_s + edge_s
         tau_s[:, rows] = np.maximum(widest * layer_s, last_s)

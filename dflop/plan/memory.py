@@ -88,7 +88,7 @@ def stage_bytes(
         tp: Tensor-parallel degree.
         dp: `[C]`, replicas.
         recompute: Whether layers keep their inputs only.
-        shard_optimizer: `[C]`, whether the replicas share out the optimizer's states.
+        shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
     """
     table = cost.table(spec.module, tp, recompute)
     always = bytes_per_value(table.dtype) * (1 if table.is_frozen else 2)
@@ -111,8 +111,7 @@ def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> St
     """`stage_bytes` of candidates of any tp and way; `load` is `[3, C]`."""
     layers = candidates.layers
     found = StageBytes(*(np.zeros(layers.shape) for _ in range(3)))
-    for tp, recompute in sorted(set(zip(candidates.tp.tolist(), candidates.recompute.tolist(), strict=True))):
-        rows = np.flatnonzero((candidates.tp == tp) & (candidates.recompute == recompute))
+    for tp, recompute, rows in candidates.groups():
         part = stage_bytes(
             candidates.spec,
             cost,

@@ -30,6 +30,8 @@ class ScenarioLoads:
     """`[3, S]` of the largest single unit, each row on its own."""
     num_units: Ints
     """`[S]`."""
+    units: tuple[Ints, ...]
+    """Per scenario `[3, units]`, in arrival order."""
     lengths: tuple[Ints, ...]
     """Per scenario the tokens of every unit, descending."""
     _caps: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
@@ -97,20 +99,19 @@ def scenario_loads(
     batches: Sequence[Sequence[SampleShape]], module: str, *, whole_samples: bool = False
 ) -> ScenarioLoads:
     """Loads of `module` in each of `batches`; with `whole_samples` an encoder's items stay with their sample."""
-    total, longest, lengths = [], [], []
+    units: list[Ints] = []
     for batch in batches:
         items = module_items(batch, module)
         parts = [items.num_items, items.num_tokens, items.sum_sq_tokens]
         if whole_samples:
             sample = np.array(items.sample, dtype=np.int64)
             parts = [np.bincount(sample, part, len(batch)).astype(np.int64) for part in parts]
-        total.append([part.sum() for part in parts])
-        longest.append([part.max(initial=0) for part in parts])
-        lengths.append(np.sort(parts[1])[::-1].copy())
+        units.append(np.stack(parts))
     return ScenarioLoads(
         module=module,
-        total=np.array(total, dtype=float).T,
-        longest=np.array(longest, dtype=float).T,
-        num_units=np.array([len(tokens) for tokens in lengths], dtype=np.int64),
-        lengths=tuple(lengths),
+        total=np.stack([of.sum(axis=1) for of in units], axis=1).astype(float),
+        longest=np.stack([of.max(axis=1, initial=0) for of in units], axis=1).astype(float),
+        num_units=np.array([of.shape[1] for of in units], dtype=np.int64),
+        units=tuple(units),
+        lengths=tuple(np.sort(of[1])[::-1].copy() for of in units),
     )

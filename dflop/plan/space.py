@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dflop.cost.model import CostModel
+import numpy as np
+
+from dflop.cost.model import CostModel, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
@@ -79,6 +81,23 @@ class Problem:
     def sample_loads(self) -> dict[str, ScenarioLoads]:
         """Per module; all items of a sample are in one place (layout `inline`)."""
         return {s.module: scenario_loads(self.batches, s.module, whole_samples=True) for s in self.specs}
+
+    @cached_property
+    def heaviest_samples(self) -> dict[str, Floats]:
+        """Per module `[3, S]`: what the sample that takes longest, over all modules, brings to it."""
+        seconds: list[Floats] = [np.zeros(len(batch)) for batch in self.batches]
+        for spec in self.specs:
+            tp = self.tps(spec)[0]
+            for total_s, load in zip(seconds, self.sample_loads[spec.module].units, strict=True):
+                forward_s, backward_s = self.cost.module_seconds(
+                    spec.module, *load, num_layers=spec.num_layers, edge=True, tp=tp
+                )
+                total_s += forward_s + backward_s
+        heaviest = [int(of.argmax()) for of in seconds]
+        return {
+            name: np.stack([load[:, k] for load, k in zip(loads.units, heaviest, strict=True)], axis=1).astype(float)
+            for name, loads in self.sample_loads.items()
+        }
 
     @cached_property
     def sync_lines(self) -> dict[tuple[int, int], tuple[float, float]]:

@@ -2,7 +2,7 @@
 
 Nothing of it is taken to hide behind the backward pass, and groups of ranks not to disturb each other. Sharing out
 the optimizer's states sends as much as an all-reduce does, half before the step and half after it, and divides the
-step.
+step. Frozen modules have neither.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import Candidates
+from dflop.plan.candidates import Bools, Candidates
 from dflop.plan.memory import ends_and_edge, stage_params
 from dflop.plan.space import Problem
-from dflop.records import ModulePlan
+from dflop.records import ModulePlan, ModuleSpec
 from dflop.schedule.items import Ints
 
 
@@ -24,55 +24,85 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan]) -> float:
     chains: dict[int, list[ModulePlan]] = {}
     for m in modules:
         chains.setdefault(m.first_rank, []).append(m)
-    return max(_chain_sync_s(problem, chain) for chain in chains.values())
-
-
-def _chain_sync_s(problem: Problem, modules: Sequence[ModulePlan]) -> float:
-    parallel, first_rank = modules[0].parallel, modules[0].first_rank
-    num_bytes, optimizer_s = np.zeros(parallel.pp), np.zeros(parallel.pp)
-    for m in modules:
-        table = problem.cost.table(m.module, parallel.tp, m.recompute)
-        if table.is_frozen:
-            continue
-        layers = np.array(m.layers_per_stage)
-        ends, _ = ends_and_edge(layers)
-        num_bytes += layers * table.layer_param_bytes + ends * table.edge_param_bytes
-        share = parallel.dp if m.shard_optimizer else 1
-        params = stage_params(problem.spec(m.module), layers, parallel.tp)
-        optimizer_s += table.optimizer_s_per_param * params / share
-    each = problem.cluster.num_processes_per_node
-    slowest_s = 0.0
-    for stage in range(parallel.pp):
-        ranks = first_rank + (stage * parallel.dp + np.arange(parallel.dp)) * parallel.tp
-        num_nodes = len(np.unique(ranks // each))
-        sync_s = problem.cost.sync_seconds(float(num_bytes[stage]), parallel.dp, num_nodes)
-        slowest_s = max(slowest_s, sync_s + float(optimizer_s[stage]))
-    return slowest_s
+    return max(
+        float(
+            chain_sync_s(
+                problem,
+                [problem.spec(m.module) for m in chain],
+                np.array([[m.layers_per_stage] for m in chain]),
+                tp=chain[0].parallel.tp,
+                dp=np.array([chain[0].parallel.dp]),
+                recompute=chain[0].recompute,
+                shard_optimizer=np.array([chain[0].shard_optimizer]),
+                first_rank=first_rank,
+            )[0]
+        )
+        for first_rank, chain in chains.items()
+    )
 
 
 def candidate_sync_s(candidates: Candidates, problem: Problem) -> Floats:
-    """`[C]`: what `plan_sync_s` is for candidates whose ranks begin with a node."""
-    cost, spec, layers = problem.cost, candidates.spec, candidates.layers
-    ends, _ = ends_and_edge(layers)
-    num_bytes, optimizer_s = np.zeros(layers.shape), np.zeros(layers.shape)
-    for tp, way in sorted(set(zip(candidates.tp.tolist(), candidates.recompute.tolist(), strict=True))):
-        table = cost.table(spec.module, tp, way)
-        if table.is_frozen:
-            continue
-        rows = np.flatnonzero((candidates.tp == tp) & (candidates.recompute == way))
-        num_bytes[rows] = layers[rows] * table.layer_param_bytes + ends[rows] * table.edge_param_bytes
-        optimizer_s[rows] = table.optimizer_s_per_param * stage_params(spec, layers[rows], tp)
-    optimizer_s /= np.where(candidates.shard_optimizer, candidates.dp, 1)[:, np.newaxis]
-    num_nodes = -(-candidates.tp * candidates.dp // problem.cluster.num_processes_per_node)
-    found: Floats = (sync_seconds(problem, num_bytes, candidates.dp, num_nodes) + optimizer_s).max(axis=1)
+    """`[C]`: that of candidates whose ranks begin with a node."""
+    found, layers = np.zeros(len(candidates)), candidates.layers
+    for tp, recompute, rows in candidates.groups():
+        found[rows] = chain_sync_s(
+            problem,
+            [candidates.spec],
+            layers[np.newaxis, rows],
+            tp=tp,
+            dp=candidates.dp[rows],
+            recompute=recompute,
+            shard_optimizer=candidates.shard_optimizer[rows],
+        )
     return found
 
 
-def sync_seconds(problem: Problem, num_bytes: Floats, dp: Ints, num_nodes: Ints) -> Floats:
-    """`[C, P]`: `CostModel.sync_seconds` of gradients `[C, P]` over `[C]` replicas on `[C]` nodes."""
-    groups, which = np.unique(np.stack([dp, num_nodes]), axis=1, return_inverse=True)
-    lines = np.array([_line(problem, int(d), int(n)) for d, n in groups.T]).reshape(-1, 2)
-    latency_s, s_per_byte = lines[which.reshape(-1)].T[:, :, np.newaxis]
+def chain_sync_s(
+    problem: Problem,
+    specs: Sequence[ModuleSpec],
+    layers: Ints,
+    *,
+    tp: int,
+    dp: Ints,
+    recompute: bool,
+    shard_optimizer: Bools,
+    first_rank: int = 0,
+) -> Floats:
+    """`[C]`: of the slowest stage of C layouts of modules that share ranks.
+
+    Args:
+        problem: Costs and cluster.
+        specs: The modules.
+        layers: `[modules, C, P]` layers per stage.
+        tp: Tensor-parallel degree.
+        dp: `[C]`.
+        recompute: Whether layers keep their inputs only.
+        shard_optimizer: `[C]`.
+        first_rank: Of the first stage.
+    """
+    num_bytes, optimizer_s = np.zeros(layers.shape[1:]), np.zeros(layers.shape[1:])
+    for spec, of_module in zip(specs, layers, strict=True):
+        table = problem.cost.table(spec.module, tp, recompute)
+        if not table.is_frozen:
+            ends, _ = ends_and_edge(of_module)
+            num_bytes += of_module * table.layer_param_bytes + ends * table.edge_param_bytes
+            optimizer_s += table.optimizer_s_per_param * stage_params(spec, of_module, tp)
+    optimizer_s /= np.where(shard_optimizer, dp, 1)[:, np.newaxis]
+    # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
+    first = first_rank + np.arange(layers.shape[2]) * dp[:, np.newaxis] * tp
+    last = first + (dp[:, np.newaxis] - 1) * tp
+    each = problem.cluster.num_processes_per_node
+    seconds = _sync_seconds(problem, num_bytes, dp, last // each - first // each + 1) + optimizer_s
+    slowest_s: Floats = seconds.max(axis=1)
+    return slowest_s
+
+
+def _sync_seconds(problem: Problem, num_bytes: Floats, dp: Ints, num_nodes: Ints) -> Floats:
+    """`[C, P]`: `CostModel.sync_seconds` of gradients `[C, P]` over `[C]` replicas on `[C, P]` nodes."""
+    base = int(num_nodes.max()) + 1
+    groups, which = np.unique(dp[:, np.newaxis] * base + num_nodes, return_inverse=True)
+    lines = np.array([_line(problem, *divmod(group, base)) for group in groups.tolist()])
+    latency_s, s_per_byte = lines.T[:, which.reshape(num_nodes.shape)]
     return np.where(num_bytes > 0, latency_s + s_per_byte * num_bytes, 0.0)
 
 
