@@ -1,1 +1,37 @@
-"""Plans as files that other programs read."""
+"""Plans as files that other programs read: one small file per target.
+
+A target is a function from a plan and its cluster to text. Where it accepts fewer plans than this project's engine, its
+rules are constraints of the search as well, so that what is emitted is the best of what it accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.plan.emit.json_plan import emit_json
+from dflop.plan.emit.megatron_mimo import emit_megatron_mimo
+from dflop.plan.emit.mimo_rules import MimoRules
+from dflop.plan.emit.torchrun import emit_torchrun
+from dflop.records import ClusterSpec, Plan
+
+Emitter = Callable[[Plan, ClusterSpec], str]
+
+EMITTERS: Mapping[str, Emitter] = {
+    "json": emit_json,
+    "megatron-mimo": emit_megatron_mimo,
+    "torchrun": emit_torchrun,
+}
+RULES: Mapping[str, MimoRules] = {"megatron-mimo": MimoRules()}
+"""Of the targets that do not accept every plan."""
+
+
+def emitter(target: str) -> Emitter:
+    """The function of a target; asked before a plan is searched, a wrong name costs no time.
+
+    Raises:
+        ConfigError: no such target; names the valid ones.
+    """
+    if target not in EMITTERS:
+        raise ConfigError(f"cannot emit `{target}`", where="--emit", hint=did_you_mean(target, EMITTERS))
+    return EMITTERS[target]

@@ -75,8 +75,8 @@ def _about(plan: Plan) -> list[str]:
         f"Simulated step: {units.seconds(plan.predicted_step_s)}, in arrival order "
         f"{units.seconds(plan.baseline_step_s)}.",
         "",
-        "Run this on every node, in the environment dflop is installed in. RUN_DIR is the run directory with this plan,",
-        "on a file system that all nodes see.",
+        "Run this on every node, where dflop is installed. RUN_DIR is the run directory with this plan, on a file",
+        "system that all nodes see.",
         "NODE_RANK numbers the nodes from 0, MASTER_ADDR is node 0; one node needs neither.",
         "",
     ]

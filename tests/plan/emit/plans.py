@@ -62,3 +62,18 @@ def inline_plans(draw) -> Plan:
         draw(st.integers(1, 3)), pp=draw(st.integers(1, 4)), tp=draw(st.integers(1, 2)), modules=names
     )
     return dataclasses.replace(plan, uniform_step_s=math.nan)
+
+
+@st.composite
+def mimo_like_plans(draw) -> Plan:
+    """Split plans of which about half obey the rules of MIMO: powers of two, deviating stages at the ends only."""
+    degree, recompute = st.sampled_from((1, 1, 2, 2, 4, 3)), draw(st.booleans())
+    modules = [
+        module(name, draw(degree), 1, draw(degree), recompute=recompute, shard_optimizer=draw(st.booleans()))
+        for name in draw(st.sampled_from([("vision",), ("vision", "audio"), ("radar",)]))
+    ]
+    pp, each = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    layers = (draw(st.integers(1, 4)), *[each] * (pp - 2), draw(st.integers(1, 4)))[:pp]
+    flag = recompute if draw(st.integers(0, 4)) else not recompute
+    llm = module(LLM, draw(degree), pp, draw(degree), layers_per_stage=layers, recompute=flag)
+    return split(*modules, llm, num_microbatches=draw(st.sampled_from([1, 2, 4])), global_batch_size=48)

@@ -1,0 +1,145 @@
+"""What Megatron-Bridge's MIMO accepts as a layout of modules: constraints of the search, and a check of a plan.
+
+MIMO trains every module on its own ranks with its own degrees, as our layout `split` does. Source of the rules:
+Megatron-Bridge at 067f987 (2026-08-22), its parallelism config, builder, data loader and Qwen3.5-VL provider, and
+Megatron Core's division of layers among pipeline stages. One rule is one message here, and says its reason:
+
+- tp is a power of two, and of two modules' dp one divides the other: messages between modules fan in and out so.
+- A microbatch is cut evenly, in order, among the dp ranks of every module; its size is one number for all steps.
+- Stages may differ in depth only at the ends: between first and last all hold the same number of layers. A free layout
+  exists in Megatron Core, but asks a process group that MIMO sets up only after the layers are built.
+- Encoders have one stage: the validation allows more, but the encoders that come with it are built whole.
+- Recomputation is one switch: encoders take it over from the language model.
+- Ranks of modules do not overlap, start at 0 and leave none out. No context or expert parallelism here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from dflop.records import LLM, ParallelSpec, Plan
+
+
+class Layout(Protocol):
+    """What the rules look at: a `ModulePlan` of a plan or a `Candidate` of the search."""
+
+    @property
+    def parallel(self) -> ParallelSpec: ...
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]: ...
+    @property
+    def recompute(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MimoRules:
+    """The rules as yes or no, for the search, and in words. What couples modules couples two of them, or sums ranks."""
+
+    def candidate_ok(self, module: str, layout: Layout) -> bool:
+        """Whether one module may be laid out so."""
+        return not self.module_problems(module, layout)
+
+    def combination_ok(self, layouts: Mapping[str, Layout], num_gpus: int) -> bool:
+        """Whether modules, each of them allowed, may run beside each other on at most `num_gpus` processes."""
+        if sum(a.parallel.num_processes for a in layouts.values()) > num_gpus:
+            return False
+        return not any(self.pair_problems(a, b) for a, b in itertools.combinations(layouts.items(), 2))
+
+    def microbatches_ok(self, layouts: Mapping[str, Layout], num_microbatches: int, global_batch_size: int) -> bool:
+        """Whether every module can cut its microbatches evenly; no layouts: whether they can be equal at all."""
+        return not self.batch_problems(layouts, num_microbatches, global_batch_size)
+
+    def nearest_layers(self, layers_per_stage: tuple[int, ...]) -> tuple[int, ...]:
+        """The split nearest to one of ours that can be said: the last stage stays, the first gets what is left over.
+
+        No stage before the last is deeper than the deepest was, so the slowest is as fast as before; unless that would
+        leave the first stage without a layer.
+        """
+        if end_layers(layers_per_stage) is not None:
+            return layers_per_stage
+        *before, last = layers_per_stage
+        num_layers, num_between = sum(before), len(before) - 1
+        each = -(-num_layers // len(before))
+        if num_layers - each * num_between < 1:
+            each -= 1
+        return (num_layers - each * num_between, *[each] * num_between, last)
+
+    def module_problems(self, module: str, layout: Layout) -> list[str]:
+        """The rules a module breaks by itself."""
+        p, found = layout.parallel, []
+        if p.tp & (p.tp - 1):
+            found.append(f"`{module}` has tp {p.tp}, which is no power of two")
+        if module != LLM and p.pp > 1:
+            found.append(f"encoder `{module}` has {p.pp} stages; encoders have one")
+        if end_layers(layout.layers_per_stage) is None:
+            found.append(f"`{module}` has {layout.layers_per_stage} layers per stage; only first and last may differ")
+        return found
+
+    def pair_problems(self, one: tuple[str, Layout], other: tuple[str, Layout]) -> list[str]:
+        """The rules two modules, given as (name, layout), break together."""
+        (name_a, a), (name_b, b) = one, other
+        dps, found = (a.parallel.dp, b.parallel.dp), []
+        if max(dps) % min(dps):
+            found.append(f"dp {dps[0]} of `{name_a}` and dp {dps[1]} of `{name_b}`: neither divides the other")
+        if a.recompute != b.recompute:
+            found.append(f"of `{name_a}` and `{name_b}` one recomputes; they share one switch")
+        return found
+
+    def batch_problems(self, layouts: Mapping[str, Layout], num_microbatches: int, global_batch_size: int) -> list[str]:
+        """The rules broken by the size of the microbatches."""
+        size, rest = divmod(global_batch_size, num_microbatches)
+        if rest:
+            return [f"{num_microbatches} microbatches of a global batch of {global_batch_size} are not equal"]
+        return [
+            f"a microbatch of {size} samples is not even over dp {layout.parallel.dp} of `{module}`"
+            for module, layout in layouts.items()
+            if size % layout.parallel.dp
+        ]
+
+
+def mimo_problems(plan: Plan, num_gpus: int) -> list[str]:
+    """Every rule a plan breaks, in words; empty when MIMO accepts it.
+
+    Args:
+        plan: Any plan.
+        num_gpus: Of the cluster; a plan may use fewer, then as many processes are started.
+    """
+    if plan.is_inline:
+        return ["layout `inline` puts modules on the same ranks; every module needs its own"]
+    rules, layouts = MimoRules(), {m.module: m for m in plan.modules}
+    found = [f"no module `{LLM}`"] if LLM not in layouts else []
+    found += [problem for m in plan.modules for problem in rules.module_problems(m.module, m)]
+    for pair in itertools.combinations(layouts.items(), 2):
+        found += rules.pair_problems(*pair)
+    found += rules.batch_problems(layouts, plan.num_microbatches, plan.global_batch_size)
+    return found + _rank_problems(plan, num_gpus)
+
+
+def _rank_problems(plan: Plan, num_gpus: int) -> list[str]:
+    found, end = [], 0
+    for m in sorted(plan.modules, key=lambda m: m.first_rank):
+        if m.first_rank != end:
+            found.append(f"`{m.module}` starts at rank {m.first_rank}, the ranks before it end at {end}")
+        end = m.first_rank + m.parallel.num_processes
+    return found if end <= num_gpus else [*found, f"the plan has {end} processes, the cluster {num_gpus} GPUs"]
+
+
+def end_layers(layers_per_stage: tuple[int, ...]) -> tuple[int | None, int | None] | None:
+    """How a layer split is said to Megatron: (layers of the first stage, of the last), None for one like the rest.
+
+    None altogether when it cannot be said: stages in between differ, or a stage is empty.
+    """
+    if min(layers_per_stage) < 1:
+        return None
+    *most, last = layers_per_stage
+    first, *rest = layers_per_stage
+    if len(set(layers_per_stage)) == 1:
+        return None, None
+    if len(set(rest)) == 1:
+        return first, None
+    if len(set(most)) == 1:
+        return None, last
+    return (first, last) if len(set(rest[:-1])) == 1 else None

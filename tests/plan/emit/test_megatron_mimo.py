@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+
+from dflop.errors import ConfigError
+from dflop.plan.emit import mimo_rules
+from dflop.plan.emit.megatron_mimo import emit_megatron_mimo, render
+from dflop.records import LLM, Plan
+from tests.builders import make_inline_plan
+from tests.plan.emit.mimo_text import layers_of, parsed, problems_of, recompute_of
+from tests.plan.emit.plans import CLUSTER, mimo_like_plans, module, split, split_plans
+
+ROOMY = dataclasses.replace(CLUSTER, num_nodes=1000)
+UNIFORM = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 2))
+
+
+def text_problems(text: str, plan: Plan) -> list[str]:
+    return problems_of(text, world_size=plan.num_processes, num_llm_layers=sum(plan.module(LLM).layers_per_stage))
+
+
+@given(mimo_like_plans())
+def test_an_accepted_plan_breaks_no_rule_in_the_text_and_says_what_the_plan_says(plan: Plan):
+    if mimo_rules.mimo_problems(plan, ROOMY.num_processes):
+        with pytest.raises(ConfigError, match="not valid for Megatron's MIMO"):
+            emit_megatron_mimo(plan, ROOMY)
+        return
+    text = emit_megatron_mimo(plan, ROOMY)
+    assert text_problems(text, plan) == []
+    document, llm = parsed(text), plan.module(LLM)
+    assert layers_of(document, sum(llm.layers_per_stage)) == llm.layers_per_stage
+    assert {m.recompute for m in plan.modules} == {recompute_of(document)}
+    assert document["train"]["global_batch_size"] == plan.global_batch_size
+    assert document["train"]["global_batch_size"] // document["train"]["micro_batch_size"] == plan.num_microbatches
+    names = {"vision": "images", "audio": "audios", LLM: "language"}
+    found = document["model"]["megatron_mimo_parallelism_config"]["module_parallelisms"]
+    for m in plan.modules:
+        entry, p = found.pop(names.get(m.module, m.module)), m.parallel
+        degrees = [entry[f"{kind}_parallel_size"] for kind in ("tensor_model", "pipeline_model", "data")]
+        assert [*degrees, entry["rank_offset"]] == [p.tp, p.pp, p.dp, m.first_rank]
+    assert found == {}
+
+
+@given(split_plans())
+def test_what_the_rules_refuse_is_wrong_in_the_text_too(plan: Plan):
+    alike = dataclasses.replace(plan, modules=tuple(dataclasses.replace(m, recompute=False) for m in plan.modules))
+    size, rest = divmod(alike.global_batch_size, alike.num_microbatches)
+    if rest:  # what the file says is then another batch, not a broken rule
+        alike = dataclasses.replace(alike, global_batch_size=size * alike.num_microbatches)
+    found = mimo_rules.mimo_problems(alike, ROOMY.num_processes)
+    broken = text_problems(render(alike), alike)
+    told = {"tp": "no power of two", "dp": "neither divides", "encoder pp": "encoders have one", "microbatches": "even"}
+    for rule, words in told.items():
+        assert (rule in broken) == any(words in problem for problem in found)
+    assert {"types", "language", "cp", "dense", "ranks", "recompute", "zero1"}.isdisjoint(broken)
+    if any("only first and last" in problem and f"`{LLM}`" in problem for problem in found):
+        layers = layers_of(parsed(render(alike)), sum(alike.module(LLM).layers_per_stage))
+        assert layers != alike.module(LLM).layers_per_stage
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ("MegatronMIMOParallelismConfig", "Other", "types"),
+        ("language:", "text:", "language"),
+        ("tensor_model_parallel_size: 2", "tensor_model_parallel_size: 3", "tp"),
+        ("data_parallel_size: 4", "data_parallel_size: 3", "dp"),
+        ("context_parallel_size: 1", "context_parallel_size: 2", "cp"),
+        ("expert_model_parallel_size: 1", "expert_model_parallel_size: 2", "dense"),
+        ("pipeline_model_parallel_size: 1", "pipeline_model_parallel_size: 2", "encoder pp"),
+        ("rank_offset: 4", "rank_offset: 5", "ranks"),
+        ("rank_offset: 4", "rank_offset: 3", "ranks"),
+        ("micro_batch_size: 8", "micro_batch_size: 6", "microbatches"),
+        ("num_layers_in_first_pipeline_stage: null", "num_layers_in_first_pipeline_stage: 0", "layers"),
+        ("recompute_method: null", 'recompute_method: "uniform"', "recompute"),
+        ("optimizer:\n  use_distributed_optimizer: false", "optimizer:\n  use_distributed_optimizer: true", "zero1"),
+    ],
+)
+def test_the_check_of_the_text_sees_every_rule_broken(old: str, new: str, rule: str):
+    text = emit_megatron_mimo(UNIFORM, CLUSTER)
+    assert old in text
+    if rule == "language":  # without it nothing else can be looked up
+        with pytest.raises(KeyError, match="language"):
+            text_problems(text.replace(old, new), UNIFORM)
+    else:
+        assert rule in text_problems(text.replace(old, new, 1), UNIFORM)
+
+
+def test_one_module_that_shards_its_optimizer_shards_all_and_the_file_says_so():
+    plan = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 2, shard_optimizer=True))
+    text = emit_megatron_mimo(plan, CLUSTER)
+    assert parsed(text)["ddp"] == parsed(text)["optimizer"] == {"use_distributed_optimizer": True}
+    assert "did not ask it of: images" in text
+    alone = split(module("vision", 1, 1, 1), module(LLM, 2, 2, 2, shard_optimizer=True))
+    assert "did not ask" not in emit_megatron_mimo(alone, CLUSTER)
+    nothing_to_share = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 1, shard_optimizer=True))
+    assert parsed(emit_megatron_mimo(nothing_to_share, CLUSTER))["ddp"] == {"use_distributed_optimizer": False}
+
+
+def test_what_has_no_field_is_in_the_comments():
+    plan = split(module("vision", 1, 1, 4, max_tokens=4096), module(LLM, 2, 2, 2))
+    comments = [line for line in emit_megatron_mimo(plan, CLUSTER).splitlines() if line.startswith("#")]
+    said = "\n".join(comments)
+    assert "no rank gets more than 4096 tokens" in said
+    assert "Simulated step: 500.0 ms with samples in arrival order" in said
+    assert "a multiple of 4 images" in said
+    assert "--component language=tp=2,pp=2,dp=2,rank_offset=4" in said
+    assert "--micro-batch-size 8 --global-batch-size 16" in said
+
+
+def test_a_refusal_lists_every_rule():
+    plan = split(
+        module("vision", 3, 2, 3), module(LLM, 1, 4, 2, layers_per_stage=(1, 2, 3, 4), recompute=True),
+        num_microbatches=2, global_batch_size=10,
+    )  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        emit_megatron_mimo(plan, dataclasses.replace(CLUSTER, num_nodes=1))
+    assert caught.value.what.splitlines()[1:] == [
+        "  `vision` has tp 3, which is no power of two",
+        "  encoder `vision` has 2 stages; encoders have one",
+        "  `llm` has (1, 2, 3, 4) layers per stage; only first and last may differ",
+        "  dp 3 of `vision` and dp 2 of `llm`: neither divides the other",
+        "  of `vision` and `llm` one recomputes; they share one switch",
+        "  a microbatch of 5 samples is not even over dp 3 of `vision`",
+        "  a microbatch of 5 samples is not even over dp 2 of `llm`",
+        "  the plan has 26 processes, the cluster 8 GPUs",
+    ]
+
+
+def test_an_inline_plan_is_refused():
+    with pytest.raises(ConfigError, match="layout `inline` puts modules on the same ranks"):
+        emit_megatron_mimo(make_inline_plan(2), CLUSTER)
