@@ -142,21 +142,22 @@ class ModelProfileConfig(Section):
 
 
 class PlanConfig(Section):
-    """What the planner searches; training runs `split` without recompute and ZeRO-1, so far."""
+    """What the planner searches. Runs use of it what the training engine can do so far: `split`, no tensor parallelism,
+    no recompute, no ZeRO-1; `dflop plan` and `dflop compare` use all of it."""
 
     global_batch_size: int = Field(default=24, ge=1)
     """Samples per optimizer step."""
-    microbatch_choices: tuple[Annotated[int, Field(ge=1)], ...] = (2, 4, 6, 8)
+    microbatch_choices: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of microbatches to try; empty: chosen automatically."""
-    layouts: tuple[Literal["split", "inline"], ...] = Field(default=("split",), min_length=1)
+    layouts: tuple[Literal["split", "inline"], ...] = Field(default=("split", "inline"), min_length=1)
     """`split`: every module has its own processes; `inline`: one chain of stages holds the layers of all of them."""
-    recompute: tuple[bool, ...] = Field(default=(False,), min_length=1)
+    recompute: tuple[bool, ...] = Field(default=(False, True), min_length=1)
     """Whether layers run again in the backward pass, to save memory; `[false, true]`: where it pays."""
-    shard_optimizer: bool = False
+    shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
-    top: int = Field(default=8, ge=1)
+    top: int = Field(default=40, ge=1)
     """Candidates re-ranked by the simulator."""
 
 

@@ -12,14 +12,14 @@ from dflop.cost.fit import fit_cost_tables
 from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
-from dflop.errors import StoreError
+from dflop.errors import InfeasiblePlanError, StoreError
 from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.models.family import Family
 from dflop.plan.search import make_plans
 from dflop.plan.space import SearchSpace
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
+from dflop.records import LLM, CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
@@ -29,6 +29,8 @@ Say = Callable[[str], None]
 
 ENGINE_TP = (1,)
 """Tensor-parallel degrees that the engine trains with."""
+FEWEST_LIKELY = 4
+"""Microbatches of a plan when the configuration leaves their number open: fewer leave most of a pipeline idle."""
 
 
 def bound_family(config: Config) -> Family:
@@ -54,19 +56,47 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
 
 
 def max_probe_samples(config: Config) -> int:
-    """Samples of the largest probe: those of the largest microbatch that a plan can have."""
-    return max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices, default=1))
+    """Samples of the largest probe: those of the largest microbatch that a plan can have, or is likely to have."""
+    return max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices, default=FEWEST_LIKELY))
 
 
 def runnable_specs(specs: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
     """Modules with the degrees that the training engine can run today; costs know more of them."""
-    return tuple(replace(spec, tp_choices=tuple(tp for tp in spec.tp_choices if tp in ENGINE_TP)) for spec in specs)
+    return tuple(
+        replace(
+            spec,
+            tp_choices=tuple(tp for tp in spec.tp_choices if tp in ENGINE_TP),
+            max_pp=spec.max_pp if spec.module == LLM else 1,
+        )
+        for spec in specs
+    )
 
 
-def search_space(config: Config, *, tps: tuple[int, ...] | None = None) -> SearchSpace:
+def search_space(config: Config) -> SearchSpace:
     """What the configuration lets the planner choose."""
     wanted = config.plan
-    return SearchSpace(wanted.layouts, tps, wanted.recompute, wanted.shard_optimizer, wanted.microbatch_choices)
+    return SearchSpace(
+        layouts=wanted.layouts,
+        recompute=wanted.recompute,
+        shard_optimizer=wanted.shard_optimizer,
+        microbatches=wanted.microbatch_choices,
+    )
+
+
+def runnable_space(config: Config) -> SearchSpace:
+    """The part of it that the training engine can run today: split layouts, nothing recomputed or shared out.
+
+    Raises:
+        InfeasiblePlanError: the configuration leaves none of it.
+    """
+    wanted = search_space(config)
+    if "split" not in wanted.layouts or False not in wanted.recompute:
+        raise InfeasiblePlanError(
+            f"the training engine runs layout `split` without recomputation; plan.layouts is {list(wanted.layouts)}, "
+            f"plan.recompute is {list(wanted.recompute)}",
+            hint="add them, or only plan: dflop plan CONFIG",
+        )
+    return replace(wanted, layouts=("split",), recompute=(False,), shard_optimizer=False)
 
 
 def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
@@ -129,7 +159,7 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
         snapshot_seq=costs.snapshot.seq,
-        space=search_space(config, tps=ENGINE_TP),
+        space=runnable_space(config),
         top=config.plan.top,
         progress=say,
     )

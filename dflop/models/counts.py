@@ -160,18 +160,21 @@ def _whisper(c: Config, edge: int) -> ModuleSpec:
     layer = 3 * linear(h, h) + h * h + _mlp(h, mlp) + 4 * h  # keys have no bias
     convolutions = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h
     degrees = _degrees(heads, heads, mlp)
-    return ModuleSpec("audio", c["encoder_layers"], h, heads, heads, layer, convolutions + edge, 1, degrees)
+    return ModuleSpec(
+        "audio", c["encoder_layers"], h, heads, heads, layer, convolutions + edge, c["encoder_layers"], degrees
+    )
 
 
 def _native(c: Config, layer: int, edge: int) -> ModuleSpec:
     heads, degrees = c["num_heads"], _degrees(c["num_heads"], c["num_heads"], c["intermediate_size"])
-    return ModuleSpec("vision", c["depth"], c["hidden_size"], heads, heads, layer, edge, 1, degrees)
+    return ModuleSpec("vision", c["depth"], c["hidden_size"], heads, heads, layer, edge, c["depth"], degrees)
 
 
 def _tower(module: str, c: Config, layer: int, edge: int, *, can_split: bool = True) -> ModuleSpec:
     heads, mlp = c["num_attention_heads"], c["intermediate_size"]
     degrees = _degrees(heads, heads, mlp) if can_split else (1,)
-    return ModuleSpec(module, c["num_hidden_layers"], c["hidden_size"], heads, heads, layer, edge, 1, degrees)
+    depth = c["num_hidden_layers"]
+    return ModuleSpec(module, depth, c["hidden_size"], heads, heads, layer, edge, depth, degrees)
 
 
 def _degrees(heads: int, kv_heads: int, mlp: int) -> tuple[int, ...]:
