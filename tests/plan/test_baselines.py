@@ -77,9 +77,9 @@ def modules(**llm_changes):
     return encoder, dataclasses.replace(language, **llm_changes)
 
 
-def layouts(encoder, llm, num_devices=3, usable_bytes=1e9, global_batch_size=8):
+def layouts(encoder, llm, num_devices=3, limit_bytes=1e9, global_batch_size=8):
     return reference_layouts(
-        encoder, llm, num_devices=num_devices, usable_bytes=usable_bytes, global_batch_size=global_batch_size
+        encoder, llm, num_devices=num_devices, limit_bytes=limit_bytes, global_batch_size=global_batch_size
     )
 
 
@@ -109,7 +109,7 @@ def test_memory_rule_charges_the_encoder_for_every_replica_it_serves_and_both_pi
     peaks = [1.25 * (13 + 2 * 2 * 80), 1.25 * (13 + 3 * 2 * 40), 1.25 * (13 + 2 * 2 * 20), 1.25 * (8 + 3 * 1 * 40)]
     for limit in (*peaks, min(peaks) - 1e-6):
         expected = [peak <= limit for peak in peaks]
-        found = layouts(encoder, llm, usable_bytes=limit + 1e-9)
+        found = layouts(encoder, llm, limit_bytes=limit + 1e-9)
         pairs = [(*e, *t) for e, t in zip(found.encoder.tolist(), found.llm.tolist(), strict=True)]
         everything = layouts(*modules())
         both = [(*e, *t) for e, t in zip(everything.encoder.tolist(), everything.llm.tolist(), strict=True)]

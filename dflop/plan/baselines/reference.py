@@ -12,7 +12,8 @@ of microbatches only ever falls, the step may become a tenth longer with every a
 many microbatches is passed over, and the outcome depends on the order of the search. `argmin` takes the fastest.
 
 Layouts that nothing could run are left out, which the released code does not do: stages without layers, more replicas
-than samples, tensor-parallel degrees without a cost table.
+than samples, tensor-parallel degrees without a cost table. So are pipelines deeper than our own planner tries: layers
+hardly divide over them, which the formula does not see and `argmin` would fall for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dflop.cost.curve import Bools, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_layers
 from dflop.plan.baselines.reference_costs import ReferenceModule, encoder_module, llm_module
-from dflop.plan.candidates import Candidate, recompute_ways
+from dflop.plan.candidates import MAX_PP, Candidate, recompute_ways
 from dflop.plan.drafts import fits, split_draft
 from dflop.plan.space import Problem
 from dflop.records import ModuleSpec, ParallelSpec, Plan
@@ -81,14 +82,17 @@ def argmin(step_s: Floats, num_microbatches: Ints) -> int:
     return int(np.lexsort((num_microbatches, step_s))[0])
 
 
-def reference_plan(problem: Problem, rule: Rule = literal, *, recompute: bool | None = None) -> ReferencePlan:
+def reference_plan(
+    problem: Problem, rule: Rule = literal, *, recompute: bool | None = None, limit_bytes: float | None = None
+) -> ReferencePlan:
     """The plan the reference would choose.
 
     Args:
-        problem: One encoder and the LLM. Of its space only the microbatches are ignored: the reference has its own.
+        problem: One encoder and the LLM. Of its space the microbatches and ZeRO-1 are ignored.
         rule: `literal` or `argmin`.
         recompute: Whether layers recompute. None: as the released code, which always does, where the space and the
             cost tables know how to.
+        limit_bytes: What its memory rule is held against. None: what every plan here may use of a device.
 
     Raises:
         InfeasiblePlanError: not one encoder and an LLM, or the reference's memory rule lets nothing through.
@@ -98,7 +102,7 @@ def reference_plan(problem: Problem, rule: Rule = literal, *, recompute: bool | 
     layouts = reference_layouts(
         *modules,
         num_devices=problem.cluster.num_processes,
-        usable_bytes=problem.usable_bytes,
+        limit_bytes=problem.usable_bytes if limit_bytes is None else limit_bytes,
         global_batch_size=problem.global_batch_size,
     )
     if not len(layouts.step_s):
@@ -141,7 +145,7 @@ def reference_layouts(
     llm: ReferenceModule,
     *,
     num_devices: int,
-    usable_bytes: float,
+    limit_bytes: float,
     global_batch_size: int,
 ) -> Layouts:
     """Every layout on all devices that the memory rule lets through: the encoder's devices ascending, then degrees."""
@@ -151,7 +155,7 @@ def reference_layouts(
         theirs = _degrees(llm, num_devices - num_encoder, global_batch_size)
         pairs.append(np.hstack([np.repeat(ours, len(theirs), axis=0), np.tile(theirs, (len(ours), 1))]))
     both = np.vstack(pairs) if pairs else np.empty((0, 6), dtype=np.int64)
-    both = both[_memory_fits(encoder, llm, both[:, :3], both[:, 3:], usable_bytes)]
+    both = both[_memory_fits(encoder, llm, both[:, :3], both[:, 3:], limit_bytes)]
     e, t = both[:, :3], both[:, 3:]
     m = _num_microbatches(encoder, llm, e[:, 2], t[:, 2], global_batch_size)
     stage_s = np.maximum(_stage_seconds(encoder, e, m, global_batch_size), _stage_seconds(llm, t, m, global_batch_size))
@@ -165,18 +169,18 @@ def _degrees(module: ReferenceModule, num_devices: int, max_dp: int) -> Ints:
     found = [
         (tp, pp, num_devices // (tp * pp))
         for tp in sorted(module.rates)
-        for pp in range(1, min(spec.max_pp, spec.num_layers, num_devices // tp) + 1)
+        for pp in range(1, min(spec.max_pp, spec.num_layers, num_devices // tp, MAX_PP) + 1)
         if num_devices % (tp * pp) == 0 and num_devices // (tp * pp) <= max_dp
     ]
     return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
-def _memory_fits(encoder: ReferenceModule, llm: ReferenceModule, e: Ints, t: Ints, usable_bytes: float) -> Bools:
+def _memory_fits(encoder: ReferenceModule, llm: ReferenceModule, e: Ints, t: Ints, limit_bytes: float) -> Bools:
     """`[C]`: encoder microbatches serve every LLM replica and stay in flight through both pipelines."""
     encoder_tokens = encoder.max_size * encoder.tokens_per_size * t[:, 2] / e[:, 2]
     encoder_peak = _peak_bytes(encoder, e, e[:, 1] + t[:, 1], encoder_tokens)
     llm_peak = _peak_bytes(llm, t, t[:, 1], np.full(len(t), llm.max_size))
-    return np.maximum(encoder_peak, llm_peak) <= usable_bytes
+    return np.maximum(encoder_peak, llm_peak) <= limit_bytes
 
 
 def _peak_bytes(module: ReferenceModule, degrees: Ints, in_flight: Ints, num_tokens: Floats) -> Floats:

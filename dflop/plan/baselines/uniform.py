@@ -1,37 +1,71 @@
 """Megatron-style plans: one (tp, pp, dp) for the whole model, layers cut by count, encoders in the first stages.
 
-What is common to all of them: every device is used, data is not looked at, and replicas share out the optimizer's
-states where that is allowed, for it saves memory and costs no time. Layers recompute only where memory asks for it.
-Unlike our engine, the trainers that run such plans cut encoders anywhere: `ModuleSpec.max_pp` does not bind here.
+Every device is used and data is not looked at. Replicas share out the optimizer's states where that is allowed, for it
+saves memory and costs no time; layers recompute where memory asks for it. A module is cut into no more stages than its
+`max_pp`: a uniform plan is one that can run here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain
-from dflop.plan.candidates import recompute_ways
+from dflop.plan.candidates import layer_and_edge_seconds, recompute_ways
 from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.memory import ends_and_edge
 from dflop.plan.space import Problem
+from dflop.plan.sync import chain_sync_s
 from dflop.records import ParallelSpec, Plan
+from dflop.schedule.items import Ints
+
+PRUNE_RATIO = 1.5
+"""Plans with a formula value beyond this many times the best one's are not simulated."""
+MIN_SIMULATED = 32
+"""Unless there are few: the formula does not see processes that share cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    parallel: ParallelSpec
+    num_microbatches: int
+    recompute: bool
+    formula_s: float
 
 
 def uniform_plans(problem: Problem) -> list[Plan]:
-    """Every uniform plan that fits, for every number of microbatches, in ascending (tp, pp, microbatches).
+    """Every uniform plan that fits, in ascending (tp, pp, microbatches).
 
     Raises:
         CostError: a module without costs.
         InfeasiblePlanError: a module without any tp that its costs and the cluster allow.
     """
-    return [
-        plan
-        for parallel in _degrees(problem, _common_tps(problem))
-        for m in problem.microbatch_choices
-        if parallel.dp * m <= problem.global_batch_size
-        for plan in _fitting(problem, parallel, m)
-    ]
+    return list(_fitting(problem, _choices(problem, _degrees(problem, _common_tps(problem)))))
+
+
+def tuned_uniform(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | None:
+    """The best uniform plan that anyone could find by trying; None where none fits.
+
+    Args:
+        problem: What to plan for.
+        step_s: Seconds of a step under a plan, simulated with whatever policy the plan is to be judged by. Asked of
+            plans within `PRUNE_RATIO` of the best by the planning formula.
+
+    Raises:
+        CostError: a module without costs.
+        InfeasiblePlanError: a module without any tp that its costs and the cluster allow.
+    """
+    choices = _choices(problem, _degrees(problem, _common_tps(problem)))
+    kept: list[Plan] = []
+    for plan in _fitting(problem, sorted(choices, key=lambda c: c.formula_s)):
+        if len(kept) >= MIN_SIMULATED and plan.formula_step_s > PRUNE_RATIO * kept[0].formula_step_s:
+            break
+        kept.append(plan)
+    return min(kept, key=lambda plan: (step_s(plan), plan.formula_step_s, plan.plan_id), default=None)
 
 
 def default_plan(problem: Problem) -> Plan:
@@ -41,12 +75,13 @@ def default_plan(problem: Problem) -> Plan:
         CostError: a module without costs.
         InfeasiblePlanError: no pipeline is deep enough.
     """
-    tps = _common_tps(problem)
-    for parallel in _degrees(problem, tps[-1:]):
-        for plan in _fitting(problem, parallel, problem.global_batch_size // parallel.dp):
+    largest_tp = _common_tps(problem)[-1:]
+    for parallel in _degrees(problem, largest_tp):
+        one_sample_each = problem.global_batch_size // parallel.dp
+        for plan in _fitting(problem, _choices(problem, [parallel], [one_sample_each])):
             return plan
     raise InfeasiblePlanError(
-        f"no uniform plan with tp {tps[-1:]} on {problem.cluster.num_processes} processes fits in memory",
+        f"no uniform plan with tp {largest_tp} on {problem.cluster.num_processes} processes fits in memory",
         hint="raise memory_per_process_bytes, or add nodes",
     )
 
@@ -59,9 +94,8 @@ def default_plans(problem: Problem) -> list[Plan]:
         InfeasiblePlanError: no pipeline is deep enough.
     """
     first = default_plan(problem)
-    parallel = first.modules[-1].parallel
-    others = [m for m in problem.microbatch_choices if parallel.dp * m <= problem.global_batch_size]
-    return [first] + [plan for m in others if m != first.num_microbatches for plan in _fitting(problem, parallel, m)]
+    others = [m for m in problem.microbatch_choices if m != first.num_microbatches]
+    return [first, *_fitting(problem, _choices(problem, [first.modules[-1].parallel], others))]
 
 
 def _common_tps(problem: Problem) -> list[int]:
@@ -71,29 +105,85 @@ def _common_tps(problem: Problem) -> list[int]:
 
 
 def _degrees(problem: Problem, tps: Iterable[int]) -> Iterator[ParallelSpec]:
-    """Degrees that use every process, with no more stages than layers nor replicas than samples; pp ascending."""
+    """Degrees that use every process, with no more replicas than samples and stages than layers; pp ascending."""
     num_processes = problem.cluster.num_processes
     num_layers = sum(spec.num_layers for spec in problem.specs)
     for tp in tps:
         for pp in range(1, min(num_layers, num_processes // tp) + 1):
             dp, rest = divmod(num_processes, tp * pp)
-            if rest == 0 and dp <= problem.global_batch_size:
+            chain = even_chain(problem.specs, pp)
+            can_cut = all(np.count_nonzero(chain[spec.module]) <= spec.max_pp for spec in problem.specs)
+            if rest == 0 and dp <= problem.global_batch_size and can_cut:
                 yield ParallelSpec(tp, pp, dp)
 
 
-def _fitting(problem: Problem, parallel: ParallelSpec, num_microbatches: int) -> Iterator[Plan]:
-    """At most one plan: without recomputation if that fits, else with it."""
-    ways = set.intersection(*(set(recompute_ways(problem, s.module, parallel.tp)) for s in problem.specs))
-    for recompute in sorted(ways):
+def _choices(
+    problem: Problem, degrees: Iterable[ParallelSpec], counts: Sequence[int] | None = None
+) -> Iterator[_Choice]:
+    """Degrees x numbers of microbatches (None: all of the space) x ways to recompute, memory not considered."""
+    for parallel in degrees:
+        tried = problem.microbatch_choices if counts is None else counts
+        enough = np.array([m for m in tried if parallel.dp * m <= problem.global_batch_size], dtype=np.int64)
+        ways = sorted(set.intersection(*(set(recompute_ways(problem, s.module, parallel.tp)) for s in problem.specs)))
+        values = [_formula_s(problem, parallel, way, enough) for way in ways]
+        for k, m in enumerate(enough.tolist()):
+            yield from (_Choice(parallel, m, way, float(v[k])) for way, v in zip(ways, values, strict=True))
+
+
+def _fitting(problem: Problem, choices: Iterable[_Choice]) -> Iterator[Plan]:
+    """Choices as plans, those that fit; of two that differ in recomputation alone, the first."""
+    done: set[tuple[ParallelSpec, int]] = set()
+    for choice in choices:
+        key = (choice.parallel, choice.num_microbatches)
+        if key in done:
+            continue
         plan = inline_draft(
             problem,
-            num_microbatches,
-            parallel,
-            even_chain(problem.specs, parallel.pp),
-            recompute=recompute,
-            shard_optimizer=problem.space.shard_optimizer and parallel.dp > 1,
-            formula_s=math.nan,
+            choice.num_microbatches,
+            choice.parallel,
+            even_chain(problem.specs, choice.parallel.pp),
+            recompute=choice.recompute,
+            shard_optimizer=_shards(problem, choice.parallel),
+            formula_s=choice.formula_s,
         )
         if fits(problem, plan):
+            done.add(key)
             yield plan
-            return
+
+
+def _shards(problem: Problem, parallel: ParallelSpec) -> bool:
+    return problem.space.shard_optimizer and parallel.dp > 1
+
+
+def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts: Ints) -> Floats:
+    """`[C]`: the formula of `dflop/plan/inline.py` for the even cut under C numbers of microbatches."""
+    chain = even_chain(problem.specs, parallel.pp)
+    layers = np.array([chain[spec.module] for spec in problem.specs])
+
+    def stage_seconds(loads: Mapping[str, Floats]) -> Floats:
+        """`[C, S, P]`, all modules together, of loads `[3, C, S]` per module."""
+        total_s: Floats = np.zeros(parallel.pp)
+        for spec, of_module in zip(problem.specs, layers, strict=True):
+            layer_s, edge_s = layer_and_edge_seconds(
+                problem.cost, spec.module, loads[spec.module], tp=parallel.tp, recompute=recompute
+            )
+            _, edge = ends_and_edge(of_module)
+            total_s = total_s + of_module * layer_s[..., np.newaxis] + edge * edge_s[..., np.newaxis]
+        return total_s
+
+    average_s = stage_seconds(
+        {name: loads.per_microbatch(counts * parallel.dp) for name, loads in problem.sample_loads.items()}
+    )
+    heaviest_s = stage_seconds({name: load[:, np.newaxis] for name, load in problem.heaviest_samples.items()})
+    fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
+    steps_s: Floats = (fill_s + (counts[:, np.newaxis] - 1) * average_s.max(axis=2)).mean(axis=1)
+    sync_s = chain_sync_s(
+        problem,
+        problem.specs,
+        layers[:, np.newaxis],
+        tp=parallel.tp,
+        dp=np.array([parallel.dp]),
+        recompute=recompute,
+        shard_optimizer=np.array([_shards(problem, parallel)]),
+    )
+    return steps_s + sync_s
