@@ -71,16 +71,21 @@ def contention(problem: Problem, plan: Plan) -> int | None:
 
 def arrival_step_s(problem: Problem, plan: Plan) -> float:
     """Mean simulated step of data-blind microbatches."""
-    jobs = [StepJob(plan, batch, problem.cost, contention(problem, plan)) for batch in problem.batches]
+    jobs = _jobs(problem, plan, None)
     return statistics.fmean(j.judge.step_s(j.assign("arrival", QUICK)) for j in jobs) + plan.sync_s
+
+
+def _jobs(problem: Problem, plan: Plan, num_batches: int | None) -> list[StepJob]:
+    limit = contention(problem, plan)
+    pairs = list(zip(problem.batches, problem.batch_items, strict=True))[:num_batches]
+    return [StepJob(plan, batch, problem.cost, limit, items) for batch, items in pairs]
 
 
 def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Effort) -> Ranked | None:
     """None when the scheduler finds nothing that keeps the token caps, which are the memory's."""
     limit, sigma_frac = contention(problem, plan), residual_sigma_frac(problem, plan)
     step_s, noisy_s, arrival_s = [], [], []
-    for batch in problem.batches[:num_batches]:
-        job = StepJob(plan, batch, problem.cost, limit)
+    for job in _jobs(problem, plan, num_batches):
         _, best, best_s = job.best(effort)
         if not job.keeps_caps(best):
             return None

@@ -17,7 +17,6 @@ from dflop.plan.candidates import check_processes
 from dflop.plan.drafts import split_draft
 from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
-from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
 from dflop.plan.rank import arrival_step_s, nominate, rank
 from dflop.plan.space import Problem, SearchSpace
@@ -85,6 +84,8 @@ def plan_problem(
     ranked = prefer_simple(rank(problem, nominees, effort))
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory")
     if not ranked:
+        from dflop.plan.infeasible import explain
+
         raise explain(problem)
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
     plans = [dataclasses.replace(r.plan, uniform_step_s=uniform_s) for r in ranked]

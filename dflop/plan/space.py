@@ -12,6 +12,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
+from dflop.schedule.items import ModuleItems, module_items
 
 USABLE_MEMORY_FRAC = 0.9
 """Of a device: the rest is for workspaces, communication buffers and fragmentation."""
@@ -98,6 +99,11 @@ class Problem:
             name: np.stack([load[:, k] for load, k in zip(loads.units, heaviest, strict=True)], axis=1).astype(float)
             for name, loads in self.sample_loads.items()
         }
+
+    @cached_property
+    def batch_items(self) -> tuple[dict[str, ModuleItems], ...]:
+        """Per batch the items of every module: the same for all plans."""
+        return tuple({s.module: module_items(batch, s.module) for s in self.specs} for batch in self.batches)
 
     @cached_property
     def sync_lines(self) -> dict[tuple[int, int], tuple[float, float]]:

@@ -55,13 +55,19 @@ class StepJob:
         batch: Samples in arrival order; may be shorter than the plan's global batch.
         cost: Predicts seconds, corrections included.
         max_concurrency: Processes that can compute at once; None: all of them.
+        items: Of the batch, by module, where they are known from another plan.
     """
 
     def __init__(
-        self, plan: Plan, batch: Sequence[SampleShape], cost: CostModel, max_concurrency: int | None = None
+        self,
+        plan: Plan,
+        batch: Sequence[SampleShape],
+        cost: CostModel,
+        max_concurrency: int | None = None,
+        items: Mapping[str, ModuleItems] | None = None,
     ) -> None:
         self.plan, self.cost = plan, cost.extrapolating()
-        self.items: Mapping[str, ModuleItems] = {m.module: module_items(batch, m.module) for m in plan.modules}
+        self.items = items or {m.module: module_items(batch, m.module) for m in plan.modules}
         self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency)
         self._linear: LinearStep | None = None
         self._item_seconds: dict[str, Floats] = {}
