@@ -67,7 +67,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "model": {
             "megatron_mimo_parallelism_config": {
                 "_target_": f"{CONFIG}.MegatronMIMOParallelismConfig",
-                "module_parallelisms": {_name(m): _parallelism(m) for m in _by_rank(plan)},
+                "module_parallelisms": {_name(m): _parallelism(m) for m in plan.modules},
             },
             "standard_provider": language,
         },
@@ -109,7 +109,7 @@ def _comments(plan: Plan) -> list[str]:
         *_zero1_comment(plan),
         "",
         "Where a script of Megatron-Bridge takes flags, these say the same:",
-        *(f"  --component {_name(m)}={_flags(m)}" for m in _by_rank(plan)),
+        *(f"  --component {_name(m)}={_flags(m)}" for m in plan.modules),
         f"  --micro-batch-size {size} --global-batch-size {plan.global_batch_size}",
         "Fields under model.standard_provider have no flag: set them on the provider before it is built.",
     ]
@@ -134,10 +134,6 @@ def _flags(module: ModulePlan) -> str:
 
 def _name(module: ModulePlan) -> str:
     return NAMES.get(module.module, module.module)
-
-
-def _by_rank(plan: Plan) -> list[ModulePlan]:
-    return sorted(plan.modules, key=lambda m: m.first_rank)
 
 
 def _yaml(tree: dict[str, Any], indent: str = "") -> str:

@@ -65,6 +65,12 @@ def test_a_rank_of_an_inline_plan_holds_layers_of_several_modules(plan: Plan):
             assert cut == ({(m.module, first, first + num_layers)} if num_layers else set())
 
 
+def test_ranks_ascend_whatever_the_order_of_the_modules():
+    turned = dataclasses.replace(TWELVE, modules=TWELVE.modules[::-1])
+    assert list(places(turned)) == list(places(TWELVE))
+    assert [p.rank for p in places(turned)] == list(range(12))
+
+
 @given(st.integers(1, 200), st.integers(1, 9))
 def test_ranks_fill_node_after_node(num_processes: int, per_node: int):
     found = processes_of_nodes(num_processes, per_node)
