@@ -106,7 +106,7 @@ def check_processes(modules: Sequence[str], num_processes: int) -> None:
 
 
 def module_candidates(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> Candidates:
-    """Every layout of `spec` under a number of microbatches, memory not considered, in ascending content.
+    """Every layout of `spec` under a number of microbatches, memory not considered.
 
     Every process may be taken but one for each other module. With more than one replica the optimizer's states are
     shared out where that is allowed: it saves memory and costs no time, so nothing else needs to be looked at.

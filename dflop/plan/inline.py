@@ -201,7 +201,7 @@ class _Chain:
     def _fit(self, layers: Ints, dp: Ints) -> Bools:
         pp = layers.shape[2]
         peaks = self._stage_bytes(layers, dp).peaks(in_flight(pp, self.num_microbatches, 0, pp))
-        return np.all(peaks <= self.problem.usable_bytes, axis=1)
+        return np.asarray((peaks <= self.problem.usable_bytes).all(axis=1))
 
     def _cuts_within_memory(self, pp: int, dp: int) -> Cuts | None:
         """The fastest cuts of which every stage fits."""

@@ -1,53 +1,116 @@
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
-from dflop.plan.enumerate import best_choices, num_choices
-from dflop.plan.formula import FormulaTable, ModuleTable
+from dflop.cost.links import ALL_REDUCE
+from dflop.cost.model import CostModel, has_edge
+from dflop.plan.candidates import Candidate, Candidates
+from dflop.plan.drafts import fits, split_draft
+from dflop.plan.enumerate import best_choices
+from dflop.plan.formula import FormulaTable, ModuleTable, formula_table, module_table
 from dflop.plan.milp import solve_milp
+from dflop.plan.space import Problem
+from dflop.records import LLM
+from tests.builders import make_link, make_specs
+from tests.plan.problems import make_problem
 
 
-def random_table(seed: int, num_encoders: int, *, num_processes: int = 12) -> FormulaTable:
+def random_table(seed: int, num_encoders: int, *, num_processes: int = 12, size: int = 9) -> FormulaTable:
+    """Candidates of every degree up to 3, a random part of them, at random costs."""
     rng = np.random.default_rng(seed)
+    every = np.array(list(itertools.product((1, 2), (1, 2, 3), (1, 2, 3), (0, 1))))
     modules = []
-    for index in range(num_encoders + 1):
-        size, scenarios = int(rng.integers(3, 10)), 4
-        tau = rng.lognormal(-4.0, 0.6, (scenarios, size))
-        depth = np.where(rng.random(size) < 0.5, np.inf, rng.integers(1, 5, size).astype(float))
+    for index, spec in enumerate(make_specs(*(f"encoder{k}" for k in range(num_encoders)))):
+        some = every[rng.permutation(len(every))[: int(rng.integers(3, size + 1))]]
+        tau = rng.lognormal(-4.0, 0.6, (4, len(some)))
+        depth = np.where(rng.random(len(some)) < 0.5, np.inf, rng.integers(1, 4, len(some)).astype(float))
+        candidates = Candidates(spec, *some[:, :3].T, np.ones(len(some), dtype=int), some[:, 3] > 0, some[:, 2] > 1)
         modules.append(
             ModuleTable(
-                module="llm" if index == num_encoders else f"encoder{index}",
+                candidates=candidates,
                 tau_s=tau,
-                fill_s=tau * rng.uniform(1.0, 4.0, (1, size)),
-                num_processes=rng.integers(1, 8, size),
-                pp=rng.integers(1, 5, size),
-                max_llm_pp=depth if index < num_encoders else np.full(size, np.inf),
+                fill_s=tau * rng.uniform(1.0, 4.0, (1, len(some))),
+                sync_s=rng.uniform(0.0, 0.02, len(some)),
+                max_llm_pp=depth if index < num_encoders else np.full(len(some), np.inf),
             )
         )
     return FormulaTable(int(rng.integers(1, 17)), num_processes, tuple(modules))
 
 
-def every_choice(table: FormulaTable):
-    """(objective, choice) of every feasible choice, one at a time."""
-    sizes = [range(len(m.num_processes)) for m in table.modules]
-    return sorted((table.objective(c), c) for c in itertools.product(*sizes) if table.feasible(c))
+def tied_table(seed: int) -> FormulaTable:
+    """Costs of few different values, so that many choices are equally good."""
+    rng, table = np.random.default_rng(seed), random_table(seed, 2)
+    return dataclasses.replace(
+        table,
+        modules=tuple(
+            ModuleTable(m.candidates, tau, 2 * tau, np.zeros(tau.shape[1]), np.full(tau.shape[1], np.inf))
+            for m in table.modules
+            for tau in [np.broadcast_to(rng.integers(1, 3, m.tau_s.shape[1]), m.tau_s.shape).astype(float)]
+        ),
+    )
 
 
-@pytest.mark.parametrize("num_encoders", [0, 1, 2])
+def every_choice(table: FormulaTable, *, max_per_llm: int | None = None) -> list[tuple[float, tuple[int, ...]]]:
+    """(objective, choice) of every feasible choice, one at a time, in the order that ties are broken in."""
+
+    def order(found: tuple[float, tuple[int, ...]]) -> tuple[object, ...]:
+        picked = list(zip(table.modules, found[1], strict=True))
+        content = [tuple(m.candidates.content[c].tolist()) for m, c in picked]
+        return found[0], sum(int(m.num_processes[c]) for m, c in picked), content
+
+    sizes = [range(len(m.candidates)) for m in table.modules]
+    found = sorted(((table.objective(c), c) for c in itertools.product(*sizes) if table.feasible(c)), key=order)
+    seen: dict[int, int] = {}
+    for _, choice in found:
+        seen[choice[-1]] = seen.get(choice[-1], 0) + 1
+    if max_per_llm is None:
+        return found
+    ranks = [sum(c[-1] == choice[-1] for _, c in found[:k]) for k, (_, choice) in enumerate(found)]
+    return [f for f, rank in zip(found, ranks, strict=True) if rank < max_per_llm]
+
+
+@pytest.mark.parametrize("num_encoders", [0, 1, 2, 3])
 @pytest.mark.parametrize("seed", range(8))
 def test_enumeration_equals_trying_every_choice(seed, num_encoders):
-    table = random_table(seed, num_encoders)
-    found, expected = best_choices(table, 5), every_choice(table)[:5]
-    assert [c for _, c in found] == [c for _, c in expected]
-    assert [j for j, _ in found] == pytest.approx([j for j, _ in expected], rel=1e-12)
-    assert num_choices(table) >= len(expected)
+    table = random_table(seed, num_encoders, size=9 if num_encoders < 3 else 5)
+    assert best_choices(table, 5) == every_choice(table)[:5]
+    assert best_choices(table, 10**4) == every_choice(table)
 
 
-@pytest.mark.parametrize("num_encoders", [1, 2])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_enumeration_takes_the_best_few_of_each_llm_candidate(seed, most):
+    table = random_table(seed, 2)
+    assert best_choices(table, 6, max_per_llm=most) == every_choice(table, max_per_llm=most)[:6]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ties_are_broken_by_content(seed):
+    table = tied_table(seed)
+    expected = every_choice(table)
+    assert len({value for value, _ in expected[:7]}) < 7
+    assert best_choices(table, 7) == expected[:7]
+
+
+@pytest.mark.parametrize("make", [functools.partial(random_table, num_encoders=2), tied_table])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_of_candidates_changes_no_choice(seed, make):
+    table, rng = make(seed), np.random.default_rng(seed)
+    shuffled = dataclasses.replace(
+        table, modules=tuple(m.select(rng.permutation(len(m.candidates))) for m in table.modules)
+    )
+    layouts = [(value, table.layout(choice)) for value, choice in best_choices(table, 5)]
+    assert [(value, shuffled.layout(choice)) for value, choice in best_choices(shuffled, 5)] == layouts
+    by_program = [t.layout(choice) for t in (table, shuffled) if (choice := solve_milp(t)) is not None]
+    assert by_program == by_program[:1] * 2
+
+
+@pytest.mark.parametrize(("seed", "num_encoders"), [*((s, 1) for s in range(50)), *((s, 2) for s in range(100, 120))])
 def test_program_finds_the_enumerated_optimum(seed, num_encoders):
     table = random_table(seed, num_encoders)
     choice, best = solve_milp(table), best_choices(table, 1)
@@ -63,3 +126,92 @@ def test_program_and_enumeration_agree_that_nothing_fits():
     table = random_table(0, 2, num_processes=2)
     assert solve_milp(table) is None
     assert best_choices(table, 3) == []
+
+
+def formula_by_hand(problem: Problem, num_microbatches: int, layout: dict[str, Candidate]) -> float:
+    """J of one layout, stage by stage and scenario by scenario."""
+    steps = []
+    for s in range(len(problem.batches)):
+        taus, fills = {}, {}
+        for name, c in layout.items():
+            loads, key = problem.loads[name], {"tp": c.parallel.tp, "recompute": c.recompute}
+            stages = []
+            for load in (loads.per_microbatch(num_microbatches * c.parallel.dp)[:, s], loads.longest[:, s]):
+                for stage, num_layers in enumerate(c.layers_per_stage):
+                    edge = has_edge(c.layers_per_stage, stage)
+                    stages.append(
+                        sum(problem.cost.module_seconds(name, *load, num_layers=num_layers, edge=edge, **key))
+                    )
+            average, lump = stages[: c.parallel.pp], stages[c.parallel.pp :]
+            taus[name] = max(average)
+            fills[name] = sum(max(a, b) for a, b in zip(average, lump, strict=True))
+        encoders_s = max((fill for name, fill in fills.items() if name != LLM), default=0.0)
+        steps.append(encoders_s + fills[LLM] + (num_microbatches - 1) * max(taus.values()))
+    return sum(steps) / len(steps)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_table_holds_the_formula_of_every_layout(num_microbatches):
+    problem = make_problem("vision", "audio", num_processes=6, tps=(1, 2))
+    table = formula_table(problem, num_microbatches)
+    choices = [choice for _, choice in best_choices(table, 10**6)]
+    assert len({m.candidates.pp.max() for m in table.modules}) > 1
+    for choice in choices[:: max(1, len(choices) // 40)]:
+        layout = table.layout(choice)
+        draft = split_draft(problem, num_microbatches, layout, table.objective(choice))
+        expected = formula_by_hand(problem, num_microbatches, layout) + draft.sync_s
+        assert table.objective(choice) == pytest.approx(expected, rel=1e-12)
+
+
+def test_synchronisation_and_optimizer_are_part_of_the_formula_except_for_frozen_modules():
+    link = make_link(ALL_REDUCE, 2, 1, 0.1, 1e9)
+    plain = make_problem("vision", num_processes=4)
+    slow = make_problem("vision", num_processes=4, links=[link], optimizer_s_per_param=1e-8)
+    frozen = make_problem("vision", num_processes=4, links=[link], optimizer_s_per_param=1e-8, frozen=True)
+    tables = [module_table(p, p.specs[0], 2) for p in (plain, slow, frozen)]
+    assert not tables[0].sync_s.any()
+    assert not tables[2].sync_s.any()
+    # 4 layers of a million parameters and an edge of two: the edge counts once, states are shared out.
+    by_dp = dict(zip(tables[1].candidates.dp.tolist(), tables[1].sync_s.tolist(), strict=True))
+    assert by_dp[1] == pytest.approx(6e6 * 1e-8)
+    assert by_dp[2] == pytest.approx(6e6 * 1e-8 / 2 + 0.1 + 24e6 / 1e9)
+
+
+@pytest.mark.parametrize("memory_mb", [140, 170, 250])
+def test_feasible_choices_are_the_drafts_that_fit(memory_mb):
+    problem = make_problem("vision", num_processes=5, memory_bytes=memory_mb * 10**6, recompute=(False,))
+    table = formula_table(problem, 3)
+    chosen = {str(sorted(table.layout(c).items())) for _, c in best_choices(table, 10**6)}
+    roomy = make_problem("vision", num_processes=5, recompute=(False,))
+    every = formula_table(roomy, 3)
+    fitting = {
+        str(sorted(layout.items()))
+        for _, choice in best_choices(every, 10**6)
+        for layout in [every.layout(choice)]
+        if fits(problem, split_draft(problem, 3, layout, 0.0))
+    }
+    assert chosen == fitting
+    assert 0 < len(chosen) < len(best_choices(every, 10**6))
+
+
+def test_recomputation_is_kept_only_where_it_buys_something():
+    roomy = make_problem("vision", num_processes=4)
+    assert not any(m.candidates.recompute.any() for m in formula_table(roomy, 4).modules)
+    tight = make_problem("vision", num_processes=5, memory_bytes=130 * 10**6)
+    vision, llm = formula_table(tight, 3).modules
+    assert vision.candidates.recompute.any()
+    assert llm.candidates.recompute.any()
+    degrees = llm.candidates.content[:, :3].tolist()
+    assert len({tuple(d) for d in degrees}) == len(degrees)  # an LLM that fits without never comes with
+    for d in {tuple(d) for d in vision.candidates.content[:, :3].tolist()}:
+        same = (vision.candidates.content[:, :3] == d).all(axis=1)
+        deepest = vision.max_llm_pp[same][np.argsort(vision.candidates.recompute[same])]
+        assert (np.diff(deepest) > 0).all()
+
+
+def test_a_missing_table_for_recomputation_leaves_the_plain_way():
+    problem = make_problem("vision", num_processes=5, memory_bytes=130 * 10**6)
+    plain = CostModel([t for t in problem.cost.tables if not t.recompute], extrapolate=True)
+    table = formula_table(dataclasses.replace(problem, cost=plain), 3)
+    assert all(len(m.candidates) for m in table.modules)
+    assert not any(m.candidates.recompute.any() for m in table.modules)

@@ -1,0 +1,63 @@
+"""Small planning problems."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from dflop.cost.model import CostModel
+from dflop.plan.space import Problem, SearchSpace
+from dflop.records import LLM, CostTerms, LinkCost, SampleShape
+from tests.builders import make_cluster, make_specs, make_table, random_batch
+
+
+def make_problem(
+    *encoders: str,
+    num_processes: int = 4,
+    num_nodes: int = 1,
+    memory_bytes: int = 2**34,
+    tps: tuple[int, ...] = (1,),
+    links: Sequence[LinkCost] = (),
+    optimizer_s_per_param: float = 0.0,
+    frozen: bool = False,
+    max_pp: int | None = None,
+    batches: Sequence[Sequence[SampleShape]] = (),
+    **space: object,
+) -> Problem:
+    """Modules of four layers, with and without recomputation, on `num_processes` processes of each node.
+
+    Recomputing takes a third more time and keeps a tenth of a layer's activations. `space` are fields of `SearchSpace`.
+    """
+    specs = tuple(
+        dataclasses.replace(s, tp_choices=tps, **({} if max_pp is None else {"max_pp": max_pp}))
+        for s in make_specs(*encoders)
+    )
+    tables = []
+    for module in (*encoders, LLM):
+        is_frozen = frozen and module != LLM
+        for recompute in (False, True):
+            kept = CostTerms(0.0, 1e3 if recompute else 1e4, 0.0, 0.0, 1e4, 0.0)
+            table = make_table(
+                module,
+                recompute=recompute,
+                is_frozen=is_frozen,
+                optimizer_s_per_param=0.0 if is_frozen else optimizer_s_per_param,
+                activation_bytes=kept,
+            )
+            table = dataclasses.replace(table, table_id=f"{table.table_id}-{recompute}")
+            if recompute:
+                backward = dataclasses.replace(table.backward_s, layer_per_token=3e-5)
+                table = dataclasses.replace(table, backward_s=backward)
+            tables.append(table)
+    return Problem(
+        run_id="run",
+        specs=specs,
+        cluster=dataclasses.replace(
+            make_cluster(num_processes, memory_bytes=memory_bytes), num_nodes=num_nodes, device="cuda"
+        ),
+        cost=CostModel(tables, specs=specs, links=links, extrapolate=True),
+        batches=tuple(batches) or tuple(random_batch(24, encoders=encoders, seed=seed) for seed in range(2)),
+        global_batch_size=24,
+        snapshot_seq=3,
+        space=SearchSpace(**space),  # type: ignore[arg-type]
+    )
