@@ -14,7 +14,7 @@ help:
 	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
 	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
-	@echo "make bench     benchmarks of store, data profiler, profiles and costs (some minutes, 3 GB of disk)"
+	@echo "make bench     benchmarks of store, data profiler, profiles, costs and simulator (some minutes, 3 GB of disk)"
 	@echo "make check     lint and types"
 	@echo "make format    format the code"
 
@@ -69,6 +69,7 @@ bench: setup
 	$(BIN)/python -m tests.bench.data
 	$(BIN)/python -m tests.bench.cost
 	$(BIN)/python -m tests.bench.profile
+	$(BIN)/python -m tests.bench.simulate
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,109 @@
+"""Whether real steps take as long as the simulator says: `python -m tests.bench.simulate [--json FILE]`.
+
+Small models are profiled, plans of two processes are scheduled with the costs that come out, and the steps are trained
+by the engine over gloo, a core for each process. Predicted and measured are the whole step: pipeline, gradient
+synchronisation, optimizer. Steps run in rounds, all cases in each, the first one uncounted; measured is the median over
+rounds, the error of a case the median over its global batches, noise half the range over the rounds. Plans of four
+processes on two cores follow, without a bound.
+
+A line says, predicted beside measured: step, error, noise, share of the pipeline that is idle, what an error is made of
+(`compute`, predicted over measured CPU seconds of forward and backward: the cost model; `cpu`, the share of their wall
+seconds on a core: other processes; `replay`, the pipeline simulated with the measured seconds over the measured one:
+the simulator), and the `tail` behind the pipeline. A reference probe says whether the machine was as fast in training
+as when it was profiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dflop.jobs.submit import CPU_ENV
+from tests.bench.figures import machine
+from tests.bench.simulate.cases import CASES, CROWDED_CASES, MODELS, Case, family_of
+from tests.bench.simulate.compare import NUM_CORES, Outcome, Predictor
+from tests.bench.simulate.measure import profile, train
+from tests.train.ranks import run_ranks
+
+BOUND_FRAC = 0.10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--budget", type=float, default=70.0, help="seconds of profiling")
+    parser.add_argument("--batches", type=int, default=5, help="global batches per case")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each of them counts")
+    parser.add_argument("--case", type=int, nargs="*", help="only these cases of two processes, none of four")
+    args = parser.parse_args()
+    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
+        os.execve(sys.executable, [sys.executable, "-m", "tests.bench.simulate", *sys.argv[1:]], os.environ | CPU_ENV)
+    if len(os.sched_getaffinity(0)) < NUM_CORES:
+        sys.exit(f"needs {NUM_CORES} cores")
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:NUM_CORES]))
+    started = time.perf_counter()
+    profiled = _ranks(profile, NUM_CORES, _shapes(), args.budget, 5)
+    predictor = Predictor(profiled)
+    profiled_s = [statistics.median(p.reference_s) for p in profiled]
+    cases = CASES if args.case is None else [CASES[i] for i in args.case]
+    outcomes = run_cases(predictor, cases, args.batches, args.rounds, profiled_s)
+    error_frac = statistics.median(o.error_frac for o in outcomes)
+    is_met = error_frac <= BOUND_FRAC
+    verdict = f"bound {BOUND_FRAC:.0%}   {'ok' if is_met else 'MISSED'}"
+    print(f"median error of {len(outcomes)} cases: {error_frac:.1%}   {verdict}")
+    if args.case is None:
+        crowded = run_cases(predictor, CROWDED_CASES, args.batches, args.rounds, profiled_s)
+        print(f"four processes on two cores: median error {statistics.median(o.error_frac for o in crowded):.1%}")
+        outcomes += crowded
+    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
+    if args.json:
+        figures = [asdict(o) for o in outcomes]
+        content = {"machine": machine("torch", "transformers"), "median_error_frac": error_frac, "figures": figures}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    if not is_met:
+        sys.exit("bound missed: median error")
+
+
+def run_cases(
+    predictor: Predictor, cases: Sequence[Case], num_batches: int, num_rounds: int, profiled_s: Sequence[float]
+) -> list[Outcome]:
+    """Schedule, train and compare cases of the same number of processes; `profiled_s` are the reference's seconds."""
+    runs = [predictor.schedule(case, num_batches) for case in cases]
+    trained = _ranks(train, cases[0].plan.num_processes, runs, 1 + num_rounds)
+    speed = statistics.mean(profiled_s) / statistics.mean(s for t in trained for s in t.reference_s[1:])
+    print(f"reference probe: {speed:.2f} times as fast in training as in profiling", flush=True)
+    outcomes = []
+    for i, run in enumerate(runs):
+        by_rank = [[of_round[i] for of_round in t.rounds[1:]] for t in trained]
+        steps = [list(zip(*of_round, strict=True)) for of_round in zip(*by_rank, strict=True)]
+        outcomes.append(predictor.compare(run, steps))
+        print(outcomes[-1].line(), flush=True)
+    return outcomes
+
+
+def _shapes() -> dict[str, list[Any]]:
+    """Samples to profile each model with: as in its cases, but others."""
+    every = [*CASES, *CROWDED_CASES]
+    return {
+        model: [s for data in dict.fromkeys(c.data for c in every if c.model == model)
+                for s in data.shapes(family_of(model), 100, seed=0)]
+        for model in MODELS
+    }  # fmt: skip
+
+
+def _ranks(worker: Any, num_ranks: int, *args: Any) -> list[Any]:
+    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
+        return run_ranks(worker, num_ranks, Path(folder), *args)
+
+
+if __name__ == "__main__":
+    main()
