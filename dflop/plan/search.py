@@ -26,6 +26,8 @@ from dflop.schedule.policies import QUICK, Effort
 
 DRAFTS_PER_COUNT = 15
 """Layouts kept per number of microbatches, of each kind."""
+COARSE_RATIO, NUM_REFINED = 1.4, 2
+"""Step time changes slowly with the number of microbatches: tried coarsely first, then all around the best two."""
 
 
 def make_plans(
@@ -98,28 +100,47 @@ def plan_problem(
 
 
 def _drafts(problem: Problem, tell: Callable[[str], None]) -> list[Plan]:
+    """The formula's favourites for numbers of microbatches far apart, then for those beside the best of these."""
+    counts = problem.microbatch_choices
+    found = {m: _drafts_of(problem, m, tell) for m in _far_apart(counts)}
+    best = sorted((min(d.formula_step_s for d in drafts), m) for m, drafts in found.items() if drafts)[:NUM_REFINED]
+    visited = sorted(found)
+    for _, m in best:
+        at = visited.index(m)
+        below, above = visited[max(at - 1, 0)], visited[min(at + 1, len(visited) - 1)]
+        found |= {n: _drafts_of(problem, n, tell) for n in counts if below < n < above and n not in found}
+    return [draft for m in sorted(found) for draft in found[m]]
+
+
+def _drafts_of(problem: Problem, num_microbatches: int, tell: Callable[[str], None]) -> list[Plan]:
     found: list[Plan] = []
-    for m in problem.microbatch_choices:
-        before = len(found)
-        # A global batch is cut into at least as many samples as microbatches, or slots would stay empty.
-        if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
-            table = formula_table(problem, m)
-            found += [
-                split_draft(problem, m, table.layout(choice), value)
-                for value, choice in best_choices(table, DRAFTS_PER_COUNT)
-            ]
-        if "inline" in problem.space.layouts:
-            found += [plan for _, plan in inline_choices(problem, m)[:DRAFTS_PER_COUNT]]
-        num_new = len(found) - before
-        tell(f"{m} microbatches: {num_new} layouts kept" if num_new else f"{m} microbatches: nothing fits")
+    if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
+        table = formula_table(problem, num_microbatches)
+        found += [
+            split_draft(problem, num_microbatches, table.layout(choice), value)
+            for value, choice in best_choices(table, DRAFTS_PER_COUNT)
+        ]
+    if "inline" in problem.space.layouts:
+        found += [plan for _, plan in inline_choices(problem, num_microbatches, top=DRAFTS_PER_COUNT)]
+    kept = f"{len(found)} layouts kept" if found else "nothing fits"
+    tell(f"{num_microbatches} microbatches: {kept}")
     return found
+
+
+def _far_apart(counts: Sequence[int]) -> list[int]:
+    """The first count and those at least `COARSE_RATIO` times the one before, the last one among them."""
+    kept = list(counts[:1])
+    for m in counts[1:]:
+        if m >= COARSE_RATIO * kept[-1] or m == counts[-1]:
+            kept.append(m)
+    return kept
 
 
 def _extrapolated(plan: Plan, problem: Problem) -> list[str]:
     """A line per module whose average microbatch has more tokens than any probe had."""
     found = []
     for m in plan.modules:
-        tokens = problem.loads[m.module].typical(plan.num_microbatches * m.parallel.dp).num_tokens
+        tokens = round(float(problem.loads[m.module].typical([plan.num_microbatches * m.parallel.dp])[1, 0]))
         probed = problem.cost.table(m.module, m.parallel.tp, m.recompute).max_tokens
         if probed and tokens > probed:
             found.append(

@@ -40,17 +40,21 @@ def reason(plan: Plan, rank: int, plans: Sequence[Plan]) -> str:
 
 def _chosen(plan: Plan, plans: Sequence[Plan]) -> str:
     fastest = min(plans, key=lambda p: p.predicted_step_s)
-    where = (
-        f"one chain of {plan.module(LLM).parallel.pp} stages on {plan.num_processes} processes"
-        if plan.is_inline
-        else "processes " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
-    )
-    step = f"{units.seconds(plan.predicted_step_s)} per step with {plan.num_microbatches} microbatches and {where}"
+    step = f"{units.seconds(plan.predicted_step_s)} per step with {plan.num_microbatches} microbatches {_where(plan)}"
     if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
         slower = units.ratio(plan.predicted_step_s / fastest.predicted_step_s)
         kind = "simpler, " if plan.is_inline and not fastest.is_inline else "steadier under the cost model's errors, "
         return f"{kind}at {slower} of the fastest of {len(plans)} simulated plans: {step}."
     return f"fastest of {len(plans)} simulated plans at {step}."
+
+
+def _where(plan: Plan) -> str:
+    parallel = plan.module(LLM).parallel
+    if not plan.is_inline:
+        return "on processes of their own: " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
+    if parallel.pp == 1:
+        return f"on {parallel.dp} replicas of the whole model, tp {parallel.tp}"
+    return f"on {parallel.dp} chains of {parallel.pp} stages, tp {parallel.tp}"
 
 
 def _gain(plan: Plan) -> str:

@@ -5,9 +5,15 @@ import statistics
 
 import pytest
 
+from dflop.cost.model import CostModel
 from dflop.errors import CostError, InfeasiblePlanError
+from dflop.plan.baselines.blind import blind_plan
+from dflop.plan.baselines.uniform import uniform_plans
+from dflop.plan.rank import arrival_step_s
 from dflop.plan.search import make_plans
+from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, Plan
+from dflop.schedule.policies import QUICK
 from dflop.schedule.scheduler import schedule_step
 from tests.builders import make_cluster, make_cost, make_sample, make_specs, random_batch
 
@@ -23,11 +29,11 @@ def plans(**changes) -> tuple[Plan, ...]:
         "cost": make_cost(*ENCODERS),
         "batches": BATCHES,
         "global_batch_size": 24,
-        "microbatch_choices": [2, 4],
         "snapshot_seq": 3,
         "top": 6,
     }
-    return make_plans(**(arguments | changes))
+    space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
+    return make_plans(**(arguments | {"space": space} | changes))
 
 
 def test_plans_are_ranked_placed_and_explained():
@@ -48,22 +54,24 @@ def test_plans_are_ranked_placed_and_explained():
         assert plan.table_ids == ("vision-tp1", "audio-tp1", "llm-tp1")
         assert (plan.snapshot_seq, plan.global_batch_size) == (3, 24)
     assert found[0].reason.startswith("fastest of 6 simulated plans")
-    assert found[1].reason.endswith("the step time of the best plan")
+    assert found[1].reason.endswith("the step time of the chosen plan")
 
 
 def test_prediction_is_the_scheduler_on_the_batches_under_contention():
     best = plans()[0]
     cost = make_cost(*ENCODERS)
     steps = [
-        schedule_step(run_id="run", step=0, plan=best, batch=batch, cost=cost, max_concurrency=2) for batch in BATCHES
+        schedule_step(run_id="run", step=0, plan=best, batch=batch, cost=cost, max_concurrency=2, effort=QUICK)
+        for batch in BATCHES
     ]
-    assert best.predicted_step_s == pytest.approx(statistics.fmean(s.predicted_step_s for s in steps))
+    assert best.predicted_step_s == pytest.approx(statistics.fmean(s.predicted_step_s for s in steps) + best.sync_s)
+    assert best.baseline_step_s == pytest.approx(statistics.fmean(s.arrival_step_s for s in steps) + best.sync_s)
     free = plans(cluster=make_cluster(4, num_cores=4))[0]
     assert free.predicted_step_s < best.predicted_step_s
 
 
 def test_processes_go_where_the_work_is():
-    alone = {"cluster": make_cluster(4, num_cores=4), "microbatch_choices": [4]}
+    alone = {"cluster": make_cluster(4, num_cores=4), "microbatches": (4,)}
     heavy_llm = plans(cost=make_cost(*ENCODERS, scale={LLM: 5.0}), **alone)[0]
     assert heavy_llm.module(LLM).parallel.num_processes == 2
     heavy_vision = plans(cost=make_cost(*ENCODERS, scale={"vision": 20.0}), **alone)[0]
@@ -74,7 +82,7 @@ def test_same_input_same_plans_and_ids_ignore_the_run():
     first = plans()
     assert plans() == first
     assert [p.plan_id for p in plans(run_id="other")] == [p.plan_id for p in first]
-    assert plans(microbatch_choices=[4, 2, 2]) == first
+    assert plans(microbatches=(4, 2, 2)) == first
 
 
 def test_model_without_encoders():
@@ -86,12 +94,46 @@ def test_model_without_encoders():
 
 def test_progress_is_told():
     lines: list[str] = []
-    plans(progress=lines.append)
-    assert lines == [
-        "2 microbatches: 3 layouts kept",
-        "4 microbatches: 3 layouts kept",
-        "simulated 6 plans on 2 global batches, 6 fit in memory",
-    ]
+    found = plans(progress=lines.append)
+    assert [line.partition(":")[0] for line in lines[:-1]] == ["2 microbatches", "4 microbatches"]
+    assert lines[-1] == f"simulated 6 plans on 2 global batches, {len(found)} fit in memory"
+
+
+@pytest.mark.parametrize("layouts", [("split",), ("inline",), ("split", "inline")])
+def test_only_layouts_asked_for(layouts):
+    found = plans(layouts=layouts, cluster=make_cluster(4, num_cores=4), top=20)
+    assert {p.layout for p in found} == set(layouts)
+    for plan in found:
+        if plan.is_inline:
+            assert len({m.parallel for m in plan.modules}) == 1
+            assert {m.first_rank for m in plan.modules} == {0}
+            assert plan.num_processes <= 4
+        assert all(sum(m.layers_per_stage) == 4 for m in plan.modules)
+
+
+def test_order_of_modules_candidates_and_counts_does_not_matter():
+    first = plans(layouts=("split", "inline"), microbatches=(1, 2, 3, 4, 6))
+    shuffled = plans(
+        layouts=("inline", "split"),
+        microbatches=(6, 3, 1, 4, 2),
+        specs=(*reversed(make_specs(*ENCODERS)[:-1]), make_specs(*ENCODERS)[-1]),
+    )
+    assert shuffled[0].predicted_step_s == pytest.approx(first[0].predicted_step_s, rel=0.02)
+    tables = make_cost(*ENCODERS).tables
+    assert plans(layouts=("split", "inline"), microbatches=(1, 2, 3, 4, 6), cost=CostModel(reversed(tables))) == first
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_never_worse_than_the_data_blind_plans_under_the_simulator(seed):
+    batches = tuple(random_batch(24, seed=10 * seed + i) for i in range(2))
+    cost = make_cost(*ENCODERS, scale={LLM: 2.0}).extrapolating()
+    alone = make_cluster(4, num_cores=4)
+    best = plans(layouts=("split", "inline"), batches=batches, cost=cost, cluster=alone, microbatches=())[0]
+    problem = Problem("run", make_specs(*ENCODERS), alone, cost, batches, 24, 0, SearchSpace(recompute=(False,)))
+    uniform = [arrival_step_s(problem, plan) for plan in uniform_plans(problem)]
+    assert best.uniform_step_s == pytest.approx(min(uniform))
+    assert best.predicted_step_s <= min(uniform)
+    assert best.predicted_step_s <= arrival_step_s(problem, blind_plan(problem))
 
 
 def test_fewer_processes_than_modules():
@@ -109,7 +151,7 @@ def test_memory_that_forces_more_processes_than_there_are():
     specs = tuple(
         dataclasses.replace(s, num_layer_params=40_000_000) if s.module == LLM else s for s in make_specs(*ENCODERS)
     )
-    limits = {"specs": specs, "microbatch_choices": [4]}
+    limits = {"specs": specs, "microbatches": (4,)}
     with pytest.raises(InfeasiblePlanError, match="module `llm` needs at least"):
         plans(cluster=make_cluster(4, memory_bytes=900 * 2**20), **limits)
     deep = plans(cluster=make_cluster(6, memory_bytes=900 * 2**20), **limits)[0]
@@ -125,14 +167,14 @@ def test_modules_that_fit_alone_but_not_together():
             specs=make_specs("vision"),
             cluster=make_cluster(3, memory_bytes=int(200e6 / 0.9)),
             batches=[batch],
-            microbatch_choices=[1],
+            microbatches=(1,),
         )
     assert failure.value.where == "processes per module: vision 2, llm 2"
 
 
 def test_no_usable_number_of_microbatches():
     with pytest.raises(InfeasiblePlanError, match=r"\[32, 64\] is between 1 and the global batch of 24"):
-        plans(microbatch_choices=[64, 32])
+        plans(microbatches=(64, 32))
 
 
 def test_missing_cost_table():

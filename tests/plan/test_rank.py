@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.plan.candidates import Candidate
+from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, residual_sigma_frac
+from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.verdict import SIMPLICITY_FRAC, prefer_simple, reason
+from dflop.records import LLM, ParallelSpec, Plan
+from tests.builders import make_cluster, make_cost, make_inline_plan, make_plan, make_specs, random_batch
+
+BATCHES = tuple(random_batch(24, encoders=("vision",), seed=seed) for seed in range(2))
+
+
+def problem(**changes) -> Problem:
+    given = {"cost": make_cost("vision").extrapolating(), "cluster": make_cluster(4, num_cores=4)} | changes
+    return Problem(
+        "run", make_specs("vision"), given["cluster"], given["cost"], BATCHES, 24, 0, SearchSpace(recompute=(False,))
+    )
+
+
+def draft(formula_s: float, dp: int = 1, num_microbatches: int = 4, plan_id: str = "") -> Plan:
+    plan = make_plan({"vision": 1, LLM: dp}, num_microbatches=num_microbatches)
+    name = plan_id or f"{formula_s}-{dp}-{num_microbatches}"
+    return dataclasses.replace(plan, formula_step_s=formula_s, plan_id=name)
+
+
+def test_nominees_are_of_many_kinds_best_first_and_named_once():
+    alike = [draft(1.0 + i / 100) for i in range(6)]
+    others = [draft(2.0, dp=2), draft(3.0, num_microbatches=16)]
+    found = nominate([*alike, *others, alike[0]], 5)
+    assert found == [*alike[:MAX_ALIKE], *others]
+    assert nominate([*alike, *others], 100) == [*alike[:MAX_ALIKE], *others, *alike[MAX_ALIKE:]]
+    assert nominate(reversed(alike), 2) == alike[:2]
+
+
+def test_ranks_by_simulation_not_by_formula():
+    p = problem()
+    good = split_draft(
+        p, 4, {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, 3), (4,))}, 9.0
+    )
+    bad = split_draft(
+        p, 4, {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, 1), (4,))}, 1.0
+    )
+    found = rank(p, [bad, good])
+    assert [r.plan.plan_id for r in found] == [good.plan_id, bad.plan_id]
+    assert all(r.plan.predicted_step_s <= r.plan.baseline_step_s for r in found)
+    assert all(r.noisy_step_s > r.plan.sync_s for r in found)
+
+
+def test_noise_costs_where_ranks_wait_for_one_another():
+    p = problem()
+    chains = inline_draft(
+        p, 4, ParallelSpec(1, 2, 2), {"vision": (4, 0), LLM: (1, 3)}, recompute=False, shard_optimizer=False,
+        formula_s=1.0,
+    )  # fmt: skip
+    (found,) = rank(p, [chains])
+    assert found.noisy_step_s > found.plan.predicted_step_s
+
+
+def test_noise_is_that_of_measured_tables():
+    tables = [
+        dataclasses.replace(t, source="measured", median_error_frac=0.04 if t.module == LLM else 0.1)
+        for t in make_cost("vision").tables
+    ]
+    from dflop.cost.model import CostModel
+
+    p = problem(cost=CostModel(tables, extrapolate=True))
+    assert residual_sigma_frac(p, make_plan({"vision": 1, LLM: 1})) == pytest.approx(0.148)
+
+
+def timed(plan: Plan, step_s: float, **changes) -> Ranked:
+    times = {"predicted_step_s": step_s, "baseline_step_s": 2.0, "uniform_step_s": 2.0} | changes
+    return Ranked(dataclasses.replace(plan, **times), step_s)
+
+
+def test_a_simpler_plan_is_preferred_within_five_per_cent():
+    split, inline = make_plan({"vision": 1, LLM: 1}), make_inline_plan(2)
+    near, far = timed(inline, 1 + 0.9 * SIMPLICITY_FRAC), timed(inline, 1 + 1.1 * SIMPLICITY_FRAC)
+    first = timed(split, 1.0)
+    assert prefer_simple([first, near]) == [near, first]
+    assert prefer_simple([first, far]) == [first, far]
+    assert prefer_simple([near, timed(split, 1.5)])[0] == near
+    assert prefer_simple([]) == []
+
+
+def test_words_say_why_and_whether_it_is_worth_it():
+    fast = timed(make_plan({"vision": 1, LLM: 1}), 1.0).plan
+    assert reason(fast, 0, [fast]).startswith("fastest of 1 simulated plans at 1.00 s per step")
+    assert "2.00x the speed of the best data-blind plan" in reason(fast, 0, [fast])
+    assert "takes 50.0 % off" in reason(fast, 0, [fast])
+    slow = timed(make_inline_plan(2), 1.96).plan
+    assert reason(slow, 0, [slow, fast]).startswith("simpler, at 1.96x of the fastest")
+    assert "Not worth it here: 1.02x" in reason(slow, 0, [slow])
+    unknown = dataclasses.replace(fast, uniform_step_s=float("nan"), baseline_step_s=1.0)
+    assert reason(unknown, 0, [unknown]).endswith("gains nothing over the data-blind order on this data.")
+    assert reason(slow, 1, [fast, slow]) == "1.96x the step time of the chosen plan"
