@@ -79,7 +79,7 @@ def contest(setting: Setting, say: Say, *, effort: Effort = SUITE_EFFORT, noise:
     """Plans and judges everything.
 
     Raises:
-        InfeasiblePlanError: nothing at all fits in memory, or no uniform plan does.
+        InfeasiblePlanError: nothing fits in memory, or no uniform plan does.
     """
     plans = make_contestants(setting.problem, say)
     return compete(setting, plans, effort=effort, noise=noise)

@@ -91,8 +91,7 @@ def draw_batches(
 ) -> tuple[tuple[SampleShape, ...], ...]:
     """Global batches of fresh samples; a pure function of its arguments.
 
-    Batches of one seed hold the same text and media for every family, placed by the family's rules. The family's limit
-    of frames must be the mixture's.
+    Batches of one seed hold the same text and media for every family, placed by the family's rules.
     """
     return tuple(
         tuple(_samples(family, mixture, global_batch_size, np.random.default_rng([seed, batch]), batch))
