@@ -48,11 +48,18 @@ def nominate(drafts: Iterable[Plan], most: int) -> list[Plan]:
     return (first + rest)[:most]
 
 
-def rank(problem: Problem, nominees: Sequence[Plan], effort: Effort = QUICK) -> list[Ranked]:
-    """Plans that keep to the memory with their simulated times, fastest first; those of the first round behind."""
-    first = [found for plan in nominees if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK))]
+def rank(problem: Problem, nominees: Sequence[Plan], effort: Effort = QUICK, policy: str = "balanced") -> list[Ranked]:
+    """Plans that keep to the memory with their simulated times, fastest first; those of the first round behind.
+
+    Args:
+        problem: What they are for.
+        nominees: Drafts.
+        effort: The scheduler's budget in the second round.
+        policy: What will run.
+    """
+    first = [found for plan in nominees if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK, policy))]
     first.sort(key=_order)
-    second = [found for r in first[:SECOND_PLANS] if (found := _simulated(problem, r.plan, None, effort))]
+    second = [found for r in first[:SECOND_PLANS] if (found := _simulated(problem, r.plan, None, effort, policy))]
     return sorted(second, key=_order) + first[SECOND_PLANS:]
 
 
@@ -81,12 +88,13 @@ def _jobs(problem: Problem, plan: Plan, num_batches: int | None) -> list[StepJob
     return [StepJob(plan, batch, problem.cost, limit, items) for batch, items in pairs]
 
 
-def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Effort) -> Ranked | None:
+def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Effort, policy: str) -> Ranked | None:
     """None when the scheduler finds nothing that keeps the token caps, which are the memory's."""
     limit, sigma_frac = contention(problem, plan), residual_sigma_frac(problem, plan)
     step_s, noisy_s, arrival_s = [], [], []
     for job in _jobs(problem, plan, num_batches):
-        _, best, best_s = job.best(effort)
+        best = job.assign(policy, effort)
+        best_s = job.judge.step_s(best)
         if not job.keeps_caps(best):
             return None
         step_s.append(best_s)

@@ -72,9 +72,14 @@ def make_plans(
 
 
 def plan_problem(
-    problem: Problem, *, top: int = 40, effort: Effort = QUICK, progress: Callable[[str], None] | None = None
+    problem: Problem,
+    *,
+    top: int = 40,
+    effort: Effort = QUICK,
+    policy: str = "balanced",
+    progress: Callable[[str], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """As `make_plans`."""
+    """As `make_plans`, for a scheduling policy of one's own, too."""
     tell = progress or (lambda _: None)
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
@@ -83,7 +88,7 @@ def plan_problem(
     nominees = nominate(drafts, top)
     if uniform is not None and "inline" in problem.space.layouts:
         nominees.append(uniform)
-    ranked = prefer_simple(rank(problem, nominees, effort))
+    ranked = prefer_simple(rank(problem, nominees, effort, policy))
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory")
     if not ranked:
         from dflop.plan.infeasible import explain
