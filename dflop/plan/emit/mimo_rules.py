@@ -16,11 +16,17 @@ Megatron Core's division of layers among pipeline stages. One rule is one messag
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from dflop.records import LLM, ParallelSpec, Plan
+
+if TYPE_CHECKING:  # the search knows its emitters' rules, these need no search
+    from dflop.plan.candidates import Candidates
+    from dflop.schedule.items import Ints
 
 
 class Layout(Protocol):
@@ -51,6 +57,32 @@ class MimoRules:
     def microbatches_ok(self, layouts: Mapping[str, Layout], num_microbatches: int, global_batch_size: int) -> bool:
         """Whether every module can cut its microbatches evenly; no layouts: whether they can be equal at all."""
         return not self.batch_problems(layouts, num_microbatches, global_batch_size)
+
+    def parts(self, modules: Sequence[Candidates], num_samples: int) -> Iterator[tuple[Ints, ...]]:
+        """The allowed part of a search space, as spaces without a rule between modules.
+
+        Every choice of an allowed candidate per module is in one of them at least, and they hold no other choices; the
+        best of the best of each is the best of all. There are few: replicas divide the microbatch, so they are chains
+        of its divisors, one where it is a power of two.
+
+        Args:
+            modules: Candidates of each module; their layers are taken through `nearest_layers` afterwards.
+            num_samples: Samples of a microbatch, all replicas together.
+
+        Yields:
+            Per module the indices of its candidates, none of them empty.
+        """
+        alone = [(c.tp & (c.tp - 1) == 0) & ((c.pp == 1) | (c.spec.module == LLM)) for c in modules]
+        degrees = {
+            int(dp) for c, fine in zip(modules, alone, strict=True) for dp in c.dp[fine] if num_samples % dp == 0
+        }
+        for dps, recompute in itertools.product(_chains((), sorted(degrees)), (False, True)):
+            part = tuple(
+                np.flatnonzero(fine & np.isin(c.dp, dps) & (c.recompute == recompute))
+                for c, fine in zip(modules, alone, strict=True)
+            )
+            if all(len(indices) for indices in part):
+                yield part
 
     def nearest_layers(self, layers_per_stage: tuple[int, ...]) -> tuple[int, ...]:
         """The split nearest to one of ours that can be said: the last stage stays, the first gets what is left over.
@@ -125,6 +157,15 @@ def _rank_problems(plan: Plan, num_gpus: int) -> list[str]:
             found.append(f"`{m.module}` starts at rank {m.first_rank}, the ranks before it end at {end}")
         end = m.first_rank + m.parallel.num_processes
     return found if end <= num_gpus else [*found, f"the plan has {end} processes, the cluster {num_gpus} GPUs"]
+
+
+def _chains(start: tuple[int, ...], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """`start` made longer by numbers that divide one another, in every way that ends with none left to add."""
+    if not numbers:
+        yield start
+    for n in numbers:
+        if not any(n % other == 0 for other in numbers if other != n):
+            yield from _chains((*start, n), [other for other in numbers if other != n and other % n == 0])
 
 
 def end_layers(layers_per_stage: tuple[int, ...]) -> tuple[int | None, int | None] | None:

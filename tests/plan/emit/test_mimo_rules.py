@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.plan.drafts import split_draft
 from dflop.plan.emit.mimo_rules import MimoRules, end_layers, mimo_problems
+from dflop.plan.enumerate import best_choices
+from dflop.plan.formula import FormulaTable, formula_table
 from dflop.records import LLM, Plan
 from tests.plan.emit.plans import mimo_like_plans, module, split, split_plans
+from tests.plan.problems import make_problem
 
 RULES = MimoRules()
 
@@ -87,3 +91,51 @@ def test_the_nearest_split_can_be_said_and_is_as_fast(layers: tuple[int, ...]):
         # With -(-x // 1) the deepest stage of an even split; it is passed only where the first would be left empty.
         even = -int(-mean // 1)
         assert max(near[:-1]) <= max(layers[:-1]) or even * (len(layers) - 2) >= sum(layers[:-1])
+
+
+def layouts_of(table: FormulaTable, choice) -> dict:
+    """As the search may emit them."""
+    return {
+        name: dataclasses.replace(c, layers_per_stage=RULES.nearest_layers(c.layers_per_stage))
+        for name, c in table.layout(choice).items()
+    }
+
+
+@pytest.mark.parametrize("encoders", [("vision",), ("vision", "audio")])
+@pytest.mark.parametrize("num_microbatches", [2, 4])
+def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbatches: int):
+    problem = make_problem(*encoders, num_processes=6, tps=(1, 2, 3))
+    table = formula_table(problem, num_microbatches)
+    size = problem.global_batch_size // num_microbatches
+    allowed = set()
+    for choice in itertools.product(*(range(len(m.candidates)) for m in table.modules)):
+        layouts = layouts_of(table, choice)
+        if (
+            all(RULES.candidate_ok(name, layout) for name, layout in layouts.items())
+            and RULES.combination_ok(layouts, 10**6)
+            and RULES.microbatches_ok(layouts, num_microbatches, problem.global_batch_size)
+        ):
+            allowed.add(choice)
+    parts = [set(itertools.product(*part)) for part in RULES.parts([m.candidates for m in table.modules], size)]
+    assert set().union(*parts) == allowed
+    assert 0 < len(allowed) < table.num_choices
+    assert not any(a <= b for a, b in itertools.permutations(parts, 2))
+
+
+def test_the_best_choice_of_the_parts_is_a_valid_plan():
+    problem = make_problem("vision", num_processes=8, tps=(1, 2, 3))
+    table = formula_table(problem, 4)
+    found = []
+    for part in RULES.parts([m.candidates for m in table.modules], problem.global_batch_size // 4):
+        small = dataclasses.replace(table, modules=tuple(m.select(i) for m, i in zip(table.modules, part, strict=True)))
+        found += [(value, layouts_of(small, choice)) for value, choice in best_choices(small, 3)]
+    value, layouts = min(found, key=lambda pair: pair[0])
+    plan = split_draft(problem, 4, layouts, value)
+    assert mimo_problems(plan, problem.cluster.num_processes) == []
+    assert value >= best_choices(table, 1)[0][0]
+
+
+@pytest.mark.parametrize(("num_samples", "most"), [(64, 2), (96, 12), (480, 84)])
+def test_parts_are_few(num_samples: int, most: int):
+    candidates = [m.candidates for m in formula_table(make_problem("vision", num_processes=32), 1).modules]
+    assert 1 <= len(list(RULES.parts(candidates, num_samples))) <= most
