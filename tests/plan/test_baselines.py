@@ -1,210 +1,27 @@
+"""Uniform plans, tuned and default, and the plan for mean shapes."""
+
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.cost.model import CostModel
+from dflop.errors import InfeasiblePlanError
+from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.layers import even_chain, even_layers
-from dflop.plan.baselines.reference import argmin, literal, reference_layouts
-from dflop.plan.baselines.reference_costs import (
-    MemoryLines,
-    RateCurve,
-    ReferenceModule,
-    encoder_flops,
-    encoder_module,
-    llm_flops,
-    llm_module,
-)
-from dflop.records import LLM, ModuleSpec
-from tests.builders import make_cost, make_sample, make_specs, make_table
-
-NO_MEMORY = MemoryLines(0.0, 0.0, 0.0, 0.0)
-CONSTANT = RateCurve(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
-
-
-def rule(chosen, steps):
-    step_s, num_microbatches = zip(*steps, strict=True)
-    return chosen(np.array(step_s), np.array(num_microbatches))
-
-
-# The reference's rule
-
-
-def test_literal_rule_lets_microbatches_only_fall_and_steps_creep_up():
-    steps = [(10.0, 8), (10.9, 6), (11.9, 4), (5.0, 4), (13.0, 2)]
-    # 10.9 < 11 and 11.9 < 11.99 are accepted with ever fewer microbatches; 5.0 has as many and is passed over; 13.0
-    # has fewer and is 1.09 times what is held by then.
-    assert [rule(literal, steps[:n]) for n in range(1, 6)] == [0, 1, 2, 2, 4]
-    assert rule(argmin, steps) == 3
-
-
-def test_literal_rule_depends_on_the_order():
-    steps = [(10.0, 8), (5.0, 8), (6.0, 9)]
-    assert rule(literal, steps) == 0
-    assert rule(literal, steps[::-1]) == 1  # (6.0, 9), then (5.0, 8); (10.0, 8) has no fewer
-    assert rule(argmin, steps) == 1
-
-
-steps_strategy = st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 64)), min_size=1, max_size=30)
-
-
-@given(steps_strategy)
-def test_argmin_is_never_slower_than_literal(steps):
-    best = rule(argmin, steps)
-    assert steps[best][0] == min(seconds for seconds, _ in steps)
-    assert steps[best][0] <= steps[rule(literal, steps)][0]
-
-
-@given(steps_strategy, st.randoms(use_true_random=False))
-def test_argmin_ignores_the_order(steps, random):
-    shuffled = random.sample(steps, len(steps))
-    assert shuffled[rule(argmin, shuffled)] == steps[rule(argmin, steps)]
-
-
-# The reference's formula, by hand
-
-
-def modules(**llm_changes):
-    vision, llm = make_specs("vision", num_layers=2, max_pp=2)
-    vision = dataclasses.replace(vision, max_pp=2)
-    encoder = ReferenceModule(vision, 2.0, 4.0, 10.0, 2.0, {1: CONSTANT}, {1: NO_MEMORY})
-    language = ReferenceModule(llm, 3.0, 4.0, 1.0, 4.0, {1: CONSTANT}, {1: NO_MEMORY})
-    return encoder, dataclasses.replace(language, **llm_changes)
-
-
-def layouts(encoder, llm, num_devices=3, limit_bytes=1e9, global_batch_size=8):
-    return reference_layouts(
-        encoder, llm, num_devices=num_devices, limit_bytes=limit_bytes, global_batch_size=global_batch_size
-    )
-
-
-def test_layouts_microbatches_and_seconds_on_three_devices():
-    found = layouts(*modules())
-    assert found.encoder.tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 2], [1, 2, 1]]
-    assert found.llm.tolist() == [[1, 1, 2], [1, 2, 1], [1, 1, 1], [1, 1, 1]]
-    # Average over largest: encoder 1/2, LLM 3/4 of 8 samples per replica. The third layout wants 6, but then an
-    # encoder replica would get 8 / 12 samples, so the last number tried, 8, stays.
-    assert found.num_microbatches.tolist() == [4, 6, 8, 6]
-    # (m + stages - 1) * slower stage: 5 * max(2 * 2, 1 * 4), 8 * max(8/3, 8/3), 9 * max(1, 4), 8 * max(4/3, 16/3).
-    assert found.step_s.tolist() == pytest.approx([20.0, 8 * 8 / 3, 36.0, 8 * 16 / 3])
-
-
-def test_rates_are_taken_at_the_average_microbatch():
-    rising = RateCurve(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
-    found = layouts(*modules(rates={1: rising}), num_devices=2)
-    # One layout, m 6: 8/6 samples of 3 tokens, so the rate at 4 tokens.
-    assert found.num_microbatches.tolist() == [6]
-    assert found.step_s.tolist() == pytest.approx([7 * max(8 / 6 * 2, 8 / 6 * 4 / 3)])
-
-
-def test_memory_rule_charges_the_encoder_for_every_replica_it_serves_and_both_pipelines():
-    encoder, llm = modules()
-    encoder = dataclasses.replace(encoder, memory={1: MemoryLines(3.0, 5.0, 0.0, 1.0)})
-    # 1.25 * (3 + 5 layers + in flight * layers * 4 tiles of 10 tokens * llm_dp / encoder_dp)
-    peaks = [1.25 * (13 + 2 * 2 * 80), 1.25 * (13 + 3 * 2 * 40), 1.25 * (13 + 2 * 2 * 20), 1.25 * (8 + 3 * 1 * 40)]
-    for limit in (*peaks, min(peaks) - 1e-6):
-        expected = [peak <= limit for peak in peaks]
-        found = layouts(encoder, llm, limit_bytes=limit + 1e-9)
-        pairs = [(*e, *t) for e, t in zip(found.encoder.tolist(), found.llm.tolist(), strict=True)]
-        everything = layouts(*modules())
-        both = [(*e, *t) for e, t in zip(everything.encoder.tolist(), everything.llm.tolist(), strict=True)]
-        assert pairs == list(itertools.compress(both, expected))
-
-
-def test_more_replicas_than_samples_are_left_out():
-    found = layouts(*modules(), num_devices=6, global_batch_size=2)
-    assert len(found.step_s)
-    assert max(found.encoder[:, 2].max(), found.llm[:, 2].max()) <= 2
-    assert (found.encoder.prod(axis=1) + found.llm.prod(axis=1) == 6).all()
-    assert (found.num_microbatches * found.llm[:, 2] <= 2).all()
-
-
-# What the reference believes about costs
-
-
-def test_flops_as_published_with_the_miscounted_keys():
-    depth, h, heads, kv_heads, width, vocab, s = 28, 3584, 28, 4, 18944, 152064, 2048
-    layer = 2 * h * h + 2 * h * h * kv_heads // heads + 3 * h * width
-    spec = ModuleSpec(LLM, depth, h, heads, kv_heads, layer, 2 * h * vocab, depth, (1,))
-    miscounted = heads / kv_heads
-    whole = (
-        6 * depth * s * h * h * (2 + 2 * miscounted / heads + s / h) + 18 * depth * s * h * width + 6 * s * h * vocab
-    )
-    linear, attention = llm_flops(spec, s)
-    assert linear + attention == pytest.approx(4 / 3 * whole)
-    assert attention == pytest.approx(8 * depth * s * s * h)
-
-
-def test_flops_of_tiles_as_published():
-    depth, h, width, patches, patch = 27, 1152, 4304, 729, 14
-    spec = ModuleSpec("vision", depth, h, 16, 16, 4 * h * h + 2 * h * width, 3 * patch**2 * h, depth, (1,))
-    layers = 3 * (8 * h * h * patches + 4 * patches**2 * h) + 12 * patches * h * width
-    embedding = 18 * h * patches * patch**2
-    assert encoder_flops(spec, 5, patches) == pytest.approx(4 / 3 * 5 * (depth * layers + embedding))
-
-
-def tiles(*counts, tile=100):
-    return [make_sample(i, 50, [("vision", tile)] * count) for i, count in enumerate(counts)]
-
-
-def test_encoder_seconds_are_those_of_the_cost_model_at_the_probes():
-    spec, _ = make_specs("vision")
-    cost = make_cost("vision").extrapolating()
-    module = encoder_module(spec, cost, tiles(1, 2, 6), [1], recompute=False)
-    assert (module.mean_size, module.max_size, module.tokens_per_size) == (3.0, 6.0, 100.0)
-    for size in (1, 8, 64):
-        expected = sum(cost.module_seconds("vision", size, 100 * size, 100**2 * size, num_layers=4, edge=True))
-        assert module.sample_seconds(1, size) * size / 3 == pytest.approx(float(expected))
-
-
-def test_llm_rates_are_mixed_by_flops_with_attention_at_the_mean():
-    _, spec = make_specs("vision")
-    cost = make_cost("vision").extrapolating()
-    samples = [make_sample(i, n) for i, n in enumerate((1024, 4096))]
-    module = llm_module(spec, cost, samples, [1], recompute=False)
-    supervised = 20 / 5120
-
-    def parts_s(tokens):
-        one = [
-            float(sum(cost.module_seconds(LLM, tokens * supervised, tokens, squares, num_layers=4, edge=True)))
-            for squares in (0, tokens**2)
-        ]
-        return one[0], one[1] - one[0]
-
-    flops = {n: llm_flops(spec, n) for n in (1024, 2048, 4096)}
-    share = sum(float(flops[n][1]) for n in (1024, 4096)) / sum(float(sum(flops[n])) for n in (1024, 4096))
-    attention_rate = np.mean([float(flops[n][1]) / parts_s(n)[1] for n in (1024, 4096)])
-    expected = (1 - share) * float(flops[2048][0]) / parts_s(2048)[0] + share * attention_rate
-    assert module.rates[1].at(2048) == pytest.approx(expected)
-    assert module.mean_flops == pytest.approx(float(np.mean([sum(flops[n]) for n in (1024, 4096)])))
-
-
-def test_attention_that_costs_nothing_runs_at_the_rate_of_the_rest():
-    _, spec = make_specs("vision")
-    cost = CostModel([make_table(LLM, per_sq_token_s=0.0)], extrapolate=True)
-    module = llm_module(spec, cost, [make_sample(0, 2048)], [1], recompute=False)
-    assert np.isfinite(module.rates[1].flops_per_s).all()
-
-
-def test_rates_go_on_beyond_the_probes_but_stay_positive():
-    falling = RateCurve(np.array([1.0, 2.0, 4.0]), np.array([4.0, 2.0, 1.0]))
-    assert falling.at([0.0, 1.5, 3.0, 5.0, 100.0]).tolist() == [6.0, 3.0, 1.5, 0.5, 0.01]
-
-
-def test_memory_lines_pass_through_their_probes():
-    spec, _ = make_specs("vision")
-    module = encoder_module(spec, make_cost("vision").extrapolating(), tiles(1, 3), [1], recompute=False)
-    # 16 bytes per parameter, and 10 kB per token and layer and for the edge; the probe holds two tiles.
-    probe = 2 * 100 * 1e4
-    state = [16 * (layers * 1e6 + 2e6) + probe * (layers + 1) for layers in (3, 6)]
-    assert module.memory[1].peak_bytes([3, 6], 0, 0) == pytest.approx([1.25 * s for s in state])
-    assert module.memory[1].peak_bytes(3, 2, 500) == pytest.approx(1.25 * (state[0] + 2 * 500 * 3 * 1e4))
-
+from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, default_plans, tuned_uniform, uniform_plans
+from dflop.plan.drafts import fits
+from dflop.plan.enumerate import best_choices
+from dflop.plan.formula import formula_table
+from dflop.plan.inline import inline_choices
+from dflop.plan.rank import arrival_step_s
+from dflop.plan.space import SearchSpace
+from dflop.records import LLM, ParallelSpec
+from tests.builders import make_sample, make_specs
+from tests.plan.baseline_problems import make_problem, tiles_the_cluster
 
 # Layers cut by count
 
@@ -229,3 +46,137 @@ def test_even_chain_keeps_every_layer_in_order(depths, pp):
     assert all(
         earlier <= later for earlier, later in itertools.pairwise(itertools.chain(*zip(first, last, strict=True)))
     )
+
+
+# Uniform plans
+
+
+@pytest.mark.parametrize("encoders", [("vision",), ("vision", "audio")])
+def test_uniform_plans_tile_the_cluster_and_fit(encoders):
+    problem = make_problem(*encoders, memory_bytes=200 * 2**20)
+    found = uniform_plans(problem)
+    assert len({p.plan_id for p in found}) == len(found) > 20
+    kinds = set()
+    for plan in found:
+        assert tiles_the_cluster(problem, plan)
+        assert fits(problem, plan)
+        parallel = plan.modules[-1].parallel
+        kinds.add((parallel, plan.num_microbatches))
+        assert parallel.dp * plan.num_microbatches <= 24
+        assert {m.module: m.layers_per_stage for m in plan.modules} == even_chain(problem.specs, parallel.pp)
+        assert {m.shard_optimizer for m in plan.modules} == {parallel.dp > 1}
+    assert len(kinds) == len(found)
+    assert {p.modules[0].recompute for p in found} == {False, True}
+
+
+def test_uniform_plans_recompute_only_where_memory_asks_for_it():
+    def by_way(**changes):
+        found = {False: set(), True: set()}
+        for plan in uniform_plans(make_problem(memory_bytes=150 * 2**20, **changes)):
+            found[plan.modules[0].recompute].add((plan.modules[-1].parallel, plan.num_microbatches))
+        return found
+
+    either, plain = by_way(), by_way(space=SearchSpace(recompute=(False,)))
+    assert either[False] == plain[False]
+    assert either[True]
+    assert not either[True] & plain[False]
+
+
+def test_uniform_plans_cut_no_module_into_more_stages_than_it_can_be():
+    problem = make_problem(max_pp=1)
+    assert {p.modules[-1].parallel.pp for p in uniform_plans(problem)} == {1, 2}  # 4 + 4 layers in halves: one each
+
+
+def test_uniform_formula_is_that_of_inline_plans():
+    problem = make_problem()
+    ours = {(p.modules[-1].parallel, p.num_microbatches): p.formula_step_s for p in uniform_plans(problem)}
+    compared = 0
+    for m in problem.microbatch_choices:
+        for value, plan in inline_choices(problem, m, None):
+            if all(x.layers_per_stage == even_chain(problem.specs, x.parallel.pp)[x.module] for x in plan.modules):
+                expected = ours.get((plan.modules[-1].parallel, m))
+                if expected is not None:
+                    assert value == pytest.approx(expected, rel=1e-12)
+                    compared += 1
+    assert compared > 5
+
+
+def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
+    problem = make_problem()
+    asked = []
+
+    def step_s(plan):
+        asked.append(plan.plan_id)
+        return arrival_step_s(problem, plan)
+
+    best = tuned_uniform(problem, step_s)
+    everything = uniform_plans(problem)
+    assert step_s(best) == min(arrival_step_s(problem, plan) for plan in everything)
+    assert MIN_SIMULATED <= len(asked) - 1 <= len(everything)
+    assert best == tuned_uniform(make_problem(), step_s)
+
+
+def test_tuned_uniform_asks_whom_it_is_told_to():
+    problem = make_problem()
+    slowest = tuned_uniform(problem, lambda plan: -plan.num_microbatches)
+    assert slowest.num_microbatches > tuned_uniform(problem, lambda plan: plan.num_microbatches).num_microbatches == 1
+
+
+def test_no_uniform_plan_fits():
+    problem = make_problem(memory_bytes=20 * 2**20)
+    assert uniform_plans(problem) == []
+    assert tuned_uniform(problem, lambda _: 1.0) is None
+    with pytest.raises(InfeasiblePlanError, match=r"no uniform plan with tp \[2\] on 8 processes fits"):
+        default_plan(problem)
+
+
+def test_default_plan_takes_the_largest_tp_the_least_pp_and_one_sample_per_microbatch():
+    roomy = default_plan(make_problem())
+    assert roomy.modules[0].parallel == roomy.modules[-1].parallel == ParallelSpec(2, 1, 4)
+    assert (roomy.num_microbatches, roomy.modules[0].recompute) == (6, False)
+    # Without ZeRO-1 the state of the whole model, (4 * 2 layers + 2 edges) * 16 bytes / 2, leaves too little room for
+    # activations, even recomputed; two stages fit if they recompute.
+    tight = default_plan(make_problem(memory_bytes=100 * 2**20, space=SearchSpace(shard_optimizer=False)))
+    assert tight.modules[-1].parallel == ParallelSpec(2, 2, 2)
+    assert (tight.num_microbatches, tight.modules[0].recompute) == (12, True)
+
+
+def test_default_plans_keep_the_layout():
+    problem = make_problem()
+    first, *others = default_plans(problem)
+    assert first == default_plan(problem)
+    assert [p.num_microbatches for p in others] == [1, 2, 3, 4, 5]
+    assert {m.parallel for p in others for m in p.modules} == {ParallelSpec(2, 1, 4)}
+
+
+# Mean shapes
+
+
+def batch_of(lengths):
+    return tuple(make_sample(i, n, [("vision", 2 * n)]) for i, n in enumerate(lengths))
+
+
+def formula_s(problem):
+    tables = [formula_table(problem, m) for m in problem.microbatch_choices]
+    return min(value for table in tables for value, _ in best_choices(table, 1))
+
+
+def test_blind_plan_sees_means_only():
+    equal, spread = (make_problem(batches=(batch_of(x),)) for x in ([100] * 16, [50] * 15 + [850]))
+    plans = [blind_plan(p) for p in (equal, spread)]
+    assert plans[0].formula_step_s == pytest.approx(formula_s(equal))
+    assert plans[1].formula_step_s == pytest.approx(plans[0].formula_step_s, rel=0.05)
+    assert formula_s(spread) > 1.2 * plans[1].formula_step_s
+
+
+def test_blind_plan_knows_the_memory_of_the_real_data():
+    batches = (batch_of([10] * 15 + [3000]),)
+    tight, roomy = (make_problem(memory_bytes=mb * 2**20, batches=batches) for mb in (150, 1000))
+    assert fits(tight, blind_plan(tight))
+    assert not fits(tight, blind_plan(roomy))
+    assert blind_plan(tight) == blind_plan(tight)
+
+
+def test_no_blind_plan_fits():
+    with pytest.raises(InfeasiblePlanError, match="no plan with processes of their own"):
+        blind_plan(make_problem(memory_bytes=20 * 2**20))

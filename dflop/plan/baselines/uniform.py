@@ -23,9 +23,9 @@ from dflop.plan.sync import chain_sync_s
 from dflop.records import ParallelSpec, Plan
 from dflop.schedule.items import Ints
 
-PRUNE_RATIO = 1.5
+PRUNE_RATIO = 2.0
 """Plans with a formula value beyond this many times the best one's are not simulated."""
-MIN_SIMULATED = 32
+MIN_SIMULATED = 64
 """Unless there are few: the formula does not see processes that share cores."""
 
 

@@ -1,0 +1,256 @@
+"""The reference planner: its rule, its formula, what it believes about costs, and the plans that come of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.cost.model import CostModel
+from dflop.errors import InfeasiblePlanError
+from dflop.plan.baselines.layers import even_layers
+from dflop.plan.baselines.reference import argmin, literal, reference_layouts, reference_plan
+from dflop.plan.baselines.reference_costs import (
+    MemoryLines,
+    RateCurve,
+    ReferenceModule,
+    encoder_flops,
+    encoder_module,
+    llm_flops,
+    llm_module,
+)
+from dflop.plan.space import SearchSpace
+from dflop.records import LLM, ModuleSpec
+from tests.builders import make_cost, make_sample, make_specs, make_table, random_batch
+from tests.plan.baseline_problems import make_problem, tiles_the_cluster
+
+NO_MEMORY = MemoryLines(0.0, 0.0, 0.0, 0.0)
+CONSTANT = RateCurve(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
+
+
+def rule(chosen, steps):
+    step_s, num_microbatches = zip(*steps, strict=True)
+    return chosen(np.array(step_s), np.array(num_microbatches))
+
+
+# The reference's rule
+
+
+def test_literal_rule_lets_microbatches_only_fall_and_steps_creep_up():
+    steps = [(10.0, 8), (10.9, 6), (11.9, 4), (5.0, 4), (13.0, 2)]
+    # 10.9 < 11 and 11.9 < 11.99 are accepted with ever fewer microbatches; 5.0 has as many and is passed over; 13.0
+    # has fewer and is 1.09 times what is held by then.
+    assert [rule(literal, steps[:n]) for n in range(1, 6)] == [0, 1, 2, 2, 4]
+    assert rule(argmin, steps) == 3
+
+
+def test_literal_rule_depends_on_the_order():
+    steps = [(10.0, 8), (5.0, 8), (6.0, 9)]
+    assert rule(literal, steps) == 0
+    assert rule(literal, steps[::-1]) == 1  # (6.0, 9), then (5.0, 8); (10.0, 8) has no fewer
+    assert rule(argmin, steps) == 1
+
+
+steps_strategy = st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 64)), min_size=1, max_size=30)
+
+
+@given(steps_strategy)
+def test_argmin_is_never_slower_than_literal(steps):
+    best = rule(argmin, steps)
+    assert steps[best][0] == min(seconds for seconds, _ in steps)
+    assert steps[best][0] <= steps[rule(literal, steps)][0]
+
+
+@given(steps_strategy, st.randoms(use_true_random=False))
+def test_argmin_ignores_the_order(steps, random):
+    shuffled = random.sample(steps, len(steps))
+    assert shuffled[rule(argmin, shuffled)] == steps[rule(argmin, steps)]
+
+
+# The reference's formula, by hand
+
+
+def modules(**llm_changes):
+    vision, llm = make_specs("vision", num_layers=2, max_pp=2)
+    vision = dataclasses.replace(vision, max_pp=2)
+    encoder = ReferenceModule(vision, 2.0, 4.0, 10.0, 2.0, {1: CONSTANT}, {1: NO_MEMORY})
+    language = ReferenceModule(llm, 3.0, 4.0, 1.0, 4.0, {1: CONSTANT}, {1: NO_MEMORY})
+    return encoder, dataclasses.replace(language, **llm_changes)
+
+
+def layouts(encoder, llm, num_devices=3, limit_bytes=1e9, global_batch_size=8):
+    return reference_layouts(
+        encoder, llm, num_devices=num_devices, limit_bytes=limit_bytes, global_batch_size=global_batch_size
+    )
+
+
+def test_layouts_microbatches_and_seconds_on_three_devices():
+    found = layouts(*modules())
+    assert found.encoder.tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 2], [1, 2, 1]]
+    assert found.llm.tolist() == [[1, 1, 2], [1, 2, 1], [1, 1, 1], [1, 1, 1]]
+    # Average over largest: encoder 1/2, LLM 3/4 of 8 samples per replica. The third layout wants 6, but then an
+    # encoder replica would get 8 / 12 samples, so the last number tried, 8, stays.
+    assert found.num_microbatches.tolist() == [4, 6, 8, 6]
+    # (m + stages - 1) * slower stage: 5 * max(2 * 2, 1 * 4), 8 * max(8/3, 8/3), 9 * max(1, 4), 8 * max(4/3, 16/3).
+    assert found.step_s.tolist() == pytest.approx([20.0, 8 * 8 / 3, 36.0, 8 * 16 / 3])
+
+
+def test_rates_are_taken_at_the_average_microbatch():
+    rising = RateCurve(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
+    found = layouts(*modules(rates={1: rising}), num_devices=2)
+    # One layout, m 6: 8/6 samples of 3 tokens, so the rate at 4 tokens.
+    assert found.num_microbatches.tolist() == [6]
+    assert found.step_s.tolist() == pytest.approx([7 * max(8 / 6 * 2, 8 / 6 * 4 / 3)])
+
+
+def test_memory_rule_charges_the_encoder_for_every_replica_it_serves_and_both_pipelines():
+    encoder, llm = modules()
+    encoder = dataclasses.replace(encoder, memory={1: MemoryLines(3.0, 5.0, 0.0, 1.0)})
+    # 1.25 * (3 + 5 layers + in flight * layers * 4 tiles of 10 tokens * llm_dp / encoder_dp)
+    peaks = [1.25 * (13 + 2 * 2 * 80), 1.25 * (13 + 3 * 2 * 40), 1.25 * (13 + 2 * 2 * 20), 1.25 * (8 + 3 * 1 * 40)]
+    for limit in (*peaks, min(peaks) - 1e-6):
+        expected = [peak <= limit for peak in peaks]
+        found = layouts(encoder, llm, limit_bytes=limit + 1e-9)
+        pairs = [(*e, *t) for e, t in zip(found.encoder.tolist(), found.llm.tolist(), strict=True)]
+        everything = layouts(*modules())
+        both = [(*e, *t) for e, t in zip(everything.encoder.tolist(), everything.llm.tolist(), strict=True)]
+        assert pairs == list(itertools.compress(both, expected))
+
+
+def test_more_replicas_than_samples_are_left_out():
+    found = layouts(*modules(), num_devices=6, global_batch_size=2)
+    assert len(found.step_s)
+    assert max(found.encoder[:, 2].max(), found.llm[:, 2].max()) <= 2
+    assert (found.encoder.prod(axis=1) + found.llm.prod(axis=1) == 6).all()
+    assert (found.num_microbatches * found.llm[:, 2] <= 2).all()
+
+
+# What the reference believes about costs
+
+
+def test_flops_as_published_with_the_miscounted_keys():
+    depth, h, heads, kv_heads, width, vocab, s = 28, 3584, 28, 4, 18944, 152064, 2048
+    layer = 2 * h * h + 2 * h * h * kv_heads // heads + 3 * h * width
+    spec = ModuleSpec(LLM, depth, h, heads, kv_heads, layer, 2 * h * vocab, depth, (1,))
+    miscounted = heads / kv_heads
+    whole = (
+        6 * depth * s * h * h * (2 + 2 * miscounted / heads + s / h) + 18 * depth * s * h * width + 6 * s * h * vocab
+    )
+    linear, attention = llm_flops(spec, s)
+    assert linear + attention == pytest.approx(4 / 3 * whole)
+    assert attention == pytest.approx(8 * depth * s * s * h)
+
+
+def test_flops_of_tiles_as_published():
+    depth, h, width, patches, patch = 27, 1152, 4304, 729, 14
+    spec = ModuleSpec("vision", depth, h, 16, 16, 4 * h * h + 2 * h * width, 3 * patch**2 * h, depth, (1,))
+    layers = 3 * (8 * h * h * patches + 4 * patches**2 * h) + 12 * patches * h * width
+    embedding = 18 * h * patches * patch**2
+    assert encoder_flops(spec, 5, patches) == pytest.approx(4 / 3 * 5 * (depth * layers + embedding))
+
+
+def tiles(*counts, tile=100):
+    return [make_sample(i, 50, [("vision", tile)] * count) for i, count in enumerate(counts)]
+
+
+def test_encoder_seconds_are_those_of_the_cost_model_at_the_probes():
+    spec, _ = make_specs("vision")
+    cost = make_cost("vision").extrapolating()
+    module = encoder_module(spec, cost, tiles(1, 2, 6), [1], recompute=False)
+    assert (module.mean_size, module.max_size, module.tokens_per_size) == (3.0, 6.0, 100.0)
+    for size in (1, 8, 64):
+        expected = sum(cost.module_seconds("vision", size, 100 * size, 100**2 * size, num_layers=4, edge=True))
+        assert module.sample_seconds(1, size) * size / 3 == pytest.approx(float(expected))
+
+
+def test_llm_rates_are_mixed_by_flops_with_attention_at_the_mean():
+    _, spec = make_specs("vision")
+    cost = make_cost("vision").extrapolating()
+    samples = [make_sample(i, n) for i, n in enumerate((1024, 4096))]
+    module = llm_module(spec, cost, samples, [1], recompute=False)
+    supervised = 20 / 5120
+
+    def parts_s(tokens):
+        one = [
+            float(sum(cost.module_seconds(LLM, tokens * supervised, tokens, squares, num_layers=4, edge=True)))
+            for squares in (0, tokens**2)
+        ]
+        return one[0], one[1] - one[0]
+
+    flops = {n: llm_flops(spec, n) for n in (1024, 2048, 4096)}
+    share = sum(float(flops[n][1]) for n in (1024, 4096)) / sum(float(sum(flops[n])) for n in (1024, 4096))
+    attention_rate = np.mean([float(flops[n][1]) / parts_s(n)[1] for n in (1024, 4096)])
+    expected = (1 - share) * float(flops[2048][0]) / parts_s(2048)[0] + share * attention_rate
+    assert module.rates[1].at(2048) == pytest.approx(expected)
+    assert module.mean_flops == pytest.approx(float(np.mean([sum(flops[n]) for n in (1024, 4096)])))
+
+
+def test_attention_that_costs_nothing_runs_at_the_rate_of_the_rest():
+    _, spec = make_specs("vision")
+    cost = CostModel([make_table(LLM, per_sq_token_s=0.0)], extrapolate=True)
+    module = llm_module(spec, cost, [make_sample(0, 2048)], [1], recompute=False)
+    assert np.isfinite(module.rates[1].flops_per_s).all()
+
+
+def test_rates_go_on_beyond_the_probes_but_stay_positive():
+    falling = RateCurve(np.array([1.0, 2.0, 4.0]), np.array([4.0, 2.0, 1.0]))
+    assert falling.at([0.0, 1.5, 3.0, 5.0, 100.0]).tolist() == [6.0, 3.0, 1.5, 0.5, 0.01]
+
+
+def test_memory_lines_pass_through_their_probes():
+    spec, _ = make_specs("vision")
+    module = encoder_module(spec, make_cost("vision").extrapolating(), tiles(1, 3), [1], recompute=False)
+    # 16 bytes per parameter, and 10 kB per token and layer and for the edge; the probe holds two tiles.
+    probe = 2 * 100 * 1e4
+    state = [16 * (layers * 1e6 + 2e6) + probe * (layers + 1) for layers in (3, 6)]
+    assert module.memory[1].peak_bytes([3, 6], 0, 0) == pytest.approx([1.25 * s for s in state])
+    assert module.memory[1].peak_bytes(3, 2, 500) == pytest.approx(1.25 * (state[0] + 2 * 500 * 3 * 1e4))
+
+
+# Its plans
+
+
+@pytest.mark.parametrize("chosen", [literal, argmin])
+def test_reference_plan_takes_every_device_and_cuts_layers_evenly(chosen):
+    problem = make_problem()
+    found = reference_plan(problem, chosen)
+    assert found == reference_plan(make_problem(), chosen)
+    assert found.fits
+    assert tiles_the_cluster(problem, found.plan)
+    for m in found.plan.modules:
+        assert m.layers_per_stage == even_layers(4, m.parallel.pp)
+        assert (m.recompute, m.shard_optimizer) == (True, False)
+
+
+@given(seed=st.integers(0, 1000), num_processes=st.integers(2, 12))
+def test_reference_argmin_is_never_slower_by_its_own_formula(seed, num_processes):
+    problem = make_problem(num_processes=num_processes, batches=(random_batch(16, encoders=("vision",), seed=seed),))
+    plans = [reference_plan(problem, chosen) for chosen in (argmin, literal)]
+    assert plans[0].num_layouts == plans[1].num_layouts
+    assert plans[0].plan.formula_step_s <= plans[1].plan.formula_step_s
+
+
+def test_reference_plan_that_our_memory_model_refuses_is_told():
+    tight = make_problem(memory_bytes=60 * 2**20)
+    with pytest.raises(InfeasiblePlanError, match="by its memory rule nothing fits"):
+        reference_plan(tight)
+    found = reference_plan(tight, limit_bytes=float("inf"))
+    assert not found.fits
+    assert max(max(m.stage_memory_bytes) for m in found.plan.modules) > tight.usable_bytes
+
+
+def test_reference_recomputes_only_where_space_and_costs_allow():
+    plain = make_problem(space=SearchSpace(recompute=(False,)))
+    assert not reference_plan(plain).plan.modules[0].recompute
+    assert not reference_plan(make_problem(), recompute=False).plan.modules[0].recompute
+    without = dataclasses.replace(make_problem(), cost=make_cost("vision").extrapolating())
+    assert not reference_plan(without).plan.modules[0].recompute
+
+
+def test_reference_knows_one_encoder():
+    with pytest.raises(InfeasiblePlanError, match="one encoder and one LLM; this model has 2 encoders"):
+        reference_plan(make_problem("vision", "audio"))
