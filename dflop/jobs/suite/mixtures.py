@@ -9,7 +9,7 @@ lognormal around round numbers chosen here; none was fitted to a data set.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from dflop.models.family import Family
 from dflop.models.media import Placement
 from dflop.records import MediaItem, SampleShape
 
-MAX_LLM_TOKENS = 32_768
-"""Samples over it lose resolution or frames as `overlong: [shrink, truncate]` has it."""
 MIN_TEXT_TOKENS, MIN_SIDE_PX = 16, 56
 
 
@@ -87,30 +85,27 @@ MIXTURES = {mixture.name: mixture for mixture in (MAIN, HEAVY)}
 
 
 def draw_batches(
-    family: Family, mixture: Mixture, *, global_batch_size: int, num_batches: int, seed: int
+    family: Family, mixture: Mixture, *, max_llm_tokens: int, global_batch_size: int, num_batches: int, seed: int
 ) -> tuple[tuple[SampleShape, ...], ...]:
     """Global batches of fresh samples; a pure function of its arguments.
 
-    Batches of one seed hold the same text and media for every family, placed by the family's rules.
+    Batches of one seed hold the same text and media for every family, placed by the family's rules. What is longer than
+    `max_llm_tokens` is shrunk, then truncated, as `dataset.overlong: [shrink, truncate]` has it.
     """
-    return tuple(
-        tuple(_samples(family, mixture, global_batch_size, np.random.default_rng([seed, batch]), batch))
-        for batch in range(num_batches)
-    )
-
-
-def _samples(
-    family: Family, mixture: Mixture, num_samples: int, rng: np.random.Generator, batch: int
-) -> list[SampleShape]:
     shares = np.array([source.share for source in mixture.sources])
-    picked = rng.choice(len(shares), size=num_samples, p=shares / shares.sum())
-    return [
-        _sample(family, mixture.sources[source], rng, f"{mixture.name}", batch * num_samples + position)
-        for position, source in enumerate(picked)
-    ]
+    batches = []
+    for batch in range(num_batches):
+        rng = np.random.default_rng([seed, batch])
+        picked = rng.choice(len(shares), size=global_batch_size, p=shares / shares.sum())
+        samples = [_sample(family, mixture.sources[source], rng, max_llm_tokens) for source in picked]
+        first = batch * global_batch_size
+        batches.append(
+            tuple(replace(s, sample_index=first + i, sample_id=str(first + i)) for i, s in enumerate(samples))
+        )
+    return tuple(batches)
 
 
-def _sample(family: Family, source: Source, rng: np.random.Generator, profile_key: str, index: int) -> SampleShape:
+def _sample(family: Family, source: Source, rng: np.random.Generator, max_llm_tokens: int) -> SampleShape:
     num_text = int(max(MIN_TEXT_TOKENS, source.text_tokens * rng.lognormal(0.0, source.text_sigma)))
     answer_frac = rng.uniform(0.2, 0.8)
     num_items = 0 if source.kind == "text" else int(rng.integers(source.num_items[0], source.num_items[1] + 1))
@@ -118,14 +113,14 @@ def _sample(family: Family, source: Source, rng: np.random.Generator, profile_ke
     items: list[MediaItem] = []
     for level in range(family.max_level + 1):
         items = [_item(family, source.kind, size, num_items, level) for size in sizes]
-        if num_text + sum(item.num_rows for item in items) <= MAX_LLM_TOKENS:
+        if num_text + sum(item.num_rows for item in items) <= max_llm_tokens:
             break
     num_rows = sum(item.num_rows for item in items)
-    num_text = max(MIN_TEXT_TOKENS, min(num_text, MAX_LLM_TOKENS - num_rows))
+    num_text = max(MIN_TEXT_TOKENS, min(num_text, max_llm_tokens - num_rows))
     return SampleShape(
-        profile_key=profile_key,
-        sample_index=index,
-        sample_id=str(index),
+        profile_key="suite",
+        sample_index=-1,
+        sample_id="",
         num_text_tokens=num_text,
         num_supervised_tokens=max(1, int(num_text * answer_frac)),
         num_llm_tokens=num_text + num_rows,

@@ -1,0 +1,283 @@
+"""The suites: mixtures by the families' rules, the bound, paired comparison, noise, tables, on small clusters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from dflop.cost.devices import A100
+from dflop.errors import ConfigError
+from dflop.jobs.suite import run as suite_run
+from dflop.jobs.suite import sweeps
+from dflop.jobs.suite.bound import bound_of_plan_s, bound_s
+from dflop.jobs.suite.cases import CASES, make_setting, suite_family, suite_specs
+from dflop.jobs.suite.contest import OURS, TUNED, compete, contest, encoder_share
+from dflop.jobs.suite.judge import Noise, geometric_mean, judge, speedup
+from dflop.jobs.suite.mixtures import HEAVY, MAIN, MIXTURES, draw_batches
+from dflop.jobs.suite.paper import COLUMNS, contest_numbers, paper_rows, plan_rows, save_paper_plot
+from dflop.jobs.suite.savings import savings, savings_rows
+from dflop.plan.baselines.layers import even_chain
+from dflop.plan.candidates import Candidate
+from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.space import SearchSpace
+from dflop.records import LLM, ParallelSpec
+from dflop.schedule.items import module_items
+from dflop.schedule.policies import Effort
+
+SMALL = SearchSpace(microbatches=(4, 8, 16), recompute=(False, True))
+QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50, max_evals=500)
+LLAVA, INTERN = CASES[0], CASES[-1]
+
+
+@pytest.fixture(scope="module")
+def setting():
+    return make_setting(LLAVA, MAIN, num_nodes=1, global_batch_size=32, num_unseen=3, space=SMALL)
+
+
+@pytest.fixture(scope="module")
+def found(setting):
+    return contest(setting, lambda line: None, effort=QUICK)
+
+
+def draw(family, mixture, **kwargs):
+    return draw_batches(family, mixture, max_llm_tokens=16_384, **kwargs)
+
+
+def chain(setting, tp, pp, num_microbatches):
+    problem = setting.problem
+    parallel = ParallelSpec(tp, pp, setting.num_gpus // (tp * pp))
+    return inline_draft(
+        problem, num_microbatches, parallel, even_chain(problem.specs, pp), recompute=False, shard_optimizer=True,
+        formula_s=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
+def test_the_same_seed_draws_the_same_samples_and_others_draw_others(mixture):
+    family = suite_family(LLAVA, mixture)
+    first, again, other = (
+        draw(family, mixture, global_batch_size=40, num_batches=2, seed=s) for s in (0, 0, 1)
+    )  # fmt: skip
+    assert first == again
+    assert first[0] != first[1]
+    assert {s.num_text_tokens for s in first[0]} != {s.num_text_tokens for s in other[0]}
+    assert draw(family, mixture, global_batch_size=40, num_batches=1, seed=0)[0] == first[0]
+
+
+@pytest.mark.parametrize("case", [LLAVA, INTERN], ids=lambda c: c.model)
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
+def test_items_are_placed_by_the_rules_of_the_family(case, mixture):
+    family = suite_family(case, mixture)
+    (batch,) = draw(family, mixture, global_batch_size=200, num_batches=1, seed=3)
+    for sample in batch:
+        assert sample.num_llm_tokens == sample.num_text_tokens + sum(i.num_rows for i in sample.items) <= 16_384
+        assert 0 < sample.num_supervised_tokens <= sample.num_text_tokens
+        placed = [
+            [
+                family.place(
+                    i.kind, width_px=i.width_px, height_px=i.height_px, num_frames=i.num_frames,
+                    duration_s=i.duration_s, num_images=len(sample.items), level=level,
+                )
+                for i in sample.items
+            ]
+            for level in range(family.max_level + 1)
+        ]  # fmt: skip
+        assert [(i.num_tokens, i.num_rows) for i in sample.items] in [
+            [(p.num_tokens, p.num_rows) for p in level] for level in placed
+        ]
+
+
+def test_mixtures_have_the_composition_they_state():
+    family = suite_family(LLAVA, MAIN)
+    (batch,) = draw(family, MAIN, global_batch_size=4000, num_batches=1, seed=0)
+    kinds = [(s.items[0].kind, len(s.items) > 1) for s in batch]
+    shares = {kind: kinds.count(kind) / len(kinds) for kind in set(kinds)}
+    assert shares == {
+        ("image", False): pytest.approx(65 / 185, abs=0.03),
+        ("image", True): pytest.approx(60 / 185, abs=0.03),
+        ("video", False): pytest.approx(60 / 185, abs=0.03),
+    }
+    frames = [s.items[0].num_frames for s in batch if s.items[0].kind == "video"]
+    assert (min(frames), max(frames)) == (8, 64)
+
+
+def test_heavy_data_spreads_wider_over_samples_than_main():
+    def spread(mixture):
+        family = suite_family(LLAVA, mixture)
+        (batch,) = draw(family, mixture, global_batch_size=2000, num_batches=1, seed=0)
+        tokens = [s.num_llm_tokens for s in batch]
+        return statistics.stdev(tokens) / statistics.fmean(tokens)
+
+    assert spread(HEAVY) > 1.5 * spread(MAIN)
+
+
+def test_encoders_of_the_suite_take_every_degree():
+    specs = {s.module: s for s in suite_specs(suite_family(INTERN, MAIN))}
+    assert specs["vision"].tp_choices == (1, 2, 4, 8)
+    assert specs["vision"].max_pp == specs["vision"].num_layers
+    assert specs[LLM] == suite_family(INTERN, MAIN).specs()[-1]
+
+
+@pytest.mark.parametrize(("tp", "pp", "num_microbatches"), [(1, 1, 4), (1, 4, 16), (2, 2, 8), (4, 1, 8)])
+@pytest.mark.parametrize("policy", ["arrival", "token_lpt", "balanced"])
+def test_no_inline_plan_is_faster_than_the_bound(setting, tp, pp, num_microbatches, policy):
+    plan = chain(setting, tp, pp, num_microbatches)
+    steps = judge(plan, setting.unseen, setting.problem.cost, setting.problem.cluster, policy, effort=QUICK)
+    for step_s, batch in zip(steps.step_s, setting.unseen, strict=True):
+        assert step_s > bound_of_plan_s(setting.problem, plan, batch) >= bound_s(setting.problem, batch)
+
+
+def test_a_split_plan_that_leaves_gpus_out_is_charged_for_them(setting):
+    problem = setting.problem
+    layout = {
+        s.module: Candidate(ParallelSpec(1, 1, 1 if s.module != LLM else 2), (s.num_layers,)) for s in problem.specs
+    }
+    plan = split_draft(problem, 4, layout, 0.0)
+    steps = judge(plan, setting.unseen[:1], problem.cost, problem.cluster, "balanced", effort=QUICK)
+    assert steps.step_s[0] > bound_s(problem, setting.unseen[0]) * 8 / 3
+    assert steps.mean_idle_frac > 5 / 8
+
+
+def test_idle_time_is_what_remains_of_all_gpus(setting):
+    plan = chain(setting, 1, 1, 4)
+    problem, batch = setting.problem, setting.unseen[0]
+    steps = judge(plan, [batch], problem.cost, problem.cluster, "balanced", effort=QUICK)
+    busy_s = (1 - steps.idle_frac[0]) * steps.step_s[0]
+    # All work at tp 1, and the fixed part of 4 microbatches on top.
+    assert bound_of_plan_s(problem, plan, batch) < busy_s < 1.1 * bound_of_plan_s(problem, plan, batch)
+
+
+def test_speedup_is_paired_and_its_interval_is_students():
+    ratios = np.array([1.1, 1.2, 1.3, 1.5])
+    base = np.array([1.0, 7.0, 3.0, 100.0])
+    found = speedup(tuple(base * ratios), tuple(base))
+    logs = np.log(ratios)
+    half = 3.182 * logs.std(ddof=1) / 2
+    assert found.mean == pytest.approx(geometric_mean(ratios.tolist()))
+    assert (found.low, found.high) == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)), 0.01)
+    assert math.isnan(speedup((2.0,), (1.0,)).low)
+
+
+def test_noise_is_the_same_for_every_plan_and_has_mean_one(setting):
+    items = {m: module_items(setting.unseen[0], m) for m in ("vision", LLM)}
+    noise = Noise(0.25, seed=1)
+    first, again = noise.of(items, 0), noise.of(dict(reversed(items.items())), 0)
+    for module in items:
+        factors = first[module].num_tokens / items[module].num_tokens
+        assert (factors == again[module].num_tokens / items[module].num_tokens).all()
+        assert first[module].sum_sq_tokens / items[module].sum_sq_tokens == pytest.approx(factors)
+    many = module_items([s for batch in setting.unseen for s in batch] * 40, LLM)
+    factors = noise.of({LLM: many}, 0)[LLM].num_tokens / many.num_tokens
+    assert factors.mean() == pytest.approx(1.0, abs=0.02)
+    assert np.log(factors).std() == pytest.approx(0.25, abs=0.02)
+
+
+def test_noise_of_nothing_changes_nothing_and_noise_costs_a_balanced_step(setting):
+    plan, problem = chain(setting, 1, 4, 8), setting.problem
+
+    def steps(noise):
+        return judge(
+            plan, setting.unseen, problem.cost, problem.cluster, "balanced", effort=QUICK, noise=noise
+        ).step_s  # fmt: skip
+
+    assert steps(Noise(0.0, 1)) == pytest.approx(steps(None))
+    assert statistics.fmean(steps(Noise(0.4, 1))) > statistics.fmean(steps(None))
+
+
+def test_a_contest_measures_all_by_the_tuned_uniform_plan(found):
+    assert found.speedup(TUNED).mean == 1.0
+    assert found.speedup(OURS).mean >= max(found.speedup(name).mean for name in found.steps)
+    assert found.over_bound >= found.over_bound_of_ours > 1
+    assert found.bound_speedup == pytest.approx(found.speedup(OURS).mean * found.over_bound)
+    assert set(found.steps) >= {TUNED, OURS, "token LPT", "length-grouped"}
+    assert {len(s.step_s) for s in found.steps.values()} == {3}
+
+
+def test_tables_and_numbers_of_a_contest_agree(found):
+    row, mean = paper_rows([found])
+    assert len(row) == len(mean) == len(COLUMNS)
+    cells = dict(zip(COLUMNS, row, strict=True))
+    assert cells["dflop"].startswith(f"{found.speedup(OURS).mean:.2f}x")
+    assert cells["published"] == "1.2-1.3"
+    (numbers,) = contest_numbers([found])
+    assert json.loads(json.dumps(numbers))["step_s"][OURS] == list(found.steps[OURS].step_s)
+    assert {competitor for _, _, competitor, _, _ in plan_rows([found])} >= {TUNED, OURS}
+
+
+def test_the_paper_plot_is_drawn(found, tmp_path):
+    for suffix in (".png", ".svg"):
+        save_paper_plot([found, found], tmp_path / f"paper{suffix}")
+        assert (tmp_path / f"paper{suffix}").stat().st_size > 5000
+
+
+def test_a_dearer_encoder_has_a_larger_share_of_the_work():
+    shares = [
+        encoder_share(make_setting(LLAVA, MAIN, num_nodes=1, global_batch_size=16, encoder_factor=f).problem)
+        for f in (0.125, 1.0, 8.0)
+    ]
+    assert shares == sorted(shares)
+    odds = [s / (1 - s) for s in shares]
+    assert odds[2] / odds[1] == pytest.approx(8, rel=0.01) == pytest.approx(odds[1] / odds[0], rel=0.01)
+
+
+def test_a_sweep_says_what_does_not_fit_and_goes_on():
+    told: list[str] = []
+    setting = make_setting(CASES[3], MAIN, num_nodes=1, global_batch_size=16, num_unseen=1, space=SMALL)
+    assert sweeps._points(told.append, "strong", 1.0, "1 node", setting) == []
+    assert any("fit" in line for line in told[1:])
+
+
+def test_sweeps_are_tabled_and_drawn(found, tmp_path):
+    points = [
+        sweeps.Point(sweep, x, f"{x:g}", found) for sweep in ("strong", "weak") for x in (1.0, 2.0)
+    ] + [sweeps.Point("noise", x, f"{x:g}", found) for x in (0.0, 0.1)]  # fmt: skip
+    assert {len(row) for row in sweeps.sweep_rows(points)} == {len(sweeps.COLUMNS)}
+    assert [n["x"] for n in sweeps.sweep_numbers(points)] == [1.0, 2.0, 1.0, 2.0, 0.0, 0.1]
+    sweeps.save_sweep_plot(points, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").stat().st_size > 5000
+    seen = found.setting.problem.global_batch_size / found.steps[OURS].mean_s / found.setting.num_gpus
+    assert points[0].throughput(OURS) == pytest.approx(seen)
+
+
+def test_noise_takes_the_gain_of_balancing_but_not_the_comparison(setting, found):
+    noisy = compete(setting, found.plans, effort=QUICK, noise=Noise(0.25, seed=2))
+    assert noisy.bound_s == found.bound_s
+    assert noisy.steps[OURS].mean_s > found.steps[OURS].mean_s
+    assert noisy.plans is found.plans
+
+
+def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp_path, monkeypatch):
+    points = [sweeps.Point("noise", 0.0, "0 %", found)]
+    monkeypatch.setitem(suite_run.SUITES, "noise", lambda say: suite_run._sweep("noise", points))
+    file, picture = tmp_path / "noise.json", tmp_path / "noise.svg"
+    result = suite_run.run_suite("noise", lambda line: None, [picture], file)
+    content = json.loads(file.read_text())
+    assert content["simulated"] is True
+    assert content["costs"] == [f"analytic, {A100.name}: data sheets, never measured"]
+    assert len(content["cost_tables"][LLAVA.name]) == len(found.setting.problem.cost.tables)
+    assert set(content["versions"]) >= {"dflop", "numpy"}
+    assert content["cases"][0]["label"] == "0 %"
+    assert picture.exists()
+    assert result.columns == sweeps.COLUMNS
+
+
+def test_an_unknown_suite_and_a_picture_that_cannot_be_drawn_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="unknown suite `papers`"):
+        suite_run.run_suite("papers", lambda line: None)
+    with pytest.raises(ConfigError, match="cannot draw"):
+        suite_run.run_suite("paper", lambda line: None, [tmp_path / "x.bmp"])
+
+
+def test_savings_are_of_all_gpus_over_all_steps():
+    saved = savings(3.0, 2.0, num_steps=3600, num_gpus=64, usd_per_gpu_hour=2.5)
+    assert (saved.baseline_gpu_hours, saved.ours_gpu_hours) == (192.0, 128.0)
+    assert (saved.saved_gpu_hours, saved.saved_usd) == (64.0, 160.0)
+    assert savings_rows(saved)[-1] == ("saved", 64.0, 160.0)
+    assert dataclasses.replace(saved, ours_gpu_hours=200.0).saved_usd == -20.0
+    with pytest.raises(ValueError, match="finite"):
+        savings(math.nan, 2.0, 1, 1, 1.0)
