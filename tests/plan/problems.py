@@ -20,6 +20,7 @@ def make_problem(
     links: Sequence[LinkCost] = (),
     optimizer_s_per_param: float = 0.0,
     frozen: bool = False,
+    dtype: str = "bfloat16",
     max_pp: int | None = None,
     batches: Sequence[Sequence[SampleShape]] = (),
     **space: object,
@@ -39,6 +40,7 @@ def make_problem(
             kept = CostTerms(0.0, 1e3 if recompute else 1e4, 0.0, 0.0, 1e4, 0.0)
             table = make_table(
                 module,
+                dtype=dtype,
                 recompute=recompute,
                 is_frozen=is_frozen,
                 optimizer_s_per_param=0.0 if is_frozen else optimizer_s_per_param,

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.cost.model import CostModel
-from dflop.errors import InfeasiblePlanError
+from dflop.errors import CostError, InfeasiblePlanError
 from dflop.plan.candidates import check_processes, module_candidates, split_layers
-from dflop.plan.memory import USABLE_MEMORY_FRAC, max_stages_beyond, stage_memory_bytes
-from dflop.records import ModuleLoad
-from tests.builders import make_cost, make_specs, make_table
-
-LOAD = ModuleLoad(4, 400, 40_000)
+from dflop.plan.scenarios import scenario_loads
+from dflop.plan.space import SearchSpace
+from dflop.records import LLM
+from dflop.schedule.pack import token_cap
+from tests.builders import make_sample, make_table
+from tests.plan.problems import make_problem
 
 
 def slowest(layers, layer_s: float, edge_s: float) -> float:
@@ -36,16 +39,71 @@ def test_layer_split_without_edge_is_even():
     assert split_layers(28, 4, layer_s=1.0, edge_s=4.0) == (8, 8, 8, 4)
 
 
+def degrees(problem, module: str = LLM, num_microbatches: int = 1) -> list[tuple[int, int, int]]:
+    found = module_candidates(problem, problem.spec(module), num_microbatches)
+    return [tuple(row) for row in found.content[:, :3].tolist()]
+
+
 def test_candidates_respect_every_limit():
-    (spec,) = make_specs(max_pp=3)
-    found = module_candidates(spec, make_cost(), max_processes=6, max_dp=2, typical=LOAD)
-    assert [(c.parallel.pp, c.parallel.dp) for c in found] == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+    problem = make_problem(num_processes=6, max_pp=3, recompute=(False,))
+    assert degrees(problem, num_microbatches=12) == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 3, 1), (1, 3, 2)]
+    assert max(dp for _, _, dp in degrees(problem)) == 6
+    beside = make_problem("vision", "audio", num_processes=6, recompute=(False,))
+    assert max(tp * pp * dp for tp, pp, dp in degrees(beside)) == 4
+
+
+def test_a_tensor_parallel_group_fills_nodes_evenly():
+    one_node = make_problem(num_processes=6, tps=(1, 2, 4, 8))
+    assert {tp for tp, _, _ in degrees(one_node)} == {1, 2, 4}
+    assert {tp for tp, _, _ in degrees(dataclasses.replace(one_node, space=SearchSpace(tps=(2,))))} == {2}
+    two_nodes = make_problem(num_processes=6, num_nodes=2, tps=(1, 2, 4, 8))
+    assert {tp for tp, _, _ in degrees(two_nodes)} == {1, 2}
+
+
+def test_ways_to_save_memory_are_as_allowed():
+    def content(**space: object) -> set[tuple[bool, bool]]:
+        problem = make_problem(num_processes=2, **space)
+        found = module_candidates(problem, problem.specs[0], 1)
+        return {(bool(r), bool(s)) for r, s, dp in found.content[:, [3, 4, 2]].tolist() if dp == 2}
+
+    assert content() == {(False, True), (True, True)}
+    assert content(recompute=(True,)) == {(True, True)}
+    assert content(shard_optimizer=False, recompute=(False,)) == {(False, False)}
+
+
+def test_arrays_and_single_candidates_say_the_same():
+    problem = make_problem("vision", num_processes=8, max_pp=4, tps=(1, 2))
+    found = module_candidates(problem, problem.specs[1], 3)
+    picked = found.select(np.array([len(found) - 1, 0]))
+    assert [picked[k] for k in range(2)] == [found[len(found) - 1], found[0]]
+    for k, layers in enumerate(found.layers.tolist()):
+        pp = found[k].parallel.pp
+        assert tuple(layers[:pp]) == found[k].layers_per_stage
+        assert not any(layers[pp:])
+        assert found.widest[k] == max(layers[: pp - 1], default=0)
+        assert found.num_processes[k] == found[k].parallel.num_processes
+
+
+def test_large_clusters_skip_odd_degrees_but_not_those_that_tile_them():
+    problem = make_problem(num_processes=8, num_nodes=20)
+    dps = problem.dps(160)
+    assert set(range(1, 17)) | {18, 20, 32, 40, 64, 80, 96, 128, 160} <= set(dps)
+    assert not {17, 19, 22, 100} & set(dps)
+    assert make_problem(num_processes=8, num_nodes=8).dps(64) == list(range(1, 65))
 
 
 def test_tp_needs_a_table():
-    (spec,) = make_specs()
+    problem = make_problem()
+    problem = dataclasses.replace(problem, cost=CostModel([make_table(LLM, tp=2)], extrapolate=True))
     with pytest.raises(InfeasiblePlanError, match=r"allows tp \[1\], has cost tables for tp \[2\]"):
-        module_candidates(spec, CostModel([make_table("llm", tp=2)]), max_processes=4, max_dp=4, typical=LOAD)
+        module_candidates(problem, problem.specs[0], 1)
+
+
+def test_a_module_without_any_table():
+    problem = make_problem("audio")
+    problem = dataclasses.replace(problem, cost=CostModel([make_table(LLM)], extrapolate=True))
+    with pytest.raises(CostError, match="no cost table for module `audio`"):
+        module_candidates(problem, problem.specs[0], 1)
 
 
 def test_too_few_processes_fail_fast():
@@ -56,22 +114,35 @@ def test_too_few_processes_fail_fast():
     assert failure.value.exit_code == 3
 
 
-def test_memory_counts_state_and_microbatches_in_flight():
-    (spec,) = make_specs()
-    (candidate,) = [
-        c for c in module_candidates(spec, make_cost(), max_processes=2, max_dp=1, typical=LOAD) if c.parallel.pp == 2
+def test_numbers_of_microbatches():
+    every = SearchSpace().microbatch_choices(256)
+    assert every[:21] == (*range(1, 17), 18, 20, 22, 24, 28)
+    assert every[21:] == (32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256)
+    assert SearchSpace().microbatch_choices(5) == (1, 2, 3, 4, 5)
+    assert SearchSpace(microbatches=(8, 2, 8, 99)).microbatch_choices(24) == (2, 8)
+    with pytest.raises(InfeasiblePlanError, match=r"\[32, 64\] is between 1 and the global batch of 24"):
+        SearchSpace(microbatches=(64, 32)).microbatch_choices(24)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 50))
+def test_largest_llm_microbatch_is_the_schedulers_cap(lengths, num_buckets):
+    loads = scenario_loads([[make_sample(i, n) for i, n in enumerate(lengths)]], LLM)
+    load = loads.largest_load(num_buckets)
+    assert load.num_tokens == token_cap(np.array(lengths), num_buckets)
+    assert load.sum_sq_tokens == load.num_tokens * max(lengths)
+    assert loads.largest(np.array([num_buckets, 1]))[:, 0].tolist() == [*dataclasses.astuple(load)]
+
+
+def test_media_stay_with_their_sample_only_inline():
+    batch = [
+        make_sample(0, 5, [("vision", 30), ("vision", 50)]),
+        make_sample(1, 5),
+        make_sample(2, 5, [("vision", 60)]),
     ]
-    peaks = stage_memory_bytes(spec, candidate, make_cost(), LOAD, num_microbatches=8, num_stages_beyond=0)
-    first, last = candidate.layers_per_stage
-    assert peaks[0] == 16 * (first * 1_000_000 + 2_000_000) + 2 * first * 400 * 10_000
-    assert peaks[1] == 16 * (last * 1_000_000 + 2_000_000) + (last + 1) * 400 * 10_000
-
-
-@given(st.integers(1, 8), st.integers(0, 3), st.integers(50, 400), st.integers(0, 6))
-def test_depth_limit_is_the_memory_limit_solved_for_depth(m, which, limit_mb, beyond):
-    (spec,) = make_specs()
-    candidate = module_candidates(spec, make_cost(), max_processes=4, max_dp=1, typical=LOAD)[which]
-    usable = USABLE_MEMORY_FRAC * limit_mb * 1e6
-    deepest = max_stages_beyond(spec, candidate, make_cost(), LOAD, num_microbatches=m, usable_bytes=usable)
-    peaks = stage_memory_bytes(spec, candidate, make_cost(), LOAD, num_microbatches=m, num_stages_beyond=beyond)
-    assert (max(peaks) <= usable) == (beyond <= deepest)
+    items, samples = (scenario_loads([batch], "vision", whole_samples=whole) for whole in (False, True))
+    assert (items.longest[:, 0].tolist(), samples.longest[:, 0].tolist()) == ([1, 60, 3600], [2, 80, 3600])
+    assert items.total.tolist() == samples.total.tolist() == [[3], [140], [7000]]
+    assert (items.num_units.tolist(), samples.num_units.tolist()) == ([3], [3])
+    assert samples.units[0].tolist() == [[2, 0, 1], [80, 0, 60], [3400, 0, 3600]]
+    assert items.per_microbatch(2)[1].tolist() == [70.0]
+    assert items.per_microbatch(np.array([1, 2, 9]))[1, :, 0].tolist() == [140.0, 70.0, 140 / 3]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from dflop.cost.links import ALL_REDUCE
+from dflop.plan.candidates import Candidate
+from dflop.plan.drafts import chain_peaks, fits, inline_draft, largest_loads, split_draft
+from dflop.plan.space import Problem
+from dflop.records import LLM, ParallelSpec, Plan
+from tests.builders import make_link, make_sample
+from tests.plan.problems import make_problem
+
+M = 1_000_000
+LAYOUT = {
+    "vision": Candidate(ParallelSpec(1, 1, 2), (4,), shard_optimizer=True),
+    LLM: Candidate(ParallelSpec(1, 2, 1), (2, 2), recompute=True),
+}
+
+
+def draft(problem: Problem, layout: dict[str, Candidate] = LAYOUT) -> Plan:
+    return split_draft(problem, 2, layout, 1.5)
+
+
+def inline(problem: Problem, **how: object) -> Plan:
+    layers = {"vision": (4, 0), LLM: (1, 3)}
+    how = {"recompute": False, "shard_optimizer": True, "formula_s": 2.5} | how
+    return inline_draft(problem, 2, ParallelSpec(1, 2, 2), layers, **how)  # type: ignore[arg-type]
+
+
+def even_problem(**changes: object) -> Problem:
+    """24 samples of 125 LLM tokens with one item of 100 each: nothing is uneven."""
+    batch = [make_sample(i, 100, [("vision", 100)]) for i in range(24)]
+    return make_problem("vision", batches=[batch], **changes)  # type: ignore[arg-type]
+
+
+def test_a_split_draft_says_what_was_chosen():
+    plan = draft(make_problem("vision"))
+    vision, llm = plan.modules
+    assert (plan.layout, plan.num_processes, plan.num_microbatches, plan.global_batch_size) == ("split", 4, 2, 24)
+    assert (vision.first_rank, llm.first_rank) == (0, 2)
+    assert (vision.layers_per_stage, llm.layers_per_stage) == ((4,), (2, 2))
+    assert (vision.recompute, vision.shard_optimizer) == (False, True)
+    assert (llm.recompute, llm.shard_optimizer) == (True, False)
+    assert plan.table_ids == ("vision-tp1-False", "llm-tp1-True")
+    assert (plan.formula_step_s, plan.candidate_rank, plan.snapshot_seq) == (1.5, -1, 3)
+    assert all(math.isnan(x) for x in (plan.predicted_step_s, plan.baseline_step_s, plan.uniform_step_s))
+
+
+def test_memory_of_a_split_draft_by_hand():
+    plan = draft(even_problem())
+    # Four buckets for vision, two for the LLM; a bucket may have 1.25 times the average.
+    vision_tokens, llm_tokens = 1.25 * 24 * 100 / 4, 1.25 * 24 * 125 / 2
+    in_flight = 2  # two microbatches in all, three stages to the loss
+    vision = (4 + 12 / 2) * 6 * M + in_flight * 5 * vision_tokens * 10_000
+    assert plan.module("vision").stage_memory_bytes == (vision,)
+    once = llm_tokens * 10_000
+    first = 16 * 4 * M + 2 * 2 * llm_tokens * 1_000 + once
+    last = 16 * 4 * M + 1 * llm_tokens * (2 * 1_000 + 10_000) + once
+    assert plan.module(LLM).stage_memory_bytes == (first, last)
+
+
+def test_memory_of_an_inline_draft_by_hand():
+    plan = inline(even_problem())
+    vision_tokens, llm_tokens = 1.25 * 24 * 100 / 4, math.ceil(1.25 * 24 * 125 / 4)
+    per_param = 4 + 12 / 2
+    first = per_param * (6 + 3) * M + 2 * (5 * vision_tokens + 1 * llm_tokens) * 10_000
+    last = per_param * 5 * M + 1 * 4 * llm_tokens * 10_000
+    assert plan.module(LLM).stage_memory_bytes == (first, last)
+    assert plan.module("vision").stage_memory_bytes == (0, 0)
+    assert [m.first_rank for m in plan.modules] == [0, 0]
+    assert (plan.layout, plan.num_processes) == ("inline", 4)
+
+
+@pytest.mark.parametrize("make", [draft, inline])
+def test_token_caps_are_as_high_as_memory_allows(make):
+    problem = make_problem("vision", memory_bytes=600 * M)
+    plan = make(problem)
+    assert fits(problem, plan)
+    for chain in [plan.modules] if plan.is_inline else [(m,) for m in plan.modules]:
+        charged = largest_loads(problem, plan, chain)
+        assert all(m.max_tokens >= load[1] for m, load in zip(chain, charged, strict=True))
+        factor = min(m.max_tokens / load[1] for m, load in zip(chain, charged, strict=True))
+        peaks = [chain_peaks(problem, plan, chain, [x * f for x in charged]).max() for f in (factor, 1.001 * factor)]
+        assert peaks[0] <= problem.usable_bytes < peaks[1]
+
+
+def test_a_plan_that_does_not_fit_is_capped_at_what_it_is_charged_with():
+    problem = make_problem("vision", memory_bytes=60 * M)
+    plan = draft(problem)
+    assert not fits(problem, plan)
+    assert [m.max_tokens for m in plan.modules] == [
+        int(load[1]) for m in plan.modules for load in largest_loads(problem, plan, [m])
+    ]
+
+
+def test_ids_tell_choices_apart_and_ignore_the_run():
+    problem = make_problem("vision")
+    plan = draft(problem)
+    assert draft(dataclasses.replace(problem, run_id="other", snapshot_seq=9)).plan_id == plan.plan_id
+    recomputed = {**LAYOUT, "vision": dataclasses.replace(LAYOUT["vision"], recompute=True)}
+    others = [
+        draft(problem, recomputed),
+        split_draft(problem, 3, LAYOUT, 1.5),
+        inline(problem),
+        inline(problem, shard_optimizer=False),
+        draft(dataclasses.replace(problem, cost=problem.cost.with_corrections({LLM: 1.1}))),
+    ]
+    assert len({plan.plan_id, *(p.plan_id for p in others)}) == 6
+
+
+def test_tensor_parallel_groups_stay_on_a_node():
+    problem = make_problem("vision", num_processes=4, num_nodes=2, tps=(1, 4), max_pp=4)
+    layout = {"vision": Candidate(ParallelSpec(1, 1, 3), (4,)), LLM: Candidate(ParallelSpec(4, 1, 1), (4,))}
+    plan = draft(problem, layout)
+    assert {m.module: m.first_rank for m in plan.modules} == {LLM: 0, "vision": 4}
+    assert [m.module for m in plan.modules] == ["vision", LLM]
+    aligned = {**layout, "vision": Candidate(ParallelSpec(1, 1, 4), (4,))}
+    assert {m.module: m.first_rank for m in draft(problem, aligned).modules} == {"vision": 0, LLM: 4}
+
+
+def test_seconds_behind_the_pipeline_by_hand():
+    links = [make_link(ALL_REDUCE, 2, nodes, 0.01 * nodes, 1e9) for nodes in (1, 2)]
+    problem = make_problem(
+        "vision", num_processes=2, num_nodes=2, links=links, optimizer_s_per_param=1e-8, dtype="float32"
+    )
+    vision, llm = 24e6 / 1e9 + 0.01 + 6e6 * 1e-8 / 2, 4e6 * 1e-8
+    assert draft(problem).sync_s == pytest.approx(max(vision, llm))
+    apart = {"vision": LAYOUT[LLM], LLM: LAYOUT["vision"]}
+    assert draft(problem, apart).sync_s == pytest.approx(max(vision, llm))
+    # Inline: the first stage holds all of vision, and a layer and the embedding of the LLM.
+    assert inline(problem).sync_s == pytest.approx(36e6 / 1e9 + 0.01 + 9e6 * 1e-8 / 2)
+    whole = inline_draft(
+        problem,
+        2,
+        ParallelSpec(1, 1, 4),
+        {"vision": (4,), LLM: (4,)},
+        recompute=False,
+        shard_optimizer=False,
+        formula_s=0.0,
+    )
+    across = 2 * 0.02 + (3 / 4) / (1 / 2) * 48e6 / 1e9  # four ranks on two nodes, as a ring
+    assert whole.sync_s == pytest.approx(across + 12e6 * 1e-8)
+
+
+def test_frozen_modules_have_nothing_behind_the_pipeline():
+    links = [make_link(ALL_REDUCE, 2, 1, 0.5, 1e9)]
+    problem = make_problem("vision", links=links, optimizer_s_per_param=1e-8, frozen=True)
+    assert draft(problem).sync_s == pytest.approx(4e6 * 1e-8)
+
+
+def test_memory_is_told_in_whole_bytes():
+    plan = draft(make_problem("vision"))
+    assert all(isinstance(peak, int) for m in plan.modules for peak in m.stage_memory_bytes)
+    assert np.all([m.max_tokens > 0 for m in plan.modules])

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.plan.candidates import module_candidates
+from dflop.plan.memory import candidate_bytes, ends_and_edge, in_flight, max_stages_beyond, stage_bytes, stage_params
+from dflop.records import LLM
+from tests.plan.problems import make_problem
+
+LOAD = np.array([[4.0], [400.0], [40_000.0]])
+M = 1_000_000
+
+
+def bytes_of(layers, *, module: str = LLM, frozen: bool = False, dtype: str = "bfloat16", **how):
+    problem = make_problem("vision", tps=(1, 2), frozen=frozen, dtype=dtype)
+    how = {"tp": 1, "dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])} | how
+    return stage_bytes(problem.spec(module), problem.cost, np.array([layers]), LOAD, **how)
+
+
+def test_state_and_activations_of_a_stage():
+    found = bytes_of([3, 1])
+    assert found.state.tolist() == [[16 * 5 * M, 16 * 3 * M]]
+    assert found.kept.tolist() == [[3 * 400 * 10_000, 2 * 400 * 10_000]]  # the last stage runs the edge, too
+    assert found.once.tolist() == [[0, 0]]
+    assert found.peaks(np.array([[2, 1]])).tolist() == [[16 * 5 * M + 24 * M, 16 * 3 * M + 8 * M]]
+
+
+def test_replicas_share_the_optimizers_part_of_the_state():
+    sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
+    assert bytes_of([4], **sharded).state.tolist() == [[(4 + 12 / 4) * 6 * M]]
+    # In float32 weight and gradient alone take 8 bytes, and only the two moments are left to share.
+    assert bytes_of([4], dtype="float32", **sharded).state.tolist() == [[(8 + 8 / 4) * 6 * M]]
+    assert bytes_of([4], dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
+
+
+def test_frozen_modules_keep_weights_alone():
+    assert bytes_of([4], module="vision", frozen=True).state.tolist() == [[2 * 6 * M]]
+
+
+def test_recomputation_keeps_inputs_and_one_whole_layer():
+    found = bytes_of([3, 1], recompute=True)
+    assert found.kept.tolist() == [[3 * 400 * 1_000, 400 * 1_000 + 400 * 10_000]]
+    assert found.once.tolist() == [[400 * 10_000, 400 * 10_000]]
+
+
+def test_stages_without_layers_of_the_module_hold_nothing_of_it():
+    found = bytes_of([0, 4, 0], recompute=True)
+    assert found.state.tolist() == [[0, 16 * 6 * M, 0]]
+    assert found.kept[0, [0, 2]].tolist() == [0, 0]
+    assert found.once[0, [0, 2]].tolist() == [0, 0]
+    ends, edge = ends_and_edge(np.array([0, 2, 1, 1, 0]))
+    assert ends.tolist() == [False, True, False, True, False]
+    assert edge.tolist() == [False, False, False, True, False]
+
+
+def test_tensor_parallelism_cuts_layers_and_the_llms_edge():
+    problem = make_problem("vision")
+    layers = np.array([4])
+    assert stage_params(problem.spec(LLM), layers, 2).tolist() == [3 * M]
+    assert stage_params(problem.spec("vision"), layers, 2).tolist() == [4 * M]
+
+
+def test_sums_of_modules_on_one_stage():
+    total = bytes_of([4, 0], module="vision", recompute=True) + bytes_of([0, 4], recompute=True)
+    assert total.state.tolist() == [[16 * 6 * M, 16 * 6 * M]]
+    assert total.once.tolist() == [[4 * M, 4 * M]]
+    both = bytes_of([4], module="vision", recompute=True) + bytes_of([4], recompute=True)
+    assert both.once.tolist() == [[4 * M]]  # one layer runs at a time
+
+
+def test_microbatches_in_flight_are_those_of_one_f_one_b():
+    assert in_flight(np.array([3, 1]), 4, np.array([0, 2]), 3).tolist() == [[3, 2, 1], [3, 2, 1]]
+    assert in_flight(np.array([3]), 2, np.array([4]), 3).tolist() == [[2, 2, 2]]
+
+
+@given(st.integers(1, 8), st.integers(100, 500), st.integers(0, 6), st.integers(1, 4), st.booleans())
+def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, max_pp, frozen):
+    problem = make_problem("vision", num_processes=6, max_pp=max_pp, frozen=frozen)
+    candidates = module_candidates(problem, problem.specs[0], m)
+    load = np.repeat(LOAD * 10, len(candidates), axis=1)
+    found = candidate_bytes(candidates, problem.cost, load)
+    deepest = max_stages_beyond(found, candidates.pp, num_microbatches=m, usable_bytes=limit_mb * 10**6)
+    stages = found.state.shape[1]
+    peaks = found.peaks(in_flight(candidates.pp, m, np.full(len(candidates), beyond), stages))
+    inside = np.arange(stages) < candidates.pp[:, np.newaxis]
+    fit = np.where(inside, peaks <= limit_mb * 10**6, True).all(axis=1)
+    assert fit.tolist() == (beyond <= deepest).tolist()
+
+
+def test_candidates_are_charged_like_single_layouts():
+    problem = make_problem("vision", num_processes=6, max_pp=3, tps=(1, 2))
+    candidates = module_candidates(problem, problem.specs[1], 2)
+    load = np.outer(LOAD[:, 0], np.arange(1, len(candidates) + 1))
+    found = candidate_bytes(candidates, problem.cost, load)
+    assert len(candidates.groups()) == 4
+    for k in range(len(candidates)):
+        c = candidates[k]
+        alone = stage_bytes(
+            problem.specs[1],
+            problem.cost,
+            np.array([c.layers_per_stage]),
+            load[:, [k]],
+            tp=c.parallel.tp,
+            dp=np.array([c.parallel.dp]),
+            recompute=c.recompute,
+            shard_optimizer=np.array([c.shard_optimizer]),
+        )
+        for name in ("state", "kept", "once"):
+            assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])
