@@ -18,10 +18,9 @@ from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
 from dflop.plan.rank import arrival_step_s
-from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ParallelSpec
 from tests.builders import make_sample, make_specs
-from tests.plan.baseline_problems import make_problem, tiles_the_cluster
+from tests.plan.baseline_problems import baseline_problem, tiles_the_cluster
 
 # Layers cut by count
 
@@ -53,7 +52,7 @@ def test_even_chain_keeps_every_layer_in_order(depths, pp):
 
 @pytest.mark.parametrize("encoders", [("vision",), ("vision", "audio")])
 def test_uniform_plans_tile_the_cluster_and_fit(encoders):
-    problem = make_problem(*encoders, memory_bytes=200 * 2**20)
+    problem = baseline_problem(*encoders, memory_bytes=120 * 2**20)
     found = uniform_plans(problem)
     assert len({p.plan_id for p in found}) == len(found) > 20
     kinds = set()
@@ -72,23 +71,23 @@ def test_uniform_plans_tile_the_cluster_and_fit(encoders):
 def test_uniform_plans_recompute_only_where_memory_asks_for_it():
     def by_way(**changes):
         found = {False: set(), True: set()}
-        for plan in uniform_plans(make_problem(memory_bytes=150 * 2**20, **changes)):
+        for plan in uniform_plans(baseline_problem(memory_bytes=100 * 2**20, **changes)):
             found[plan.modules[0].recompute].add((plan.modules[-1].parallel, plan.num_microbatches))
         return found
 
-    either, plain = by_way(), by_way(space=SearchSpace(recompute=(False,)))
+    either, plain = by_way(), by_way(recompute=(False,))
     assert either[False] == plain[False]
     assert either[True]
     assert not either[True] & plain[False]
 
 
 def test_uniform_plans_cut_no_module_into_more_stages_than_it_can_be():
-    problem = make_problem(max_pp=1)
+    problem = baseline_problem(max_pp=1)
     assert {p.modules[-1].parallel.pp for p in uniform_plans(problem)} == {1, 2}  # 4 + 4 layers in halves: one each
 
 
 def test_uniform_formula_is_that_of_inline_plans():
-    problem = make_problem()
+    problem = baseline_problem()
     ours = {(p.modules[-1].parallel, p.num_microbatches): p.formula_step_s for p in uniform_plans(problem)}
     compared = 0
     for m in problem.microbatch_choices:
@@ -102,7 +101,7 @@ def test_uniform_formula_is_that_of_inline_plans():
 
 
 def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
-    problem = make_problem()
+    problem = baseline_problem()
     asked = []
 
     def step_s(plan):
@@ -113,17 +112,17 @@ def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
     everything = uniform_plans(problem)
     assert step_s(best) == min(arrival_step_s(problem, plan) for plan in everything)
     assert MIN_SIMULATED <= len(asked) - 1 <= len(everything)
-    assert best == tuned_uniform(make_problem(), step_s)
+    assert best == tuned_uniform(baseline_problem(), step_s)
 
 
 def test_tuned_uniform_asks_whom_it_is_told_to():
-    problem = make_problem()
+    problem = baseline_problem()
     slowest = tuned_uniform(problem, lambda plan: -plan.num_microbatches)
     assert slowest.num_microbatches > tuned_uniform(problem, lambda plan: plan.num_microbatches).num_microbatches == 1
 
 
 def test_no_uniform_plan_fits():
-    problem = make_problem(memory_bytes=20 * 2**20)
+    problem = baseline_problem(memory_bytes=20 * 2**20)
     assert uniform_plans(problem) == []
     assert tuned_uniform(problem, lambda _: 1.0) is None
     with pytest.raises(InfeasiblePlanError, match=r"no uniform plan with tp \[2\] on 8 processes fits"):
@@ -131,18 +130,18 @@ def test_no_uniform_plan_fits():
 
 
 def test_default_plan_takes_the_largest_tp_the_least_pp_and_one_sample_per_microbatch():
-    roomy = default_plan(make_problem())
+    roomy = default_plan(baseline_problem())
     assert roomy.modules[0].parallel == roomy.modules[-1].parallel == ParallelSpec(2, 1, 4)
     assert (roomy.num_microbatches, roomy.modules[0].recompute) == (6, False)
     # Without ZeRO-1 the state of the whole model, (4 * 2 layers + 2 edges) * 16 bytes / 2, leaves too little room for
     # activations, even recomputed; two stages fit if they recompute.
-    tight = default_plan(make_problem(memory_bytes=100 * 2**20, space=SearchSpace(shard_optimizer=False)))
+    tight = default_plan(baseline_problem(memory_bytes=100 * 2**20, shard_optimizer=False))
     assert tight.modules[-1].parallel == ParallelSpec(2, 2, 2)
     assert (tight.num_microbatches, tight.modules[0].recompute) == (12, True)
 
 
 def test_default_plans_keep_the_layout():
-    problem = make_problem()
+    problem = baseline_problem()
     first, *others = default_plans(problem)
     assert first == default_plan(problem)
     assert [p.num_microbatches for p in others] == [1, 2, 3, 4, 5]
@@ -162,7 +161,7 @@ def formula_s(problem):
 
 
 def test_blind_plan_sees_means_only():
-    equal, spread = (make_problem(batches=(batch_of(x),)) for x in ([100] * 16, [50] * 15 + [850]))
+    equal, spread = (baseline_problem(batches=(batch_of(x),)) for x in ([100] * 24, [50] * 23 + [1250]))
     plans = [blind_plan(p) for p in (equal, spread)]
     assert plans[0].formula_step_s == pytest.approx(formula_s(equal))
     assert plans[1].formula_step_s == pytest.approx(plans[0].formula_step_s, rel=0.05)
@@ -170,8 +169,8 @@ def test_blind_plan_sees_means_only():
 
 
 def test_blind_plan_knows_the_memory_of_the_real_data():
-    batches = (batch_of([10] * 15 + [3000]),)
-    tight, roomy = (make_problem(memory_bytes=mb * 2**20, batches=batches) for mb in (150, 1000))
+    batches = (batch_of([10] * 23 + [3000]),)
+    tight, roomy = (baseline_problem(memory_bytes=mb * 2**20, batches=batches) for mb in (160, 1000))
     assert fits(tight, blind_plan(tight))
     assert not fits(tight, blind_plan(roomy))
     assert blind_plan(tight) == blind_plan(tight)
@@ -179,4 +178,4 @@ def test_blind_plan_knows_the_memory_of_the_real_data():
 
 def test_no_blind_plan_fits():
     with pytest.raises(InfeasiblePlanError, match="no plan with processes of their own"):
-        blind_plan(make_problem(memory_bytes=20 * 2**20))
+        blind_plan(baseline_problem(memory_bytes=20 * 2**20))

@@ -23,10 +23,9 @@ from dflop.plan.baselines.reference_costs import (
     llm_flops,
     llm_module,
 )
-from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ModuleSpec
 from tests.builders import make_cost, make_sample, make_specs, make_table, random_batch
-from tests.plan.baseline_problems import make_problem, tiles_the_cluster
+from tests.plan.baseline_problems import baseline_problem, tiles_the_cluster
 
 NO_MEMORY = MemoryLines(0.0, 0.0, 0.0, 0.0)
 CONSTANT = RateCurve(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
@@ -216,9 +215,9 @@ def test_memory_lines_pass_through_their_probes():
 
 @pytest.mark.parametrize("chosen", [literal, argmin])
 def test_reference_plan_takes_every_device_and_cuts_layers_evenly(chosen):
-    problem = make_problem()
+    problem = baseline_problem()
     found = reference_plan(problem, chosen)
-    assert found == reference_plan(make_problem(), chosen)
+    assert found == reference_plan(baseline_problem(), chosen)
     assert found.fits
     assert tiles_the_cluster(problem, found.plan)
     for m in found.plan.modules:
@@ -228,14 +227,16 @@ def test_reference_plan_takes_every_device_and_cuts_layers_evenly(chosen):
 
 @given(seed=st.integers(0, 1000), num_processes=st.integers(2, 12))
 def test_reference_argmin_is_never_slower_by_its_own_formula(seed, num_processes):
-    problem = make_problem(num_processes=num_processes, batches=(random_batch(16, encoders=("vision",), seed=seed),))
+    problem = baseline_problem(
+        num_processes=num_processes, batches=(random_batch(24, encoders=("vision",), seed=seed),)
+    )
     plans = [reference_plan(problem, chosen) for chosen in (argmin, literal)]
     assert plans[0].num_layouts == plans[1].num_layouts
     assert plans[0].plan.formula_step_s <= plans[1].plan.formula_step_s
 
 
 def test_reference_plan_that_our_memory_model_refuses_is_told():
-    tight = make_problem(memory_bytes=60 * 2**20)
+    tight = baseline_problem(memory_bytes=60 * 2**20)
     with pytest.raises(InfeasiblePlanError, match="by its memory rule nothing fits"):
         reference_plan(tight)
     found = reference_plan(tight, limit_bytes=float("inf"))
@@ -244,13 +245,13 @@ def test_reference_plan_that_our_memory_model_refuses_is_told():
 
 
 def test_reference_recomputes_only_where_space_and_costs_allow():
-    plain = make_problem(space=SearchSpace(recompute=(False,)))
+    plain = baseline_problem(recompute=(False,))
     assert not reference_plan(plain).plan.modules[0].recompute
-    assert not reference_plan(make_problem(), recompute=False).plan.modules[0].recompute
-    without = dataclasses.replace(make_problem(), cost=make_cost("vision").extrapolating())
+    assert not reference_plan(baseline_problem(), recompute=False).plan.modules[0].recompute
+    without = dataclasses.replace(baseline_problem(), cost=make_cost("vision").extrapolating())
     assert not reference_plan(without).plan.modules[0].recompute
 
 
 def test_reference_knows_one_encoder():
     with pytest.raises(InfeasiblePlanError, match="one encoder and one LLM; this model has 2 encoders"):
-        reference_plan(make_problem("vision", "audio"))
+        reference_plan(baseline_problem("vision", "audio"))
