@@ -1,11 +1,11 @@
 """Time forward and backward of one module at a shallow depth, exactly as the training stage runs it.
 
-The probe uses the engine's own stage classes on random data of real shapes. Each group is run once to warm up, then
-repeated; the median is kept with half the interquartile range beside it. Bytes that autograd keeps alive are counted
-once per storage, parameters excluded. Two depths (1 and 2 layers by default) let the cost model separate what a layer
-costs from what the ends cost, so that a module is never built at full depth just to be measured; their repeats take
-turns, so that a machine that slows down slows both. A group that does not fit into memory is a row that says so, and
-the probe goes on.
+The probe uses the engine's own stage classes on random data of real shapes. Each visit to a group runs it once to warm
+up, then repeats it; over all visits the median is kept with half the interquartile range beside it. Bytes that autograd
+keeps alive are counted once per storage, parameters excluded. Two depths (1 and 2 layers by default) let the cost model
+separate what a layer costs from what the ends cost, so that a module is never built at full depth just to be measured;
+their repeats take turns, so that a machine that slows down slows both. A group that does not fit into memory is a row
+that says so, and the probe goes on.
 
 Tensor-parallel ranks probe together: each builds its part, all run the same groups in the same order, and seconds are
 those of the wall, for waiting for the others is part of what such a layer costs.
@@ -118,7 +118,9 @@ class ModuleProbe:
         Raises:
             RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
         """
-        return measure_in_turns([self], group)[0]
+        visits = GroupVisits([self], group)
+        visits.visit(self._settings.num_repeats)
+        return visits.rows()[0]
 
     @contextmanager
     def _fits(self) -> Iterator[None]:
@@ -137,8 +139,8 @@ class ModuleProbe:
     def param_bytes(self) -> int:
         return self._stage.param_bytes
 
-    def _start(self, group: ProbeGroup) -> _Run:
-        """Everything about a group but its seconds."""
+    def _start(self, group: ProbeGroup) -> tuple[Callable[[], torch.Tensor], _Run]:
+        """A forward on new inputs, run once, and everything about the group but its seconds."""
         forward, device = self._prepare(group), self._device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -146,15 +148,15 @@ class ModuleProbe:
         has_backward = output.requires_grad
         self._backward(output)  # the run that counts bytes is also the warm-up
         peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        return _Run(forward, has_backward, activation_bytes, peak_bytes, [])
+        return forward, _Run(has_backward, activation_bytes, peak_bytes, [])
 
-    def _repeat(self, run: _Run) -> None:
+    def _repeat(self, forward: Callable[[], torch.Tensor], run: _Run) -> None:
         if self._flush is None:
             self._flush = CacheFlush(self._device)
         if self._group is not None:
             dist.barrier(group=self._group)
         by_wall = self._group is not None
-        run.timings.append(time_phases(run.forward, self._backward, self._device, flush=self._flush, by_wall=by_wall))
+        run.timings.append(time_phases(forward, self._backward, self._device, flush=self._flush, by_wall=by_wall))
 
     def _finish(self, group: ProbeGroup, run: _Run) -> Measurement:
         if self._optimizer_s is None:  # once per probe: it does not depend on the group
@@ -235,9 +237,8 @@ class ModuleProbe:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One group on one probe."""
+    """What is known of one group on one probe."""
 
-    forward: Callable[[], torch.Tensor]
     has_backward: bool
     activation_bytes: int
     peak_bytes: int
@@ -250,26 +251,49 @@ class _DoesNotFitError(Exception):
         self.probe = probe
 
 
-def measure_in_turns(probes: Sequence[ModuleProbe], group: ProbeGroup) -> list[Measurement]:
-    """One row per probe, all on the same group; the rows end with status `oom` at the first where it does not fit.
+class GroupVisits:
+    """One group on probes of several depths, whose repeats take turns; timed at one visit or at several.
 
-    Raises:
-        RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
+    Args:
+        probes: Of the same module.
+        group: What all of them run.
     """
-    runs: dict[ModuleProbe, _Run] = {}
-    too_large: list[Measurement] = []
-    with no_garbage_collection():
-        try:
-            for probe in probes:
-                with probe._fits():
-                    runs[probe] = probe._start(group)
-            for _ in range(probes[0]._settings.num_repeats):
-                for probe, run in runs.items():
+
+    def __init__(self, probes: Sequence[ModuleProbe], group: ProbeGroup) -> None:
+        self._probes, self._group = probes, group
+        self._runs: dict[ModuleProbe, _Run] = {}
+        self._too_large: list[Measurement] = []
+
+    def visit(self, num_repeats: int) -> None:
+        """Run the group on new inputs, untimed, and then that many times.
+
+        Raises:
+            RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
+        """
+        is_first = not self._runs
+        forwards: dict[ModuleProbe, Callable[[], torch.Tensor]] = {}
+        with no_garbage_collection():
+            try:
+                for probe in self._probes:
                     with probe._fits():
-                        probe._repeat(run)
-        except _DoesNotFitError as error:
-            too_large = [error.probe._row(group, num_repeats=0, status="oom")]
-    return [probe._finish(group, run) for probe, run in runs.items() if run.timings] + too_large
+                        forwards[probe], run = probe._start(self._group)
+                    self._runs.setdefault(probe, run)
+                for _ in range(num_repeats):
+                    for probe, forward in forwards.items():
+                        with probe._fits():
+                            probe._repeat(forward, self._runs[probe])
+            except _DoesNotFitError as error:
+                if is_first:  # what fitted once has its rows
+                    self._too_large = [error.probe._row(self._group, num_repeats=0, status="oom")]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the group has fitted at every depth."""
+        return not self._too_large
+
+    def rows(self) -> list[Measurement]:
+        """One per probe, the medians of all visits; they end with status `oom` at the first where it does not fit."""
+        return [probe._finish(self._group, run) for probe, run in self._runs.items() if run.timings] + self._too_large
 
 
 def is_out_of_memory(error: Exception) -> bool:

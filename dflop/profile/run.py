@@ -1,9 +1,12 @@
 """Profile every module of a model within a time budget.
 
 The budget is split over modules and ways of running them. A group of samples is timed at every depth before the next
-one is chosen, by `adaptive.Design` or in the order drawn. Probing ends when the module is known well enough, when its
+one is chosen, by `adaptive.Design` or in the order drawn. Choosing ends when the module is known well enough, when its
 share of the budget is spent or all groups are done, but never before `MIN_GROUPS`: a fit needs that many to tell its
 terms apart.
+
+Machines drift over seconds, and what is timed in a slow spell would make one shape look slow. So half of a group's
+repeats, and the part of the budget that they need, are left for a second sweep over all groups after the choosing.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,7 @@ from dflop.errors import DataError
 from dflop.models.family import Family
 from dflop.profile.adaptive import Design
 from dflop.profile.groups import ProbeGroup, probe_groups, random_groups
-from dflop.profile.probe import ModuleProbe, ProbeSettings, measure_in_turns
+from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
 from dflop.profile.ways import TRAIN, Way
 from dflop.records import Measurement, SampleShape
 from dflop.units import percent
@@ -30,6 +33,7 @@ POOL_FACTOR = 4
 """Groups to choose from per group that may be probed."""
 NUM_TARGETS = 64
 """Microbatches drawn from the data that the choice shall predict well."""
+Choice = TypeVar("Choice", int | None, bool)
 
 
 def profile_model(
@@ -49,7 +53,7 @@ def profile_model(
     target_frac: float | None = 0.02,
     group: dist.ProcessGroup | None = None,
 ) -> Iterator[Measurement]:
-    """Measurements of every module that the data uses, as they are taken.
+    """Measurements of every module that the data uses; those of a module and way when all of them are taken.
 
     Args:
         family: Model family.
@@ -86,7 +90,7 @@ def profile_model(
             depth = next(s.num_layers for s in family.specs() if s.module == module)
             chooser = _Chooser(probes, groups, Design(
                 depths, [[p.load(g) for p in probes] for g in groups], depth, [g.load for g in targets]
-            ), num_probes, share_s, target_frac, group)  # fmt: skip
+            ), num_probes, share_s, target_frac, group, settings.num_repeats)  # fmt: skip
             yield from chooser.run()
             name = module if way == TRAIN else f"{module}, {way.name}"
             progress(f"{name}: {chooser.summary()}")
@@ -105,24 +109,36 @@ def used_modules(family: Family, shapes: Sequence[SampleShape]) -> list[str]:
 
 
 class _Chooser:
-    """Probes of one module at all depths in one way: which group is next, and when to stop."""
+    """Probes of one module at all depths in one way: which group is next, when to stop, and what to time again."""
 
     def __init__(
         self, probes: Sequence[ModuleProbe], groups: Sequence[ProbeGroup], design: Design, most: int, share_s: float,
-        target_frac: float | None, ranks: dist.ProcessGroup | None,
+        target_frac: float | None, ranks: dist.ProcessGroup | None, num_repeats: int,
     ) -> None:  # fmt: skip
         self._probes, self._groups, self._design = probes, groups, design
         self._most, self._share_s, self._target_frac, self._ranks = most, share_s, target_frac, ranks
+        self._num_first = -(-num_repeats // 2)
+        self._num_again = num_repeats - self._num_first
+        # Every visit has one run more, untimed.
+        runs_again = self._num_again + 1 if self._num_again else 0
+        self._choosing_s = share_s * (self._num_first + 1) / (self._num_first + 1 + runs_again)
         self._num_rows = self._num_too_large = 0
 
-    def run(self) -> Iterator[Measurement]:
-        """Rows as they are measured; a group that does not fit at some depth ends what is larger at every depth."""
-        yield from self._warm_up()
+    def run(self) -> list[Measurement]:
+        """Rows of all groups; one that does not fit at some depth ends what is larger at every depth."""
+        too_large = list(self._warm_up())
         started = time.perf_counter()
+        visited: list[GroupVisits] = []
         while (index := self._agree(self._next(time.perf_counter() - started))) is not None:
-            rows = measure_in_turns(self._probes, self._groups[index])
-            yield from rows
-            self._note(index, rows)
+            visited.append(GroupVisits(self._probes, self._groups[index]))
+            visited[-1].visit(self._num_first)
+            self._note(index, visited[-1].rows())
+        for group in visited if self._num_again else ():
+            if not self._agree(time.perf_counter() - started < self._share_s):
+                break
+            if group.fits:
+                group.visit(self._num_again)
+        return [*too_large, *(row for group in visited for row in group.rows())]
 
     def summary(self) -> str:
         too_large = f", {self._num_too_large} too large for the memory" if self._num_too_large else ""
@@ -141,7 +157,7 @@ class _Chooser:
 
     def _next(self, elapsed_s: float) -> int | None:
         design, num_done = self._design, self._design.num_taken
-        if num_done >= self._most or (num_done >= MIN_GROUPS and elapsed_s > self._share_s):
+        if num_done >= self._most or (num_done >= MIN_GROUPS and elapsed_s > self._choosing_s):
             return None
         if self._target_frac is None:
             return design.first()
@@ -160,7 +176,7 @@ class _Chooser:
         noise_frac = max(_standard_error(row) / s for row, s in zip(timed, seconds, strict=True))
         self._design.take(index, seconds, noise_frac)
 
-    def _agree(self, choice: int | None) -> int | None:
+    def _agree(self, choice: Choice) -> Choice:
         """The first rank's choice on every rank: they time differently and must still run the same groups."""
         if self._ranks is None:
             return choice

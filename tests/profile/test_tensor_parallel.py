@@ -95,14 +95,14 @@ def profile(rank, folder):
         target_frac=1e-9,
         group=dist.group.WORLD,
     )
-    return [(m.module, m.num_layers, m.num_tokens, m.sum_sq_tokens, m.tp) for m in rows]
+    return [(m.module, m.num_layers, m.num_tokens, m.sum_sq_tokens, m.num_repeats, m.tp) for m in rows]
 
 
 def test_ranks_run_what_the_first_one_chooses(tmp_path):
     first, second = run_ranks(profile, 2, tmp_path)
     assert first == second
     assert len(first) == 2 * 2 * (MIN_GROUPS + 2)
-    assert {tp for *_, tp in first} == {2}
+    assert {row[-2:] for row in first} == {(SETTINGS.num_repeats, 2)}, "both sweeps, on both ranks"
 
 
 def fail(rank, folder):
