@@ -149,7 +149,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
         loads: Per module `[3]` or `[3, C]`.
     """
     pp = chain[0].parallel.pp
-    beyond = 0 if chain[-1].module == LLM else plan.module(LLM).parallel.pp
+    beyond = 0 if plan.is_inline or chain[-1].module == LLM else plan.module(LLM).parallel.pp
     parts = []
     for m, load in zip(chain, loads, strict=True):
         columns = load.reshape(3, -1)

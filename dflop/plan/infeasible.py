@@ -1,82 +1,179 @@
-"""Why no layout fits, in the numbers of the binding limit and with the nearest way out."""
+"""Why nothing fits, in numbers: the module that lacks memory, how much, and every single change that would help.
+
+Nothing here is a rule of thumb: each change is made to the problem, and the search for a plan is asked again.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from dflop import units
-from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.candidates import Candidate
-from dflop.plan.memory import USABLE_MEMORY_FRAC, stage_memory_bytes
-from dflop.plan.scenarios import ScenarioLoads
-from dflop.records import LLM, ClusterSpec, ModuleSpec
+from dflop.plan.drafts import chain_peaks, largest_loads, split_draft
+from dflop.plan.enumerate import best_choices
+from dflop.plan.formula import formula_table
+from dflop.plan.inline import inline_choices
+from dflop.plan.space import USABLE_MEMORY_FRAC, Problem, SearchSpace
+from dflop.records import ModulePlan, Plan
+
+MAX_MEMORY_GROWTH = 2**12
+"""Times a device's memory; no plan that needs more is worth telling of."""
+MAX_GROWTH = 4
+"""Times the processes there are, as an advice."""
+TOLERANCE = 1.01
+"""Of the least memory that would do."""
+COARSE = 1.5
+"""Numbers of microbatches nearer to each other than this need hardly different memory."""
 
 
-def explain(
-    specs: Sequence[ModuleSpec],
-    cluster: ClusterSpec,
-    cost: CostModel,
-    loads: Mapping[str, ScenarioLoads],
-    candidates: Mapping[int, Mapping[str, Sequence[Candidate]]],
-) -> InfeasiblePlanError:
-    """Error for a search that found nothing; `candidates` are those per number of microbatches and module."""
-    usable_bytes = USABLE_MEMORY_FRAC * cluster.memory_per_process_bytes
-    fewest: dict[str, int] = {}
-    for spec in specs:
-        needs = [
-            (max(peaks), candidate, m)
-            for m, by_module in candidates.items()
-            for candidate in by_module[spec.module]
-            for peaks in [_peaks(spec, candidate, cost, loads[spec.module], m)]
-        ]
-        if not needs:
-            return InfeasiblePlanError(f"module `{spec.module}` has no layout with as many samples as microbatches")
-        need_bytes, candidate, m = min(needs, key=lambda n: (n[0], n[1].parallel.num_processes, n[2]))
-        if need_bytes > usable_bytes:
-            return _memory_error(spec.module, need_bytes, candidate, m, cluster)
-        fewest[spec.module] = min(c.parallel.num_processes for bytes_, c, _ in needs if bytes_ <= usable_bytes)
-    total = sum(fewest.values())
-    if total > cluster.num_processes:
-        each = ", ".join(f"{name} {n}" for name, n in fewest.items())
+def explain(problem: Problem) -> InfeasiblePlanError:
+    """Error for a search that found nothing."""
+    if find_draft(problem) is not None:
         return InfeasiblePlanError(
-            f"the smallest layout that fits in memory needs {total} processes; the cluster has {cluster.num_processes}",
-            where=f"processes per module: {each}",
-            hint=f"add {total - cluster.num_processes} process(es), or raise memory_per_process_bytes",
+            "layouts fit by their largest expected microbatches, but no schedule of the sampled batches keeps to those",
+            where=f"cluster `{problem.cluster.name}`",
+            hint="allow more microbatches, recomputation or more memory",
         )
+    limit_bytes = problem.cluster.memory_per_process_bytes
+    memory_bytes = _least(limit_bytes, MAX_MEMORY_GROWTH * limit_bytes, lambda n: _with_memory(problem, n), TOLERANCE)
+    if memory_bytes is None:
+        return _no_memory_would_do(problem)
+    nearest = find_draft(_with_memory(problem, memory_bytes))
+    assert nearest is not None, f"{memory_bytes} bytes fit a moment ago"
+    module, stage, need_bytes = _fullest(problem, nearest)
+    p, usable_bytes = module.parallel, problem.usable_bytes
+    options = [*_fixes(problem), f"memory_per_process_bytes {memory_bytes}"]
     return InfeasiblePlanError(
-        f"each module fits in the {units.num_bytes(usable_bytes)} usable per process alone, but no combination does: "
-        "encoder activations stay in flight through every LLM stage, and real schedules are uneven",
-        where=f"cluster `{cluster.name}`",
-        hint="raise memory_per_process_bytes, or allow fewer or more microbatches",
+        f"module `{module.module}` needs {units.num_bytes(need_bytes - usable_bytes)} more per process: at least "
+        f"{units.num_bytes(need_bytes)} of the {units.num_bytes(usable_bytes)} usable "
+        f"({units.percent(USABLE_MEMORY_FRAC)} of {units.num_bytes(limit_bytes)})",
+        where=f"stage {stage} of the plan that needs least: layout {nearest.layout}, tp {p.tp}, pp {p.pp}, dp {p.dp}, "
+        f"{nearest.num_microbatches} microbatches",
+        hint=f"any of these makes it fit: {', or '.join(options)}",
     )
 
 
-def _peaks(
-    spec: ModuleSpec, candidate: Candidate, cost: CostModel, loads: ScenarioLoads, num_microbatches: int
-) -> tuple[int, ...]:
-    return stage_memory_bytes(
-        spec,
-        candidate,
-        cost,
-        loads.largest(num_microbatches * candidate.parallel.dp),
-        num_microbatches=num_microbatches,
-        num_stages_beyond=0 if spec.module == LLM else 1,
+def find_draft(problem: Problem) -> Plan | None:
+    """A plan that fits, not the best one; None when there is none."""
+    for m in _far_apart(problem.microbatch_choices):
+        if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
+            table = formula_table(problem, m)
+            for value, choice in best_choices(table, 1):
+                return split_draft(problem, m, table.layout(choice), value)
+        if "inline" in problem.space.layouts:
+            for _, plan in inline_choices(problem, m, top=1):
+                return plan
+    return None
+
+
+def _fixes(problem: Problem) -> Iterator[str]:
+    """Every single change that makes a plan fit, the cheap ones first."""
+    space, batch = problem.space, problem.global_batch_size
+    if True not in space.recompute and _fits(problem, recompute=(False, True)):
+        yield "recomputation"
+    if not space.shard_optimizer and _fits(problem, shard_optimizer=True):
+        yield "an optimizer shared out among replicas (ZeRO-1)"
+    for tp in _more_tps(problem):
+        if _fits(problem, tps=(*(space.tps or ()), tp)):
+            yield f"tp {tp}"
+            break
+    for layout in SearchSpace().layouts:
+        if layout not in space.layouts and _fits(problem, layouts=(layout,)):
+            yield f"layout {layout}"
+    counts = problem.microbatch_choices
+    for m in SearchSpace().microbatch_choices(batch):
+        if m > counts[-1] and _fits(problem, microbatches=(m,)):
+            yield f"{m} microbatches"
+            break
+    if (text := _more_processes(problem)) is not None:
+        yield text
+
+
+def _more_tps(problem: Problem) -> list[int]:
+    if problem.space.tps is None:
+        return []
+    known = {tp for s in problem.specs for tp in set(s.tp_choices) & set(problem.cost.tps(s.module))}
+    return sorted(known - set(problem.space.tps))
+
+
+def _more_processes(problem: Problem) -> str | None:
+    """The fewest nodes more that do; on a cluster of one machine that starts processes itself, processes."""
+    cluster = problem.cluster
+    unit, key = ("node", "num_nodes") if cluster.backend == "slurm" else ("process", "num_processes_per_node")
+    have = int(getattr(cluster, key))
+
+    def with_more(num: int) -> Problem:
+        change: dict[str, Any] = {key: num}
+        return dataclasses.replace(problem, cluster=dataclasses.replace(cluster, **change))
+
+    needed = _least(have, MAX_GROWTH * have, with_more)
+    if needed is None:
+        return None
+    more = needed - have
+    plural = "" if more == 1 else "es" if unit == "process" else "s"
+    return f"{more} more {unit}{plural} ({key} {needed})"
+
+
+def _fits(problem: Problem, **space: Any) -> bool:
+    changed = dataclasses.replace(problem.space, **space)
+    return find_draft(dataclasses.replace(problem, space=changed)) is not None
+
+
+def _with_memory(problem: Problem, num_bytes: int) -> Problem:
+    return dataclasses.replace(
+        problem, cluster=dataclasses.replace(problem.cluster, memory_per_process_bytes=num_bytes)
     )
 
 
-def _memory_error(
-    module: str, need_bytes: int, candidate: Candidate, num_microbatches: int, cluster: ClusterSpec
-) -> InfeasiblePlanError:
-    p = candidate.parallel
-    limit_bytes = cluster.memory_per_process_bytes
-    fix_bytes = math.ceil(need_bytes / USABLE_MEMORY_FRAC)
+def _least(too_few: int, most: int, change: Callable[[int], Problem], tolerance: float = 1.0) -> int | None:
+    """Least number up to `most` under which something fits, to a factor of `tolerance`; None where none does.
+
+    It is enclosed by doubling and then by halving, so more must never be worse.
+    """
+    low, high = too_few, 2 * too_few
+    while find_draft(change(high)) is None:
+        low, high = high, 2 * high
+        if high > most:
+            return None
+    while high - low > 1 and high > low * tolerance:
+        middle = (low + high) // 2
+        if find_draft(change(middle)) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _far_apart(counts: Iterable[int]) -> list[int]:
+    """Many microbatches first, for they need the least memory, in steps of `COARSE`; the fewest among them."""
+    kept: list[int] = []
+    for m in sorted(counts, reverse=True):
+        if not kept or m * COARSE <= kept[-1]:
+            kept.append(m)
+        last = m
+    return kept if kept[-1] == last else [*kept, last]
+
+
+def _fullest(problem: Problem, plan: Plan) -> tuple[ModulePlan, int, int]:
+    """(module, stage, bytes) where a plan needs most; of modules on one stage the one that needs most there."""
+    holder = max(plan.modules, key=lambda m: max(m.stage_memory_bytes))
+    need_bytes = max(holder.stage_memory_bytes)
+    stage = holder.stage_memory_bytes.index(need_bytes)
+    if plan.is_inline:
+        own = {m.module: chain_peaks(problem, plan, [m], largest_loads(problem, plan, [m]))[0] for m in plan.modules}
+        holder = max(plan.modules, key=lambda m: float(own[m.module][stage]))
+    return holder, stage, need_bytes
+
+
+def _no_memory_would_do(problem: Problem) -> InfeasiblePlanError:
+    modules = [s.module for s in problem.specs]
+    fixes = list(_fixes(problem))
     return InfeasiblePlanError(
-        f"module `{module}` needs at least {units.num_bytes(need_bytes)} per process of the "
-        f"{units.num_bytes(USABLE_MEMORY_FRAC * limit_bytes)} usable ({units.percent(USABLE_MEMORY_FRAC)} of "
-        f"{units.num_bytes(limit_bytes)})",
-        where=f"its smallest layout: tp {p.tp}, pp {p.pp}, dp {p.dp}, {num_microbatches} microbatches",
-        hint=f"set memory_per_process_bytes to {fix_bytes} or more if the device has it; otherwise more processes "
-        "(deeper pp), more microbatches, or shorter samples",
+        f"no layout of {', '.join(modules)} is possible on {problem.cluster.num_processes} process(es), "
+        "whatever memory they have",
+        where=f"layouts {list(problem.space.layouts)}, tp per module "
+        f"{ {s.module: problem.tps(s) for s in problem.specs} }",
+        hint=f"any of these makes it possible: {', or '.join(fixes)}" if fixes else "allow more tp degrees or layouts",
     )

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from dflop.plan.drafts import fits
+from dflop.plan.infeasible import explain, find_draft
+from dflop.plan.space import Problem
+from tests.plan.problems import make_problem
+
+M = 10**6
+BARE = {"recompute": (False,), "shard_optimizer": False}
+
+
+def changed(problem: Problem, *, cluster: dict[str, object] | None = None, **space: object) -> Problem:
+    return dataclasses.replace(
+        problem,
+        cluster=dataclasses.replace(problem.cluster, **(cluster or {})),  # type: ignore[arg-type]
+        space=dataclasses.replace(problem.space, **space),  # type: ignore[arg-type]
+    )
+
+
+def amounts(text: str) -> list[float]:
+    """Every `12.3 MiB` of a message, in bytes."""
+    return [float(number) * 2**20 for number in re.findall(r"([\d.]+) MiB", text)]
+
+
+@pytest.mark.parametrize("layout", ["split", "inline"])
+def test_the_error_names_the_module_the_amount_and_memory_that_would_do(layout):
+    problem = make_problem("vision", memory_bytes=55 * M, layouts=(layout,), **BARE)
+    assert find_draft(problem) is None
+    error = explain(problem)
+    assert error.exit_code == 3
+    assert re.match(r"module `(vision|llm)` needs ", error.what)
+    more, need, usable, limit = amounts(error.what)
+    assert more == pytest.approx(need - usable, abs=0.11 * 2**20)
+    assert limit == pytest.approx(55 * M, rel=1e-3)
+    assert f"layout {layout}, tp 1" in error.where
+    enough = int(error.hint.split("memory_per_process_bytes ")[-1])
+    plan = find_draft(changed(problem, cluster={"memory_per_process_bytes": enough}))
+    assert plan is not None
+    assert max(max(m.stage_memory_bytes) for m in plan.modules) == pytest.approx(need, abs=0.06 * 2**20)
+    assert find_draft(changed(problem, cluster={"memory_per_process_bytes": int(enough / 1.02)})) is None
+
+
+def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
+    space = {"tps": (1,), "microbatches": (2,)}
+    problem = make_problem(
+        "vision",
+        num_processes=4,
+        memory_bytes=180 * M,
+        **(BARE | {"layouts": ("split",)}),
+    )
+    problem = dataclasses.replace(
+        problem, specs=tuple(dataclasses.replace(s, tp_choices=(1, 2)) for s in problem.specs)
+    )
+    problem = changed(problem, **space)
+    assert find_draft(problem) is None
+    hint = explain(problem).hint
+    fixes = {
+        "recomputation": changed(problem, recompute=(False, True)),
+        "ZeRO-1": changed(problem, shard_optimizer=True),
+        "tp 2": changed(problem, tps=(1, 2)),
+        "layout inline": changed(problem, layouts=("inline",)),
+    }
+    offered = {name: name in hint for name in fixes}
+    assert offered == {name: find_draft(p) is not None for name, p in fixes.items()}
+    assert sum(offered.values()) >= 3
+    (num_microbatches,) = re.findall(r"(\d+) microbatches", hint) or [None]
+    counts = [m for m in range(3, 17) if find_draft(changed(problem, microbatches=(m,)))]
+    assert (num_microbatches is None) == (not counts)
+    assert num_microbatches is None or int(num_microbatches) == counts[0]
+
+
+def test_the_fewest_processes_more():
+    problem = make_problem(
+        "vision", num_processes=2, memory_bytes=230 * M, layouts=("split",), microbatches=(2,), **BARE
+    )
+    assert find_draft(problem) is None
+    (needed,) = re.findall(r"num_processes_per_node (\d+)", explain(problem).hint)
+    assert find_draft(changed(problem, cluster={"num_processes_per_node": int(needed)})) is not None
+    assert find_draft(changed(problem, cluster={"num_processes_per_node": int(needed) - 1})) is None
+
+
+def test_a_slurm_cluster_is_offered_nodes():
+    problem = make_problem(
+        "vision", num_processes=2, memory_bytes=230 * M, layouts=("split",), microbatches=(2,), **BARE
+    )
+    assert "more node" in explain(changed(problem, cluster={"backend": "slurm"})).hint
+
+
+def test_too_few_processes_for_ranks_of_their_own():
+    error = explain(make_problem("vision", "audio", num_processes=2, layouts=("split",)))
+    assert error.what.startswith("no layout of vision, audio, llm is possible on 2 process(es)")
+    assert "layout inline" in error.hint
+    assert "1 more process (num_processes_per_node 3)" in error.hint
+
+
+def test_layouts_whose_schedules_do_not_fit():
+    error = explain(make_problem("vision"))
+    assert "no schedule of the sampled batches keeps" in error.what
+
+
+def test_find_draft_fits():
+    problem = make_problem("vision", memory_bytes=170 * M)
+    plan = find_draft(problem)
+    assert plan is not None
+    assert fits(problem, plan)
