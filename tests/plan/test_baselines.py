@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.layers import even_chain, even_layers
-from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, default_plans, tuned_uniform, uniform_plans
+from dflop.plan.baselines.uniform import (
+    MIN_SIMULATED,
+    PRUNE_RATIO,
+    default_plan,
+    default_plans,
+    tuned_uniform,
+    uniform_plans,
+)
 from dflop.plan.drafts import fits
 from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
@@ -87,7 +94,7 @@ def test_uniform_plans_cut_no_module_into_more_stages_than_it_can_be():
 
 
 def test_uniform_formula_is_that_of_inline_plans():
-    problem = baseline_problem()
+    problem = baseline_problem(optimizer_s_per_param=1e-9)
     ours = {(p.modules[-1].parallel, p.num_microbatches): p.formula_step_s for p in uniform_plans(problem)}
     compared = 0
     for m in problem.microbatch_choices:
@@ -115,6 +122,18 @@ def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
     assert best == tuned_uniform(baseline_problem(), step_s)
 
 
+def test_tuned_uniform_simulates_what_the_formula_does_not_rule_out(monkeypatch):
+    monkeypatch.setattr("dflop.plan.baselines.uniform.MIN_SIMULATED", 1)
+    problem = baseline_problem()
+    everything = uniform_plans(problem)
+    limit_s = PRUNE_RATIO * min(plan.formula_step_s for plan in everything)
+    asked = []
+    tuned_uniform(problem, lambda plan: asked.append(plan.plan_id) or 1.0)
+    promising = {plan.plan_id for plan in everything if plan.formula_step_s <= limit_s}
+    assert 1 < len(promising) < len(everything)
+    assert set(asked) == promising
+
+
 def test_tuned_uniform_asks_whom_it_is_told_to():
     problem = baseline_problem()
     slowest = tuned_uniform(problem, lambda plan: -plan.num_microbatches)
@@ -138,6 +157,11 @@ def test_default_plan_takes_the_largest_tp_the_least_pp_and_one_sample_per_micro
     tight = default_plan(baseline_problem(memory_bytes=100 * 2**20, shard_optimizer=False))
     assert tight.modules[-1].parallel == ParallelSpec(2, 2, 2)
     assert (tight.num_microbatches, tight.modules[0].recompute) == (12, True)
+
+
+def test_default_plan_has_no_more_replicas_than_samples():
+    found = default_plan(baseline_problem(num_processes=64))
+    assert (found.modules[-1].parallel, found.num_microbatches) == (ParallelSpec(2, 2, 16), 1)
 
 
 def test_default_plans_keep_the_layout():

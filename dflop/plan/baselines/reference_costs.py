@@ -7,7 +7,7 @@ Faults are kept where they can change a plan:
 
 - Grouped keys and values are counted with heads / kv_heads in place of kv_heads.
 - The LLM's throughput is an arithmetic mean of the linear layers' and attention's rates, where times add, and
-  attention's share of it is frozen at the data's mean.
+  attention's rate is frozen at the data's mean. (In our tables that rate is the same for every length.)
 - Memory is two-point lines and a factor of 1.25, the same for every stage, without optimizer sharding.
 
 Not kept: a projector that is counted twice under recomputation (`ModuleSpec` does not tell it apart), and probes that
