@@ -40,7 +40,8 @@ def nominate(drafts: Iterable[Plan], most: int) -> list[Plan]:
     """At most `most` drafts, best formula value first, none of a kind more than `MAX_ALIKE` times while others wait."""
     ordered = sorted({d.plan_id: d for d in drafts}.values(), key=lambda d: (d.formula_step_s, d.plan_id))
     seen: dict[object, int] = {}
-    first, rest = [], []
+    first: list[Plan] = []
+    rest: list[Plan] = []
     for draft in ordered:
         kind = (draft.layout, draft.module(LLM).parallel, draft.num_microbatches > MANY_MICROBATCHES)
         seen[kind] = seen.get(kind, 0) + 1

@@ -8,18 +8,19 @@ knows what the scheduler makes of a layout.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dflop.cost.model import CostModel
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
-from dflop.plan.drafts import split_draft
+from dflop.plan.drafts import fits, split_draft
 from dflop.plan.enumerate import best_choices
-from dflop.plan.formula import formula_table
+from dflop.plan.formula import FormulaTable, formula_table
+from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
 from dflop.plan.rank import arrival_step_s, nominate, rank
-from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.space import PlanRules, Problem, SearchSpace
 from dflop.plan.verdict import prefer_simple, reason
 from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
 from dflop.schedule.policies import QUICK, Effort
@@ -79,8 +80,13 @@ def plan_problem(
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """As `make_plans`, for a scheduling policy of one's own, too."""
+    """As `make_plans`, for a scheduling policy of one's own, too.
+
+    Under the rules of another trainer plans are split and run in arrival order.
+    """
     tell = progress or (lambda _: None)
+    if problem.space.rules is not None:
+        problem, policy = replace(problem, space=replace(problem.space, layouts=("split",))), "arrival"
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
     drafts = _drafts(problem, tell)
@@ -91,16 +97,13 @@ def plan_problem(
     ranked = prefer_simple(rank(problem, nominees, effort, policy))
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory")
     if not ranked:
-        from dflop.plan.infeasible import explain
-
         raise explain(problem)
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
-    plans = [dataclasses.replace(r.plan, uniform_step_s=uniform_s) for r in ranked]
+    plans = [replace(r.plan, uniform_step_s=uniform_s) for r in ranked]
     for line in _extrapolated(plans[0], problem):
         tell(line)
     return tuple(
-        dataclasses.replace(plan, candidate_rank=place, reason=reason(plan, place, plans))
-        for place, plan in enumerate(plans)
+        replace(plan, candidate_rank=place, reason=reason(plan, place, plans)) for place, plan in enumerate(plans)
     )
 
 
@@ -121,15 +124,33 @@ def _drafts_of(problem: Problem, num_microbatches: int, tell: Callable[[str], No
     found: list[Plan] = []
     if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
         table = formula_table(problem, num_microbatches)
-        found += [
-            split_draft(problem, num_microbatches, table.layout(choice), value)
-            for value, choice in best_choices(table, DRAFTS_PER_COUNT)
-        ]
+        if problem.space.rules is not None:
+            found += _drafts_under_rules(problem, table, problem.space.rules)
+        else:
+            found += [
+                split_draft(problem, num_microbatches, table.layout(choice), value)
+                for value, choice in best_choices(table, DRAFTS_PER_COUNT)
+            ]
     if "inline" in problem.space.layouts:
         found += [plan for _, plan in inline_choices(problem, num_microbatches, top=DRAFTS_PER_COUNT)]
     kept = f"{len(found)} layouts kept" if found else "nothing fits"
     tell(f"{num_microbatches} microbatches: {kept}")
     return found
+
+
+def _drafts_under_rules(problem: Problem, table: FormulaTable, rules: PlanRules) -> list[Plan]:
+    """The best drafts that another trainer accepts; splits of layers are bent to what it can say."""
+    m, found = table.num_microbatches, []
+    for part in rules.parts([t.candidates for t in table.modules], problem.global_batch_size // m):
+        small = replace(table, modules=tuple(t.select(i) for t, i in zip(table.modules, part, strict=True)))
+        for value, choice in best_choices(small, DRAFTS_PER_COUNT):
+            layout = {
+                name: replace(c, layers_per_stage=rules.nearest_layers(c.layers_per_stage))
+                for name, c in small.layout(choice).items()
+            }
+            found.append(split_draft(problem, m, layout, value))
+    fitting = {plan.plan_id: plan for plan in found if fits(problem, plan)}
+    return sorted(fitting.values(), key=lambda plan: (plan.formula_step_s, plan.plan_id))[:DRAFTS_PER_COUNT]
 
 
 def _far_apart(counts: Sequence[int]) -> list[int]:

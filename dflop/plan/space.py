@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
-from dflop.schedule.items import ModuleItems, module_items
+from dflop.schedule.items import Ints, ModuleItems, module_items
 
 USABLE_MEMORY_FRAC = 0.9
 """Of a device: the rest is for workspaces, communication buffers and fragmentation."""
@@ -20,6 +21,19 @@ EVERY_DP_UP_TO = 64
 """Processes of a cluster on which every data-parallel degree is tried."""
 SMALL_COUNTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56)
 """Numbers of microbatches below 64."""
+
+
+class PlanRules(Protocol):
+    """What another trainer accepts of split plans, as constraints of the search; see `dflop/plan/emit`."""
+
+    def microbatches_ok(self, layouts: Mapping[str, Any], num_microbatches: int, global_batch_size: int) -> bool:
+        """Whether a number of microbatches is possible at all; `layouts` may be empty."""
+
+    def parts(self, modules: Sequence[Any], num_samples: int) -> Iterator[tuple[Ints, ...]]:
+        """Per part the candidates of each module that go together in any combination."""
+
+    def nearest_layers(self, layers_per_stage: tuple[int, ...]) -> tuple[int, ...]:
+        """The nearest split of layers that is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,8 @@ class SearchSpace:
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
     microbatches: tuple[int, ...] = ()
     """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
+    rules: PlanRules | None = None
+    """Of the trainer the plan is for, if it is not this one; then plans are split, and run in arrival order."""
 
     def microbatch_choices(self, global_batch_size: int) -> tuple[int, ...]:
         """Numbers of microbatches to try, ascending.
@@ -42,7 +58,7 @@ class SearchSpace:
             InfeasiblePlanError: none of those asked for is between 1 and the global batch size.
         """
         wanted = sorted(set(self.microbatches)) or [*SMALL_COUNTS, *_growing(64, global_batch_size)]
-        kept = tuple(m for m in wanted if 1 <= m <= global_batch_size)
+        kept = tuple(m for m in wanted if 1 <= m <= global_batch_size and self._allows(m, global_batch_size))
         if not kept:
             raise InfeasiblePlanError(
                 f"no number of microbatches in {wanted} is between 1 and the global batch of {global_batch_size} "
@@ -50,6 +66,9 @@ class SearchSpace:
                 hint="raise the global batch size or allow fewer microbatches",
             )
         return kept
+
+    def _allows(self, num_microbatches: int, global_batch_size: int) -> bool:
+        return self.rules is None or self.rules.microbatches_ok({}, num_microbatches, global_batch_size)
 
 
 @dataclass(frozen=True)
