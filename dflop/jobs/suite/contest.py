@@ -9,7 +9,7 @@ from typing import TypeVar
 from dflop.errors import InfeasiblePlanError
 from dflop.jobs.suite.bound import bound_of_plan_s, bound_s, module_gpu_seconds
 from dflop.jobs.suite.cases import Setting
-from dflop.jobs.suite.judge import SUITE_EFFORT, Noise, Speedup, Steps, judge, speedup
+from dflop.jobs.suite.judge import TRAINING_EFFORT, Noise, Speedup, Steps, judge, speedup
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
 from dflop.plan.rank import arrival_step_s
@@ -75,7 +75,7 @@ class Contest:
         return speedup(self.steps[OURS].step_s, self.bound_of_ours_s).mean
 
 
-def contest(setting: Setting, say: Say, *, effort: Effort = SUITE_EFFORT, noise: Noise | None = None) -> Contest:
+def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, noise: Noise | None = None) -> Contest:
     """Plans and judges everything.
 
     Raises:
@@ -105,7 +105,7 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
     )
 
 
-def compete(setting: Setting, plans: Plans, *, effort: Effort = SUITE_EFFORT, noise: Noise | None = None) -> Contest:
+def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT, noise: Noise | None = None) -> Contest:
     """Judges plans on the unseen batches; `noise` is what items cost besides what was predicted."""
     problem, unseen = setting.problem, setting.unseen
 
