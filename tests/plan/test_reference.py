@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.cost.model import CostModel
@@ -225,6 +225,7 @@ def test_reference_plan_takes_every_device_and_cuts_layers_evenly(chosen):
         assert (m.recompute, m.shard_optimizer) == (True, False)
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), num_processes=st.integers(2, 12))
 def test_reference_argmin_is_never_slower_by_its_own_formula(seed, num_processes):
     problem = baseline_problem(
