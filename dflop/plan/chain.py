@@ -1,0 +1,192 @@
+"""One chain of stages that holds all modules: how its layers are cut, what it takes and what it keeps.
+
+A sample and its media stay together, so a unit of work is a sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflop.cost.model import Floats
+from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power
+from dflop.plan.memory import StageBytes, ends_and_edge, in_flight, stage_bytes
+from dflop.plan.partition import Cuts, best_cuts, free_cuts
+from dflop.plan.space import Problem
+from dflop.plan.sync import chain_sync_s
+from dflop.records import ModuleSpec, ParallelSpec
+from dflop.schedule.items import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class ChainChoice:
+    """A chain on a grid."""
+
+    formula_s: float
+    parallel: ParallelSpec
+    layers: dict[str, tuple[int, ...]]
+    """Per module and stage."""
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """All modules one behind the other at one tp, one way of running and one number of microbatches."""
+
+    problem: Problem
+    tp: int
+    recompute: bool
+    num_microbatches: int
+    unit_layers: Ints
+    """`[modules, units]`: what can be cut off. One layer, or all layers of a module that must stay on one stage."""
+    unit_s: tuple[tuple[float, ...], ...]
+    """Seconds of every unit at the typical load of 1, 2, 4, ... buckets."""
+    heaviest_s: tuple[tuple[Floats, Floats], ...]
+    """Per module (layer, edge) seconds `[S, 1]` of the heaviest sample of each scenario."""
+
+    @classmethod
+    def of(cls, problem: Problem, tp: int, recompute: bool, num_microbatches: int) -> Chain:
+        sizes = [[s.num_layers] if s.max_pp == 1 else [1] * s.num_layers for s in problem.specs]
+        owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
+        unit_layers = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
+        buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
+        unit_s, heaviest_s = np.zeros((len(buckets), len(owner))), []
+        for m, spec in enumerate(problem.specs):
+            seconds = functools.partial(layer_and_edge_seconds, problem.cost, spec.module, tp=tp, recompute=recompute)
+            layer_s, edge_s = (
+                part[:, np.newaxis] for part in seconds(problem.sample_loads[spec.module].typical(buckets))
+            )
+            _, edge = ends_and_edge(unit_layers[m])
+            unit_s += unit_layers[m] * layer_s + edge * edge_s
+            heavy_layer_s, heavy_edge_s = seconds(problem.heaviest_samples[spec.module])
+            heaviest_s.append((heavy_layer_s[:, np.newaxis], heavy_edge_s[:, np.newaxis]))
+        rows = tuple(tuple(row) for row in unit_s.tolist())
+        return cls(problem, tp, recompute, num_microbatches, unit_layers, rows, tuple(heaviest_s))
+
+    @property
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        return self.problem.specs
+
+    @property
+    def max_pp(self) -> int:
+        """A module that can be cut at all limits the whole chain, which is safe: it never spans more stages."""
+        limits = [s.max_pp for s in self.specs if s.max_pp > 1]
+        return min([MAX_PP, self.problem.cluster.num_processes // self.tp, int(self.unit_layers.shape[1]), *limits])
+
+    def choices(self, pp: int, *, without: Collection[int] = ()) -> tuple[list[ChainChoice], ChainChoice | None]:
+        """Chains of `pp` stages cut by time.
+
+        Args:
+            pp: Stages.
+            without: Numbers of replicas to leave out.
+
+        Returns:
+            The choices that fit, and the one with the most replicas, which needs the least memory, if none does.
+        """
+        cluster, batch = self.problem.cluster, self.problem.global_batch_size
+        most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * pp))
+        dp = np.array([d for d in self.problem.dps(most) if d not in without], dtype=np.int64)
+        if not len(dp):
+            return [], None
+        layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
+        fit = self._fit(layers, dp)
+        if not fit.any():
+            return [], self._choices(layers[:, -1:], dp[-1:])[0]
+        return self._choices(layers[:, fit], dp[fit]), None
+
+    def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
+        """The fastest cuts of a chain of which every stage fits; None when there are none."""
+        pp, dp = choice.parallel.pp, np.array([choice.parallel.dp])
+        num_units = self.unit_layers.shape[1]
+        start, end = np.triu_indices(num_units + 1, k=1)
+        before = self._layers_before()
+        # What lies before and behind a stage decides whether it holds a module's ends.
+        around = np.stack(
+            [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
+        )
+        held = self._stage_bytes(around, dp)
+        state, kept, once = (part[:, 1] for part in (held.state, held.kept, held.once))
+        allowed = np.zeros((pp, num_units + 1, num_units + 1), dtype=bool)
+        for stage in range(pp):
+            peaks = state + min(self.num_microbatches, pp - stage) * kept + once
+            allowed[stage, start, end] = peaks <= self.problem.usable_bytes
+        power = int(nearest_power(self.num_microbatches * dp)[0])
+        cuts = best_cuts(np.array(self.unit_s[power]), pp, allowed)
+        return None if cuts is None else self._choices(self._layers([cuts]), dp)[0]
+
+    def _choices(self, layers: Ints, dp: Ints) -> list[ChainChoice]:
+        names = [s.module for s in self.specs]
+        return [
+            ChainChoice(
+                formula_s,
+                ParallelSpec(self.tp, layers.shape[2], replicas),
+                {name: tuple(stages) for name, stages in zip(names, of_choice, strict=True)},
+                self.recompute,
+            )
+            for formula_s, replicas, of_choice in zip(
+                self._formula_s(layers, dp).tolist(), dp.tolist(), layers.swapaxes(0, 1).tolist(), strict=True
+            )
+        ]
+
+    def _layers(self, cuts: Sequence[Cuts]) -> Ints:
+        """`[modules, C, pp]` layers per stage of C cuts."""
+        return np.diff(self._layers_before()[:, np.array(cuts)], axis=2)
+
+    def _layers_before(self) -> Ints:
+        """`[modules, units + 1]`."""
+        return np.pad(np.cumsum(self.unit_layers, axis=1), ((0, 0), (1, 0)))
+
+    def _seconds(self, spec: ModuleSpec, load: Floats) -> tuple[Floats, Floats]:
+        return layer_and_edge_seconds(self.problem.cost, spec.module, load, tp=self.tp, recompute=self.recompute)
+
+    def _stage_bytes(self, layers: Ints, dp: Ints) -> StageBytes:
+        """Of C chains: `layers` is `[modules, C, P]`."""
+        parts = [
+            stage_bytes(
+                spec,
+                self.problem.cost,
+                layers[m],
+                self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp),
+                tp=self.tp,
+                dp=dp,
+                recompute=self.recompute,
+                shard_optimizer=self._shards(dp),
+            )
+            for m, spec in enumerate(self.specs)
+        ]
+        return functools.reduce(operator.add, parts)
+
+    def _fit(self, layers: Ints, dp: Ints) -> Bools:
+        pp = layers.shape[2]
+        peaks = self._stage_bytes(layers, dp).peaks(in_flight(pp, self.num_microbatches, 0, pp))
+        return np.asarray((peaks <= self.problem.usable_bytes).all(axis=1))
+
+    def _formula_s(self, layers: Ints, dp: Ints) -> Floats:
+        """`[C]`: J of C chains."""
+        average_s: Floats = np.zeros(())
+        heaviest_s: Floats = np.zeros(())
+        for m, spec in enumerate(self.specs):
+            load = self.problem.sample_loads[spec.module].per_microbatch(self.num_microbatches * dp)
+            layer_s, edge_s = (part.T[:, :, np.newaxis] for part in self._seconds(spec, load))
+            _, edge = ends_and_edge(layers[m])
+            average_s = average_s + layers[m] * layer_s + edge * edge_s
+            heavy_layer_s, heavy_edge_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
+            heaviest_s = heaviest_s + layers[m] * heavy_layer_s + edge * heavy_edge_s
+        tau_s, fill_s = average_s.max(axis=2), np.maximum(average_s, heaviest_s).sum(axis=2)
+        steps_s: Floats = (fill_s + (self.num_microbatches - 1) * tau_s).mean(axis=0)
+        return steps_s + chain_sync_s(
+            self.problem,
+            self.specs,
+            layers,
+            tp=self.tp,
+            dp=dp,
+            recompute=self.recompute,
+            shard_optimizer=self._shards(dp),
+        )
+
+    def _shards(self, dp: Ints) -> Bools:
+        return self.problem.space.shard_optimizer & (dp > 1)
