@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,19 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from dflop.report.data_plots import check_suffix
 
-# Okabe-Ito, and a mark beside every colour: told apart without colours, too.
-STYLES = (
-    ("#999999", "v"), ("#56B4E9", "s"), ("#E69F00", "^"), ("#CC79A7", "D"), ("#009E73", "P"), ("#0072B2", "o"),
-)  # fmt: skip
+# Okabe-Ito, and a mark beside every colour: told apart without colours, too. A competitor looks the same everywhere.
+STYLES = {
+    "uniform tuned": ("#D55E00", "X"),
+    "uniform default": ("#999999", "v"),
+    "length-grouped": ("#56B4E9", "s"),
+    "reference": ("#E69F00", "^"),
+    "token LPT": ("#CC79A7", "D"),
+    "tuned + our batches": ("#009E73", "P"),
+    "dflop": ("#0072B2", "o"),
+}
+OTHER_STYLE = ("#F0E442", "*")
+BOUND = "bound"
+MAX_COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +75,16 @@ def save_bars(groups: Sequence[str], series: Sequence[Series], bound: Sequence[f
     width = 0.8 / len(series)
     for k, one in enumerate(series):
         at = np.arange(len(groups)) + (k - (len(series) - 1) / 2) * width
-        axes.bar(at, one.values, width * 0.92, color=_style(k, len(series))[0], label=one.label, yerr=_errors(one))
+        axes.bar(
+            at,
+            one.values,
+            width * 0.92,
+            color=STYLES.get(one.label, OTHER_STYLE)[0],
+            label=one.label,
+            yerr=_errors(one),
+        )
     for group, most in enumerate(bound):
-        label = "bound" if group == 0 else None
+        label = BOUND if group == 0 else None
         axes.plot([group - 0.44, group + 0.44], [most, most], color="black", linewidth=1.4, label=label)
     axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
@@ -79,17 +96,22 @@ def save_bars(groups: Sequence[str], series: Sequence[Series], bound: Sequence[f
 
 
 def save_lines(panels: Sequence[Panel], path: Path, title: str) -> None:
-    """Draws diagrams side by side, with bands for intervals.
+    """Draws diagrams, two in a row, with bands for intervals.
 
     Raises:
         ConfigError: the suffix of the path is none that can be drawn.
         OSError: the file cannot be written.
     """
     check_suffix(path)
-    figure = Figure(figsize=(5.2 * len(panels), 4.6), layout="constrained")
+    num_columns = min(MAX_COLUMNS, len(panels))
+    num_rows = -(-len(panels) // num_columns)
+    figure = Figure(figsize=(5.2 * num_columns, 0.8 + 3.6 * num_rows), layout="constrained")
     figure.suptitle(title, fontsize=10)
     found: dict[str, Artist] = {}
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, panel in zip_longest(figure.subplots(num_rows, num_columns, squeeze=False).flat, panels):
+        if panel is None:
+            axes.set_axis_off()
+            continue
         _lines(axes, panel)
         handles, labels = axes.get_legend_handles_labels()
         found.update(zip(labels, handles, strict=True))
@@ -98,9 +120,9 @@ def save_lines(panels: Sequence[Panel], path: Path, title: str) -> None:
 
 
 def _lines(axes: Axes, panel: Panel) -> None:
-    for k, one in enumerate(panel.series):
-        colour, mark = _style(k, len(panel.series))
-        if one.label == "bound":
+    for one in panel.series:
+        colour, mark = STYLES.get(one.label, OTHER_STYLE)
+        if one.label == BOUND:
             axes.plot(panel.x, one.values, color="black", linestyle="--", linewidth=1, label=one.label)
             continue
         axes.plot(panel.x, one.values, color=colour, marker=mark, markersize=4, linewidth=1.2, label=one.label)
@@ -115,11 +137,6 @@ def _lines(axes: Axes, panel: Panel) -> None:
     text = (lambda x: f"{x * 100:.0f} %") if panel.x_is_frac else _short
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: text(x)))
     axes.grid(linewidth=0.3)
-
-
-def _style(k: int, num_series: int) -> tuple[str, str]:
-    """Ours is the last one and always has the last style."""
-    return STYLES[-1] if k == num_series - 1 else STYLES[k % (len(STYLES) - 1)]
 
 
 def _errors(one: Series) -> list[list[float]] | None:

@@ -16,7 +16,7 @@ from dflop.jobs.suite import run as suite_run
 from dflop.jobs.suite import sweeps
 from dflop.jobs.suite.bound import bound_of_plan_s, bound_s
 from dflop.jobs.suite.cases import CASES, make_setting, suite_family, suite_specs
-from dflop.jobs.suite.contest import OURS, TUNED, compete, contest, encoder_share
+from dflop.jobs.suite.contest import OURS, RIVALS, TUNED, compete, contest, encoder_share
 from dflop.jobs.suite.judge import Noise, geometric_mean, judge, speedup
 from dflop.jobs.suite.mixtures import HEAVY, MAIN, MIXTURES, draw_batches
 from dflop.jobs.suite.paper import COLUMNS, contest_numbers, paper_rows, plan_rows, save_paper_plot
@@ -26,6 +26,7 @@ from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ParallelSpec
+from dflop.report.suite_plots import STYLES
 from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort
 
@@ -223,6 +224,10 @@ def test_a_dearer_encoder_has_a_larger_share_of_the_work():
     assert shares == sorted(shares)
     odds = [s / (1 - s) for s in shares]
     assert odds[2] / odds[1] == pytest.approx(8, rel=0.01) == pytest.approx(odds[1] / odds[0], rel=0.01)
+
+
+def test_every_competitor_has_a_style_of_its_own():
+    assert {TUNED, OURS, *RIVALS} == set(STYLES)
 
 
 def test_a_sweep_says_what_does_not_fit_and_goes_on():

@@ -77,9 +77,14 @@ def test_lines_bands_and_ticks_are_those_of_the_panel(drawn, tmp_path):
     assert len({line.get_color() for line in left.lines}) == 3
 
 
-def test_ours_has_one_style_however_many_rivals_there_are():
-    assert suite_plots._style(1, 2) == suite_plots._style(4, 5) == suite_plots.STYLES[-1]
-    assert len({suite_plots._style(k, 6) for k in range(6)}) == 6
+def test_three_panels_leave_the_fourth_place_empty(drawn, tmp_path):
+    save_lines((PANEL, PANEL, PANEL), tmp_path / "lines.png", "Simulated")
+    assert [axes.axison for axes in drawn[0].axes] == [True, True, True, False]
+
+
+def test_competitors_are_told_apart_by_colour_and_by_mark():
+    colours, marks = zip(*suite_plots.STYLES.values(), suite_plots.OTHER_STYLE, strict=True)
+    assert len(set(colours)) == len(set(marks)) == len(suite_plots.STYLES) + 1
 
 
 @pytest.mark.parametrize(("x", "text"), [(0.125, "1/8"), (0.5, "1/2"), (1.0, "1"), (128.0, "128"), (0.3, "0.3")])

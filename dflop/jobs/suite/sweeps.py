@@ -26,7 +26,7 @@ from dflop.jobs.suite.contest import (
 from dflop.jobs.suite.judge import Noise
 from dflop.jobs.suite.mixtures import HEAVY, MAIN
 from dflop.jobs.suite.paper import contest_numbers, title_of
-from dflop.report.suite_plots import Panel, Series, save_lines
+from dflop.report.suite_plots import BOUND, Panel, Series, save_lines
 from dflop.units import percent, ratio, seconds
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -175,7 +175,7 @@ def _speedup_panel(points: Sequence[Point]) -> Panel:
     name, mixture, sweep = points[0].line
     found = [point.found for point in points]
     ours = [contest.speedup(OURS) for contest in found]
-    series = [Series("bound", tuple(c.bound_speedup for c in found))]
+    series = [Series(BOUND, tuple(c.bound_speedup for c in found))]
     series += [Series(shown, tuple(_value(c, shown) for c in found)) for shown in SHOWN if shown != OURS]
     series.append(
         Series(
@@ -208,7 +208,7 @@ def _throughput_panel(points: Sequence[Point]) -> Panel:
         tuple(point.x for point in points),
         "samples per second and GPU",
         (
-            Series("bound", tuple(bound)),
+            Series(BOUND, tuple(bound)),
             *(Series(shown, tuple(point.throughput(shown) for point in points)) for shown in (TUNED, OURS)),
         ),
     )
