@@ -35,6 +35,13 @@ def test_optimizer_step_leaves_weights_alone_and_skips_those_without_gradient():
     assert optimizer_step_s([unused], CPU, 3) == 0.0
 
 
+def test_optimizer_is_not_timed_on_gradients_of_zero():
+    p = torch.nn.Parameter(torch.ones(8))
+    p.grad = torch.zeros(8)
+    optimizer_step_s([p], CPU, 1)
+    assert (p.grad != 0).all(), "roots of zeros take a CPU several times as long"
+
+
 def fail_in_a_timed_phase():
     with no_garbage_collection():
         assert not gc.isenabled()
