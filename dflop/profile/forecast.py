@@ -13,7 +13,7 @@ from dflop.cost.curve import evaluate
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.profile.groups import load_on, probe_groups
-from dflop.profile.run import MIN_GROUPS, used_modules
+from dflop.profile.run import MIN_GROUPS, num_runs, used_modules
 from dflop.profile.ways import TRAIN, Way
 from dflop.records import CostTable, ModuleLoad, SampleShape
 
@@ -31,7 +31,7 @@ class PlannedProbe:
     num_samples: int
     load: ModuleLoad
     seconds: float | None
-    """Of all its repeats and the warm-up, forward and backward; None where no table says."""
+    """Of all its repeats and the warm-ups, forward and backward; None where no table says."""
 
 
 def plan_probes(
@@ -80,7 +80,7 @@ def plan_probes(
                     break
                 for num_layers, cut in zip(depths, shallow, strict=True):
                     load = load_on(cut, module, group)
-                    seconds = None if table is None else (1 + num_repeats) * _seconds(table, load, num_layers)
+                    seconds = None if table is None else num_runs(num_repeats) * _seconds(table, load, num_layers)
                     spent_s += seconds or 0.0
                     planned.append(
                         PlannedProbe(module, way, tp, num_layers, group.kind, len(group.samples), load, seconds)

@@ -108,6 +108,11 @@ def used_modules(family: Family, shapes: Sequence[SampleShape]) -> list[str]:
     return used
 
 
+def num_runs(num_repeats: int) -> int:
+    """Runs of a group at one depth: its repeats, and at each visit one more, untimed."""
+    return num_repeats + min(num_repeats, 2)
+
+
 class _Chooser:
     """Probes of one module at all depths in one way: which group is next, when to stop, and what to time again."""
 
@@ -119,9 +124,7 @@ class _Chooser:
         self._most, self._share_s, self._target_frac, self._ranks = most, share_s, target_frac, ranks
         self._num_first = -(-num_repeats // 2)
         self._num_again = num_repeats - self._num_first
-        # Every visit has one run more, untimed.
-        runs_again = self._num_again + 1 if self._num_again else 0
-        self._choosing_s = share_s * (self._num_first + 1) / (self._num_first + 1 + runs_again)
+        self._choosing_s = share_s * (self._num_first + 1) / num_runs(num_repeats)
         self._num_rows = self._num_too_large = 0
 
     def run(self) -> list[Measurement]:

@@ -38,7 +38,7 @@ def test_tables_say_how_long_and_where_the_budget_ends():
         for t in (table.forward_s, table.backward_s)
     )
     assert not table.forward_s.layer_knots
-    assert p.seconds == pytest.approx(3 * one_run), "two repeats and the warm-up"
+    assert p.seconds == pytest.approx(4 * one_run), "two visits, each a warm-up and a repeat"
     total_s = sum(p.seconds for p in planned)
     assert len(planned) == 2 * 8
     less = plan_probes(family(), SHAPES, **OPTIONS | {"budget_s": 3 * total_s * 0.5}, tables=[table])
