@@ -40,8 +40,8 @@ BOUND_FRAC = 0.10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
-    parser.add_argument("--budget", type=float, default=70.0, help="seconds of profiling")
-    parser.add_argument("--batches", type=int, default=5, help="global batches per case")
+    parser.add_argument("--budget", type=float, default=90.0, help="seconds of profiling")
+    parser.add_argument("--batches", type=int, default=4, help="global batches per case")
     parser.add_argument("--rounds", type=int, default=3, help="how often each of them counts")
     parser.add_argument("--case", type=int, nargs="*", help="only these cases of two processes, none of four")
     args = parser.parse_args()
