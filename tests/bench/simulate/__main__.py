@@ -79,7 +79,7 @@ def run_cases(
     """Schedule, train and compare cases of the same number of processes; `profiled_s` are the reference's seconds."""
     runs = [predictor.schedule(case, num_batches) for case in cases]
     trained = _ranks(train, cases[0].plan.num_processes, runs, 1 + num_rounds)
-    speed = statistics.mean(profiled_s) / statistics.mean(s for t in trained for s in t.reference_s[1:])
+    speed = statistics.mean(profiled_s) / statistics.mean(s for t in trained for s in t.reference_s)
     print(f"reference probe: {speed:.2f} times as fast in training as in profiling", flush=True)
     outcomes = []
     for i, run in enumerate(runs):
