@@ -154,6 +154,12 @@ X_LABELS = {
     "balance": "encoder's cost, times its own",
     "noise": "unpredicted noise per item",
 }
+TITLES = {
+    "strong": "scaling",
+    "weak": "scaling",
+    "balance": "balance of encoder and LLM",
+    "noise": "costs that stray from their predictions",
+}
 
 
 def save_sweep_plot(points: Sequence[Point], path: Path) -> None:
@@ -168,11 +174,11 @@ def save_sweep_plot(points: Sequence[Point], path: Path) -> None:
         panels.append(_speedup_panel(on_it))
         if line[2] in ("strong", "weak"):
             panels.append(_throughput_panel(on_it))
-    save_lines(panels, path, title_of(points[0].found, f"{points[0].sweep} sweep"))
+    save_lines(panels, path, title_of(points[0].found, TITLES[points[0].sweep]))
 
 
 def _speedup_panel(points: Sequence[Point]) -> Panel:
-    name, mixture, sweep = points[0].line
+    sweep = points[0].sweep
     found = [point.found for point in points]
     ours = [contest.speedup(OURS) for contest in found]
     series = [Series(BOUND, tuple(c.bound_speedup for c in found))]
@@ -186,7 +192,7 @@ def _speedup_panel(points: Sequence[Point]) -> Panel:
         )
     )
     return Panel(
-        f"{name}, {mixture}",
+        _title(points[0]),
         X_LABELS[sweep],
         tuple(point.x for point in points),
         "times as fast as uniform tuned",
@@ -197,13 +203,13 @@ def _speedup_panel(points: Sequence[Point]) -> Panel:
 
 
 def _throughput_panel(points: Sequence[Point]) -> Panel:
-    name, mixture, sweep = points[0].line
+    sweep = points[0].sweep
     sizes = [point.found.setting.problem.global_batch_size / point.found.setting.num_gpus for point in points]
     bound = [
         size / statistics.fmean(point.found.bound_s) for size, point in zip(sizes, points, strict=True)
     ]  # fmt: skip
     return Panel(
-        f"{name}, {mixture}",
+        _title(points[0]),
         X_LABELS[sweep],
         tuple(point.x for point in points),
         "samples per second and GPU",
@@ -212,3 +218,8 @@ def _throughput_panel(points: Sequence[Point]) -> Panel:
             *(Series(shown, tuple(point.throughput(shown) for point in points)) for shown in (TUNED, OURS)),
         ),
     )
+
+
+def _title(point: Point) -> str:
+    name, mixture, sweep = point.line
+    return f"{name}, {mixture}" + (f", {sweep} scaling" if sweep in ("strong", "weak") else "")
