@@ -8,6 +8,7 @@ machine: budgets count simulations, never time.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ SWAP_SAMPLES, MOVE_SAMPLE, SWAP_SLOTS = 0.5, 0.75, 0.85
 """Cumulative shares of the moves; the rest swaps buckets."""
 
 
+@functools.lru_cache(maxsize=64)
 def ramp_profiles(num_slots: int, depth: int, most: int) -> Floats:
     """`[profiles, slots]` relative sizes: the flat one first, then ramps.
 

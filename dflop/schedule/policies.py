@@ -194,11 +194,9 @@ class StepJob:
     def _rank_sums(self) -> Ints:
         """Without a pipeline only the sums of the ranks count: balance those, then cut each by tokens."""
         step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
-        whole = place_on_ranks(step)
-        bucket = np.empty(len(whole), dtype=np.int64)
-        for rank in range(num_ranks):
-            mine = np.flatnonzero(whole == rank)
-            bucket[mine] = token_lpt(step.tokens[mine], step.num_slots) * num_ranks + rank
+        rank = place_on_ranks(step)
+        slot = split_items(rank, step.tokens.astype(float), num_ranks, step.num_slots)
+        bucket: Ints = slot * num_ranks + rank
         return bucket
 
     def _reordered(self, assignment: Assignment, max_orders: int) -> Assignment:

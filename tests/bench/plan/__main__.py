@@ -1,8 +1,9 @@
 """What the formula's part of planning takes, on this machine: `python -m tests.bench.plan [--json FILE]`.
 
-CPU seconds of one process on one core, for all 27 numbers of microbatches up to 64 and 16 sampled batches: tables of
-all candidates that fit, with the exact enumeration of the best 15 choices, then inline drafts. Beside the enumeration
-of one number of microbatches stands the mixed-integer program, which must find the same optimum. Costs are analytic
+CPU seconds of one process on one core. First the whole planner on 6 sampled batches: formula, scheduler and simulator,
+ranking. Then its parts for all 27 numbers of microbatches up to 64 and 16 batches: tables of all candidates that fit,
+with the exact enumeration of the best 15 choices, then inline drafts. Beside the enumeration of one number of
+microbatches stands the mixed-integer program, which must find the same optimum. Costs are analytic
 (A100 data sheet), samples are drawn; nothing here says anything about a real machine's step.
 """
 
@@ -13,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +29,19 @@ from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import FormulaTable, formula_table
 from dflop.plan.inline import inline_choices
 from dflop.plan.milp import solve_milp
+from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
-from dflop.records import ClusterSpec, SampleShape
+from dflop.records import ClusterSpec, Plan, SampleShape
 from tests.bench.figures import Figure, finish, line
 from tests.builders import make_sample
 
 CASES = (
-    ("SigLIP + Qwen2.5-7B", "llava_onevision_qwen2_5_7b", 128, 1024, 4.0),
-    ("Qwen2.5-Omni-7B", "qwen2_5_omni_7b", 32, 512, 30.0),
+    ("SigLIP + Qwen2.5-7B", "llava_onevision_qwen2_5_7b", 128, 1024, 4.0, 10.0),
+    ("Qwen2.5-Omni-7B", "qwen2_5_omni_7b", 32, 512, 30.0, 60.0),
 )
-"""Name, file of the model, nodes of 8 GPUs, samples of a global batch, bound of the enumeration in CPU seconds."""
+"""Name, file of the model, nodes of 8 GPUs, samples of a global batch, bounds of the enumeration and of the whole
+planner in CPU seconds."""
+NUM_PLANNED = 6
 NUM_SCENARIOS, TOP, MILP_AT = 16, 15, 8
 
 
@@ -46,9 +51,9 @@ def main() -> None:
     args = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     figures = []
-    for name, model, num_nodes, batch_size, bound_s in CASES:
+    for name, model, num_nodes, batch_size, bound_s, planner_bound_s in CASES:
         problem = problem_of(model, num_nodes, batch_size)
-        for figure in figures_of(f"{name}, {problem.cluster.num_processes} GPUs", problem, bound_s):
+        for figure in figures_of(f"{name}, {problem.cluster.num_processes} GPUs", problem, bound_s, planner_bound_s):
             figures.append(figure)
             print(line(figure), flush=True)
     finish(figures, args.json, "numpy", "cvxpy")
@@ -82,7 +87,21 @@ def batch_of(encoders: list[str], num_samples: int, seed: int) -> tuple[SampleSh
     return tuple(samples)
 
 
-def figures_of(name: str, problem: Problem, bound_s: float) -> list[Figure]:
+def whole_figure(name: str, problem: Problem, bound_s: float) -> Figure:
+    """The planner as `dflop plan` calls it."""
+    given = replace(problem, batches=problem.batches[:NUM_PLANNED])
+    plan_problem(
+        replace(given, cluster=replace(given.cluster, num_nodes=1), batches=(given.batches[0][:64],))
+    )  # compile
+    plans: list[Plan] = []
+    wall_s = -time.perf_counter()
+    took_s = _cpu_s(lambda: plans.extend(plan_problem(given)))
+    wall_s += time.perf_counter()
+    note = f"wall {wall_s:.1f} s; {len(plans)} plans simulated; {plans[0].reason}"
+    return Figure(f"{name}: whole planner", took_s, bound_s, "", None, None, note)
+
+
+def figures_of(name: str, problem: Problem, bound_s: float, planner_bound_s: float) -> list[Figure]:
     counts = [m for m in problem.microbatch_choices if m <= 64]
     tables: dict[int, FormulaTable] = {}
     load_s = _cpu_s(lambda: (problem.loads, problem.sample_loads, problem.heaviest_samples))
@@ -94,7 +113,8 @@ def figures_of(name: str, problem: Problem, bound_s: float) -> list[Figure]:
     )
     choices = statistics.median(t.num_choices for t in tables.values())
     note = f"tables {tables_s:.2f}, enumeration {enumeration_s:.2f}; {sizes} candidates, {choices:.1e} choices each"
-    found = [Figure(f"{name}: loads of {NUM_SCENARIOS} batches", load_s, None, "", None)]
+    found = [whole_figure(name, problem, planner_bound_s)]
+    found.append(Figure(f"{name}: loads of {NUM_SCENARIOS} batches", load_s, None, "", None))
     found.append(Figure(f"{name}: {len(counts)} counts", tables_s + enumeration_s, bound_s, "", None, None, note))
     inline_s = _cpu_s(lambda: [inline_choices(problem, m, TOP) for m in counts])
     found.append(Figure(f"{name}: inline drafts", inline_s, None, "", None))

@@ -3,8 +3,9 @@
 Two small models are profiled at 1 and 2 layers, once over a grid of groups and once with two fifths of the probes,
 chosen. Predictions are compared with other groups, drawn as training draws them: at the probed depths, at 8 layers, and
 whole microbatches of mixed media through all modules. Everything is measured twice, some time apart: predictions are
-compared with the mean, and noise is what the two differ by, half of it what no prediction can be better than. One process on one core with the allocator settings that jobs have; beside other work the
-noise says how far to trust the rest.
+compared with the mean, and noise is what the two differ by, half of it what no prediction can be better than. One
+process on one core with the allocator settings that jobs have; beside other work the noise says how far to trust the
+rest.
 """
 
 from __future__ import annotations
