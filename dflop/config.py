@@ -142,8 +142,7 @@ class ModelProfileConfig(Section):
 
 
 class PlanConfig(Section):
-    """What the planner searches. Runs use of it what the training engine can do so far: `split`, no tensor parallelism,
-    no recompute, no ZeRO-1; `dflop plan` and `dflop compare` use all of it."""
+    """What the planner searches; runs use of it what the training engine can do so far."""
 
     global_batch_size: int = Field(default=24, ge=1)
     """Samples per optimizer step."""

@@ -52,6 +52,7 @@ class Panel:
     series: tuple[Series, ...]
     x_is_log2: bool = True
     x_is_frac: bool = False
+    y_from_zero: bool = False
 
 
 def save_bars(groups: Sequence[str], series: Sequence[Series], bound: Sequence[float], path: Path, title: str) -> None:
@@ -136,6 +137,8 @@ def _lines(axes: Axes, panel: Panel) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     text = (lambda x: f"{x * 100:.0f} %") if panel.x_is_frac else _short
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: text(x)))
+    if panel.y_from_zero:
+        axes.set_ylim(bottom=0)
     axes.grid(linewidth=0.3)
 
 

@@ -153,7 +153,7 @@ def test_memory_that_forces_more_processes_than_there_are():
         dataclasses.replace(s, num_layer_params=40_000_000) if s.module == LLM else s for s in make_specs(*ENCODERS)
     )
     limits = {"specs": specs, "microbatches": (4,)}
-    with pytest.raises(InfeasiblePlanError, match="module `llm` needs .* more per process"):
+    with pytest.raises(InfeasiblePlanError, match=r"module `llm` needs .* more per process"):
         plans(cluster=make_cluster(4, memory_bytes=900 * 2**20), **limits)
     deep = plans(cluster=make_cluster(6, memory_bytes=900 * 2**20), **limits)[0]
     assert deep.module(LLM).parallel.pp == 4
@@ -163,7 +163,7 @@ def test_memory_that_forces_more_processes_than_there_are():
 def test_modules_that_fit_alone_but_not_together():
     # Vision needs two ranks for its activations, the LLM two stages for its own: four processes, not three.
     batch = [make_sample(i, 100, [("vision", 100)]) for i in range(24)]
-    with pytest.raises(InfeasiblePlanError, match="module `vision` needs .* more per process") as failure:
+    with pytest.raises(InfeasiblePlanError, match=r"module `vision` needs .* more per process") as failure:
         plans(
             specs=make_specs("vision"),
             cluster=make_cluster(3, memory_bytes=int(200e6 / 0.9)),

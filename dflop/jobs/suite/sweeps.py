@@ -217,6 +217,7 @@ def _throughput_panel(points: Sequence[Point]) -> Panel:
             Series(BOUND, tuple(bound)),
             *(Series(shown, tuple(point.throughput(shown) for point in points)) for shown in (TUNED, OURS)),
         ),
+        y_from_zero=True,
     )
 
 
