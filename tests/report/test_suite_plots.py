@@ -81,7 +81,7 @@ def test_lines_bands_and_ticks_are_those_of_the_panel(drawn, tmp_path):
 @pytest.mark.parametrize("from_zero", [True, False])
 def test_amounts_are_drawn_from_zero_where_that_is_asked_for(drawn, tmp_path, from_zero):
     save_lines((replace(PANEL, y_from_zero=from_zero),), tmp_path / "lines.png", "Simulated")
-    assert (drawn[0].axes[0].get_ylim()[0] == 0) is from_zero
+    assert bool(drawn[0].axes[0].get_ylim()[0] == 0) is from_zero
 
 
 def test_three_panels_leave_the_fourth_place_empty(drawn, tmp_path):
