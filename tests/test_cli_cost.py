@@ -67,7 +67,26 @@ def test_profile_show_plan_and_compare(folder: Path) -> None:
     assert {json.loads(line)["op"] for line in links} == {"p2p", "all_reduce", "all_gather"}
     _, talk = run(folder, "plan", "run.yaml")
     assert "costs measured on" in talk
-    rows, talk = run(folder, "compare", "run.yaml", "--num-batches", "4", "--format", "json")
-    blind, balanced = (json.loads(line) for line in rows)
-    assert blind["mean_step_s"] >= balanced["mean_step_s"] > 0
-    assert "speedup, simulated:" in talk
+    rows, talk = run(folder, "compare", "run.yaml", "--num-batches", "3", "--usd-per-gpu-hour", "2", "--format", "json")
+    found = {row["what"].removesuffix(" (exceeds memory)"): row for row in map(json.loads, rows)}
+    ours, tuned = found["dflop"], found["uniform, tuned"]
+    assert tuned["speedup"] == 1.0
+    assert ours["step_s"] <= 1.02 * tuned["step_s"]
+    assert ours["usd"] == pytest.approx(2 * ours["gpu_hours"]) == pytest.approx(ours["step_s"] * 4 * 10_000 / 3600 * 2)
+    assert found["perfect balance, no bubble"]["step_s"] < ours["step_s"]
+    assert "simulated on 3 batches nobody planned for; costs measured on" in talk
+
+
+def test_plans_for_other_numbers_of_gpus_and_other_programs(folder: Path) -> None:
+    lines, talk = run(folder, "plan", "run.yaml", "--device", "h100", "--gpus", "16", "--emit", "json")
+    document = json.loads("\n".join(lines))
+    assert document["schema"] == "dflop.plan"
+    assert "16 processes; simulated" in talk
+    lines, _ = run(folder, "plan", "run.yaml", "--device", "h100", "--gpus", "8", "--emit", "megatron-mimo")
+    assert any("megatron_mimo_parallelism_config" in line for line in lines)
+    assert_refused(dflop("plan", "run.yaml", "--emit", "deepspeed", cwd=folder), 2, "deepspeed", "megatron-mimo")
+    assert_refused(dflop("plan", "run.yaml", "--gpus", "5", cwd=folder), 2, "5 GPUs are not whole nodes of 4")
+
+
+def test_compare_wants_a_configuration_or_a_suite(folder: Path) -> None:
+    assert_refused(dflop("compare", cwd=folder), 2, "a configuration or a suite", "--suite paper")

@@ -14,7 +14,6 @@ from dflop.records import ClusterSpec, Plan, SampleShape
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import ModuleItems
 from dflop.schedule.policies import Effort, StepJob
-from dflop.simulate.kernel import makespan_s
 from dflop.simulate.step import step_nodes
 
 TRAINING_EFFORT = Effort()
@@ -71,14 +70,15 @@ def judge(
         noise: What items cost besides what was predicted; None: nothing.
     """
     found = []
+    limit = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
     for number, batch in enumerate(batches):
-        job = StepJob(plan, batch, cost)
+        job = StepJob(plan, batch, cost, limit)
         assignment = job.assign(policy, effort)
         evaluator = job.judge
         if noise is not None:
-            evaluator = StepEvaluator(plan, noise.of(job.items, number), job.cost)
+            evaluator = StepEvaluator(plan, noise.of(job.items, number), job.cost, limit)
         work = evaluator.work(assignment)
-        step_s = makespan_s(evaluator.shape, work) + plan.sync_s
+        step_s = evaluator.step_s(assignment) + plan.sync_s
         gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)])
         busy_s = ((work.forward_s + work.backward_s) * work.is_active).sum(axis=1) @ gpus
         idle_frac = 1.0 - float(busy_s) / (step_s * cluster.num_processes)

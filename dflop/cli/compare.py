@@ -1,0 +1,62 @@
+"""`dflop compare`: is it worth it? Plans and policies side by side, simulated, on one's own data or the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from dflop.cli.common import say
+from dflop.cli.pipeline import Overrides
+from dflop.cli.plan import Device, Form
+
+Suite = Literal["paper", "scaling", "balance", "noise"]
+
+
+def compare(
+    config: Annotated[Path | None, Parameter(help="Run configuration; none with --suite.")] = None,
+    *,
+    suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
+    device: Device = "",
+    num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
+    num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is told.")] = 10_000,
+    usd_per_gpu_hour: Annotated[float, Parameter(help="Price of a GPU.")] = 0.0,
+    picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: draw it, .png, .svg or .pdf.")] = (),
+    json_file: Annotated[Path | None, Parameter(name="--json", help="With --suite: all numbers into a file.")] = None,
+    overrides: Overrides = (),
+    form: Form = "table",
+) -> None:
+    """Simulate trainers that do not look at the data, the reference, and dflop on the same global batches.
+
+    Needs no GPU. Example: dflop compare configs/demo.yaml --device h100 --num-steps 5000 --usd-per-gpu-hour 2.5;
+    dflop compare --suite paper
+    """
+    from dflop.errors import ConfigError
+    from dflop.report.rows import print_rows
+
+    if (config is None) == (suite is None):
+        raise ConfigError(
+            "dflop compare wants a configuration or a suite", hint="dflop compare CONFIG, or --suite paper"
+        )
+    if suite is not None:
+        from dflop.jobs.suite.run import run_suite
+
+        found = run_suite(suite, say, picture, json_file)
+        print_rows(found.columns, found.rows, form)
+        for note in found.notes:
+            say(note)
+        return
+    import asyncio
+
+    from dflop.config import load_config
+    from dflop.jobs.comparing import COLUMNS, compare_on_data, comparison_rows
+    from dflop.jobs.outlook import look_ahead
+
+    assert config is not None
+    loaded = load_config(config, overrides)
+    outlook = asyncio.run(look_ahead(loaded, device, say))
+    contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say)
+    print_rows(COLUMNS, comparison_rows(contest, num_steps, usd_per_gpu_hour), form)
+    say(f"simulated on {num_batches} batches nobody planned for; costs {outlook.source}")
+    say(contest.plans.ours.reason)
