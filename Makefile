@@ -14,7 +14,7 @@ help:
 	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
 	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
-	@echo "make bench     benchmarks of store, data profiler, profiles, costs and simulator (some minutes, 3 GB of disk)"
+	@echo "make bench     benchmarks of every room (half an hour, 3 GB of disk); BENCH=full for the long ones too"
 	@echo "make check     lint and types"
 	@echo "make format    format the code"
 
@@ -70,6 +70,10 @@ bench: setup
 	$(BIN)/python -m tests.bench.cost
 	$(BIN)/python -m tests.bench.profile
 	$(BIN)/python -m tests.bench.simulate
+	$(BIN)/python -m tests.bench.plan
+	$(BIN)/python -m tests.bench.regret --part reference
+	$(if $(filter full,$(BENCH)),$(BIN)/python -m tests.bench.regret --part regret)
+	$(if $(filter full,$(BENCH)),$(BIN)/dflop compare --suite paper)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
