@@ -17,7 +17,7 @@ from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems
 from dflop.simulate.events import simulate_reference
-from dflop.simulate.kernel import StepShape, StepWork, makespan_s, step_shape
+from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
 from dflop.simulate.step import plan_pipes, step_graph, step_nodes
 
 
@@ -79,14 +79,20 @@ class StepEvaluator:
 
     def step_s(self, assignment: Assignment) -> float:
         """Simulated seconds of forward and backward; `Plan.sync_s` comes on top."""
+        return float(self.spans(assignment)[1].max(initial=0.0))
+
+    def spans(self, assignment: Assignment) -> tuple[Floats, Floats]:
+        """(start_s, end_s) of all work, each `[nodes, microbatches, 2]`: forward, backward. Nothing to do takes 0 s."""
         work = self.work(assignment)
         if self.max_concurrency is None:
-            return makespan_s(self.shape, work)
+            return run_step(self.shape, work)
         owners = assignment.owners(self.plan, self.items)
         done = tuple(self.items[name].work(owner) for name, owner in owners.items())
         durations, delays = self._by_node(work)
         graph = step_graph(self.plan, done, durations, delays)
-        return simulate_reference(graph, max_concurrency=self.max_concurrency).makespan_s
+        found = simulate_reference(graph, max_concurrency=self.max_concurrency)
+        size = (self.shape.num_nodes, self.shape.num_microbatches, 2)
+        return np.array(found.start_s).reshape(size), np.array(found.end_s).reshape(size)
 
     def noisy_step_s(self, assignment: Assignment, sigma_frac: float, num_draws: int) -> float:
         """Mean simulated seconds when every stage's microbatch takes lognormally more or less than predicted.
