@@ -126,8 +126,8 @@ class ModelProfileConfig(Section):
 
     budget_s: float = Field(default=45, gt=0)
     """Time for probes, split over the modules; start-up of the job not counted."""
-    num_layers: tuple[int, int] = (1, 2)
-    """The two shallow depths; everything deeper is extrapolated."""
+    num_layers: tuple[int, int] = (2, 4)
+    """The two shallow depths; everything deeper is extrapolated. A second layer is cheaper than those behind it."""
     num_repeats: int = Field(default=3, ge=1)
     num_probes: int = Field(default=18, ge=4)
     """Packed groups per module and way of running it, at most; each is timed at every depth."""

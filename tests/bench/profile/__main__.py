@@ -1,11 +1,12 @@
 """How well a profile predicts what it did not see, on this machine: `python -m tests.bench.profile [--json FILE]`.
 
-Two small models are profiled at 1 and 2 layers, once over a grid of groups and once with two fifths of the probes,
-chosen. Predictions are compared with other groups, drawn as training draws them: at the probed depths, at 8 layers, and
-whole microbatches of mixed media through all modules. Everything is measured twice, some time apart: predictions are
-compared with the mean, and noise is what the two differ by, half of it what no prediction can be better than. One
-process on one core with the allocator settings that jobs have; beside other work the noise says how far to trust the
-rest.
+Two small models are timed at 1, 2, 4 and 8 layers on groups of samples. Cost tables are fitted to two depths: to a grid
+of groups, and to two fifths of as many, which the adaptive design chose one by one. They are compared with what other
+groups took, drawn as training draws them: at the probed depths, at 8 layers, and as whole microbatches of mixed media
+through all modules. All groups of a module are measured in one order drawn by lot, twice, so that a machine that
+changes its speed for a minute changes it for those that are fitted and those that are predicted alike. Predictions are
+compared with the mean of the two sweeps; noise is what the two differ by. One process on one core with the allocator
+settings of jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +27,21 @@ from dflop.cost.curve import evaluate
 from dflop.cost.fit import fit_cost_tables
 from dflop.jobs.submit import CPU_ENV
 from dflop.models.family import Family
-from dflop.profile.groups import ProbeGroup, make_group, random_groups
+from dflop.profile.adaptive import Design
+from dflop.profile.groups import ProbeGroup, make_group, probe_groups, random_groups
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.profile.run import profile_model
-from dflop.records import CostTable, CostTerms, Measurement
+from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
+from dflop.profile.run import NUM_TARGETS
+from dflop.records import CostTable, CostTerms, Measurement, ModuleLoad
 from tests.bench.figures import machine
 from tests.bench.profile.cases import MODELS, VOCAB_SIZE, make_shapes
 
-DEPTHS, DEEP = (1, 2), 8
-NUM_GROUPS, NUM_CHOSEN = 18, 7
+SHALLOWEST, DEPTHS, DEEP = (1, 2), (2, 4), 8
+"""Two pairs of depths to extrapolate from, the second one the default of profiles, and the depth to predict."""
+NUM_POOL, NUM_GRID, NUM_CHOSEN = 28, 18, 7
 NUM_HELD_OUT, NUM_MIXED, MAX_SAMPLES = 10, 8, 4
+Pair = tuple[Measurement, Measurement]
+"""One group at one depth in both sweeps."""
 
 
 @dataclass(frozen=True)
@@ -66,29 +71,62 @@ class Bench:
         self.shapes = make_shapes(family, kinds, 300, seed=0)
         self.unseen = make_shapes(family, kinds, 300, seed=1)
         self.settings = ProbeSettings("bench", hardware_name("cpu"), software_name(), "float32", num_repeats)
-        self.depth = {s.module: s.num_layers for s in family.specs()}
+        rng = np.random.default_rng(9)
+        self.batches = [[self.unseen[i] for i in rng.choice(len(self.unseen), MAX_SAMPLES)] for _ in range(NUM_MIXED)]
 
     def probe(self, module: str, num_layers: int) -> ModuleProbe:
         cpu = torch.device("cpu")
         return ModuleProbe(self.family, self.token_config, VOCAB_SIZE, module, num_layers, self.settings, cpu)
 
-    def tables(self, num_probes: int, target_frac: float | None) -> tuple[dict[str, CostTable], int]:
-        """(table per module, number of probes)."""
-        rows = list(
-            profile_model(
-                self.family, self.shapes, token_config=self.token_config, vocab_size=VOCAB_SIZE,
-                settings=self.settings, depths=DEPTHS, num_probes=num_probes, max_samples=MAX_SAMPLES, budget_s=1e9,
-                device=torch.device("cpu"), progress=lambda line: print(f"  {line}", file=sys.stderr),
-                target_frac=target_frac,
-            )
-        )  # fmt: skip
-        return {t.module: t for t in fit_cost_tables(rows, self.family.specs())}, len(rows)
+    def measure(self, module: str, groups: Sequence[ProbeGroup]) -> list[dict[int, Pair]]:
+        """Per group and depth what both sweeps read."""
+        probes = [self.probe(module, n) for n in sorted({*SHALLOWEST, *DEPTHS, DEEP})]
+        for probe in probes:
+            probe.warm_up(max(groups, key=lambda g: g.load.num_tokens))
+        order = np.random.default_rng(0).permutation(len(groups)).tolist()
+        sweeps: list[dict[int, list[Measurement]]] = []
+        for sweep in range(2):
+            rows = {}
+            for index in order:
+                visits = GroupVisits(probes, groups[index])
+                visits.visit(self.settings.num_repeats)
+                rows[index] = visits.rows()
+            print(f"  {module}: sweep {sweep + 1} of 2, {len(groups)} groups", file=sys.stderr)
+            sweeps.append(rows)
+        return [
+            {a.num_layers: (a, b) for a, b in zip(sweeps[0][i], sweeps[1][i], strict=True)} for i in range(len(groups))
+        ]
 
-    def measure_twice(self, probe: ModuleProbe, groups: Sequence[ProbeGroup]) -> list[tuple[Measurement, Measurement]]:
-        """Every group in two passes, so that the second is not right behind the first."""
-        probe.warm_up(max(groups, key=lambda g: g.load.num_tokens))
-        first, second = ([probe.measure(g) for g in groups] for _ in "12")
-        return list(zip(first, second, strict=True))
+
+def mean_of(pair: Pair) -> Measurement:
+    """What a group takes by both sweeps."""
+    a, b = pair
+    return replace(a, forward_s=(a.forward_s + b.forward_s) / 2, backward_s=(a.backward_s + b.backward_s) / 2)
+
+
+def fit(bench: Bench, module: str, measured: Sequence[dict[int, Pair]], depths: Sequence[int] = DEPTHS) -> CostTable:
+    rows = [mean_of(pairs[n]) for pairs in measured for n in depths]
+    (table,) = fit_cost_tables(rows, [s for s in bench.family.specs() if s.module == module])
+    return table
+
+
+def choose(bench: Bench, module: str, pool: Sequence[ProbeGroup], measured: Sequence[dict[int, Pair]]) -> list[int]:
+    """Groups that the design of a profile asks for, told one by one what they took."""
+    targets = random_groups(bench.shapes, module, NUM_TARGETS, max_samples=MAX_SAMPLES, seed=0)
+    loads = [[_load(pairs[n]) for n in DEPTHS] for pairs in measured]
+    design, chosen = Design(DEPTHS, loads, DEEP, [g.load for g in targets]), []
+    for _ in range(NUM_CHOSEN):
+        index = design.next()
+        assert index is not None, f"{len(pool)} groups are too few"
+        chosen.append(index)
+        pairs = [measured[index][n] for n in DEPTHS]
+        noise_frac = max(abs(taken_s(a) / taken_s(b) - 1) / 2 for a, b in pairs)
+        design.take(index, [taken_s(mean_of(pair)) for pair in pairs], noise_frac)
+    return chosen
+
+
+def _load(pair: Pair) -> ModuleLoad:
+    return ModuleLoad(pair[0].num_items, pair[0].num_tokens, pair[0].sum_sq_tokens)
 
 
 def predicted(m: Measurement, *curves: CostTerms) -> float:
@@ -105,60 +143,67 @@ def taken_s(m: Measurement) -> float:
     return m.forward_s + m.backward_s
 
 
-def errors(table: CostTable, pairs: Sequence[tuple[Measurement, Measurement]]) -> np.ndarray:
-    return np.array([abs(2 * predicted_s(table, a) / (taken_s(a) + taken_s(b)) - 1) for a, b in pairs])
+def errors(table: CostTable, pairs: Sequence[Pair]) -> np.ndarray:
+    return np.array([abs(predicted_s(table, pair[0]) / taken_s(mean_of(pair)) - 1) for pair in pairs])
 
 
-def noise(pairs: Sequence[tuple[Measurement, Measurement]]) -> float:
+def noise(pairs: Sequence[Pair]) -> float:
     return float(np.median([abs(taken_s(second) / taken_s(first) - 1) for first, second in pairs]))
 
 
 def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
     """Everything about one model."""
-    grid, num_grid = bench.tables(NUM_GROUPS, None)
-    chosen, num_chosen = bench.tables(NUM_CHOSEN, 1e-9)
-    yield ErrorFigure(f"{name}: probes chosen, of those of the grid", num_chosen / num_grid, 0.40)
-    for module, table in grid.items():
-        yield from module_figures(f"{name}, {module}", bench, table, chosen[module])
-    yield mixed_figure(name, bench, grid)
-
-
-def module_figures(where: str, bench: Bench, table: CostTable, chosen: CostTable) -> Iterator[ErrorFigure]:
-    """Errors of one module, by the table of the grid and by that of the chosen probes."""
-    module = table.module
-    held_out = random_groups(bench.unseen, module, NUM_HELD_OUT, max_samples=MAX_SAMPLES, seed=5)
-    pairs = [pair for n in DEPTHS for pair in bench.measure_twice(bench.probe(module, n), held_out)]
-    deep = bench.measure_twice(bench.probe(module, DEEP), held_out)
-    for how, given in (("", table), (", chosen probes", chosen)):
-        error, deep_error = errors(given, pairs), errors(given, deep)
-        yield ErrorFigure(f"{where}: unseen shapes, median{how}", float(np.median(error)), 0.05, noise(pairs))
-        yield ErrorFigure(f"{where}: unseen shapes, 95th percentile{how}", float(np.quantile(error, 0.95)), 0.15)
-        yield ErrorFigure(f"{where}: {DEEP} layers, median{how}", float(np.median(deep_error)), 0.05, noise(deep))
-    wrong_bytes = [abs(predicted(m, table.activation_bytes) / m.activation_bytes - 1) for m, _ in deep]
-    yield ErrorFigure(f"{where}: bytes of {DEEP} layers, largest error", max(wrong_bytes), 0.02)
-
-
-def mixed_figure(name: str, bench: Bench, tables: dict[str, CostTable]) -> ErrorFigure:
-    """Whole packed microbatches, every module 2 layers deep."""
-    rng = np.random.default_rng(9)
-    batches = [[bench.unseen[i] for i in rng.choice(len(bench.unseen), MAX_SAMPLES)] for _ in range(NUM_MIXED)]
+    yield ErrorFigure(f"{name}: probes chosen, of those of the grid", NUM_CHOSEN / NUM_GRID, 0.40)
     totals = np.zeros((3, NUM_MIXED))
-    for module, table in tables.items():
-        groups = [(i, make_group("random", batch, module)) for i, batch in enumerate(batches)]
-        used = [(i, g) for i, g in groups if g.load.num_tokens]
-        pairs = bench.measure_twice(bench.probe(module, 2), [g for _, g in used])
-        for (i, _), (first, second) in zip(used, pairs, strict=True):
-            totals[:, i] += (predicted_s(table, first), taken_s(first), taken_s(second))
+    for module in bench.family.modules:
+        pool = probe_groups(bench.shapes, module, num_groups=NUM_POOL, max_samples=MAX_SAMPLES, seed=0)
+        held_out = random_groups(bench.unseen, module, NUM_HELD_OUT, max_samples=MAX_SAMPLES, seed=5)
+        mixed = [(i, make_group("random", batch, module)) for i, batch in enumerate(bench.batches)]
+        mixed = [(i, group) for i, group in mixed if group.load.num_tokens]
+        measured = bench.measure(module, [*pool, *held_out, *(group for _, group in mixed)])
+        grid = fit(bench, module, measured[:NUM_GRID])
+        chosen = fit(bench, module, [measured[i] for i in choose(bench, module, pool, measured[: len(pool)])])
+        where, unseen = f"{name}, {module}", measured[len(pool) :][:NUM_HELD_OUT]
+        yield from module_figures(where, grid, chosen, unseen)
+        yield depth_figure(where, fit(bench, module, measured[:NUM_GRID], SHALLOWEST), SHALLOWEST, unseen)
+        for (i, _), pairs in zip(mixed, measured[-len(mixed) :], strict=True):
+            first, second = pairs[DEPTHS[-1]]
+            totals[:, i] += (predicted_s(grid, first), taken_s(first), taken_s(second))
     error, between = np.abs(2 * totals[0] / (totals[1] + totals[2]) - 1), np.abs(totals[2] / totals[1] - 1)
-    return ErrorFigure(
+    yield ErrorFigure(
         f"{name}: whole mixed microbatches, largest error", float(error.max()), 0.10, float(np.median(between))
     )
+
+
+def depth_figure(
+    where: str, table: CostTable, depths: tuple[int, int], held_out: Sequence[dict[int, Pair]]
+) -> ErrorFigure:
+    """Error at `DEEP` layers of a table fitted to two depths."""
+    deep = [found[DEEP] for found in held_out]
+    name = f"{where}: {DEEP} layers from {depths[0]} and {depths[1]}, median"
+    return ErrorFigure(name, float(np.median(errors(table, deep))), 0.05, noise(deep))
+
+
+def module_figures(
+    where: str, grid: CostTable, chosen: CostTable, held_out: Sequence[dict[int, Pair]]
+) -> Iterator[ErrorFigure]:
+    """Errors of one module, by the table of the grid and by that of the chosen probes."""
+    pairs = [found[n] for n in DEPTHS for found in held_out]
+    deep = [found[DEEP] for found in held_out]
+    for how, table in (("", grid), (", chosen probes", chosen)):
+        error = errors(table, pairs)
+        yield ErrorFigure(f"{where}: unseen shapes, median{how}", float(np.median(error)), 0.05, noise(pairs))
+        yield ErrorFigure(f"{where}: unseen shapes, 95th percentile{how}", float(np.quantile(error, 0.95)), 0.15)
+        if not how:
+            yield depth_figure(where, table, DEPTHS, held_out)
+    wrong_bytes = [abs(predicted(m, grid.activation_bytes) / m.activation_bytes - 1) for m, _ in deep]
+    yield ErrorFigure(f"{where}: bytes of {DEEP} layers, largest error", max(wrong_bytes), 0.02)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
         os.execve(sys.executable, [sys.executable, "-m", "tests.bench.profile", *sys.argv[1:]], os.environ | CPU_ENV)
