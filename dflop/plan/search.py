@@ -93,7 +93,7 @@ def plan_problem(
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = nominate(drafts, top)
     if uniform is not None and "inline" in problem.space.layouts:
-        nominees.append(uniform)
+        nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
     ranked = prefer_simple(rank(problem, nominees, effort, policy))
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory")
     if not ranked:
