@@ -118,8 +118,11 @@ def _costs(config: Config, device: str) -> tuple[CostModel, str]:
     specs = planning.bound_family(config).specs()
     if device:
         sheet, cluster = find_device(device), config.cluster
-        links = analytic_link_costs(
-            sheet, num_nodes=cluster.num_nodes, num_processes_per_node=cluster.num_processes_per_node, profile_key=""
+        links = analytic_link_costs(  # an explanation asks what one node more would do
+            sheet,
+            num_nodes=cluster.num_nodes + 1,
+            num_processes_per_node=cluster.num_processes_per_node,
+            profile_key="",
         )
         tables = analytic_cost_tables(specs, sheet, profile_key="")
         return CostModel(tables, specs=specs, links=links), f"analytic, {sheet.name}: never measured"
