@@ -25,7 +25,7 @@ def plan(
     config: Path,
     *,
     device: Device = "",
-    gpus: Annotated[int, Parameter(help="Plan for so many GPUs instead of the cluster's.")] = 0,
+    gpus: Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")] = None,
     explain: Annotated[bool, Parameter(help="Say what binds, where time goes, and what a node more would do.")] = False,
     emit: Annotated[str, Parameter(help="Print the plan for another program: megatron-mimo, torchrun, json.")] = "",
     picture: Annotated[Path | None, Parameter(help="Draw a step, data-blind and balanced: .svg, .png, .pdf.")] = None,
@@ -34,7 +34,7 @@ def plan(
 ) -> None:
     """Choose the layout for a configuration without running it; profiles the dataset where that is not done.
 
-    Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
+    With --emit an explanation goes to stderr. Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
     import asyncio
     from dataclasses import replace
@@ -46,35 +46,56 @@ def plan(
     from dflop.report.tables import plan_table
 
     write = emitter(emit) if emit else None
+    _check(explain, picture, form)
     loaded = _load(config, overrides, gpus)
     found = asyncio.run(look_ahead(loaded, device, say))
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
     plans = plan_problem(problem, top=loaded.plan.top, progress=say)
     say(f"{len(found.shapes)} samples, {problem.cluster.num_processes} processes; simulated, costs {found.source}")
-    say(plans[0].reason)
+    if problem.space.rules is not None:
+        _say_what_rules_cost(found.problem, plans[0], emit)
     if write is not None:
         print(write(plans[0], problem.cluster), end="")
-    elif explain:
-        _explain(problem, plans, found.source, form)
-    else:
+    elif not explain:
         table = plan_table(plans)
         print_rows(table.header, table.rows, form)
+    if explain:
+        _explain(problem, plans, found.source, form, to_stderr=bool(emit))
+    else:
+        say(plans[0].reason)
     if picture is not None:
         from dflop.jobs.explain import save_plan_picture
 
-        save_plan_picture(problem, plans[0], picture)
+        save_plan_picture(problem, plans[0], found.source, picture)
+        say(f"picture of a step: {picture}")
 
 
-def _load(path: Path, overrides: tuple[str, ...], gpus: int) -> Config:
-    """The configuration, on another number of GPUs where one is asked for."""
+def _check(explain: bool, picture: Path | None, form: str) -> None:
+    """Refuses what cannot be written before anything is computed."""
+    from dflop.errors import ConfigError
+
+    if explain and form == "csv":
+        raise ConfigError(
+            "an explanation is several tables, CSV holds one", where="--format csv", hint="--format table or json"
+        )
+    if picture is not None:
+        from dflop.report.data_plots import check_suffix
+
+        check_suffix(picture)
+
+
+def _load(path: Path, overrides: tuple[str, ...], gpus: int | None) -> Config:
+    """The configuration, on another number of GPUs where one is asked for: whole nodes, or a part of one."""
     from dflop.config import load_config
     from dflop.errors import ConfigError
 
     loaded = load_config(path, overrides)
-    if not gpus:
+    if gpus is None:
         return loaded
+    if gpus < 1:
+        raise ConfigError(f"cannot plan for {gpus} GPUs", where="--gpus", hint="1 or more")
     each = min(loaded.cluster.num_processes_per_node, gpus)
-    if gpus < 0 or gpus % each:
+    if gpus % each:
         raise ConfigError(
             f"{gpus} GPUs are not whole nodes of {each}",
             where="--gpus",
@@ -84,14 +105,30 @@ def _load(path: Path, overrides: tuple[str, ...], gpus: int) -> Config:
     return load_config(path, (*overrides, *(f"{key}={value}" for key, value in nodes.items())))
 
 
-def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: Literal["table", "csv", "json"]) -> None:
-    """Tables on stdout, sentences on stderr."""
-    from dflop.jobs.explain import explain_plan, explanation_tables
-    from dflop.report.rows import print_rows
+def _say_what_rules_cost(problem: Problem, plan: Plan, target: str) -> None:
+    """The plan that another trainer accepts beside the best one."""
+    from dflop import units
+    from dflop.plan.search import plan_problem
+    from dflop.report.tables import layout_text
+
+    best = plan_problem(problem)[0]
+    say(
+        f"`{target}` accepts, and runs in arrival order, {layout_text(plan)}: "
+        f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the best plan, "
+        f"{layout_text(best)} with {best.num_microbatches} microbatches at {units.seconds(best.predicted_step_s)}"
+    )
+
+
+def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: str, *, to_stderr: bool) -> None:
+    import sys
+
+    from rich.console import Console
+
+    from dflop.jobs.explain import explain_plan
+    from dflop.report.explain import explanation_json, print_explanation
 
     found = explain_plan(problem, plans, say)
-    for sentence in (*found.constraints, found.paragraph):
-        say(sentence)
-    for name, columns, rows in explanation_tables(found):
-        say(f"{name} (simulated, costs {source}):")
-        print_rows(columns, rows, form)
+    if form == "json":
+        print(explanation_json(found, source), file=sys.stderr if to_stderr else sys.stdout)
+    else:
+        print_explanation(found, source, Console(stderr=to_stderr))

@@ -37,11 +37,11 @@ MAX_LANES = 24
 MIN_LABEL_FRAC = 0.025
 """A bar narrower than this share of the axis carries no number: it would not fit."""
 
-_INK = "#010203"
+INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
-_STYLE: dict[RcKeyType, Any] = {
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
+STYLE: dict[RcKeyType, Any] = {
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
@@ -49,15 +49,15 @@ _STYLE: dict[RcKeyType, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "grid.alpha": 0.2,
-    "grid.color": _INK,
+    "grid.color": INK,
     "hatch.color": BLUE,
     "hatch.linewidth": 0.5,
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "text.color": _INK,
+    "text.color": INK,
     "text.parse_math": False,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
 
 
@@ -77,7 +77,7 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
 
-    return _svg("loss", "Loss per optimizer step, measured", (5.2, 3.0), draw)
+    return svg_text("loss", "Loss per optimizer step, measured", (5.2, 3.0), draw)
 
 
 def step_time_bars(comparison: Comparison) -> str:
@@ -100,7 +100,7 @@ def step_time_bars(comparison: Comparison) -> str:
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
 
-    return _svg("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw)
+    return svg_text("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw)
 
 
 def timeline(pair: BatchPair) -> str:
@@ -124,7 +124,7 @@ def timeline(pair: BatchPair) -> str:
 
     lanes = min(MAX_LANES, len(arrival.ranks)) + min(MAX_LANES, len(balanced.ranks))
     name = "Measured timeline of one global batch, data-blind above balanced"
-    return _svg("timeline", name, (9.6, 1.9 + 0.3 * lanes), draw)
+    return svg_text("timeline", name, (9.6, 1.9 + 0.3 * lanes), draw)
 
 
 def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> tuple[float, float]
     q1_ms, q3_ms = 1e3 * policy.step_q1_s, 1e3 * policy.step_q3_s
     axes.barh(y, pipeline_ms, color=BLUE)
     axes.barh(y, max(0.0, step_ms - pipeline_ms), left=pipeline_ms, color=UPDATE)
-    axes.errorbar(step_ms, y, xerr=[[step_ms - q1_ms], [q3_ms - step_ms]], color=_INK, capsize=3, linewidth=1)
+    axes.errorbar(step_ms, y, xerr=[[step_ms - q1_ms], [q3_ms - step_ms]], color=INK, capsize=3, linewidth=1)
     axes.barh(y + 1, predicted_ms, facecolor="none", edgecolor=BLUE, hatch="///", linewidth=1.5)
     for bar, end_ms, value_ms in ((y, max(step_ms, q3_ms), step_ms), (y + 1, predicted_ms, predicted_ms)):
         axes.annotate(units.seconds(value_ms / 1e3), (end_ms, bar), (5, 0), textcoords="offset points", va="center")
@@ -178,16 +178,16 @@ def _rolling_mean(values: Sequence[float], window: int) -> list[float]:
     return [statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
 
 
-def _svg(name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+def svg_text(name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
     """Runs `draw` on a figure of `size` inches and returns one `<svg>` element."""
     out = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=no_metadata)
     svg = out.getvalue()
-    svg = svg[svg.index("<svg") :].strip().replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :].strip().replace(INK, "currentColor")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     # Size comes from the page; a plot is not blown up beyond 96 px per inch.
     opening, rest = svg.split(">", 1)

@@ -23,7 +23,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     console.print(_pairs(tables.key_numbers(summary)))
     for table in (tables.policy_table(summary), tables.stage_table(summary), tables.correction_table(summary)):
         if table.rows:
-            _print_table(table, console)
+            print_table(table, console)
     console.print()
     console.print(Text(summary.verdict, style="bold"))
     console.print()
@@ -60,7 +60,8 @@ def _pairs(numbers: Sequence[tuple[str, str, str]]) -> rich.table.Table:
     return grid
 
 
-def _print_table(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Console) -> None:
+    """Prints title, rows and note."""
     shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in table.header:
         shown.add_column(Text(name), justify="left" if name in table.text_columns else "right")

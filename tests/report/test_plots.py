@@ -40,7 +40,7 @@ def test_svg_is_valid_deterministic_and_has_no_date(name: str) -> None:
     assert root.get("width") is None
     assert svg == render(realistic(), name)
     assert "metadata" not in svg
-    assert plots._INK not in svg
+    assert plots.INK not in svg
 
 
 def test_ids_of_several_plots_do_not_collide_and_every_reference_resolves() -> None:

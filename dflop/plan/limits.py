@@ -1,0 +1,104 @@
+"""What a plan could not have more of: memory, processes, ways to cut modules and batches. In numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dflop import units
+from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
+from dflop.records import LLM, ModulePlan, Plan
+from dflop.simulate.step import plan_pipes
+
+BINDING_FRAC = 0.9
+"""Of a limit: from here on it is called binding, for the next larger choice rarely fits into the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Something the plan uses a part of."""
+
+    name: str
+    used_frac: float
+    """Above 1 only for what cannot be helped: a sample longer than an average microbatch."""
+    text: str
+
+    @property
+    def is_binding(self) -> bool:
+        return self.used_frac >= BINDING_FRAC
+
+
+def plan_limits(problem: Problem, plan: Plan, largest_tokens: Mapping[str, int]) -> tuple[Limit, ...]:
+    """Every limit, those nearest to their end first.
+
+    Args:
+        problem: What the plan is for.
+        plan: The plan.
+        largest_tokens: Per module, tokens of the largest microbatch that was scheduled on one replica.
+    """
+    found = [
+        *(_memory(problem, plan, pipe) for pipe in plan_pipes(plan)),
+        *(_tokens(m, largest_tokens[m.module]) for m in plan.modules if m.max_tokens),
+        *(_tp(problem, plan, m) for m in plan_pipes(plan)),
+        *_counts(problem, plan),
+        _longest_sample(problem, plan),
+    ]
+    return tuple(sorted(found, key=lambda limit: -limit.used_frac))
+
+
+def _memory(problem: Problem, plan: Plan, pipe: ModulePlan) -> Limit:
+    most = max(pipe.stage_memory_bytes)
+    stage, usable_bytes, name = pipe.stage_memory_bytes.index(most), problem.usable_bytes, _name(plan, pipe)
+    saved = " and ".join(["recomputation"] * pipe.recompute + ["ZeRO-1"] * pipe.shard_optimizer)
+    text = (
+        f"stage {stage} needs {units.num_bytes(most)} of {units.num_bytes(usable_bytes)} usable "
+        f"({USABLE_MEMORY_FRAC:.0%} of the device)" + f", with {saved}" * bool(saved)
+    )
+    return Limit(f"memory of {name}", most / usable_bytes, text)
+
+
+def _tokens(module: ModulePlan, largest: int) -> Limit:
+    """The memory's limit as the scheduler sees it."""
+    text = f"largest scheduled microbatch has {units.count(largest)}, memory holds {units.count(module.max_tokens)}"
+    return Limit(f"tokens of {module.module}", largest / module.max_tokens, text)
+
+
+def _tp(problem: Problem, plan: Plan, module: ModulePlan) -> Limit:
+    specs = problem.specs if plan.is_inline else (problem.spec(module.module),)
+    spec = min(specs, key=lambda s: problem.tps(s)[-1])
+    most, tp, each = problem.tps(spec)[-1], module.parallel.tp, problem.cluster.num_processes_per_node
+    beyond = [degree for degree in spec.tp_choices if degree > most]
+    if not beyond:
+        why = f"heads and sizes of {spec.module}"
+    elif all(degree > each or each % degree for degree in beyond):
+        why = f"{each} processes of a node"
+    elif not set(beyond) & set(problem.cost.tps(spec.module)):
+        why = f"cost tables of {spec.module}"
+    else:
+        why = "what the plan may choose"
+    return Limit(f"tp of {_name(plan, module)}", tp / most, f"tp {tp} of at most {most}, which is set by {why}")
+
+
+def _counts(problem: Problem, plan: Plan) -> Iterator[Limit]:
+    num_processes, m, dp = problem.cluster.num_processes, plan.num_microbatches, plan.module(LLM).parallel.dp
+    most, batch = problem.microbatch_choices[-1], plan.global_batch_size
+    yield Limit("processes", plan.num_processes / num_processes, f"{plan.num_processes} of {num_processes} have a seat")
+    yield Limit("microbatches", m / most, f"{m} of at most {most}")
+    each = f"{batch / (m * dp):.3g} in a microbatch of a replica"
+    yield Limit("samples", m * dp / batch, f"{batch} in {m} microbatches on {dp} replicas: {each}")
+
+
+def _longest_sample(problem: Problem, plan: Plan) -> Limit:
+    num_buckets = plan.num_microbatches * plan.module(LLM).parallel.dp
+    tokens = [items[LLM].num_tokens for items in problem.batch_items]
+    longest = statistics.fmean(float(t.max()) for t in tokens)
+    average = statistics.fmean(float(t.sum()) / num_buckets for t in tokens)
+    than = f"an average microbatch of a replica has {units.count(round(average))}"
+    text = f"{units.count(round(longest))} LLM tokens; {than}"
+    return Limit("longest sample", longest / average, text)
+
+
+def _name(plan: Plan, module: ModulePlan) -> str:
+    """`llm`, or `the chain` where the LLM's stages hold all modules."""
+    return "the chain" if plan.is_inline else module.module
