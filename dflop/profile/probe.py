@@ -2,7 +2,7 @@
 
 The probe uses the engine's own stage classes on random data of real shapes. Each visit to a group runs it once to warm
 up, then repeats it; over all visits the median is kept with half the interquartile range beside it. Bytes that autograd
-keeps alive are counted once per storage, parameters excluded. Two depths (1 and 2 layers by default) let the cost model
+keeps alive are counted once per storage, parameters excluded. Two depths (2 and 4 layers by default) let the cost model
 separate what a layer costs from what the ends cost, so that a module is never built at full depth just to be measured;
 their repeats take turns, so that a machine that slows down slows both. A group that does not fit into memory is a row
 that says so, and the probe goes on.
