@@ -103,7 +103,8 @@ def plan_problem(
     for line in _extrapolated(plans[0], problem):
         tell(line)
     return tuple(
-        replace(plan, candidate_rank=place, reason=reason(plan, place, plans)) for place, plan in enumerate(plans)
+        replace(plan, candidate_rank=place, reason=reason(plan, place, plans, policy))
+        for place, plan in enumerate(plans)
     )
 
 

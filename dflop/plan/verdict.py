@@ -29,12 +29,19 @@ def prefer_simple(ranked: Sequence[Ranked]) -> list[Ranked]:
     return found
 
 
-def reason(plan: Plan, rank: int, plans: Sequence[Plan]) -> str:
-    """One paragraph on a plan: the first on why it was chosen, the others on how far behind they are."""
+def reason(plan: Plan, rank: int, plans: Sequence[Plan], policy: str = "balanced") -> str:
+    """One paragraph on a plan: the first on why it was chosen, the others on how far behind they are.
+
+    Args:
+        plan: One of `plans`.
+        rank: Its place.
+        plans: Best first.
+        policy: What makes its microbatches.
+    """
     best = plans[0]
     if rank > 0:
         return f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the chosen plan"
-    sentences = [_chosen(plan, plans), _gain(plan), _worth(plan)]
+    sentences = [_chosen(plan, plans), _gain(plan, policy), _worth(plan)]
     return " ".join(s for s in sentences if s)
 
 
@@ -57,7 +64,9 @@ def _where(plan: Plan) -> str:
     return f"on {parallel.dp} chains of {parallel.pp} stages, tp {parallel.tp}"
 
 
-def _gain(plan: Plan) -> str:
+def _gain(plan: Plan, policy: str) -> str:
+    if policy == "arrival":
+        return "It runs in arrival order, as the trainer it is for does not look at the data."
     saved_frac = 1.0 - plan.predicted_step_s / plan.baseline_step_s
     if saved_frac < 0.01:
         return "Packing gains nothing over the data-blind order on this data."
