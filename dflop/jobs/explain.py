@@ -50,13 +50,14 @@ class _Step:
         return busy
 
 
-def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say) -> Explanation:
+def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivity: bool = True) -> Explanation:
     """Explains the first of `plans`, which `plan_problem` made for `problem`.
 
     Args:
         problem: What the plans are for.
         plans: Best first.
         say: Told what happens.
+        sensitivity: Whether to plan for other circumstances, too: a search each.
     """
     plan = plans[0]
     policy = policy_of(problem)
@@ -67,7 +68,7 @@ def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say) -> Explanati
         stages=tuple(_stages(problem, plan, steps)),
         time=_time(problem, plan, steps),
         limits=plan_limits(problem, plan, _largest_tokens(plan, steps)),
-        variations=(_as_it_is(problem, plan), *_variations(problem, say)),
+        variations=(_as_it_is(problem, plan), *(_variations(problem, say) if sensitivity else ())),
     )
 
 

@@ -94,6 +94,9 @@ def paragraph(found: Explanation) -> str:
         idle += f" ({units.percent(time.even_idle_frac)} if all microbatches were alike)"
     idle += f"; gradients and optimizer take {units.percent(time.sync_frac)}"
     sentences.append(idle + (f"; {units.percent(time.unused_frac)} has no seat." if time.unused_frac > 0 else "."))
+    busiest = max(found.stages, key=lambda s: s.busy_s)
+    own = units.percent(busiest.busy_s / (busiest.busy_s + busiest.idle_s + plan.sync_s))
+    sentences.append(f"The busiest stage, {busiest.stage}, computes {own} of the step.")
     binding = [limit.name for limit in found.limits if limit.is_binding]
     sentences.append(f"At or near its end: {', '.join(binding)}." if binding else "No limit is near its end.")
     return " ".join(sentences)

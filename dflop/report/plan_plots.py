@@ -87,7 +87,7 @@ def lanes(plan: Plan, step: StepPicture, most: int = MAX_LANES) -> list[Lane]:
             if rank == 0:
                 first.append(Lane(f"{name} dp0", i))
             if rank in (0, busiest):
-                both.append(Lane(f"{name} dp{rank}" + " (busiest)" * (rank == busiest > 0), i))
+                both.append(Lane(f"{name} dp{rank}" + " (busiest)" * (rank == busiest and pipe.parallel.dp > 1), i))
     return both if len(both) <= most else first[:most]
 
 
@@ -150,6 +150,9 @@ def _panel(axes: Axes, plan: Plan, step: StepPicture, shown: Sequence[Lane], end
     axes.set_title(f"{name}: {units.seconds(step_s)}, {units.percent(idle)} idle over all ranks, simulated")
     axes.set_yticks(range(len(shown)), [lane.label for lane in shown])
     axes.tick_params(axis="y", length=0)
+    num_stages = sum(pipe.parallel.pp for pipe in plan_pipes(plan))
+    if len(shown) < num_stages:
+        axes.set_ylabel(f"first {len(shown)} of {num_stages} stages")
     axes.set(xlim=(0, (1 + ROOM_FRAC) * end_s / unit_s), ylim=(len(shown) - 0.5, -0.5))
     axes.grid(axis="x")
     axes.set_axisbelow(True)

@@ -1,0 +1,220 @@
+"""Explanations agree with the plan they explain, name the stage that is full, and plan anew where they say so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dflop import units
+from dflop.errors import ConfigError
+from dflop.jobs.explain import explain_plan, save_plan_picture
+from dflop.plan.candidates import Candidate
+from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.emit import RULES
+from dflop.plan.search import plan_problem
+from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
+from dflop.records import LLM, ParallelSpec, Plan
+from dflop.report.explain import Explanation, explanation_json, explanation_tables, paragraph
+from dflop.schedule.policies import QUICK, StepJob
+from dflop.simulate.step import plan_pipes, step_nodes
+from tests.builders import make_sample
+from tests.plan.problems import make_problem
+
+LAYOUTS = ("split", "inline")
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def explained(problem: Problem) -> Explanation:
+    return explain_plan(problem, plan_problem(problem), silent)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def case(request) -> tuple[Problem, Explanation]:
+    problem = make_problem("vision", num_processes=4, layouts=(request.param,), optimizer_s_per_param=1e-9)
+    return problem, explained(problem)
+
+
+def draft(problem: Problem, layers: Mapping[str, tuple[int, ...]], *, inline: bool, num_microbatches: int = 4) -> Plan:
+    """One replica of everything."""
+    if inline:
+        parallel = ParallelSpec(1, len(layers[LLM]), 1)
+        return inline_draft(
+            problem, num_microbatches, parallel, layers, recompute=False, shard_optimizer=False, formula_s=0.0
+        )
+    chosen = {name: Candidate(ParallelSpec(1, len(own), 1), own) for name, own in layers.items()}
+    return split_draft(problem, num_microbatches, chosen, 0.0)
+
+
+def test_stages_tell_the_memory_layers_and_processes_of_the_plan(case) -> None:
+    problem, found = case
+    plan = found.plans[0]
+    assert [s.memory_bytes for s in found.stages] == [b for p in plan_pipes(plan) for b in p.stage_memory_bytes]
+    assert sum(s.num_gpus for s in found.stages) == plan.num_processes
+    assert {s.usable_bytes for s in found.stages} == {problem.usable_bytes}
+    told = {m.module: 0 for m in plan.modules}
+    for stage in found.stages:
+        for module, layers in (part.split() for part in stage.layers.split(" + ")):
+            told[module] += int(layers)
+    assert told == {s.module: s.num_layers for s in problem.specs}
+
+
+def test_busy_and_idle_of_every_stage_are_the_pipeline_that_was_predicted(case) -> None:
+    _, found = case
+    plan = found.plans[0]
+    for stage in found.stages:
+        assert stage.busy_s + stage.idle_s + plan.sync_s == pytest.approx(plan.predicted_step_s)
+        assert stage.busy_s > 0
+        assert stage.idle_s >= 0
+
+
+def test_busy_time_is_the_work_that_the_cost_model_gives_the_stage(case) -> None:
+    problem, found = case
+    plan, nodes = found.plans[0], step_nodes(found.plans[0])
+    work_s = np.zeros(len(nodes))
+    for batch in problem.batches:
+        job = StepJob(plan, batch, problem.cost)
+        work = job.judge.work(job.assign("balanced", QUICK))
+        work_s += ((work.forward_s + work.backward_s) * work.is_active).sum(axis=1) / len(problem.batches)
+    keys = list(dict.fromkeys((module, stage) for module, stage, _ in nodes))
+    expected = [np.mean([w for w, node in zip(work_s, nodes, strict=True) if node[:2] == key]) for key in keys]
+    assert [s.busy_s for s in found.stages] == pytest.approx(expected)
+
+
+def test_shares_of_the_time_add_up_and_processes_without_a_seat_are_counted() -> None:
+    problem = make_problem("vision", num_processes=5, optimizer_s_per_param=1e-9)
+    plan = draft(problem, {"vision": (4,), LLM: (2, 2)}, inline=False)
+    time = explain_plan(problem, [plan], silent, sensitivity=False).time
+    assert time.busy_frac + time.idle_frac + time.sync_frac + time.unused_frac == pytest.approx(1.0)
+    assert time.unused_frac == pytest.approx(2 / 5)
+    assert min(time.busy_frac, time.idle_frac, time.sync_frac) > 0
+
+
+def test_with_samples_all_alike_the_pipeline_itself_is_all_that_idles() -> None:
+    alike = [tuple(make_sample(i, 100, [("vision", 200)]) for i in range(24))]
+    # In arrival order, as under the rules of another trainer: packing would make even these unlike.
+    problem = make_problem("vision", num_processes=3, batches=alike, rules=RULES["megatron-mimo"])
+    plan = draft(problem, {"vision": (4,), LLM: (2, 2)}, inline=False)
+    time = explain_plan(problem, [plan], silent, sensitivity=False).time
+    assert time.idle_frac > 0.05
+    assert time.even_idle_frac == pytest.approx(time.idle_frac)
+
+
+def test_where_processes_share_cores_no_even_pipeline_is_made_up() -> None:
+    problem = make_problem("vision", num_processes=4)
+    problem = replace(problem, cluster=replace(problem.cluster, device="cpu", num_cores_per_node=2))
+    plan = draft(problem, {"vision": (4,), LLM: (2, 2)}, inline=False)
+    found = explain_plan(problem, [plan], silent, sensitivity=False)
+    assert math.isnan(found.time.even_idle_frac)
+    assert "alike" not in paragraph(found)
+    assert json.loads(explanation_json(found, "made up"))["time"]["even_idle_frac"] is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "inline", "name", "stage"),
+    [
+        ({"vision": (4,), LLM: (1, 3)}, False, "llm", 1),
+        ({"vision": (4,), LLM: (3, 1)}, False, "llm", 0),
+        ({"vision": (4, 0), LLM: (1, 3)}, True, "the chain", 0),
+    ],
+)
+def test_the_fullest_stage_is_named_where_memory_binds(layers, inline, name, stage) -> None:
+    roomy = make_problem("vision", num_processes=4)
+    plan = draft(roomy, layers, inline=inline)
+    peaks = plan.module(LLM).stage_memory_bytes
+    assert peaks.index(max(peaks)) == stage, "the case is not what it says"
+    for share, binds in ((0.95, True), (0.6, False)):
+        memory = int(max(peaks) / share / USABLE_MEMORY_FRAC)
+        problem = replace(roomy, cluster=replace(roomy.cluster, memory_per_process_bytes=memory))
+        found = explain_plan(problem, [draft(problem, layers, inline=inline)], silent, sensitivity=False)
+        limit = next(x for x in found.limits if x.name == f"memory of {name}")
+        assert limit.is_binding is binds
+        assert limit.used_frac == pytest.approx(share, rel=1e-6)
+        assert limit.text.startswith(f"stage {stage} needs ")
+        assert (f"memory of {name}" in paragraph(found)) is binds
+
+
+def test_limits_of_processes_and_samples_are_counts() -> None:
+    problem = make_problem("vision", num_processes=4)
+    plan = draft(problem, {"vision": (4,), LLM: (4,)}, inline=False, num_microbatches=24)
+    limits = {x.name: x for x in explain_plan(problem, [plan], silent, sensitivity=False).limits}
+    assert limits["processes"].used_frac == 0.5
+    assert not limits["processes"].is_binding
+    assert limits["samples"].used_frac == 1.0
+    assert limits["samples"].is_binding
+    assert limits["microbatches"].used_frac == 1.0
+
+
+def test_other_circumstances_are_planned_anew() -> None:
+    problem = make_problem("vision", num_processes=2)
+    plans, said = plan_problem(problem), []
+    found = explain_plan(problem, plans, said.append)
+    names = [v.name for v in found.variations]
+    assert names == [
+        "as it is",
+        "half the node",
+        "one node more",
+        "half the batch",
+        "double the batch",
+        "double the memory",
+    ]
+    assert [line for line in said if any(name in line for name in names)] == [f"planning with {n}" for n in names[1:]]
+    by_name = {v.name: v for v in found.variations}
+    assert by_name["as it is"].plan == plans[0]
+    assert [by_name[n].num_gpus for n in names] == [2, 1, 4, 2, 2, 2]
+    assert [by_name[n].plan.global_batch_size for n in names] == [24, 24, 24, 12, 48, 24]
+    doubled = by_name["double the batch"]
+    assert doubled.samples_per_gpu_s == pytest.approx(48 / doubled.plan.predicted_step_s / 2)
+    larger = replace(problem, cluster=replace(problem.cluster, num_nodes=2))
+    assert by_name["one node more"].plan == plan_problem(larger)[0]
+
+
+def test_the_search_for_other_circumstances_can_be_left_out(case) -> None:
+    problem, found = case
+    said: list[str] = []
+    alone = explain_plan(problem, found.plans, said.append, sensitivity=False)
+    assert not said
+    assert alone == replace(found, variations=found.variations[:1])
+
+
+def test_the_busiest_stage_and_its_share_are_told(case) -> None:
+    _, found = case
+    busiest = max(found.stages, key=lambda s: s.busy_s)
+    share = busiest.busy_s / found.plans[0].predicted_step_s
+    assert f"The busiest stage, {busiest.stage}, computes {units.percent(share)} of the step." in paragraph(found)
+
+
+def test_circumstances_under_which_nothing_fits_say_why() -> None:
+    problem = make_problem("vision", num_processes=2, layouts=("split",))
+    found = explained(problem)
+    half = next(v for v in found.variations if v.name == "half the node")
+    assert half.plan is None
+    assert math.isnan(half.samples_per_gpu_s)
+    assert "1" in half.note
+    assert "\n" not in half.note
+    assert any(half.note in row for table in explanation_tables(found) for row in table.rows)
+
+
+def test_programs_get_all_numbers_in_full(case) -> None:
+    _, found = case
+    told = json.loads(explanation_json(found, "made up"))
+    assert told["simulated"] is True
+    assert told["source"] == "made up"
+    assert [p["predicted_step_s"] for p in told["plans"]] == [p.predicted_step_s for p in found.plans]
+    assert told["variations"][0]["relative"] == 1.0
+    assert told["costs"].keys() == {f"{m.module} tp{m.parallel.tp}" for m in found.plans[0].modules}
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused(case, tmp_path) -> None:
+    problem, found = case
+    with pytest.raises(ConfigError, match="gif"):
+        save_plan_picture(problem, found.plans[0], "made up", tmp_path / "step.gif")
+    save_plan_picture(problem, found.plans[0], "made up", tmp_path / "step.svg")
+    assert "made up" in (tmp_path / "step.svg").read_text()

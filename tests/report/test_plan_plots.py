@@ -1,0 +1,165 @@
+"""Pictures of simulated steps: what runs is drawn when it runs, nothing is cut off, text can be read."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from dflop import units
+from dflop.errors import ConfigError
+from dflop.records import Plan
+from dflop.report import plan_plots
+from dflop.report.plan_plots import StepPicture, lanes, save_step_pictures
+from dflop.report.plots import INK, MAX_LANES
+from dflop.schedule.policies import QUICK, StepJob
+from dflop.simulate.step import step_nodes
+from tests.builders import make_cost, make_inline_plan, make_plan, random_batch
+
+PLANS = {
+    "split": make_plan({"vision": 2, "audio": 1, "llm": 3}, llm_pp=2),
+    "inline": make_inline_plan(2, pp=3, modules=("vision", "audio", "llm")),
+}
+
+
+def pictures(plan: Plan) -> list[StepPicture]:
+    job = StepJob(plan, random_batch(16), make_cost("vision", "audio"))
+    return [StepPicture(p, *job.judge.spans(job.assign(p, QUICK))) for p in ("arrival", "balanced")]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were saved, in order."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(self, *args, **kwargs):
+        figures.append(self)
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def bars(axes, colour):
+    """Per lane (start, end) of bars of one colour, in the axis' unit."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for collection in axes.collections:
+        if len(collection.get_facecolor()) and np.allclose(collection.get_facecolor()[0], colour, atol=1e-3):
+            for path in collection.get_paths():
+                box = path.get_extents()
+                found.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.x1))
+    return found
+
+
+def rgba(name, alpha=1.0):
+    from matplotlib.colors import to_rgba
+
+    return to_rgba(name, alpha)
+
+
+@pytest.mark.parametrize("layout", PLANS)
+def test_all_work_of_a_lane_is_drawn_and_lanes_reach_to_the_end_of_the_step(layout, drawn, tmp_path) -> None:
+    plan, steps = PLANS[layout], pictures(PLANS[layout])
+    save_step_pictures(plan, steps, "made up", tmp_path / "step.png")
+    for axes, step in zip(drawn[0].axes, steps, strict=True):
+        unit_s = 1e-3 if "(ms)" in drawn[0].axes[-1].get_xlabel() else 1.0
+        shown = lanes(plan, step)
+        forward, backward = bars(axes, rgba(plan_plots.FORWARD)), bars(axes, rgba(plan_plots.BACKWARD))
+        idle = bars(axes, rgba(INK, plan_plots.IDLE_ALPHA))
+        assert len(idle) == len(shown) > 0
+        for y, lane in enumerate(shown):
+            for found, phase in ((forward, 0), (backward, 1)):
+                expected = sorted(zip(step.start_s[lane.node, :, phase], step.end_s[lane.node, :, phase], strict=True))
+                expected = [(a, b) for a, b in expected if b > a]
+                assert np.array(sorted(found[y])) * unit_s == pytest.approx(np.array(expected))
+            assert np.array(idle[y]) * unit_s == pytest.approx(np.array([(0.0, step.pipeline_s)]))
+        assert axes.lines[-1].get_xdata()[0] * unit_s == pytest.approx(step.pipeline_s + plan.sync_s)
+        assert units.seconds(step.pipeline_s + plan.sync_s) in {t.get_text() for t in axes.texts}
+
+
+@pytest.mark.parametrize("layout", PLANS)
+def test_both_panels_have_one_axis_and_nothing_is_cut_off(layout, drawn, tmp_path) -> None:
+    plan = PLANS[layout]
+    save_step_pictures(plan, pictures(plan), "analytic, A100-80G SXM: data sheets, never measured", tmp_path / "s.png")
+    (figure,) = drawn
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim()
+    figure.draw_without_rendering()  # what was saved had another resolution
+    whole = figure.bbox
+    texts = [t for axes in figure.axes for t in (*axes.texts, axes.title, axes.xaxis.label, *axes.get_yticklabels())]
+    for text in (*texts, figure._suptitle, *figure.legends[0].get_texts()):
+        box = text.get_window_extent()
+        if text.get_text():
+            assert whole.x0 <= box.x0 < box.x1 <= whole.x1, text.get_text()
+            assert whole.y0 <= box.y0 < box.y1 <= whole.y1, text.get_text()
+
+
+@pytest.mark.parametrize("layout", PLANS)
+def test_every_stage_has_a_lane_of_its_first_and_of_its_busiest_rank(layout) -> None:
+    plan, nodes = PLANS[layout], step_nodes(PLANS[layout])
+    for step in pictures(plan):
+        shown = lanes(plan, step)
+        assert {nodes[lane.node][:2] for lane in shown} == {node[:2] for node in nodes}
+        assert {i for i, node in enumerate(nodes) if node[2] == 0} <= {lane.node for lane in shown}
+        total = {}
+        for i, (module, _, rank) in enumerate(nodes):
+            total[module, rank] = total.get((module, rank), 0.0) + step.busy_s[i]
+        for module in {key[0] for key in total}:
+            busiest = max(total[key] for key in total if key[0] == module)
+            assert any(total[module, nodes[lane.node][2]] == busiest for lane in shown if nodes[lane.node][0] == module)
+
+
+def test_no_more_lanes_than_can_be_read(drawn, tmp_path) -> None:
+    plan = make_inline_plan(2, pp=12, modules=("vision", "audio", "llm"))
+    step = pictures(plan)[0]
+    assert len(lanes(plan, step)) <= MAX_LANES
+    few = lanes(plan, step, 12)
+    assert len(few) == 12
+    assert {step_nodes(plan)[lane.node][2] for lane in few} == {0}
+
+
+@pytest.mark.parametrize(("pp", "told"), [(24, ""), (30, "first 24 of 30 stages")])
+def test_stages_that_are_not_shown_are_counted(pp, told, drawn, tmp_path) -> None:
+    plan = make_inline_plan(1, pp=pp, modules=("vision", "audio", "llm"))
+    save_step_pictures(plan, pictures(plan), "made up", tmp_path / "step.png")
+    for axes in drawn[0].axes:
+        assert len(axes.get_yticks()) == MAX_LANES
+        assert axes.get_ylabel() == told
+
+
+def test_the_busiest_rank_is_marked_only_among_several() -> None:
+    for dp, marked in ((1, 0), (2, 3)):
+        plan = make_inline_plan(dp, pp=3, modules=("vision", "audio", "llm"))
+        labels = [lane.label for lane in lanes(plan, pictures(plan)[0])]
+        assert sum(label.endswith("(busiest)") for label in labels) == marked
+
+
+def test_svg_takes_the_colour_of_its_page_and_says_that_it_is_simulated(tmp_path) -> None:
+    plan = PLANS["split"]
+    save_step_pictures(plan, pictures(plan), "costs of nobody", tmp_path / "a.svg")
+    save_step_pictures(plan, pictures(plan), "costs of nobody", tmp_path / "b.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    words = " ".join(ET.fromstring(text).itertext())
+    assert "simulated" in words
+    assert "costs of nobody" in words
+    assert "microbatches" in words
+    assert INK not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+@pytest.mark.parametrize(("ending", "begin"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".SVG", b"<svg")])
+def test_endings_decide_the_format(ending, begin, tmp_path) -> None:
+    path = tmp_path / f"step{ending}"
+    save_step_pictures(PLANS["inline"], pictures(PLANS["inline"]), "made up", path)
+    assert path.read_bytes().startswith(begin)
+
+
+def test_other_endings_are_refused_before_anything_is_drawn(drawn, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="gif"):
+        save_step_pictures(PLANS["inline"], pictures(PLANS["inline"]), "made up", tmp_path / "step.gif")
+    assert not drawn
+    assert not list(tmp_path.iterdir())
