@@ -1,0 +1,74 @@
+"""What a plan uses of every limit, and who set the limit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.plan.candidates import Candidate
+from dflop.plan.drafts import split_draft
+from dflop.plan.limits import BINDING_FRAC, Limit, plan_limits
+from dflop.plan.space import Problem
+from dflop.records import LLM, ParallelSpec, Plan
+from tests.builders import make_sample
+from tests.plan.problems import make_problem
+
+
+def draft(problem: Problem, *, tp: int = 1, num_microbatches: int = 4) -> Plan:
+    layout = {spec.module: Candidate(ParallelSpec(tp, 1, 1), (spec.num_layers,)) for spec in problem.specs}
+    return split_draft(problem, num_microbatches, layout, 0.0)
+
+
+def limits(problem: Problem, plan: Plan, largest: int = 100) -> dict[str, Limit]:
+    return {x.name: x for x in plan_limits(problem, plan, {m.module: largest for m in plan.modules})}
+
+
+def test_the_nearest_to_its_end_comes_first() -> None:
+    problem = make_problem("vision")
+    found = plan_limits(problem, draft(problem), {"vision": 1, LLM: 1})
+    used = [limit.used_frac for limit in found]
+    assert used == sorted(used, reverse=True)
+    assert [limit.is_binding for limit in found] == [frac >= BINDING_FRAC for frac in used]
+
+
+@pytest.mark.parametrize(
+    ("choices", "tps", "each", "why"),
+    [
+        ((1, 2), None, 8, "heads and sizes of llm"),
+        ((1, 2, 4, 8), None, 2, "2 processes of a node"),
+        ((1, 2, 4, 8), (1, 2), 8, "what the plan may choose"),
+    ],
+)
+def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, why) -> None:
+    problem = make_problem("vision", num_processes=each, num_nodes=2, tps=choices)
+    problem = dataclasses.replace(problem, space=dataclasses.replace(problem.space, tps=tps))
+    found = limits(problem, draft(problem, tp=1))["tp of llm"]
+    assert found.used_frac == 0.5
+    assert found.text == f"tp 1 of at most 2, which is set by {why}"
+
+
+def test_a_tp_without_costs_is_named() -> None:
+    problem = make_problem("vision", num_processes=8, tps=(1, 2))
+    specs = tuple(dataclasses.replace(s, tp_choices=(1, 2, 4)) for s in problem.specs)
+    problem = dataclasses.replace(problem, specs=specs)  # the cost model knows the module by its old specs
+    assert "set by cost tables of vision" in limits(problem, draft(problem))["tp of vision"].text
+
+
+def test_tokens_are_those_the_scheduler_may_not_exceed() -> None:
+    problem = make_problem("vision", memory_bytes=2**28)
+    plan = draft(problem)
+    cap = plan.module(LLM).max_tokens
+    assert cap > 0
+    assert limits(problem, plan, largest=cap)["tokens of llm"].used_frac == 1.0
+    roomy = make_problem("vision", memory_bytes=2**80)
+    assert not [name for name in limits(roomy, draft(roomy)) if name.startswith("tokens")]
+
+
+def test_a_sample_longer_than_an_average_microbatch_shows() -> None:
+    samples = tuple(make_sample(i, 100 if i else 1200) for i in range(24))
+    problem = make_problem(batches=[samples])
+    # (23 * 100 + 1200) tokens in 4 microbatches of one replica.
+    found = limits(problem, draft(problem))["longest sample"]
+    assert found.used_frac == pytest.approx(1200 / (3500 / 4))
+    assert found.text.startswith("1200 LLM tokens; an average microbatch of a replica has 875")
