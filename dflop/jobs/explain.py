@@ -140,7 +140,7 @@ def _time(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> TimeUse:
         idle_frac=(pipeline_s - busy_s) / whole_s,
         sync_frac=float(gpus.sum()) * len(steps) * plan.sync_s / whole_s,
         unused_frac=1.0 - plan.num_processes / problem.cluster.num_processes,
-        even_idle_frac=(float(gpus.sum()) * sum(even_s) - busy_s) / even_whole_s,
+        even_idle_frac=float(np.maximum(0.0, (gpus.sum() * sum(even_s) - busy_s) / even_whole_s)),
     )
 
 

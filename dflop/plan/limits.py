@@ -90,12 +90,15 @@ def _counts(problem: Problem, plan: Plan) -> Iterator[Limit]:
 
 
 def _longest_sample(problem: Problem, plan: Plan) -> Limit:
-    num_buckets = plan.num_microbatches * plan.module(LLM).parallel.dp
+    """Beside what it can be balanced with: a microbatch in a pipeline, the whole step of a replica without one."""
+    llm = plan.module(LLM).parallel
+    is_pipeline = llm.pp > 1 or len(plan_pipes(plan)) > 1
+    num_buckets = llm.dp * (plan.num_microbatches if is_pipeline else 1)
     tokens = [items[LLM].num_tokens for items in problem.batch_items]
     longest = statistics.fmean(float(t.max()) for t in tokens)
     average = statistics.fmean(float(t.sum()) / num_buckets for t in tokens)
-    than = f"an average microbatch of a replica has {units.count(round(average))}"
-    text = f"{units.count(round(longest))} LLM tokens; {than}"
+    of = "microbatch of a replica" if is_pipeline else "step of a replica"
+    text = f"{units.count(round(longest))} LLM tokens; an average {of} has {units.count(round(average))}"
     return Limit("longest sample", longest / average, text)
 
 

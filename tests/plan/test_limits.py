@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import split_draft
+from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.limits import BINDING_FRAC, Limit, plan_limits
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
@@ -65,10 +65,12 @@ def test_tokens_are_those_the_scheduler_may_not_exceed() -> None:
     assert not [name for name in limits(roomy, draft(roomy)) if name.startswith("tokens")]
 
 
-def test_a_sample_longer_than_an_average_microbatch_shows() -> None:
+@pytest.mark.parametrize(("pp", "of", "average"), [(2, "microbatch", 3500 / 8), (1, "step", 3500 / 2)])
+def test_a_longest_sample_stands_beside_what_it_can_be_balanced_with(pp: int, of: str, average: float) -> None:
     samples = tuple(make_sample(i, 100 if i else 1200) for i in range(24))
-    problem = make_problem(batches=[samples])
-    # (23 * 100 + 1200) tokens in 4 microbatches of one replica.
-    found = limits(problem, draft(problem))["longest sample"]
-    assert found.used_frac == pytest.approx(1200 / (3500 / 4))
-    assert found.text.startswith("1200 LLM tokens; an average microbatch of a replica has 875")
+    problem = make_problem(batches=[samples])  # 23 * 100 + 1200 tokens
+    parallel, layers = ParallelSpec(1, pp, 2), {LLM: (4 // pp,) * pp}
+    plan = inline_draft(problem, 4, parallel, layers, recompute=False, shard_optimizer=False, formula_s=0.0)
+    found = limits(problem, plan)["longest sample"]
+    assert found.used_frac == pytest.approx(1200 / average)
+    assert found.text == f"1200 LLM tokens; an average {of} of a replica has {round(average)}"
