@@ -107,6 +107,17 @@ def test_with_samples_all_alike_the_pipeline_itself_is_all_that_idles() -> None:
     assert time.even_idle_frac == pytest.approx(time.idle_frac)
 
 
+def test_replicas_without_a_pipeline_would_not_idle_if_microbatches_were_alike() -> None:
+    problem = make_problem("vision", num_processes=2, rules=RULES["megatron-mimo"])
+    layers = {"vision": (4,), LLM: (4,)}
+    plan = inline_draft(
+        problem, 4, ParallelSpec(1, 1, 2), layers, recompute=False, shard_optimizer=False, formula_s=0.0
+    )
+    time = explain_plan(problem, [plan], silent, sensitivity=False).time
+    assert time.idle_frac > 0.02
+    assert time.even_idle_frac == pytest.approx(0.0, abs=1e-9)
+
+
 def test_where_processes_share_cores_no_even_pipeline_is_made_up() -> None:
     problem = make_problem("vision", num_processes=4)
     problem = replace(problem, cluster=replace(problem.cluster, device="cpu", num_cores_per_node=2))
@@ -134,6 +145,7 @@ def test_the_fullest_stage_is_named_where_memory_binds(layers, inline, name, sta
         memory = int(max(peaks) / share / USABLE_MEMORY_FRAC)
         problem = replace(roomy, cluster=replace(roomy.cluster, memory_per_process_bytes=memory))
         found = explain_plan(problem, [draft(problem, layers, inline=inline)], silent, sensitivity=False)
+        assert tuple(s.memory_bytes for s in found.stages)[-len(peaks) :] == peaks
         limit = next(x for x in found.limits if x.name == f"memory of {name}")
         assert limit.is_binding is binds
         assert limit.used_frac == pytest.approx(share, rel=1e-6)

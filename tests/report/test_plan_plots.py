@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from dflop.schedule.policies import QUICK, StepJob
 from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_inline_plan, make_plan, random_batch
 
+SYNC_S = 0.04
 PLANS = {
-    "split": make_plan({"vision": 2, "audio": 1, "llm": 3}, llm_pp=2),
-    "inline": make_inline_plan(2, pp=3, modules=("vision", "audio", "llm")),
+    "split": replace(make_plan({"vision": 2, "audio": 1, "llm": 3}, llm_pp=2), sync_s=SYNC_S),
+    "inline": replace(make_inline_plan(2, pp=3, modules=("vision", "audio", "llm")), sync_s=SYNC_S),
 }
 
 
@@ -69,6 +71,7 @@ def test_all_work_of_a_lane_is_drawn_and_lanes_reach_to_the_end_of_the_step(layo
         shown = lanes(plan, step)
         forward, backward = bars(axes, rgba(plan_plots.FORWARD)), bars(axes, rgba(plan_plots.BACKWARD))
         idle = bars(axes, rgba(INK, plan_plots.IDLE_ALPHA))
+        sync = bars(axes, rgba(plan_plots.UPDATE))
         assert len(idle) == len(shown) > 0
         for y, lane in enumerate(shown):
             for found, phase in ((forward, 0), (backward, 1)):
@@ -76,6 +79,9 @@ def test_all_work_of_a_lane_is_drawn_and_lanes_reach_to_the_end_of_the_step(layo
                 expected = [(a, b) for a, b in expected if b > a]
                 assert np.array(sorted(found[y])) * unit_s == pytest.approx(np.array(expected))
             assert np.array(idle[y]) * unit_s == pytest.approx(np.array([(0.0, step.pipeline_s)]))
+            behind = [(step.pipeline_s, step.pipeline_s + SYNC_S)]
+            assert np.array(sync[y]) * unit_s == pytest.approx(np.array(behind))
+        assert axes.get_xlim()[1] * unit_s >= step.pipeline_s + SYNC_S
         assert axes.lines[-1].get_xdata()[0] * unit_s == pytest.approx(step.pipeline_s + plan.sync_s)
         assert units.seconds(step.pipeline_s + plan.sync_s) in {t.get_text() for t in axes.texts}
 
