@@ -70,24 +70,23 @@ class Lane:
 
 
 def lanes(plan: Plan, step: StepPicture, most: int = MAX_LANES) -> list[Lane]:
-    """Per stage the data-parallel rank 0, and the rank of its module that is busiest in this step if it is another.
+    """Per stage the data-parallel rank 0, and the rank of its module whose work ends last if it is another.
 
-    The busiest are left out where all of them are more than `most`; then stages beyond that number, too.
+    The latter are left out where all of them are more than `most`; then stages beyond that number, too.
     """
-    nodes, busy_s = step_nodes(plan), step.busy_s
+    nodes, end_s = step_nodes(plan), step.end_s.max(axis=(1, 2), initial=0.0)
     first: list[Lane] = []
     both: list[Lane] = []
     for pipe in plan_pipes(plan):
         own = [i for i, (module, _, _) in enumerate(nodes) if module == pipe.module]
-        total_s = [sum(busy_s[i] for i in own if nodes[i][2] == rank) for rank in range(pipe.parallel.dp)]
-        busiest = int(np.argmax(total_s))
+        last = int(np.argmax([max(end_s[i] for i in own if nodes[i][2] == r) for r in range(pipe.parallel.dp)]))
         for i in own:
             _, stage, rank = nodes[i]
             name = f"stage {stage}" if plan.is_inline else f"{pipe.module} pp{stage}"
             if rank == 0:
                 first.append(Lane(f"{name} dp0", i))
-            if rank in (0, busiest):
-                both.append(Lane(f"{name} dp{rank}" + " (busiest)" * (rank == busiest and pipe.parallel.dp > 1), i))
+            if rank in (0, last):
+                both.append(Lane(f"{name} dp{rank}" + " (ends last)" * (rank == last and pipe.parallel.dp > 1), i))
     return both if len(both) <= most else first[:most]
 
 

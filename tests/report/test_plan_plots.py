@@ -104,18 +104,18 @@ def test_both_panels_have_one_axis_and_nothing_is_cut_off(layout, drawn, tmp_pat
 
 
 @pytest.mark.parametrize("layout", PLANS)
-def test_every_stage_has_a_lane_of_its_first_and_of_its_busiest_rank(layout) -> None:
+def test_every_stage_has_a_lane_of_its_first_rank_and_of_the_one_that_ends_last(layout) -> None:
     plan, nodes = PLANS[layout], step_nodes(PLANS[layout])
     for step in pictures(plan):
         shown = lanes(plan, step)
         assert {nodes[lane.node][:2] for lane in shown} == {node[:2] for node in nodes}
         assert {i for i, node in enumerate(nodes) if node[2] == 0} <= {lane.node for lane in shown}
-        total = {}
-        for i, (module, _, rank) in enumerate(nodes):
-            total[module, rank] = total.get((module, rank), 0.0) + step.busy_s[i]
-        for module in {key[0] for key in total}:
-            busiest = max(total[key] for key in total if key[0] == module)
-            assert any(total[module, nodes[lane.node][2]] == busiest for lane in shown if nodes[lane.node][0] == module)
+        for module in {node[0] for node in nodes}:
+            end_s = max(step.end_s[i].max() for i, node in enumerate(nodes) if node[0] == module)
+            own = [lane for lane in shown if nodes[lane.node][0] == module]
+            assert max(step.end_s[lane.node].max() for lane in own) == end_s
+            marked = {nodes[lane.node][2] for lane in own if lane.label.endswith(" (ends last)")}
+            assert len(marked) == (plan.module(module).parallel.dp > 1)
 
 
 def test_no_more_lanes_than_can_be_read(drawn, tmp_path) -> None:
@@ -136,11 +136,11 @@ def test_stages_that_are_not_shown_are_counted(pp, told, drawn, tmp_path) -> Non
         assert axes.get_ylabel() == told
 
 
-def test_the_busiest_rank_is_marked_only_among_several() -> None:
+def test_the_rank_that_ends_last_is_marked_only_among_several() -> None:
     for dp, marked in ((1, 0), (2, 3)):
         plan = make_inline_plan(dp, pp=3, modules=("vision", "audio", "llm"))
         labels = [lane.label for lane in lanes(plan, pictures(plan)[0])]
-        assert sum(label.endswith("(busiest)") for label in labels) == marked
+        assert sum(label.endswith("(ends last)") for label in labels) == marked
 
 
 def test_svg_takes_the_colour_of_its_page_and_says_that_it_is_simulated(tmp_path) -> None:
