@@ -28,7 +28,7 @@ from tests.bench.profile.cases import VOCAB_SIZE
 from tests.bench.simulate.cases import MODELS, TEXT, Case, MadeUpSource, family_of, token_id
 
 CPU = torch.device("cpu")
-DEPTHS, NUM_PROBES, MAX_SAMPLES = (1, 2), 24, 6
+DEPTHS, NUM_PROBES, MAX_SAMPLES = (2, 4), 24, 6
 LINKS_BUDGET_S = 4.0
 
 
