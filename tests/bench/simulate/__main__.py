@@ -2,9 +2,9 @@
 
 Small models are profiled, plans of two processes are scheduled with the costs that come out, and the steps are trained
 by the engine over gloo, a core for each process. Predicted and measured are the whole step: pipeline, gradient
-synchronisation, optimizer. Steps run in rounds, all cases in each, the first one uncounted; measured is the median over
-rounds, the error of a case the median over its global batches, noise half the range over the rounds. Plans of four
-processes on two cores follow, without a bound.
+synchronisation, optimizer. Steps run in rounds, the first one uncounted; measured is the median over rounds, the error
+of a case the median over its global batches, noise half the range over the rounds. Plans of four processes on two cores
+follow, without a bound.
 
 A line says, predicted beside measured: step, error, noise, share of the pipeline that is idle, what an error is made of
 (`compute`, predicted over measured CPU seconds of forward and backward: the cost model; `cpu`, the share of their wall
@@ -77,16 +77,18 @@ def run_cases(
     predictor: Predictor, cases: Sequence[Case], num_batches: int, num_rounds: int, profiled_s: Sequence[float]
 ) -> list[Outcome]:
     """Schedule, train and compare cases of the same number of processes; `profiled_s` are the reference's seconds."""
-    runs = [predictor.schedule(case, num_batches) for case in cases]
-    trained = _ranks(train, cases[0].plan.num_processes, runs, 1 + num_rounds)
-    speed = statistics.mean(profiled_s) / statistics.mean(s for t in trained for s in t.reference_s)
-    print(f"reference probe: {speed:.2f} times as fast in training as in profiling", flush=True)
-    outcomes = []
-    for i, run in enumerate(runs):
-        by_rank = [[of_round[i] for of_round in t.rounds[1:]] for t in trained]
+    outcomes, seconds = [], []
+    for case in cases:
+        # In processes of its own: ten models side by side in one heap are slower than one, and nobody trains ten.
+        run = predictor.schedule(case, num_batches)
+        trained = _ranks(train, case.plan.num_processes, [run], 1 + num_rounds)
+        seconds += [s for t in trained for s in t.reference_s]
+        by_rank = [[of_round[0] for of_round in t.rounds[1:]] for t in trained]
         steps = [list(zip(*of_round, strict=True)) for of_round in zip(*by_rank, strict=True)]
         outcomes.append(predictor.compare(run, steps))
         print(outcomes[-1].line(), flush=True)
+    speed = statistics.mean(profiled_s) / statistics.mean(seconds)
+    print(f"reference probe: {speed:.2f} times as fast in training as in profiling", flush=True)
     return outcomes
 
 
