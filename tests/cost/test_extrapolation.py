@@ -9,6 +9,7 @@ import pytest
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.plan.search import make_plans
+from dflop.plan.space import SearchSpace
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from tests.builders import make_cluster, make_cost, make_plan, make_specs, random_batch
 
@@ -36,7 +37,7 @@ def test_the_planner_looks_beyond_the_probes_and_says_so():
         plans = make_plans(
             run_id="run", specs=make_specs("vision"), cluster=make_cluster(4), cost=cost,
             batches=[random_batch(16, encoders=("vision",), seed=s) for s in range(2)], global_batch_size=16,
-            microbatch_choices=(2, 4), snapshot_seq=0, top=2, progress=said.append,
+            space=SearchSpace(layouts=("split",), microbatches=(2, 4)), snapshot_seq=0, top=2, progress=said.append,
         )  # fmt: skip
         return plans[0].plan_id, said
 
