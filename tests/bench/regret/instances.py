@@ -102,10 +102,10 @@ def regret_instances(sizes: Path | None) -> Iterator[Instance]:
     space = SearchSpace(microbatches=(1, 2, 4, 8, 16))
     mixtures = ("main", "heavy", *((REAL,) if sizes else ()))
     for number in range(20):
-        num_gpus, case = (8, 16)[number % 2], CASES[(0, 1, 2)[number % 3]]
-        factor = (0.5, 1.0, 4.0)[number % 3 if number % 2 else (number + 1) % 3]
+        num_gpus, case = (8, 16)[number % 2], CASES[number % 3]
+        mixture, factor = mixtures[number // 3 % len(mixtures)], (0.5, 1.0, 4.0)[number // 6 % 3]
         yield make_instance(
-            case, mixtures[number % len(mixtures)], num_gpus, H200, 96, sizes=sizes, space=space,
+            case, mixture, num_gpus, H200, 96, sizes=sizes, space=space,
             encoder_factor=factor, seed=number, num_planning=2,
         )  # fmt: skip
 
