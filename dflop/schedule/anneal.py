@@ -101,7 +101,7 @@ def _arguments(step: LinearStep) -> tuple[object, ...]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _refresh(  # type: ignore[no-untyped-def]
+def _refresh(  # type: ignore[no-untyped-def]  # numba infers them
     k, bucket, num_ranks, chain_s, slot_s, tokens, num_items, links, node_pipe, node_rank, kind, fixed_s, frac,
     num_pipes, active, forward, backward, feeds, in_bucket,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def _refresh(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _score(  # type: ignore[no-untyped-def]
+def _score(  # type: ignore[no-untyped-def]  # numba infers them
     bucket, num_slots, num_ranks, chain_s, slot_s, tokens, num_items, cap, pp, dp, start, links, node_pipe, node_stage,
     node_rank, after, kind, fixed_s, frac,
 ):  # fmt: skip
@@ -161,7 +161,7 @@ def _score(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _anneal(  # type: ignore[no-untyped-def]
+def _anneal(  # type: ignore[no-untyped-def]  # numba infers them
     first, num_simulations, rng, num_slots, num_ranks, chain_s, slot_s, tokens, num_items, cap, pp, dp, start,
     links, node_pipe, node_stage, node_rank, after, kind, fixed_s, frac,
 ):  # fmt: skip
@@ -228,7 +228,7 @@ def _anneal(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _apply(bucket, move, i, j, a, b, num_ranks):  # type: ignore[no-untyped-def]
+def _apply(bucket, move, i, j, a, b, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
     """Swap samples i and j of buckets a and b, move i to b, or swap slots or buckets a and b."""
     if move == 0:
         bucket[i], bucket[j] = b, a

@@ -117,13 +117,14 @@ def _part(
     plan: Plan, part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel
 ) -> tuple[Floats, float, float]:
     """One module's layers on a stage: (`[items]` seconds, fixed seconds of a microbatch, forward share)."""
-    key = dict(num_layers=num_layers, edge=edge, tp=part.parallel.tp, recompute=part.recompute)
-    seconds = cost.item_seconds(part.module, *items.loads, **key)  # type: ignore[arg-type]
+    tp, recompute = part.parallel.tp, part.recompute
+    seconds = cost.item_seconds(part.module, *items.loads, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute)
     if not len(seconds):
         return seconds, 0.0, 1 / 3
     num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
     typical = [float(load.sum()) / num_buckets for load in items.loads]
-    forward, backward = (float(x) for x in cost.module_seconds(part.module, *typical, **key))  # type: ignore[arg-type]
+    both = cost.module_seconds(part.module, *typical, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute)
+    forward, backward = (float(seconds_s) for seconds_s in both)
     fixed_s = max(0.0, forward + backward - float(seconds.sum()) / num_buckets)
     return seconds, fixed_s, forward / (forward + backward) if forward + backward > 0 else 1 / 3
 

@@ -43,7 +43,7 @@ def split_lpt(seconds: Floats, num_ranks: int) -> list[int]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _split(slot, seconds, order, num_slots, num_ranks):  # type: ignore[no-untyped-def]
+def _split(slot, seconds, order, num_slots, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
     loads = np.zeros((num_slots, num_ranks))
     rank = np.zeros(len(slot), np.int64)
     for i in order:
@@ -58,7 +58,7 @@ def _split(slot, seconds, order, num_slots, num_ranks):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True)
-def _place(chain_s, slot_s, tokens, sizes, num_ranks, cap_tokens):  # type: ignore[no-untyped-def]
+def _place(chain_s, slot_s, tokens, sizes, num_ranks, cap_tokens):  # type: ignore[no-untyped-def]  # numba infers them
     num_chain, num_samples = chain_s.shape
     num_encoder, num_slots = slot_s.shape[0], len(sizes)
     chain = np.zeros((num_slots, num_ranks, num_chain))

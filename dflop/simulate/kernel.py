@@ -117,7 +117,7 @@ def action_at(position: int, num_microbatches: int, num_after: int) -> tuple[int
 
 
 @numba.njit(cache=True, nogil=True)
-def _run(  # type: ignore[no-untyped-def]
+def _run(  # type: ignore[no-untyped-def]  # numba infers them
     num_microbatches, pipe_pp, pipe_dp, pipe_start, link_start, node_pipe, node_stage, node_rank, num_after,
     is_active, forward_s, backward_s, forward_delay_s, backward_delay_s, feeds,
 ):  # fmt: skip
