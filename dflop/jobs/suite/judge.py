@@ -104,7 +104,7 @@ class Noise:
     def _scaled(self, items: ModuleItems, rng: np.random.Generator) -> ModuleItems:
         factors: Floats = rng.lognormal(-(self.sigma**2) / 2, self.sigma, len(items.sample))
         num_items, num_tokens, sum_sq_tokens = (part * factors for part in items.loads)
-        # Loads are counts everywhere else; here they are seconds in the making, which need not be whole.
+        # Loads are counts everywhere else, so mypy wants integers; here they are seconds in the making.
         return replace(items, num_items=num_items, num_tokens=num_tokens, sum_sq_tokens=sum_sq_tokens)  # type: ignore[arg-type]
 
 
