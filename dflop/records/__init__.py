@@ -16,7 +16,15 @@ from dflop.records.costs import (
     ModuleSpec,
     ParallelSpec,
 )
-from dflop.records.history import Correction, JobRecord, MicrobatchSpan, RunInput, RunRecord, StepObservation
+from dflop.records.history import (
+    Correction,
+    JobRecord,
+    MicrobatchSpan,
+    RunEvent,
+    RunInput,
+    RunRecord,
+    StepObservation,
+)
 from dflop.records.mapping import from_dict, to_dict
 from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
@@ -41,6 +49,7 @@ __all__ = [
     "Plan",
     "ProfileRecord",
     "QuarantinedSample",
+    "RunEvent",
     "RunInput",
     "RunRecord",
     "SampleShape",

@@ -121,3 +121,19 @@ class RunInput:
     table_ids: tuple[str, ...]
     """Cost tables that were used."""
     observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """What a run did otherwise than planned and survived."""
+
+    run_id: str
+    job: str
+    """`train` or `compare`."""
+    attempt: int
+    step: int
+    """At which it was noticed."""
+    kind: str
+    """`scheduler_late`, `scheduler_dead`, `scheduler_restarted`, `scheduler_given_up` or `scheduler_behind`."""
+    detail: str
+    observed_at_s: float

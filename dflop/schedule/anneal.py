@@ -12,13 +12,13 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
 from dflop.schedule.linear import LinearStep
 from dflop.schedule.place import _place
+from dflop.simulate.jit import kernel
 from dflop.simulate.kernel import _run
 
 START_TEMPERATURE = 3e-4
@@ -100,7 +100,7 @@ def _arguments(step: LinearStep) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _refresh(  # type: ignore[no-untyped-def]  # numba infers them
     k, bucket, num_ranks, chain_s, slot_s, tokens, num_items, links, node_pipe, node_rank, kind, fixed_s, frac,
     num_pipes, active, forward, backward, feeds, in_bucket,
@@ -136,7 +136,7 @@ def _refresh(  # type: ignore[no-untyped-def]  # numba infers them
         backward[n, k] = (1 - frac[n]) * (seconds + fixed_s[n])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _score(  # type: ignore[no-untyped-def]  # numba infers them
     bucket, num_slots, num_ranks, chain_s, slot_s, tokens, num_items, cap, pp, dp, start, links, node_pipe, node_stage,
     node_rank, after, kind, fixed_s, frac,
@@ -160,7 +160,7 @@ def _score(  # type: ignore[no-untyped-def]  # numba infers them
     return end.max()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _anneal(  # type: ignore[no-untyped-def]  # numba infers them
     first, num_simulations, rng, num_slots, num_ranks, chain_s, slot_s, tokens, num_items, cap, pp, dp, start,
     links, node_pipe, node_stage, node_rank, after, kind, fixed_s, frac,
@@ -227,7 +227,7 @@ def _anneal(  # type: ignore[no-untyped-def]  # numba infers them
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _apply(bucket, move, i, j, a, b, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
     """Swap samples i and j of buckets a and b, move i to b, or swap slots or buckets a and b."""
     if move == 0:

@@ -6,12 +6,12 @@ encoder's ranks. O(samples x buckets).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
 from dflop.schedule.linear import LinearStep
+from dflop.simulate.jit import kernel
 
 
 def place(step: LinearStep, sizes: Floats) -> Ints:
@@ -42,7 +42,7 @@ def split_lpt(seconds: Floats, num_ranks: int) -> list[int]:
     return rank
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _split(slot, seconds, order, num_slots, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
     loads = np.zeros((num_slots, num_ranks))
     rank = np.zeros(len(slot), np.int64)
@@ -57,7 +57,7 @@ def _split(slot, seconds, order, num_slots, num_ranks):  # type: ignore[no-untyp
     return rank
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _place(chain_s, slot_s, tokens, sizes, num_ranks, cap_tokens):  # type: ignore[no-untyped-def]  # numba infers them
     num_chain, num_samples = chain_s.shape
     num_encoder, num_slots = slot_s.shape[0], len(sizes)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from dflop.records import LLM, Plan
+from dflop.simulate.jit import kernel
 from dflop.simulate.step import num_stages_after, plan_pipes
 
 Floats = npt.NDArray[np.float64]
@@ -104,7 +104,7 @@ def makespan_s(shape: StepShape, work: StepWork) -> float:
     return float(run_step(shape, work)[1].max(initial=0.0))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def action_at(position: int, num_microbatches: int, num_after: int) -> tuple[int, int]:
     """(microbatch, 0 forward or 1 backward) that 1F1B runs at a position; see `one_f_one_b`."""
     warm = min(num_microbatches, num_after)
@@ -116,7 +116,7 @@ def action_at(position: int, num_microbatches: int, num_after: int) -> tuple[int
     return steady - (num_microbatches - warm), 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _run(  # type: ignore[no-untyped-def]  # numba infers them
     num_microbatches, pipe_pp, pipe_dp, pipe_start, link_start, node_pipe, node_stage, node_rank, num_after,
     is_active, forward_s, backward_s, forward_delay_s, backward_delay_s, feeds,

@@ -82,6 +82,7 @@ CLASSES: tuple[type[Any], ...] = (
     records.RunRecord,
     records.JobRecord,
     records.RunInput,
+    records.RunEvent,
     records.ProfileRecord,
     records.SampleShape,
     records.QuarantinedSample,

@@ -1,0 +1,14 @@
+-- purpose: what a run survived: schedulers that died or came late, steps that ran a quick plan instead
+-- parameters: $run_id varchar, the run (its comparison comes with it)
+-- grain: one row per event, oldest first
+-- units: steps count from 0
+select
+    to_timestamp(observed_at_s) as observed_at,
+    job,
+    attempt,
+    step,
+    kind,
+    detail
+from run_event
+where run_id = $run_id or run_id = $run_id || '/compare'
+order by observed_at_s, attempt, step, kind;
