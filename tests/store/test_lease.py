@@ -102,7 +102,7 @@ def test_of_many_nodes_that_race_for_an_expired_claim_each_epoch_goes_to_one(tmp
     for thread in threads:
         thread.join()
     assert len(set(won)) == 8  # numbers may be left out, never given twice
-    assert min(won) == 2
+    assert min(won) > 1
 
 
 def test_a_fenced_ingester_commits_nothing_and_publishes_nothing(tmp_path: Path, make, monkeypatch) -> None:
