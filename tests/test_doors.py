@@ -22,7 +22,7 @@ FLOORS = {
     "schedule": 4, "correct": 4, "parallel": 4,
     "plan": 5, "profile": 5, "train": 5,
     "store": 6, "launch": 6, "report": 6,
-    "jobs": 7,
+    "jobs": 7, "sampler": 7,
     "cli": 8,
 }  # fmt: skip
 HEAVY = {
@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"polars", "PIL", "av", "tokenizers", "jinja2"},
     "cost": {"scipy"},
     "simulate": {"numba"},
-    "schedule": {"numba"},
+    "schedule": {"cvxpy"},
     "correct": set(),
     "parallel": {"torch"},
     "plan": {"cvxpy"},
@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"duckdb", "pyarrow", "polars"},
     "launch": {"submitit"},
     "report": {"matplotlib", "rich", "jinja2"},
-    "jobs": {"torch", "pyarrow"},
+    "jobs": {"torch", "pyarrow"}, "sampler": {"torch"},
     "cli": {"cyclopts", "rich", "prefect"},
 }  # fmt: skip
 PURE = {"cost", "simulate", "schedule", "correct", "plan"}
