@@ -1,30 +1,18 @@
-"""YAML that a person edits -> one frozen, validated configuration.
-
-A section (`model`, `cluster`, `dataset`) may be written in place or be the path of another YAML file, relative to
-the file that names it. Relative paths inside a file are relative to the working directory, as in every other tool.
-Precedence: `--set a.b=value` over the file over defaults. Unknown keys are errors that list the valid ones; nothing
-here imports torch, so a bad file is reported before anything slow happens.
-"""
+"""The sections of a run's configuration: names, types, defaults and limits, nothing else."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
-from dflop.errors import ConfigError, did_you_mean
 from dflop.records import ClusterSpec
-
-_SECTION_FILES = ("model", "cluster", "dataset")
 
 
 class Section(BaseModel):
@@ -225,7 +213,7 @@ class MixtureEntryConfig(Section):
     @classmethod
     def _one_spelling(cls, data: Any) -> Any:
         for name, field in cls.model_fields.items():
-            given = [key for key in _spellings(name, field) if isinstance(data, Mapping) and key in data]
+            given = [key for key in spellings(name, field) if isinstance(data, Mapping) and key in data]
             if len(given) > 1:
                 raise ValueError(f"`{'` and `'.join(given)}` mean the same, keep one of them")
         return data
@@ -237,161 +225,7 @@ class MixtureConfig(Section):
     datasets: tuple[MixtureEntryConfig, ...]
 
 
-def load_mixture(path: Path) -> MixtureConfig:
-    """Read and validate a mixture. Paths are left as they are written.
-
-    Raises:
-        ConfigError: naming file and key, with the valid keys where one is unknown.
-    """
-    try:
-        mixture = MixtureConfig.model_validate(_read_yaml(path))
-    except ValidationError as error:
-        raise _config_error(error, {"": path}, (), MixtureConfig) from None
-    if not mixture.datasets:
-        raise ConfigError("a mixture of nothing", where=f"{path}: datasets", hint="write one entry or more")
-    return mixture
-
-
-def load_model(path: Path) -> ModelConfig:
-    """A model section that is a file of its own, such as those in `configs/models/`."""
-    return ModelConfig.model_validate(_read_yaml(path))
-
-
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read, compose and validate a run configuration.
-
-    Args:
-        path: YAML file.
-        overrides: `a.b.c=value` strings; the value is parsed as YAML. A whole section may be another file.
-
-    Raises:
-        ConfigError: naming file and key, with the valid keys where one is unknown.
-    """
-    data = _read_yaml(path)
-    files = {"": path}
-    whole = [o for o in overrides if o.partition("=")[0] in _SECTION_FILES]
-    for override in whole:
-        _apply(data, override)
-    for section in _SECTION_FILES:
-        if isinstance(data.get(section), str):
-            files[section] = _section_path(path, section, data[section])
-            data[section] = _read_yaml(files[section])
-    for override in overrides:
-        if override not in whole:
-            _apply(data, override)
-    try:
-        return Config.model_validate(data)
-    except ValidationError as error:
-        raise _config_error(error, files, [o.partition("=")[0] for o in overrides]) from None
-
-
-def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML that `load_config` reads back to an equal value."""
-    yaml, text = YAML(), io.StringIO()
-    yaml.allow_unicode = False  # escapes what YAML reads as a line break but Python does not, such as U+0085
-    yaml.dump(config.model_dump(mode="json"), text)
-    return text.getvalue()
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration: {error.strerror}", where=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
-    try:
-        data = _parse_yaml(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise ConfigError(_yaml_problem(error), where=f"{path}:{mark.line + 1}" if mark else str(path)) from None
-    if not isinstance(data, dict):
-        raise ConfigError("the file must hold a mapping of keys", where=str(path))
-    return data
-
-
-def _parse_yaml(text: str) -> Any:
-    return YAML(typ="safe", pure=True).load(text)
-
-
-def _yaml_problem(error: YAMLError) -> str:
-    return f"not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
-
-
-def _section_path(parent: Path, section: str, name: str) -> Path:
-    found = parent.parent / name
-    if not found.is_file():
-        raise ConfigError(
-            f"file `{name}` of section `{section}` does not exist",
-            where=f"{parent}: {section}",
-            hint=f"the path is relative to {parent.parent}; or write the section in place",
-        )
-    return found
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, sep, text = override.partition("=")
-    if not sep or not key:
-        raise ConfigError(f"cannot read override `{override}`", where="--set", hint="write it as section.key=value")
-    node = data
-    *parents, leaf = key.split(".")
-    for name in parents:
-        child = node.setdefault(name, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"`{name}` is not a section", where=f"--set {override}")
-        node = child
-    try:
-        node[leaf] = _parse_yaml(text)
-    except YAMLError as error:
-        raise ConfigError(_yaml_problem(error), where=f"--set {override}") from None
-
-
-def _config_error(
-    error: ValidationError, files: Mapping[str, Path], overridden: Sequence[str], root: type[BaseModel] = Config
-) -> ConfigError:
-    # A misspelt key is often also a missing one: the first says more.
-    errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    problems = [_describe(e, files, overridden, root) for e in errors]
-    what, where, hint = problems[0]
-    if len(problems) > 1:
-        hint += f"{'; ' if hint else ''}and {len(problems) - 1} more: " + ", ".join(p[1] for p in problems[1:])
-    return ConfigError(what, where=where, hint=hint)
-
-
-def _describe(
-    error: Any, files: Mapping[str, Path], overridden: Sequence[str], root: type[BaseModel]
-) -> tuple[str, str, str]:
-    loc = [str(part) for part in error["loc"]]
-    key = ".".join(loc)
-    section = loc[0] if loc and loc[0] in files else ""
-    where = f"{files[section]}: {'.'.join(loc[1:]) if section else key}"
-    if any(key == k or key.startswith(f"{k}.") for k in overridden):
-        where = f"--set {key}"
-    if error["type"] == "extra_forbidden":
-        return f"unknown key `{loc[-1]}`", where, did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
-    if error["type"] == "missing":
-        return f"missing key `{loc[-1]}`", where, ""
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{message} (got {_short(error['input'])})", where, ""
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _valid_keys(section: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    for name in loc:
-        if isinstance(name, int):
-            continue  # of a list, whose elements are one class
-        annotation = section.model_fields[name].annotation
-        annotation = next(iter(get_args(annotation)), annotation)
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        section = annotation
-    return [key for name, field in section.model_fields.items() for key in _spellings(name, field)]
-
-
-def _spellings(name: str, field: FieldInfo) -> list[str]:
+def spellings(name: str, field: FieldInfo) -> list[str]:
+    """Every key that may stand for a field in the YAML."""
     choices = field.validation_alias
     return [str(choice) for choice in choices.choices] if isinstance(choices, AliasChoices) else [name]
