@@ -48,6 +48,11 @@ $(VENV)/clients/torchvision: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
 	@touch $@
 
+# A rival of the scheduler's bench: it cannot share a process with highspy, so it lies beside the environment.
+$(VENV)/clients/ortools: $(VENV)/.ready
+	$(BIN)/pip install -q --upgrade --target $@ ortools==9.15.6755
+	@touch $@
+
 test-duckdb2: setup $(VENV)/clients/2.0
 	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/store
 
@@ -64,7 +69,7 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup
+bench: setup $(VENV)/clients/ortools
 	$(BIN)/python -m tests.bench.store
 	$(BIN)/python -m tests.bench.data
 	$(BIN)/python -m tests.bench.cost
@@ -72,6 +77,7 @@ bench: setup
 	$(BIN)/python -m tests.bench.simulate
 	$(BIN)/python -m tests.bench.plan
 	$(BIN)/python -m tests.bench.regret --part reference
+	$(BIN)/python -m tests.bench.schedule
 	$(if $(filter full,$(BENCH)),$(BIN)/python -m tests.bench.regret --part regret)
 	$(if $(filter full,$(BENCH)),$(BIN)/dflop compare --suite paper)
 
