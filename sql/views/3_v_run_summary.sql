@@ -53,6 +53,14 @@ corrections as (
         count(*) as num_corrections
     from correction
     group by all
+),
+
+events as (
+    select
+        split_part(run_id, '/', 1) as run_id,
+        count(*) as num_events
+    from run_event
+    group by all
 )
 
 select
@@ -75,6 +83,7 @@ select
     training.llm_tokens_per_s,
     coalesce(quarantine.num_quarantined_samples, 0) as num_quarantined_samples,
     coalesce(corrections.num_corrections, 0) as num_corrections,
+    coalesce(events.num_events, 0) as num_events,
     run.name,
     run.started_at_s,
     run.observed_at_s - run.started_at_s as elapsed_s,
@@ -85,6 +94,7 @@ left join run_rollup as training on run.run_id = training.run_id
 left join comparison on run.run_id = comparison.run_id
 left join quarantine on run.run_id = quarantine.run_id
 left join corrections on run.run_id = corrections.run_id
+left join events on run.run_id = events.run_id
 where not contains(run.run_id, '/')
 qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc nulls last) = 1;
 

@@ -54,6 +54,9 @@ def store(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
         run_input("run3", key="more", tables=("t2",), seq=2),
         run_id="run3",
     )
+    for run_id, step in (("run1/compare", 3), ("run1", 4)):
+        event = r.RunEvent(run_id, "train", 0, step, "scheduler_dead", "exit code -9", 1000.0 + step)
+        write(root, event, run_id=run_id)
     bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
     write(root, bad, dataclasses.replace(bad, sample_index=4), run_id="run1")
     for run_id, step, factor in (("run1", 1, 1.2), ("run1", 5, 1.5), ("run2", 2, 1.35)):
@@ -157,6 +160,14 @@ def test_throughput_over_time_counts_samples_and_tokens(trained: Path) -> None:
     assert found[1]["llm_tokens_per_s"] == pytest.approx(500 / 3)
     assert found[4]["recent_llm_tokens_per_s"] == pytest.approx(5 * 500 / (2 + 3 + 4 + 5 + 6))
     assert found[0]["idle_frac"] == pytest.approx(0.5)
+
+
+def test_events_of_a_run_come_in_order_with_those_of_its_comparison(store):
+    found = [(row["step"], row["kind"]) for row in named(store, "run_events", run_id="run1")]
+    assert found == [(3, "scheduler_dead"), (4, "scheduler_dead")]
+    assert named(store, "run_events", run_id="run2") == []
+    counts = {row["run_id"]: row["num_events"] for row in rows(store, "from v_run_summary")}
+    assert counts == {"run1": 2, "run2": 0, "run3": 0}
 
 
 def test_the_quarters_of_a_run_show_that_it_gets_slower(trained: Path) -> None:
