@@ -100,7 +100,7 @@ def test_snapshots_and_kinds_are_counted(store: Path) -> None:
         3,
         ["plan", "run_input", "run_record"],
     )
-    assert (second["num_new_files"], second["num_new_rows"]) == (10, 11)
+    assert (second["num_new_files"], second["num_new_rows"]) == (12, 13)
     by_kind = {row["kind"]: row for row in named(store, "store")}
     assert (by_kind["correction"]["num_rows"], by_kind["correction"]["num_files"]) == (3, 3)
     assert by_kind["quarantined_sample"]["num_rows"] == 2
