@@ -1,0 +1,181 @@
+"""Real steps of the same global batches under several policies: `python -m tests.bench.schedule.real [--sizes TABLE]`.
+
+Two processes, a core each, gloo between them. `encoder | llm`: our engine trains an encoder on one and a language model
+on the other. `2 replicas`: the whole model on each, gradients summed once per step. A tiny model is profiled first, and
+the costs that come out schedule the steps. A global batch is trained under every policy in turn, in rounds, the first
+one uncounted; every configuration has processes of its own.
+
+arrival: samples counted into microbatches in their order. bottleneck: all modules balanced, certified. token_lpt: LLM
+tokens balanced, longest first. balanced: the search on the simulator, what runs by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dflop.jobs.submit import CPU_ENV
+from tests.bench.figures import machine
+from tests.bench.schedule.real_cases import CASES, ENCODER_LAYERS, NUM_CORES, QUICK_CASES, Case, family_of
+from tests.bench.schedule.real_compare import Costs, Outcome, compare
+from tests.bench.schedule.real_data import Rows
+from tests.bench.schedule.real_ranks import Job, profile, train_pipeline, train_replicas
+from tests.train.ranks import run_ranks
+
+NUM_FULL_SEEDS = 5
+"""With fewer seeds, which is fewer global batches, there are fewer configurations, too."""
+MAX_GRADIENT_ERROR = 1e-5
+KINDS = {
+    "measured": "wall seconds of real training steps on this machine",
+    "simulated": "simulator on cost tables profiled on this machine before training; nothing of the steps themselves",
+    "replayed": "simulator on the wall seconds each microbatch of a measured step took",
+    "replayed_cpu": "simulator on the thread CPU seconds each microbatch of a measured step took",
+}
+
+
+def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
+    """Every configuration, a global batch per seed; in a process of its own, for an allocator is set up at its start.
+
+    Raises:
+        subprocess.CalledProcessError: the bench failed, or gradients under two policies differ.
+    """
+    words = ["--seeds", *map(str, seeds), "--out", str(out), *(["--sizes", str(sizes)] if sizes else [])]
+    command = [sys.executable, "-m", "tests.bench.schedule.real", *words]
+    subprocess.run(command, env=os.environ | CPU_ENV | {"OMP_NUM_THREADS": "1"}, check=True)
+
+
+def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Case]) -> None:
+    """What `main` does, in this process."""
+    if len(os.sched_getaffinity(0)) < NUM_CORES:
+        sys.exit(f"needs {NUM_CORES} cores")
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:NUM_CORES]))
+    started, is_full = time.perf_counter(), len(seeds) >= NUM_FULL_SEEDS
+    rows = Rows(sizes, family_of("equal"))
+    costs = _profiled(rows, budget_s=60.0 if is_full else 25.0)
+    num_rounds, outcomes, gradient_errors = 1 + (3 if is_full else 2), [], {}
+    for case in cases or (CASES if is_full else QUICK_CASES):
+        outcome, error = _run_case(case, costs[case.model], rows, seeds, num_rounds)
+        outcomes.append(outcome)
+        print("\n".join(_lines(outcome)), flush=True)
+        if error is not None:
+            gradient_errors[case.name] = error
+            print(f"    gradients of one global batch under two policies differ by {error:.1e} of the largest")
+        _tell(f"{time.perf_counter() - started:.0f} s")
+    print("\n".join(["", *table(outcomes)]), flush=True)
+    content = {
+        "machine": machine("torch", "transformers", "numba"),
+        "data": "table of real sizes, made small" if sizes else "generated, made small",
+        "kinds_of_figures": KINDS,
+        "gradient_errors": gradient_errors,
+        "cases": [{"name": o.case.name} | asdict(o) for o in outcomes],
+    }
+    path = out / f"schedule-real-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    if any(not error <= MAX_GRADIENT_ERROR for error in gradient_errors.values()):
+        sys.exit(f"gradients differ by more than {MAX_GRADIENT_ERROR:g}")
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """All ratios, a line each, and what they mean."""
+    first = outcomes[0]
+    lines = [
+        f"Step time under one policy / under another, {first.num_batches} global batches of each configuration, "
+        f"{first.num_rounds} counted rounds; above 1 the second one is faster.",
+        "measured: real steps, ± over batches.  simulated: before training, from profiled costs.  "
+        "replayed: simulated from the steps' own seconds.",
+        f"{'configuration':66s} {'policies':24s} {'measured':>13s} {'simulated':>10s} {'replayed':>9s}",
+    ]
+    for outcome in outcomes:
+        for i, (name, r) in enumerate(outcome.ratios.items()):
+            measured = f"{r.measured:.3f} ±{r.measured_sd:.3f}"
+            told = "" if i else outcome.case.name
+            lines.append(f"{told:66s} {name:24s} {measured:>13s} {r.simulated:10.3f} {r.replayed:9.3f}")
+    return lines
+
+
+def _lines(o: Outcome) -> list[str]:
+    """One configuration in detail."""
+    lines = [
+        f"{o.case.name}: on a core {o.cpu_frac:.0%} of the time, predicted / measured compute {o.compute_ratio:.2f}, "
+        f"replayed / measured step {o.replay_ratio:.3f}"
+        + ("" if o.case.layout == "replicas" else f", encoder {o.encoder_frac:.0%} of compute")
+    ]
+    for policy, p in o.policies.items():
+        idle, simulated = (" / ".join(f"{x:3.0%}" for x in f) for f in (p.measured_idle_frac, p.simulated_idle_frac))
+        kept = f", {p.num_kept_arrival} batches kept in arrival order" if policy == "balanced" else ""
+        lines.append(
+            f"    {policy:10s} step {p.measured_step_s:.3f} s (simulated {p.simulated_step_s:.3f}), "
+            f"idle {idle} (simulated {simulated}){kept}"
+        )
+    for name, r in o.ratios.items():
+        lines.append(
+            f"    {name:24s} measured {r.measured:.3f} ±{r.measured_sd:.3f} over batches, noise {r.noise_frac:.1%}; "
+            f"simulated {r.simulated:.3f}, replayed {r.replayed:.3f}, from CPU seconds {r.replayed_cpu:.3f}"
+        )
+    return lines
+
+
+def _profiled(rows: Rows, budget_s: float) -> dict[str, Costs]:
+    """Costs of every model; the samples they are profiled with are others than those of the steps."""
+    shapes = {model: rows.batch(200, [1 << 20]) for model in ENCODER_LAYERS}
+    _tell(f"profiling {', '.join(ENCODER_LAYERS)} for {budget_s:g} s")
+    found = _ranks(profile, shapes, budget_s)
+    costs = {m: Costs(m, p, found[0]) for m, p in zip(ENCODER_LAYERS, found, strict=True)}
+    for model, c in costs.items():
+        for t in c.tables:
+            _tell(f"  {model}, {t.module}: error {t.median_error_frac:.1%}, noise {t.noise_frac:.1%}")
+    return costs
+
+
+def _run_case(
+    case: Case, costs: Costs, rows: Rows, seeds: Sequence[int], num_rounds: int
+) -> tuple[Outcome, float | None]:
+    """The case, and of replicas how far gradients under two policies are apart."""
+    n = case.num_samples
+    batches = [rows.batch(n, [seed, n], first_index=i * n) for i, seed in enumerate(seeds)]
+    step_plans = costs.schedule(case, batches)
+    job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds)
+    error = None
+    if case.layout == "pipeline":
+        by_rank = _ranks(train_pipeline, job)
+    else:
+        found = _ranks(train_replicas, job)
+        by_rank, error = [f.rounds for f in found], max(f.gradient_error for f in found)
+    counted = [of_rank[1:] for of_rank in by_rank]
+    rounds = [list(zip(*of_round, strict=True)) for of_round in zip(*counted, strict=True)]
+    return compare(case, costs, step_plans, batches, rounds), error
+
+
+def _ranks(worker: Callable[..., Any], *args: Any) -> list[Any]:
+    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
+        return run_ranks(worker, NUM_CORES, Path(folder), *args)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _command_line() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated rows without")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(3), help=f"{NUM_FULL_SEEDS} for the full bench")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the JSON file")
+    parser.add_argument("--case", type=int, nargs="*", default=(), help="only these of the full bench")
+    args = parser.parse_args()
+    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
+        command = [sys.executable, "-m", "tests.bench.schedule.real", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | CPU_ENV | {"OMP_NUM_THREADS": "1"})
+    run(args.sizes, args.seeds, args.out, [CASES[i] for i in args.case])
+
+
+if __name__ == "__main__":
+    _command_line()
