@@ -1,0 +1,238 @@
+"""Pure data parallelism: which rank computes which sample of a global batch, and in which microbatch.
+
+The case most people have: no pipeline, every rank holds the model. What a step waits for depends on where ranks meet.
+With `sync="step"` (DDP that accumulates under `no_sync`) they meet once, and only the sums of the ranks count. With
+`sync="microbatch"` (FSDP and ZeRO-3 gather weights together) they meet in every slot, and the sum of the heaviest
+microbatches of the slots counts. A greedy start is improved by moving and swapping samples until a lower bound is
+within the tolerance or the budget, counted in evaluated moves and never in time, is spent; arrival order and
+longest-first on tokens stand beside it, and the best one is returned. Measured on synthetic lengths, 1,024 samples on
+64 ranks: within 0.1 % of the bound in about a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dflop.cost.model import Floats
+from dflop.errors import ConfigError
+from dflop.schedule.rank_search import Ints, RankProblem, first_fit, greedy, search
+from dflop.simulate.jit import IS_COMPILED
+
+Sync = Literal["step", "microbatch"]
+
+MAX_EVALS = 2_000_000
+TOLERANCE = 1e-3
+UNITS = 50
+"""All samples of a batch together weigh about `2**UNITS` integer units."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """Where every sample of a global batch goes, and how good that certainly is."""
+
+    rank: Ints
+    """`[samples]`."""
+    slot: Ints
+    """`[samples]` microbatch of the rank; the heaviest come first."""
+    num_microbatches: int
+    step_s: float
+    """Predicted seconds of forward and backward."""
+    lower_bound_s: float
+    """No plan with as many microbatches can be faster."""
+    num_over_cap: int
+    """Samples that alone exceed the token cap; each of them has a microbatch to itself."""
+
+
+def balance_ranks(
+    seconds_s: Floats,
+    num_tokens: Ints,
+    num_ranks: int,
+    *,
+    cap_tokens: int,
+    fixed_s: float = 0.0,
+    num_microbatches: int | None = None,
+    max_microbatches: int | None = None,
+    sync: Sync = "step",
+    max_evals: int = MAX_EVALS,
+    tolerance: float = TOLERANCE,
+    compiled: bool = IS_COMPILED,
+) -> RankPlan:
+    """Ranks and microbatches for the samples of one global batch.
+
+    Every rank gets at least one sample in every microbatch if there are samples enough for that. The result depends on
+    the arguments alone, `compiled` aside: that only says who does the work.
+
+    Args:
+        seconds_s: `[samples]` that each adds to the microbatch it is in.
+        num_tokens: `[samples]`.
+        num_ranks: Data-parallel ranks.
+        cap_tokens: That no microbatch of a rank may exceed, unless it is a single sample that does so alone.
+        fixed_s: Every microbatch costs that much more.
+        num_microbatches: Per rank; None: as few as the cap allows.
+        max_microbatches: Where `num_microbatches` is None: the most there may be.
+        sync: Where ranks wait for one another: once per `step` or in every `microbatch`.
+        max_evals: Budget of the search, in moves and swaps looked at.
+        tolerance: Relative gap at which to stop.
+        compiled: False: numpy alone.
+
+    Raises:
+        ConfigError: the samples do not fit into so many microbatches.
+        ValueError: negative or infinite seconds, or arrays of different lengths.
+    """
+    if seconds_s.shape != num_tokens.shape or not np.isfinite(seconds_s).all() or (seconds_s < 0).any():
+        raise ValueError("seconds_s and num_tokens must be arrays of one length, seconds finite and not negative")
+    if num_ranks < 1 or cap_tokens < 1 or (num_microbatches is not None and num_microbatches < 1):
+        raise ValueError("num_ranks, cap_tokens and num_microbatches must be positive")
+    if not len(seconds_s):
+        none = np.zeros(0, dtype=np.int64)
+        return RankPlan(none, none, num_microbatches or 1, 0.0, 0.0, 0)
+    unit_s = _unit(seconds_s, fixed_s)
+    clipped = np.minimum(num_tokens, cap_tokens).astype(np.int64)
+
+    def problem(num_slots: int) -> RankProblem:
+        return RankProblem(
+            weights=np.rint(seconds_s / unit_s).astype(np.int64),
+            tokens=clipped,
+            num_ranks=num_ranks,
+            num_cells=num_ranks if sync == "step" else num_ranks * num_slots,
+            num_buckets=num_ranks * num_slots,
+            cap=int(cap_tokens),
+            fixed=round(fixed_s / unit_s) if sync == "step" else 0,
+            compiled=compiled,
+        )
+
+    if num_microbatches is not None:
+        starts = _starts(chosen := problem(num_microbatches))
+    else:
+        num_slots = max(1, -(-int(clipped.sum()) // (num_ranks * cap_tokens)))
+        num_slots = min(num_slots, max_microbatches or num_slots)
+        while not (starts := _starts(chosen := problem(num_slots))) and num_slots != max_microbatches:
+            num_slots += 1
+    if not starts:
+        raise _does_not_fit(chosen, num_tokens)
+    bound = lower_bound(chosen)
+    best = min((search(chosen, starts[0], int(bound * (1 + tolerance)), max_evals), *starts), key=chosen.step)
+    num_slots = chosen.num_buckets // num_ranks
+    bucket = _heaviest_first(chosen, best)
+    fixed_of_slots_s = 0.0 if sync == "step" else fixed_s * len(np.unique(bucket // num_ranks))
+    step_s = chosen.step(bucket) * unit_s + fixed_of_slots_s
+    return RankPlan(
+        rank=bucket % num_ranks,
+        slot=bucket // num_ranks,
+        num_microbatches=num_slots,
+        step_s=step_s,
+        lower_bound_s=min(step_s, bound * unit_s + fixed_of_slots_s),
+        num_over_cap=int((num_tokens > cap_tokens).sum()),
+    )
+
+
+def lower_bound(problem: RankProblem) -> int:
+    """Weight that no assignment of the samples can stay below; holds for any number of samples above zero."""
+    p = problem
+    ascending = np.sort(p.weights)
+    total, longest = int(ascending.sum()), int(ascending[-1])
+    if p.num_cells == p.num_ranks:
+        return _step_bound(p, ascending, total, longest)
+    # Slots sorted by their heaviest sample: the k first of them hold k * num_ranks samples that are no heavier.
+    steps = ascending[p.num_ranks - 1 : -p.num_ranks : p.num_ranks] if p.keep_full else ascending[:0]
+    by_rank = longest + int(np.sort(steps)[: p.num_buckets // p.num_ranks - 1].sum())
+    # Ranks beside the longest sample hold no more than their tokens' cap allows, and idle for the rest.
+    idle = max(0, p.num_ranks * longest - _heaviest_fill(p))
+    return max(by_rank, -(-(total + idle) // p.num_ranks))
+
+
+def _step_bound(p: RankProblem, ascending: Ints, total: int, longest: int) -> int:
+    num_slots, num_samples = p.num_buckets // p.num_ranks, len(ascending)
+    num_used = p.num_buckets if p.keep_full else -(-int(p.tokens.sum()) // p.cap)
+    best = max(
+        -(-(total + p.fixed * num_used) // p.num_ranks),
+        longest + p.fixed + (int(ascending[: num_slots - 1].sum()) + p.fixed * (num_slots - 1) if p.keep_full else 0),
+    )
+    for k in range(1, min(8, (num_samples - 1) // p.num_ranks) + 1):  # pigeonhole: some rank holds k + 1 of these
+        largest = ascending[num_samples - k * p.num_ranks - 1 :]
+        best = max(best, int(largest[: k + 1].sum()) + p.fixed * (num_slots if p.keep_full else 1))
+    return best
+
+
+def _heaviest_fill(p: RankProblem) -> int:
+    """Most weight that one microbatch per rank can hold within the cap, samples cut at will."""
+    order = np.argsort(-(p.weights / np.maximum(p.tokens, 0.5)), kind="stable")
+    tokens, weights = np.cumsum(p.tokens[order]), p.weights[order]
+    room = p.num_ranks * p.cap
+    num_whole = int(np.searchsorted(tokens, room, side="right"))
+    filled = int(weights[:num_whole].sum())
+    if num_whole == len(order):
+        return filled
+    left = room - (int(tokens[num_whole - 1]) if num_whole else 0)
+    return filled + int(weights[num_whole]) * left // int(p.tokens[order[num_whole]]) + 1
+
+
+def _starts(p: RankProblem) -> list[Ints]:
+    """Assignments within the cap, the one to improve first; empty when none was found."""
+    by_seconds, by_tokens = greedy(p, p.weights, p.num_cells), greedy(p, p.tokens, p.num_buckets)
+    found = [b for b in (by_seconds, by_tokens) if b is not None]
+    if not found:
+        bins = first_fit(p.tokens, p.cap, compiled=p.compiled)
+        found = [bins] if int(bins.max()) < p.num_buckets else []
+    found = [_side_by_side(p, _without_gaps(p, b)) for b in found]
+    arrival = np.arange(len(p.weights)) * p.num_buckets // len(p.weights)
+    if found and np.bincount(arrival, p.tokens).max() <= p.cap:
+        found.append(arrival)
+    return found
+
+
+def _without_gaps(p: RankProblem, bucket: Ints) -> Ints:
+    """The lightest samples that are not alone move into empty buckets, when there are samples enough for all."""
+    if not p.keep_full:
+        return bucket
+    counts = np.bincount(bucket, minlength=p.num_buckets)
+    empty = iter(np.flatnonzero(counts == 0).tolist())
+    for i in np.argsort(p.weights, kind="stable") if (counts == 0).any() else ():
+        if counts[bucket[i]] > 1:
+            goal = next(empty, None)
+            if goal is None:
+                break
+            counts[bucket[i]] -= 1
+            bucket[i] = goal
+    return bucket
+
+
+def _side_by_side(p: RankProblem, bucket: Ints) -> Ints:
+    """The same buckets, those of similar weight in one slot, where ranks wait for one another in every slot."""
+    if p.num_cells == p.num_ranks:
+        return bucket
+    position = np.empty(p.num_buckets, dtype=np.int64)
+    position[np.argsort(-np.bincount(bucket, p.weights, p.num_buckets), kind="stable")] = np.arange(p.num_buckets)
+    return position[bucket]
+
+
+def _heaviest_first(p: RankProblem, bucket: Ints) -> Ints:
+    """The same microbatches, the heaviest first: memory that does not suffice shows at once."""
+    weight = np.bincount(bucket, p.weights, p.num_buckets).reshape(-1, p.num_ranks)
+    if p.num_cells != p.num_ranks:
+        weight = np.repeat(weight.max(axis=1, keepdims=True), p.num_ranks, axis=1)
+    slots = np.argsort(-weight, axis=0, kind="stable")
+    position = np.empty_like(slots)
+    np.put_along_axis(position, slots, np.arange(len(slots))[:, None], axis=0)
+    found: Ints = position[bucket // p.num_ranks, bucket % p.num_ranks] * p.num_ranks + bucket % p.num_ranks
+    return found
+
+
+def _unit(seconds_s: Floats, fixed_s: float) -> float:
+    """Seconds per integer unit, a power of two: every machine rounds alike."""
+    total_s = math.fsum(seconds_s.tolist()) + fixed_s * len(seconds_s)
+    return math.ldexp(1.0, math.frexp(total_s)[1] - UNITS) if total_s > 0 else 1.0
+
+
+def _does_not_fit(p: RankProblem, num_tokens: Ints) -> ConfigError:
+    num_slots = p.num_buckets // p.num_ranks
+    needed = -(-(int(first_fit(p.tokens, p.cap, compiled=p.compiled).max()) + 1) // p.num_ranks)
+    return ConfigError(
+        f"{len(num_tokens)} samples of {int(num_tokens.sum())} tokens do not fit into {num_slots} microbatch(es) of "
+        f"{p.cap} tokens on {p.num_ranks} rank(s)",
+        hint=f"{needed} microbatches would do; or raise the cap, or make the global batch smaller",
+    )

@@ -1,0 +1,263 @@
+"""The compiled twin of `rank_search.py`: the same choices in the same order, nothing computed twice.
+
+Samples of a cell are a linked list; loads, tokens and counts follow every move. A move costs about a nanosecond per
+pair of samples it looks at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflop.simulate.jit import kernel
+
+
+@kernel
+def greedy(order, weights, tokens, num_cells, num_buckets, cap):  # type: ignore[no-untyped-def]  # numba infers them
+    """Bucket of every sample; that of the last one in `order` is -1 when a sample fitted nowhere."""
+    loads = np.zeros(num_cells, np.int64)
+    in_bucket = np.zeros(num_buckets, np.int64)
+    emptiest = np.arange(num_cells)
+    bucket = np.full(len(order), -1, np.int64)
+    for i in order:
+        best = -1
+        for c in range(num_cells):
+            if (best < 0 or loads[c] < loads[best]) and in_bucket[emptiest[c]] + tokens[i] <= cap:
+                best = c
+        if best < 0:
+            bucket[order[-1]] = -1
+            return bucket
+        bucket[i] = emptiest[best]
+        loads[best] += weights[i]
+        in_bucket[emptiest[best]] += tokens[i]
+        for b in range(best, num_buckets, num_cells):
+            if in_bucket[b] < in_bucket[emptiest[best]] or (
+                in_bucket[b] == in_bucket[emptiest[best]] and b < emptiest[best]
+            ):
+                emptiest[best] = b
+    return bucket
+
+
+@kernel
+def first_fit(order, tokens, cap):  # type: ignore[no-untyped-def]  # numba infers them
+    """Bin of every sample."""
+    room = np.full(len(tokens), cap, np.int64)
+    bins = np.zeros(len(tokens), np.int64)
+    for i in order:
+        b = 0
+        while room[b] < tokens[i]:
+            b += 1
+        bins[i] = b
+        room[b] -= tokens[i]
+    return bins
+
+
+@kernel
+def search(  # type: ignore[no-untyped-def]  # numba infers them
+    start, weights, tokens, num_ranks, num_cells, num_buckets, cap, fixed, keep_full, target, max_evals, max_kicks,
+    swaps_per_kick, max_partners,
+):  # fmt: skip
+    """Best bucket of every sample; see `rank_search.search`."""
+    num_samples, num_groups = len(start), num_cells // num_ranks
+    bucket = start.copy()
+    loads = np.zeros(num_cells, np.int64)
+    in_bucket, counts = np.zeros(num_buckets, np.int64), np.zeros(num_buckets, np.int64)
+    head, after, before = np.full(num_cells, -1), np.full(num_samples, -1), np.full(num_samples, -1)
+    for i in range(num_samples):
+        b = bucket[i]
+        loads[b % num_cells] += weights[i] + (fixed if counts[b] == 0 else 0)
+        in_bucket[b] += tokens[i]
+        counts[b] += 1
+        _link(head, after, before, i, b % num_cells)
+    top, heavy_of = np.zeros(num_groups, np.int64), np.zeros(num_groups, np.int64)
+    is_stuck, is_seen = np.zeros(num_groups, np.bool_), np.zeros(num_cells, np.bool_)
+    best, best_step, kicks, random, evals_left, has_changed = bucket.copy(), -1, 0, 1, max_evals, False
+    while True:
+        step = _find_heaviest(loads, num_ranks, top, heavy_of)
+        if best_step < 0:
+            best_step = step
+        elif step < best_step:
+            best_step, kicks = step, 0
+            best[:] = bucket
+        if best_step <= target or kicks > max_kicks:
+            return best
+        group, is_free = _idlest(loads, num_ranks, top, is_stuck)
+        if not is_free and has_changed:
+            has_changed = False
+            is_stuck[:] = False
+            continue
+        if not is_free:
+            for _ in range(swaps_per_kick):
+                random = (random * 1103515245 + 12345) % 2147483648
+                i = _draw(bucket, num_cells, heavy_of[group], True, random)
+                random = (random * 1103515245 + 12345) % 2147483648
+                j = _draw(bucket, num_cells, heavy_of[group], False, random)
+                if i < 0 or j < 0:
+                    break
+                longer = tokens[i] - tokens[j]
+                if in_bucket[bucket[i]] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
+                    _swap(bucket, weights, tokens, loads, in_bucket, head, after, before, num_cells, i, j)
+            kicks += 1
+            is_stuck[:] = False
+            continue
+        heavy = heavy_of[group]
+        num_inside = _length(head, after, heavy)
+        is_seen[:] = False
+        is_stuck[group] = True
+        for _ in range(max_partners):
+            light, slack = -1, 0
+            for c in range(num_cells):
+                if not is_seen[c] and top[c // num_ranks] - loads[c] > slack:
+                    light, slack = c, top[c // num_ranks] - loads[c]
+            if light < 0:
+                break
+            is_seen[light] = True
+            evals_left -= num_inside * (_length(head, after, light) + 1)
+            if evals_left < 0:
+                return best
+            goal = light
+            for b in range(light, num_buckets, num_cells):
+                if in_bucket[b] < in_bucket[goal]:
+                    goal = b
+            value, i, j = _best_exchange(
+                bucket, weights, tokens, in_bucket, counts, head, after, heavy, light, goal, loads[heavy], slack, cap,
+                fixed, keep_full,
+            )  # fmt: skip
+            if value < loads[heavy]:
+                if j >= 0:
+                    _swap(bucket, weights, tokens, loads, in_bucket, head, after, before, num_cells, i, j)
+                else:
+                    source = bucket[i]
+                    loads[heavy] -= fixed if counts[source] == 1 else 0
+                    loads[light] += fixed if counts[goal] == 0 else 0
+                    _move(bucket, weights, tokens, loads, in_bucket, counts, head, after, before, num_cells, i, goal)
+                has_changed = True
+                is_stuck[group] = False
+                break
+
+
+@kernel
+def _best_exchange(  # type: ignore[no-untyped-def]  # numba infers them
+    bucket, weights, tokens, in_bucket, counts, head, after, heavy, light, goal, heavy_load, slack, cap, fixed,
+    keep_full,
+):  # fmt: skip
+    """(value, sample that leaves, sample that comes or -1); of equals the first samples, a swap before a move."""
+    best, best_i, best_j = np.iinfo(np.int64).max, -1, -1
+    light_load, num_samples = heavy_load - slack, len(bucket)
+    i = head[heavy]
+    while i >= 0:
+        source = bucket[i]
+        j = head[light]
+        while j >= 0:
+            delta = weights[i] - weights[j]
+            value = max(heavy_load - delta, light_load + delta)
+            if value < best or (value == best and (i < best_i or (i == best_i and j < best_j))):
+                longer = tokens[i] - tokens[j]
+                if in_bucket[source] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
+                    best, best_i, best_j = value, i, j
+            j = after[j]
+        if in_bucket[goal] + tokens[i] <= cap and not (keep_full and counts[source] == 1):
+            heavy_after = heavy_load - weights[i] - (fixed if counts[source] == 1 else 0)
+            value = max(heavy_after, light_load + weights[i] + (fixed if counts[goal] == 0 else 0))
+            if value < best or (value == best and i < best_i):
+                best, best_i, best_j = value, i, num_samples
+        i = after[i]
+    return best, best_i, best_j if best_j < num_samples else -1
+
+
+@kernel
+def _find_heaviest(loads, num_ranks, top, heavy_of):  # type: ignore[no-untyped-def]  # numba infers them
+    """Fills in the heaviest cell of every group and its load; returns the sum of those loads."""
+    step = 0
+    for g in range(len(top)):
+        heavy_of[g] = g * num_ranks
+        for c in range(g * num_ranks, (g + 1) * num_ranks):
+            if loads[c] > loads[heavy_of[g]]:
+                heavy_of[g] = c
+        top[g] = loads[heavy_of[g]]
+        step += top[g]
+    return step
+
+
+@kernel
+def _idlest(loads, num_ranks, top, is_stuck):  # type: ignore[no-untyped-def]  # numba infers them
+    """(group with the most idle weight, True) among those not stuck; if all are, (the one among all, False)."""
+    free, most_of_free, any_group, most = -1, -1, 0, -1
+    for g in range(len(top)):
+        idle = 0
+        for c in range(g * num_ranks, (g + 1) * num_ranks):
+            idle += top[g] - loads[c]
+        if idle > most:
+            any_group, most = g, idle
+        if not is_stuck[g] and idle > most_of_free:
+            free, most_of_free = g, idle
+    return (free, True) if free >= 0 else (any_group, False)
+
+
+@kernel
+def _move(  # type: ignore[no-untyped-def]  # numba infers them
+    bucket, weights, tokens, loads, in_bucket, counts, head, after, before, num_cells, i, goal
+):
+    source = bucket[i]
+    loads[source % num_cells] -= weights[i]
+    loads[goal % num_cells] += weights[i]
+    in_bucket[source] -= tokens[i]
+    in_bucket[goal] += tokens[i]
+    counts[source] -= 1
+    counts[goal] += 1
+    bucket[i] = goal
+    _unlink(head, after, before, i, source % num_cells)
+    _link(head, after, before, i, goal % num_cells)
+
+
+@kernel
+def _swap(  # type: ignore[no-untyped-def]  # numba infers them
+    bucket, weights, tokens, loads, in_bucket, head, after, before, num_cells, i, j
+):
+    a, b = bucket[i], bucket[j]
+    delta, longer = weights[i] - weights[j], tokens[i] - tokens[j]
+    loads[a % num_cells] -= delta
+    loads[b % num_cells] += delta
+    in_bucket[a] -= longer
+    in_bucket[b] += longer
+    bucket[i], bucket[j] = b, a
+    _unlink(head, after, before, i, a % num_cells)
+    _unlink(head, after, before, j, b % num_cells)
+    _link(head, after, before, i, b % num_cells)
+    _link(head, after, before, j, a % num_cells)
+
+
+@kernel
+def _link(head, after, before, i, cell):  # type: ignore[no-untyped-def]  # numba infers them
+    after[i], before[i] = head[cell], -1
+    if head[cell] >= 0:
+        before[head[cell]] = i
+    head[cell] = i
+
+
+@kernel
+def _unlink(head, after, before, i, cell):  # type: ignore[no-untyped-def]  # numba infers them
+    if before[i] >= 0:
+        after[before[i]] = after[i]
+    else:
+        head[cell] = after[i]
+    if after[i] >= 0:
+        before[after[i]] = before[i]
+
+
+@kernel
+def _length(head, after, cell):  # type: ignore[no-untyped-def]  # numba infers them
+    length, i = 0, head[cell]
+    while i >= 0:
+        length, i = length + 1, after[i]
+    return length
+
+
+@kernel
+def _draw(bucket, num_cells, cell, is_inside, random):  # type: ignore[no-untyped-def]  # numba infers them
+    """The first sample of the cell (or of the others), counted from a random one on; -1 when there is none."""
+    num_samples = len(bucket)
+    for k in range(num_samples):
+        i = (random + k) % num_samples
+        if (bucket[i] % num_cells == cell) == is_inside:
+            return i
+    return -1

@@ -1,0 +1,197 @@
+"""Pure data parallelism: what is promised about any global batch, and what is reached on lengths as they occur."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.errors import ConfigError
+from dflop.schedule.data_parallel import RankPlan, balance_ranks
+from dflop.schedule.pack import token_cap, token_lpt
+from dflop.simulate.jit import IS_COMPILED
+
+SYNCS = ("step", "microbatch")
+
+
+def lengths(seed: int, num_samples: int, longest: int = 8192) -> np.ndarray:
+    drawn = np.random.default_rng(seed).lognormal(np.log(700), 1.0, num_samples)
+    return np.clip(drawn, 30, longest).astype(np.int64)
+
+
+def seconds(tokens: np.ndarray) -> np.ndarray:
+    """A 7B decoder: linear layers and attention."""
+    return 3e-4 * tokens + 1.3e-8 * tokens.astype(float) ** 2
+
+
+def step_s(s, bucket, num_ranks, num_slots, fixed_s, sync) -> float:
+    """The objective, in words of its own."""
+    load = np.bincount(bucket, s, num_ranks * num_slots).reshape(num_slots, num_ranks)
+    is_used = np.bincount(bucket, minlength=num_ranks * num_slots).reshape(num_slots, num_ranks) > 0
+    if sync == "step":
+        return float((load + fixed_s * is_used).sum(axis=0).max())
+    return float((load.max(axis=1) + fixed_s * is_used.any(axis=1)).sum())
+
+
+@st.composite
+def problems(draw):
+    num_samples = draw(st.integers(1, 40))
+    tokens = np.array(draw(st.lists(st.integers(1, 500), min_size=num_samples, max_size=num_samples)))
+    s = np.array(draw(st.lists(st.floats(0, 5), min_size=num_samples, max_size=num_samples)))
+    given = {
+        "num_ranks": draw(st.integers(1, 6)),
+        "fixed_s": draw(st.sampled_from([0.0, 0.3, 2.0])),
+        "sync": draw(st.sampled_from(SYNCS)),
+        "cap_tokens": draw(st.integers(100, 2000)),
+    }
+    num_microbatches = draw(st.none() | st.integers(1, 4))
+    if num_microbatches:
+        given["num_microbatches"] = num_microbatches
+        given["cap_tokens"] = token_cap(tokens, num_microbatches * given["num_ranks"])
+    return s, tokens, given
+
+
+def equal(a: RankPlan, b: RankPlan) -> bool:
+    scalars = [(p.num_microbatches, p.step_s, p.lower_bound_s, p.num_over_cap) for p in (a, b)]
+    return (a.rank == b.rank).all() and (a.slot == b.slot).all() and scalars[0] == scalars[1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
+    s, tokens, given = problem
+    found = balance_ranks(s, tokens, **given)
+    num_ranks, num_slots = given["num_ranks"], found.num_microbatches
+    assert found.rank.shape == found.slot.shape == s.shape
+    assert ((found.rank >= 0) & (found.rank < num_ranks)).all()
+    assert ((found.slot >= 0) & (found.slot < num_slots)).all()
+    bucket = found.slot * num_ranks + found.rank
+    counts = np.bincount(bucket, minlength=num_ranks * num_slots)
+    over = np.bincount(bucket, tokens, num_ranks * num_slots) > given["cap_tokens"]
+    assert (counts[over] == 1).all()
+    assert over.sum() == found.num_over_cap == (tokens > given["cap_tokens"]).sum()
+    if len(s) >= len(counts):
+        assert counts.min() >= 1
+    told = step_s(s, bucket, num_ranks, num_slots, given["fixed_s"], given["sync"])
+    assert found.step_s == pytest.approx(told, rel=1e-9, abs=1e-9)
+    assert found.lower_bound_s <= found.step_s
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
+    s, tokens, given = problem
+    found = balance_ranks(s, tokens, **given)
+    num_ranks, num_buckets = given["num_ranks"], given["num_ranks"] * found.num_microbatches
+    for rival in (np.arange(len(s)) * num_buckets // len(s), token_lpt(tokens, num_buckets)):
+        if np.bincount(rival, tokens).max() <= given["cap_tokens"]:
+            theirs = step_s(s, rival, num_ranks, found.num_microbatches, given["fixed_s"], given["sync"])
+            assert found.step_s <= theirs * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.sampled_from([50, 3000, 2_000_000]), st.sampled_from([0.0, 1e-3]))
+def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance):
+    s, tokens, given = problem
+    plans = [
+        balance_ranks(s, tokens, **given, max_evals=max_evals, tolerance=tolerance, compiled=compiled)
+        for compiled in (True, False)
+    ]
+    assert equal(*plans)
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize(("num_ranks", "num_slots"), [(16, 1), (8, 4)])
+def test_compiled_and_numpy_come_to_the_same_plan_on_real_sizes(sync, num_ranks, num_slots):
+    tokens = lengths(3, 256, 32768)
+    cap = token_cap(tokens, num_ranks * num_slots)
+    given = {"cap_tokens": cap, "num_microbatches": num_slots, "sync": sync, "fixed_s": 0.05, "max_evals": 200_000}
+    plans = [balance_ranks(seconds(tokens), tokens, num_ranks, **given, compiled=c) for c in (True, False)]
+    assert equal(*plans)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=2, max_size=5),
+    st.integers(1, 2), st.integers(1, 2), st.sampled_from([0.0, 1.0]), st.sampled_from(SYNCS), st.integers(8, 20),
+)  # fmt: skip
+def test_lower_bound_holds_for_every_assignment_there_is(samples, num_ranks, num_slots, fixed_s, sync, cap):
+    tokens, s = np.array([t for t, _ in samples]), np.array([float(w) for _, w in samples])
+    num_buckets = num_ranks * num_slots
+    if (cap := max(cap, token_cap(tokens, num_buckets))) and len(s) < num_buckets:
+        return
+    found = balance_ranks(s, tokens, num_ranks, cap_tokens=cap, num_microbatches=num_slots, fixed_s=fixed_s, sync=sync)
+    best = min(
+        step_s(s, np.array(b), num_ranks, num_slots, fixed_s, sync)
+        for b in itertools.product(range(num_buckets), repeat=len(s))
+        if len(set(b)) == num_buckets and np.bincount(b, tokens).max() <= cap
+    )
+    assert found.lower_bound_s <= best + 1e-9
+    assert best <= found.step_s + 1e-9 <= 1.5 * best + 1e-9
+
+
+@pytest.mark.parametrize("longest", [8192, 32768])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_thousand_samples_on_64_ranks_are_a_thousandth_from_the_bound(seed, longest):
+    tokens = lengths(seed, 1024, longest)
+    cap = token_cap(tokens, 64)
+    found = balance_ranks(seconds(tokens), tokens, 64, cap_tokens=cap, num_microbatches=1)
+    assert found.step_s <= 1.001 * found.lower_bound_s
+    arrival = step_s(seconds(tokens), np.arange(1024) * 64 // 1024, 64, 1, 0.0, "step")
+    assert arrival > 1.2 * found.step_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_meet_in_every_microbatch_get_similar_sizes_side_by_side(seed):
+    tokens = lengths(seed, 512, 32768)
+    s, cap = seconds(tokens), token_cap(tokens, 32)
+    free = balance_ranks(s, tokens, 8, cap_tokens=2 * cap, num_microbatches=4, sync="microbatch")
+    assert free.step_s <= 1.002 * free.lower_bound_s
+    found = balance_ranks(s, tokens, 8, cap_tokens=cap, num_microbatches=4, sync="microbatch")
+    assert found.step_s <= 1.05 * found.lower_bound_s  # what is beside a long sample may not be as many tokens
+    by_step = balance_ranks(s, tokens, 8, cap_tokens=cap, num_microbatches=4, sync="step")
+    theirs = step_s(s, by_step.slot * 8 + by_step.rank, 8, 4, 0.0, "microbatch")
+    assert theirs > found.step_s
+
+
+def test_as_few_microbatches_as_the_cap_allows():
+    tokens = np.full(16, 100)
+    assert balance_ranks(tokens * 1.0, tokens, 2, cap_tokens=800).num_microbatches == 1
+    assert balance_ranks(tokens * 1.0, tokens, 2, cap_tokens=799).num_microbatches == 2
+    assert balance_ranks(tokens * 1.0, tokens, 2, cap_tokens=199).num_microbatches == 8
+
+
+def test_a_tight_cap_is_kept_although_seconds_ask_for_something_else():
+    tokens = np.array([5, 5, 5, 5, 2, 2, 2, 2, 2, 2])  # two bins of 16 hold them in few ways
+    s = np.array([1.0, 1, 1, 1, 5, 5, 5, 5, 5, 5])
+    found = balance_ranks(s, tokens, 2, cap_tokens=16, num_microbatches=1)
+    assert np.bincount(found.rank, tokens).max() <= 16
+    assert found.step_s == 17
+
+
+def test_a_sample_over_the_cap_is_alone_and_told():
+    found = balance_ranks(np.array([9.0, 1, 1, 1]), np.array([900, 10, 10, 10]), 2, cap_tokens=100)
+    assert found.num_over_cap == 1
+    assert (found.rank == found.rank[0]).sum() == 1
+
+
+def test_what_cannot_fit_says_what_would():
+    with pytest.raises(ConfigError, match="do not fit into 2 microbatch") as error:
+        balance_ranks(np.ones(9), np.full(9, 100), 2, cap_tokens=150, max_microbatches=2)
+    assert "5 microbatches would do" in error.value.hint
+
+
+def test_no_samples_are_no_work():
+    found = balance_ranks(np.zeros(0), np.zeros(0, dtype=np.int64), 4, cap_tokens=1)
+    assert found.step_s == found.lower_bound_s == 0
+
+
+@pytest.mark.parametrize("wrong", [np.array([1.0, -1.0]), np.array([1.0, np.nan]), np.array([1.0])])
+def test_seconds_that_are_none_are_refused(wrong):
+    with pytest.raises(ValueError, match="seconds"):
+        balance_ranks(wrong, np.array([1, 1]), 1, cap_tokens=2)
