@@ -2,8 +2,8 @@
 
 Two processes, a core each, gloo between them. `encoder | llm`: our engine trains an encoder on one and a language model
 on the other. `2 replicas`: the whole model on each, gradients summed once per step. A tiny model is profiled first, and
-the costs that come out schedule the steps. A global batch is trained under every policy in turn, in rounds, the first
-one uncounted; every configuration has processes of its own.
+the costs that come out schedule the steps. A global batch is trained under every policy in turn, in rounds, behind a
+few uncounted steps; every configuration has processes of its own.
 
 arrival: samples counted into microbatches in their order. bottleneck: all modules balanced, certified. token_lpt: LLM
 tokens balanced, longest first. balanced: the search on the simulator, what runs by default.
@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dflop.cost.links import fit_link_costs
 from dflop.jobs.submit import CPU_ENV
 from tests.bench.figures import machine
 from tests.bench.schedule.real_cases import CASES, ENCODER_LAYERS, NUM_CORES, QUICK_CASES, Case, family_of
@@ -60,8 +61,8 @@ def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Cas
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:NUM_CORES]))
     started, is_full = time.perf_counter(), len(seeds) >= NUM_FULL_SEEDS
     rows = Rows(sizes, family_of("equal"))
-    costs = _profiled(rows, budget_s=60.0 if is_full else 25.0)
-    num_rounds, outcomes, gradient_errors = 1 + (3 if is_full else 2), [], {}
+    costs = _profiled(rows, budget_s=45.0 if is_full else 20.0)
+    num_rounds, outcomes, gradient_errors = 3 if is_full else 2, [], {}
     for case in cases or (CASES if is_full else QUICK_CASES):
         outcome, error = _run_case(case, costs[case.model], rows, seeds, num_rounds)
         outcomes.append(outcome)
@@ -92,14 +93,20 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         f"{first.num_rounds} counted rounds; above 1 the second one is faster.",
         "measured: real steps, ± over batches.  simulated: before training, from profiled costs.  "
         "replayed: simulated from the steps' own seconds.",
-        f"{'configuration':66s} {'policies':24s} {'measured':>13s} {'simulated':>10s} {'replayed':>9s}",
+        "idle: measured share of the step's pipeline that each process waits, under the first -> under the second.",
+        f"{'configuration':63s} {'policies':22s} {'measured':>12s} {'simulated':>9s} {'replayed':>8s} {'idle, %':>14s}",
     ]
     for outcome in outcomes:
         for i, (name, r) in enumerate(outcome.ratios.items()):
             measured = f"{r.measured:.3f} ±{r.measured_sd:.3f}"
             told = "" if i else outcome.case.name
-            lines.append(f"{told:66s} {name:24s} {measured:>13s} {r.simulated:10.3f} {r.replayed:9.3f}")
+            idle = " -> ".join(_percents(outcome.policies[p].measured_idle_frac) for p in name.split(" / "))
+            lines.append(f"{told:63s} {name:22s} {measured:>12s} {r.simulated:9.3f} {r.replayed:8.3f} {idle:>14s}")
     return lines
+
+
+def _percents(shares: Sequence[float]) -> str:
+    return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
 def _lines(o: Outcome) -> list[str]:
@@ -107,14 +114,14 @@ def _lines(o: Outcome) -> list[str]:
     lines = [
         f"{o.case.name}: on a core {o.cpu_frac:.0%} of the time, predicted / measured compute {o.compute_ratio:.2f}, "
         f"replayed / measured step {o.replay_ratio:.3f}"
-        + ("" if o.case.layout == "replicas" else f", encoder {o.encoder_frac:.0%} of compute")
+        + ("" if o.encoder_frac is None else f", encoder {o.encoder_frac:.0%} of compute")
     ]
     for policy, p in o.policies.items():
-        idle, simulated = (" / ".join(f"{x:3.0%}" for x in f) for f in (p.measured_idle_frac, p.simulated_idle_frac))
+        idle, simulated = _percents(p.measured_idle_frac), _percents(p.simulated_idle_frac)
         kept = f", {p.num_kept_arrival} batches kept in arrival order" if policy == "balanced" else ""
         lines.append(
             f"    {policy:10s} step {p.measured_step_s:.3f} s (simulated {p.simulated_step_s:.3f}), "
-            f"idle {idle} (simulated {simulated}){kept}"
+            f"idle {idle} % (simulated {simulated} %){kept}"
         )
     for name, r in o.ratios.items():
         lines.append(
@@ -129,9 +136,10 @@ def _profiled(rows: Rows, budget_s: float) -> dict[str, Costs]:
     shapes = {model: rows.batch(200, [1 << 20]) for model in ENCODER_LAYERS}
     _tell(f"profiling {', '.join(ENCODER_LAYERS)} for {budget_s:g} s")
     found = _ranks(profile, shapes, budget_s)
-    costs = {m: Costs(m, p, found[0]) for m, p in zip(ENCODER_LAYERS, found, strict=True)}
+    links = fit_link_costs(found[0].links)
+    costs = {m: Costs.fitted(m, p.probes, links) for m, p in zip(ENCODER_LAYERS, found, strict=True)}
     for model, c in costs.items():
-        for t in c.tables:
+        for t in c.cost.tables:
             _tell(f"  {model}, {t.module}: error {t.median_error_frac:.1%}, noise {t.noise_frac:.1%}")
     return costs
 
@@ -150,8 +158,7 @@ def _run_case(
     else:
         found = _ranks(train_replicas, job)
         by_rank, error = [f.rounds for f in found], max(f.gradient_error for f in found)
-    counted = [of_rank[1:] for of_rank in by_rank]
-    rounds = [list(zip(*of_round, strict=True)) for of_round in zip(*counted, strict=True)]
+    rounds = [list(zip(*of_round, strict=True)) for of_round in zip(*by_rank, strict=True)]
     return compare(case, costs, step_plans, batches, rounds), error
 
 

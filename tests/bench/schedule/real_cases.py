@@ -16,7 +16,7 @@ from tests.train.synthetic import make_plan
 
 TILE_PX = 56
 TOKEN_ID = {"<image>": 1, "<video>": 2}
-ENCODER_LAYERS = {"equal": 9, "third": 4}
+ENCODER_LAYERS = {"equal": 8, "third": 4}
 """Per model. With the LLM below, its seconds are about those of the LLM, and a third of both."""
 NUM_CORES = 2
 
@@ -35,7 +35,7 @@ def family_of(model: str) -> Family:
             "patch_size": 14, "vision_use_head": False,
         },
         "text_config": {
-            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 192, "intermediate_size": 576,
+            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 192, "intermediate_size": 480,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
         },
     }  # fmt: skip
@@ -82,9 +82,12 @@ class Case:
         return ("arrival", middle, "balanced")
 
 
-PIPELINE_SIZES = ((64, 8), (64, 16), (128, 16))
 CASES = (
-    *(Case(model, "pipeline", n, m) for model in ENCODER_LAYERS for n, m in PIPELINE_SIZES),
+    Case("equal", "pipeline", 64, 8),
+    Case("equal", "pipeline", 64, 16),
+    Case("equal", "pipeline", 128, 16),
+    Case("third", "pipeline", 64, 8),
+    Case("third", "pipeline", 128, 16),
     Case("equal", "replicas", 64, 4),
     Case("equal", "replicas", 128, 4),
 )

@@ -17,16 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.fit import fit_cost_tables
-from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
-from dflop.records import LLM, Plan, SampleShape, StepObservation, StepPlan
+from dflop.records import LLM, LinkCost, Measurement, ModuleSpec, Plan, SampleShape, StepObservation, StepPlan
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from dflop.simulate.events import Timeline
 from dflop.simulate.step import Node, simulate_step
 from tests.bench.schedule.real_cases import CLUSTER, Case, family_of
-from tests.bench.simulate.measure import Profiled
 
 Durations = Mapping[Node, Sequence[tuple[float, float]]]
 
@@ -69,8 +67,8 @@ class Outcome:
     case: Case
     num_batches: int
     num_rounds: int
-    encoder_frac: float
-    """Of the CPU seconds of forward and backward; nan where processes run whole models."""
+    encoder_frac: float | None
+    """Of the CPU seconds of forward and backward; None where processes run whole models."""
     cpu_frac: float
     """Of the wall seconds of forward and backward, those on a core: below 1, others ran there, too."""
     compute_ratio: float
@@ -83,15 +81,18 @@ class Outcome:
     ratios: Mapping[str, Ratio]
 
 
+@dataclass(frozen=True)
 class Costs:
-    """What the profile of one model says."""
+    """What one model costs."""
 
-    def __init__(self, model: str, profiled: Profiled, links: Profiled) -> None:
-        self.specs = family_of(model).specs()
-        self.tables = fit_cost_tables(profiled.probes, self.specs)
-        self.cost = CostModel(
-            self.tables, specs=self.specs, links=fit_link_costs(links.links), extrapolate=True
-        )  # fmt: skip
+    specs: tuple[ModuleSpec, ...]
+    cost: CostModel
+    """Extrapolating."""
+
+    @classmethod
+    def fitted(cls, model: str, probes: Sequence[Measurement], links: Sequence[LinkCost]) -> Costs:
+        specs = family_of(model).specs()
+        return cls(specs, CostModel(fit_cost_tables(probes, specs), specs=specs, links=links, extrapolate=True))
 
     def schedule(self, case: Case, batches: Sequence[Sequence[SampleShape]]) -> list[StepPlan]:
         """Every batch under every policy, in the order they shall be trained: no policy always comes first."""
@@ -202,7 +203,7 @@ def compare(
     pairs = sorted(itertools.combinations(case.policies, 2), key=lambda pair: pair[1] != case.policies[-1])
     return Outcome(
         case, len(batches), len(rounds),
-        encoder_frac=float("nan") if plan.is_inline else encoder_s / compute_s,
+        encoder_frac=None if plan.is_inline else encoder_s / compute_s,
         cpu_frac=compute_s / sum(_total_s(s.wall_s) for s in every),
         compute_ratio=len(rounds) * sum(map(_total_s, predicted)) / compute_s,
         replay_ratio=float(np.median(replayed_s / measured_s)),
