@@ -158,8 +158,13 @@ class TrainConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     checkpoint_every: int = Field(default=10, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
-    schedule_ahead: int = Field(default=2, ge=1)
-    """Steps the scheduler works ahead of training."""
+    schedule_ahead: int = Field(default=2, ge=1, le=8)
+    """Steps the scheduler works ahead of training, at once where cores are free."""
+    schedule_patience_frac: float = Field(default=0.5, ge=0, le=1)
+    """Share of a step that rank 0 waits, while it runs, for the next one's plan before it makes a quick one; the rest
+    of the step is for decoding."""
+    scheduler_restarts: int = Field(default=2, ge=0)
+    """How often a scheduler that died is started again; then training goes on with quick plans."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sample order."""
     timeout_s: float = Field(default=120, gt=0)

@@ -1,19 +1,22 @@
 """The scheduler process of a training job: cost tables in, StepPlans out, corrections back.
 
-It runs beside the ranks, some steps ahead of them. It reads the cost tables from a snapshot of the store once, packs
-each global batch, publishes the StepPlan on the job's key-value store, listens to what the ranks measured, and spools
-plans and corrections. Nothing waits for it for long: when it is late or dead, rank 0 goes on in arrival order.
+It runs beside the ranks, some steps ahead of them. It reads cost tables and corrections from a snapshot of the store
+once, packs each global batch, publishes the StepPlan on the job's key-value store, listens to what the ranks measured,
+and spools plans and corrections. What other runs learn meanwhile counts from its next start on. When it falls behind
+it makes quick plans until it has caught up; when it dies, rank 0 goes on without it and starts it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import signal
 import sys
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-
-import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.correct.estimate import ModuleCorrector
@@ -21,20 +24,21 @@ from dflop.cost.model import CostModel
 from dflop.errors import DflopError, StoreError
 from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, open_run
-from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, StepSpec, job_steps
-from dflop.records import CostTable, Plan, StepObservation, from_dict
+from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps
+from dflop.records import CostTable, Plan, RunEvent, SampleShape, StepObservation, from_dict
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
 from dflop.store.spool import SpoolWriter
+from dflop.train import wire
 from dflop.train.checkpoint import read_latest
-from dflop.train.plans import PlanMessage, open_store, publish, take_observation
+from dflop.train.wire import PlanMessage, Store
 
 IDLE_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
-def main(run_path: str, mode: str, attempt: str, host: str, port: str) -> None:
+def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: str) -> None:
     """Schedule every step of one job.
 
     Args:
@@ -43,60 +47,100 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str) -> None:
         attempt: Number of this start of the job.
         host: Where rank 0 serves the key-value store.
         port: Its port.
+        start: Number of this start of the scheduler within the job's, from 1.
     """
     _die_with_parent()
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
-    service = Scheduler(run, config, plan, mode, int(attempt))
-    store = open_store(host, int(port), is_server=False, timeout_s=config.train.timeout_s)
+    store = wire.open_store(host, int(port), is_server=False, timeout_s=config.train.timeout_s)
+    service = Scheduler(run, config, plan, mode, int(attempt), int(start), wire.factors_in_force(store))
     try:
         service.serve(store)
     except (RuntimeError, ConnectionError) as error:
         # The key-value store goes away with rank 0: nobody is left to schedule for.
         raise SystemExit(f"scheduler: training has ended ({str(error).splitlines()[0]})") from None
     finally:
-        service.close()
+        service.close(store)
 
 
 class Scheduler:
-    """State of the scheduler process."""
+    """State of the scheduler process.
 
-    def __init__(self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int) -> None:
-        self._config, self._plan, self._mode = config, plan, mode
+    Args:
+        run: Run directory.
+        config: Of the run.
+        plan: Of the run.
+        mode: `train` or `compare`.
+        attempt: Number of this start of the job.
+        start: Number of this start of the scheduler within it.
+        factors: Corrections that an earlier start of the scheduler had found; they go before those of the store.
+    """
+
+    def __init__(
+        self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, start: int = 1,
+        factors: dict[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._config, self._plan, self._mode, self._attempt = config, plan, mode, attempt
         self._batches = GlobalBatches(config, run.shapes())
         self._steps = job_steps(config, mode)
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
-        tables, factors, snapshot = _read_costs(config, plan)
+        tables, stored, snapshot = _read_costs(config, plan)
         self._cost = CostModel(tables)
-        self._corrector = ModuleCorrector({t.module: t.table_id for t in tables}, factors)
+        in_force = stored | (factors or {})
+        self._corrector = ModuleCorrector({t.module: t.table_id for t in tables}, in_force)
         latest = read_latest(run.checkpoints) if mode == TRAIN else None
         self._first = int(latest["next_step"]) if latest else 0
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
-        self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}")
-        self._spool.append(run_input(run.run_id, mode, int(attempt), snapshot, run.profile_key(), tables))
-        known = ", ".join(f"{m} x{f:.2f}" for m, f in sorted(factors.items())) or "none"
+        self._num_threads = _num_threads(config.train.schedule_ahead)
+        self._is_behind = False
+        self._unflushed: list[int] = []
+        self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
+        self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
+        known = ", ".join(f"{m} x{f:.2f}" for m, f in sorted(in_force.items())) or "none"
         _say(f"scheduler: cost tables from snapshot {snapshot.seq}, corrections in force: {known}")
 
-    def serve(self, store: dist.TCPStore) -> None:
+    def serve(self, store: Store) -> None:
         """Publish the plan of every step, never more than `schedule_ahead` steps before it is needed."""
-        seen = self._first
-        pending: dict[int, dict[int, StepObservation]] = {}
-        for step in range(self._first, len(self._steps)):
-            while step - seen >= self._config.train.schedule_ahead + 1:
-                seen = self._listen(store, seen, pending)
-            message = self._message(step, self._steps[step])
-            if publish(store, message):
-                self._spool.append(message.step_plan)
-        while seen < len(self._steps):
-            seen = self._listen(store, seen, pending)
+        end, ahead = len(self._steps), self._config.train.schedule_ahead
+        self._first = step = seen = _first_unpublished(store, self._first, end)
+        making: deque[Future[PlanMessage]] = deque()
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="plan") as pool:
+            while seen < end:
+                may_begin = step < end and step - seen <= ahead
+                # Caught up: as far ahead as it may be.
+                self._is_behind = self._is_behind and (may_begin or bool(making))
+                if may_begin and len(making) < self._num_threads:
+                    making.extend(self._begin(store, step, pool))
+                    step += 1
+                elif making and making[0].done():
+                    self._publish(store, making.popleft().result())
+                elif seen < step - len(making) and self._listen(store, seen, step):
+                    seen += 1
+                else:
+                    wait([making[0]], IDLE_S) if making else time.sleep(IDLE_S)
 
-    def close(self) -> None:
-        self._spool.close()
+    def close(self, store: Store) -> None:
+        """Write what is left, whether or not anybody is there to be told."""
+        with contextlib.suppress(RuntimeError, ConnectionError):
+            self._record(store)
 
-    def _message(self, step: int, spec: StepSpec) -> PlanMessage:
-        batch = self._batches.at(spec.batch_step)
+    def _begin(self, store: Store, step: int, pool: ThreadPoolExecutor) -> list[Future[PlanMessage]]:
+        """Begin to plan a step, unless that is too late already."""
+        spec = self._steps[step]
+        if wire.is_published(store, step):
+            self._fell_behind(step, "it runs another plan already")
+            return []
+        # A comparison waits for its plans. So does the first step of a start: rank 0 knows that nothing is ready then.
+        if self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
+            self._fell_behind(step, "it is asked for already")
+        if self._is_behind:
+            spec = replace(spec, policy="bottleneck", label=QUICK)
+        # What a plan depends on is fixed here: corrections that come later count for later steps.
         cost = self._cost.with_corrections(self._corrector.factors)
+        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), cost)]
+
+    def _message(self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel) -> PlanMessage:
         step_plan = schedule_step(
             run_id=self._run_id,
             step=step,
@@ -118,25 +162,60 @@ class Scheduler:
             },
         )
 
-    def _listen(self, store: dist.TCPStore, seen: int, pending: dict[int, dict[int, StepObservation]]) -> int:
-        """Take what has arrived of step `seen`; returns the first step that is not complete yet."""
-        found = pending.setdefault(seen, {})
-        for rank in range(self._plan.num_processes):
-            if rank in found:
-                continue
-            data = take_observation(store, seen, rank)
-            if data is not None:
-                found[rank] = from_dict(StepObservation, data)
-        if len(found) < self._plan.num_processes:
-            time.sleep(IDLE_S)
-            return seen
-        self._corrector.observe(list(pending.pop(seen).values()))
-        # Plans up to seen + schedule_ahead are out already; the next one made is the first to use a new factor.
-        first_affected = min(seen + 1 + self._config.train.schedule_ahead, len(self._steps))
-        for correction in self._corrector.corrections(self._run_id, first_affected, time.time()):
+    def _publish(self, store: Store, message: PlanMessage) -> None:
+        if not wire.publish(store, message):
+            return
+        self._spool.append(message.step_plan)
+        self._unflushed.append(message.step_plan.step)
+        if len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
+            self._record(store)
+
+    def _record(self, store: Store) -> None:
+        """Write what was published to disk, and tell rank 0 that it need not."""
+        self._spool.flush()
+        if self._unflushed:
+            wire.note_recorded(store, self._unflushed[-1])
+        self._unflushed = []
+
+    def _listen(self, store: Store, seen: int, next_step: int) -> bool:
+        """Learn from step `seen` if every rank has observed it; `next_step` is the first not begun yet."""
+        found = wire.take_observations(store, seen, self._plan.num_processes)
+        if found is None:
+            return False
+        self._corrector.observe([from_dict(StepObservation, data) for data in found])
+        first_affected = min(next_step, len(self._steps))
+        corrections = self._corrector.corrections(self._run_id, first_affected, time.time())
+        for correction in corrections:
             _say(f"step {seen}: `{correction.module}` takes x{correction.factor:.2f} of its predicted time")
             self._spool.append(correction)
-        return seen + 1
+        if corrections:
+            wire.note_factors(store, self._corrector.factors)
+        return True
+
+    def _fell_behind(self, step: int, why: str) -> None:
+        """Said once; it is over when every step that may be planned is."""
+        if self._is_behind:
+            return
+        self._is_behind = True
+        detail = f"step {step} comes too late, {why}; quick plans until the scheduler has caught up"
+        _say(f"scheduler: {detail}")
+        self._spool.append(
+            RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
+        )
+
+
+def _first_unpublished(store: Store, first: int, end: int) -> int:
+    # Rank 0 asks in order: what it asked for before has been published by somebody.
+    step = max(first, wire.asked_step(store))
+    while step < end and wire.is_published(store, step):
+        step += 1
+    return step
+
+
+def _num_threads(ahead: int) -> int:
+    """Plans made at once: as many as this process may use cores that ranks beside it leave free."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(ahead, len(os.sched_getaffinity(0)) - num_ranks))
 
 
 def _die_with_parent() -> None:

@@ -9,41 +9,42 @@ the scheduler process beside itself.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from dflop.config import Config
-from dflop.cost.model import CostModel
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
+from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
 from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.spooling import SpoolThread
-from dflop.jobs.steps import COMPARE, TRAIN, WARMUP, GlobalBatches, job_steps
+from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
+from dflop.jobs.supervisor import Supervisor
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat, make_groups, seat_of
-from dflop.records import LLM, Plan, QuarantinedSample, StepObservation, to_dict
-from dflop.schedule.scheduler import schedule_step
+from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
 from dflop.store.spool import SpoolWriter
+from dflop.train import wire
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.plans import PlanMessage, PlanSource, open_store, send_observation
+from dflop.train.plans import Guard, Patience, PlanSource
+from dflop.train.wire import Store
 from dflop.units import seconds
 
-SCHEDULER_PATIENCE_S = 60.0
-SCHEDULER_EXIT_S = 10.0
+START_PATIENCE_S = 5.0
+"""For the first plan, beyond the start of the ranks themselves; the scheduler starts before they load the model."""
+COMPARE_PATIENCE_S = 60.0
+"""In a comparison, which is worth nothing with other plans than it names."""
 
 
 def main(run_path: str, mode: str) -> dict[str, float]:
@@ -75,19 +76,15 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             hint="start as many tasks as the plan has processes",
         )
     attempt = _agree(run.claim_attempt(mode) if rank == 0 else 0)
-    store, scheduler = _start_scheduler(run, mode, attempt, rank, timeout_s)
-    rank_context = _Rank(run, config, plan, mode, attempt, device, store)
+    store, supervisor = _start_scheduler(run, mode, attempt, rank, config)
+    rank_context = _Rank(run, config, plan, mode, attempt, device, store, supervisor)
     try:
-        first = rank_context.train(lambda: scheduler is not None and scheduler.poll() is None)
+        first = rank_context.train()
         dist.barrier()
     except BaseException:
-        if scheduler is not None:
-            scheduler.terminate()  # it would wait for observations that never come
+        rank_context.close(failed=True)
         raise
-    finally:
-        rank_context.spool.close()
-        if scheduler is not None:
-            _stop(scheduler)
+    rank_context.close(failed=False)
     dist.destroy_process_group()
     return {"first_step": first, "num_steps": len(job_steps(config, mode))}
 
@@ -97,10 +94,10 @@ class _Rank:
 
     def __init__(
         self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, device: torch.device,
-        store: dist.TCPStore,
+        store: Store, supervisor: Supervisor | None,
     ) -> None:  # fmt: skip
         self.run, self.config, self.plan, self.mode, self.attempt = run, config, plan, mode, attempt
-        self.device, self.store = device, store
+        self.device, self.store, self.supervisor = device, store, supervisor
         self.seat = seat_of(plan, dist.get_rank())
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
@@ -108,8 +105,16 @@ class _Rank:
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
+        self.plans = self._plans()
 
-    def train(self, scheduler_is_alive: Callable[[], bool]) -> int:
+    def close(self, *, failed: bool) -> None:
+        """Write what is left; a failed job ends its scheduler, which waits for observations that never come."""
+        if self.supervisor is not None:
+            self.supervisor.stop(at_once=failed)
+            self.plans.rescue()
+        self.spool.close()
+
+    def train(self) -> int:
         config, seat = self.config, self.seat
         tokenizer = tokenizer_of(config)
         family = trainable_of(config, tokenizer.vocab_size)
@@ -134,7 +139,7 @@ class _Rank:
             engine=Engine(self.plan, seat, stage, groups, self.device, hidden_size),
             feed=Feed(source, family, self.plan, seat, llm_stage),
             source=source,
-            plans=self._plans(scheduler_is_alive),
+            plans=self.plans,
             optimizer=optimizer,
             hooks=Hooks(self._observed, self._bad_sample),
             checkpointer=checkpointer,
@@ -153,45 +158,35 @@ class _Rank:
             checkpoint_every=t.checkpoint_every,
         )
 
-    def _plans(self, scheduler_is_alive: Callable[[], bool]) -> PlanSource:
-        cost, cluster = CostModel(self.run.cost_tables()), self.config.cluster.spec()
-        limit = cluster.max_concurrency if cluster.max_concurrency < self.plan.num_processes else None
+    def _plans(self) -> PlanSource:
+        timeout_s = self.config.train.timeout_s
+        if self.supervisor is None:
+            return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s)
+        patience = Patience(min(START_PATIENCE_S, timeout_s / 2), self.config.train.schedule_patience_frac)
+        if self.mode == COMPARE:
+            patience = Patience(min(COMPARE_PATIENCE_S, timeout_s / 2), None)
+        quick = QuickPlanner(self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store)
+        guard = Guard(quick, self.supervisor.is_alive, patience, self._ran_quick, self.spool.put)
+        return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s, guard=guard)
 
-        def fallback(step: int) -> PlanMessage:
-            spec = self.steps[step]
-            step_plan = schedule_step(
-                run_id=self.run_id,
-                step=step,
-                plan=self.plan,
-                batch=self.batches.at(spec.batch_step),
-                cost=cost,
-                policy="arrival",
-                max_concurrency=limit,
-            )
-            return PlanMessage(replace(step_plan, policy=WARMUP) if spec.label == WARMUP else step_plan, {})
+    def _ran_quick(self, step_plan: StepPlan, waited_s: float | None) -> None:
+        self.spool.put(step_plan)
+        if waited_s is not None:
+            self._event(step_plan.step, "scheduler_late", f"not ready after {seconds(waited_s)}; a quick plan runs")
 
-        return PlanSource(
-            self.store,
-            self.seat.rank,
-            fallback=fallback,
-            scheduler_is_alive=scheduler_is_alive,
-            patience_s=min(SCHEDULER_PATIENCE_S, self.config.train.timeout_s / 2),
-            timeout_s=self.config.train.timeout_s,
-            on_fallback=self._fell_back,
-        )
-
-    def _fell_back(self, message: PlanMessage, why: str) -> None:
-        _say(f"step {message.step_plan.step + 1}: {why}; training goes on in arrival order")
-        self.spool.put(message.step_plan)
+    def _event(self, step: int, kind: str, detail: str) -> None:
+        _say(f"step {step + 1}: {kind.replace('_', ' ')}: {detail}")
+        self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
 
     def _observed(self, seen: StepObservation) -> None:
         self.spool.put(seen)
-        send_observation(self.store, seen.step, seen.rank, to_dict(seen))
-        if seen.rank == 0:
+        wire.send_observation(self.store, seen.step, seen.rank, to_dict(seen))
+        if self.supervisor is not None:
             _say(
                 f"step {seen.step + 1}/{len(self.steps)}  loss {seen.loss:.4f}  {seconds(seen.step_s)} "
                 f"(predicted {seconds(seen.predicted_step_s)})  {seen.policy}"
             )
+            self.supervisor.tend(seen.step, self._event)
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
@@ -224,32 +219,21 @@ def _agree(value: int) -> int:
 
 
 def _start_scheduler(
-    run: RunDir, mode: str, attempt: int, rank: int, timeout_s: float
-) -> tuple[dist.TCPStore, subprocess.Popen[bytes] | None]:
-    host = os.environ["MASTER_ADDR"]
+    run: RunDir, mode: str, attempt: int, rank: int, config: Config
+) -> tuple[Store, Supervisor | None]:
+    """The key-value store on every rank, the scheduler process on rank 0."""
+    host, timeout_s = os.environ["MASTER_ADDR"], config.train.timeout_s
     if rank != 0:
-        return open_store(host, _agree(0), is_server=False, timeout_s=timeout_s), None
-    store = open_store(host, 0, is_server=True, timeout_s=timeout_s)
+        return wire.open_store(host, _agree(0), is_server=False, timeout_s=timeout_s), None
+    store = wire.open_store(host, 0, is_server=True, timeout_s=timeout_s)
     _agree(store.port)
-    log = _scheduler_log(run, mode, attempt)
-    command = [sys.executable, "-m", "dflop.jobs.scheduler", str(run.path), mode, str(attempt), host, str(store.port)]
-    with open(log, "ab") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    _say(f"scheduler started, log in {log}")
-    return store, process
-
-
-def _scheduler_log(run: RunDir, mode: str, attempt: int) -> Path:
-    folder = run.path / "log"
-    folder.mkdir(exist_ok=True)
-    return folder / f"scheduler-{mode}-{attempt}.log"
-
-
-def _stop(scheduler: subprocess.Popen[bytes]) -> None:
-    try:
-        scheduler.wait(SCHEDULER_EXIT_S)
-    except subprocess.TimeoutExpired:
-        scheduler.terminate()
+    log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
+    log.parent.mkdir(exist_ok=True)
+    _say(f"scheduler starts, log in {log}")
+    return store, Supervisor(
+        [str(run.path), mode, str(attempt), host, str(store.port)], log,
+        num_steps=len(job_steps(config, mode)), max_restarts=config.train.scheduler_restarts,
+    )  # fmt: skip
 
 
 def _say(line: str) -> None:

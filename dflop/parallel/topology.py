@@ -68,7 +68,9 @@ class Groups:
     """World group for activations; one group per direction keeps tags of the two apart."""
     backward: dist.ProcessGroup
     control: dist.ProcessGroup
-    """World group for small CPU tensors (sample health, norms, losses)."""
+    """World group for small CPU tensors (norms, losses)."""
+    feed: dist.ProcessGroup
+    """The same for the thread that prepares steps ahead, which may be a step ahead of the one that computes."""
     replicas: dist.ProcessGroup
     """Data-parallel replicas of this rank's stage."""
     tied: dist.ProcessGroup
@@ -88,6 +90,7 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     # All ranks must create all groups in the same order, their own or not.
     forward, backward = dist.new_group(world, timeout=timeout), dist.new_group(world, timeout=timeout)
     control = dist.new_group(world, timeout=timeout, backend="gloo")
+    feed = dist.new_group(world, timeout=timeout, backend="gloo")
     replicas = None
     for module in plan.modules:
         for stage in range(module.parallel.pp):
@@ -100,4 +103,4 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     tied = dist.new_group(ends, timeout=timeout)
     if replicas is None:
         raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
-    return Groups(forward, backward, control, replicas, tied)
+    return Groups(forward, backward, control, feed, replicas, tied)

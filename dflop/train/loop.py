@@ -1,7 +1,8 @@
 """The training loop of one rank: fetch the step's plan, run it, reduce, update, observe, checkpoint.
 
-Everything slow that can happen ahead does: while step t computes, a thread already holds step t + 1's plan and
-decodes its media. The loop knows neither files of the store nor Prefect nor Slurm; `jobs/train.py` hands it callables.
+Everything that can happen ahead does: while step t computes, a thread holds step t + 1's plan, decodes its media and
+agrees with the other ranks on what is broken in it. Between two steps a rank waits for nobody but that thread. The loop
+knows neither files of the store nor Prefect nor Slurm; `jobs/train.py` hands it callables.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dflop.records import MicrobatchSpan, Plan, StepObservation
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine, StepTrace
 from dflop.train.feed import Feed, PreparedStep, SampleSource
-from dflop.train.plans import PlanMessage, PlanSource
+from dflop.train.plans import PlanSource
 from dflop.train.reduce import GradientReducer
+from dflop.train.wire import PlanMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,19 @@ class Hooks:
 
     on_observation: Callable[[StepObservation], None]
     on_bad_sample: Callable[[int, int, str, str], None]
-    """(step, sample index, path, reason), on the rank that failed to decode it."""
+    """(step, sample index, path, reason), on the rank that failed to decode it; called by the feed thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadyStep:
+    """A step that can begin."""
+
+    message: PlanMessage
+    prepared: PreparedStep
+    healthy: torch.Tensor
+    """bool `[global batch]`, the same on every rank."""
+    num_loss_tokens: int
+    schedule_wait_s: float
 
 
 class Trainer:
@@ -81,36 +95,32 @@ class Trainer:
             for step in range(first, last):
                 assert pending is not None
                 waiting_since = time.perf_counter()
-                message, prepared, schedule_wait_s = pending.result()
+                ready = pending.result()
+                data_wait_s = time.perf_counter() - waiting_since
                 pending = ahead.submit(self._prepare, step + 1) if step + 1 < last else None
-                self._step(step, message, prepared, schedule_wait_s, waiting_since)
+                self._step(step, ready, data_wait_s)
                 if self._checkpointer and ((step + 1) % self._settings.checkpoint_every == 0 or step + 1 == last):
                     self._checkpointer.save(step + 1, {"plan_id": self._plan.plan_id})
         return first
 
-    def _prepare(self, step: int) -> tuple[PlanMessage, PreparedStep, float]:
+    def _prepare(self, step: int) -> _ReadyStep:
         since = time.perf_counter()
         message = self._plans.get(step)
         schedule_wait_s = time.perf_counter() - since
-        return message, self._feed.prepare(message.step_plan), schedule_wait_s
-
-    def _step(
-        self,
-        step: int,
-        message: PlanMessage,
-        prepared: PreparedStep,
-        schedule_wait_s: float,
-        waiting_since: float,
-    ) -> None:
+        prepared = self._feed.prepare(message.step_plan)
         healthy = self._agree_on_health(step, prepared)
         num_loss_tokens = sum(
             self._source.shape(index).num_supervised_tokens
-            for index, good in zip(prepared.step_plan.sample_index, healthy.tolist(), strict=True)
+            for index, good in zip(message.step_plan.sample_index, healthy.tolist(), strict=True)
             if good
         )
+        return _ReadyStep(message, prepared, healthy, num_loss_tokens, schedule_wait_s)
+
+    def _step(self, step: int, ready: _ReadyStep, data_wait_s: float) -> None:
         started = time.perf_counter()
-        data_wait_s = started - waiting_since
-        trace = self._engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=num_loss_tokens)
+        trace = self._engine.run(
+            ready.prepared.microbatches, healthy=ready.healthy, num_loss_tokens=ready.num_loss_tokens
+        )
         computed = time.perf_counter()
         self._reducer.reduce()
         norm, loss = self._reducer.norm_and_loss(trace.loss)
@@ -121,25 +131,25 @@ class Trainer:
         self._hooks.on_observation(
             self._observe(
                 step,
-                message,
+                ready,
                 trace,
                 loss,
                 norm,
-                num_loss_tokens,
                 step_s=ended - started,
                 data_wait_s=data_wait_s,
-                schedule_wait_s=schedule_wait_s,
+                schedule_wait_s=ready.schedule_wait_s,
                 reduce_s=reduced - computed,
                 optimizer_s=ended - reduced,
             )
         )
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:
+        """Samples that no rank failed to decode; every rank's feed thread comes here once per step, in step order."""
         bad = torch.zeros(len(prepared.step_plan.sample_index), dtype=torch.int32)
         for position, (path, reason) in prepared.bad_samples.items():
             bad[position] = 1
             self._hooks.on_bad_sample(step, prepared.step_plan.sample_index[position], path, reason)
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self._groups.control)
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self._groups.feed)
         return bad == 0
 
     def _update(self, step: int) -> None:
@@ -151,14 +161,13 @@ class Trainer:
     def _observe(
         self,
         step: int,
-        message: PlanMessage,
+        ready: _ReadyStep,
         trace: StepTrace,
         loss: float,
         norm: float,
-        num_loss_tokens: int,
         **seconds: float,
     ) -> StepObservation:
-        seat = self._seat
+        seat, message = self._seat, ready.message
         return StepObservation(
             run_id=self._settings.run_id,
             attempt=self._settings.attempt,
@@ -172,7 +181,7 @@ class Trainer:
             busy_s=trace.busy_s,
             loss=loss,
             grad_norm=norm,
-            num_supervised_tokens=num_loss_tokens,
+            num_supervised_tokens=ready.num_loss_tokens,
             observed_at_s=time.time(),
             spans=_spans(message, seat, trace),
             **seconds,

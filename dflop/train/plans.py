@@ -1,88 +1,96 @@
-"""How StepPlans reach the ranks: a TCP key-value store that rank 0 serves and the scheduler process fills.
+"""Where a rank gets the plan of each step, and what rank 0 does when the scheduler is late or dead.
 
-Keys: `plan/<step>` holds one JSON message, `seen/<step>/<rank>` an observation on its way to the scheduler. Rank 0
-guards liveness: when the scheduler is dead or late it publishes the data-blind plan itself (first writer wins), so
-the scheduler can slow nothing down but the quality of the packing. No file and no database is on this path.
+Rank 0 asks for a plan when the step before it begins, so waiting for it costs nothing at first. It guards liveness:
+while the scheduler keeps it waiting it makes a quick plan itself, and publishes it when its patience ends. The first
+writer wins, so all ranks run the same plan, and the scheduler can slow nothing down but the quality of the packing.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-
-import torch.distributed as dist
 
 from dflop.errors import TrainError
-from dflop.records import StepPlan, from_dict, to_dict
+from dflop.records import StepPlan
+from dflop.train.wire import (
+    RECORD_EVERY_STEPS,
+    PlanMessage,
+    Store,
+    is_published,
+    note_asked,
+    open_store,
+    plan_key,
+    publish,
+    recorded_step,
+    retire,
+)
 
-SpanKey = tuple[str, int, int, int]
-"""(module, stage, dp rank, microbatch)."""
+POLL_S = 0.005
+NUM_TIMED_STEPS = 8
+
+
+class Patience:
+    """How long rank 0 waits for a scheduler that lives, so that no rank waits for rank 0.
+
+    Args:
+        start_s: For the first plan, when the scheduler may still be starting.
+        frac: Later: this share of the shortest of the last steps, whose rest is left for decoding; None: always
+            `start_s`.
+    """
+
+    def __init__(self, start_s: float, frac: float | None) -> None:
+        self._start_s, self._frac = start_s, frac
+        self._asked_at_s: list[float] = []
+        self._steps_s: deque[float] = deque(maxlen=NUM_TIMED_STEPS)
+
+    def asked(self, now_s: float, expected_step_s: float) -> float:
+        """Seconds to wait for the plan that is asked for now.
+
+        Args:
+            now_s: Monotonic; steps are as long as from one asking to the next, the first apart.
+            expected_step_s: Of the step that begins now; used until one was timed.
+        """
+        self._asked_at_s = [*self._asked_at_s[-2:], now_s]
+        if len(self._asked_at_s) == 3:
+            self._steps_s.append(now_s - self._asked_at_s[1])
+        if self._frac is None or len(self._asked_at_s) == 1:
+            return self._start_s
+        return self._frac * min(self._steps_s, default=expected_step_s)
 
 
 @dataclass(frozen=True, slots=True)
-class PlanMessage:
-    """A StepPlan with the seconds the scheduler expects of every stage and microbatch."""
+class Guard:
+    """What rank 0 needs to do without the scheduler."""
 
-    step_plan: StepPlan
-    predicted: Mapping[SpanKey, tuple[int, int, int, float, float]]
-    """(items, tokens, sum of squared tokens, forward_s, backward_s)."""
-
-    def encode(self) -> str:
-        spans = [[*key, *value] for key, value in self.predicted.items()]
-        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans})
-
-    @classmethod
-    def decode(cls, text: str | bytes) -> PlanMessage:
-        data = json.loads(text)
-        predicted = {(m, s, d, k): tuple(rest) for m, s, d, k, *rest in data["predicted"]}
-        return cls(from_dict(StepPlan, data["step_plan"]), predicted)
-
-
-def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> dist.TCPStore:
-    """Connect to (or serve) the key-value store; port 0 lets the server choose, see `store.port`."""
-    return dist.TCPStore(host, port, is_master=is_server, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
-
-
-def publish(store: dist.TCPStore, message: PlanMessage) -> bool:
-    """Publish a plan unless one is there already; True when this one counts."""
-    text = message.encode()
-    stored: bytes = store.compare_set(f"plan/{message.step_plan.step}", "", text)
-    return stored == text.encode()
+    quick_plan: Callable[[int], PlanMessage]
+    """Makes the plan of a step, in milliseconds and without compiled code."""
+    scheduler_is_alive: Callable[[], bool]
+    patience: Patience
+    on_quick: Callable[[StepPlan, float | None], None]
+    """Told a quick plan that was published, and how long the scheduler was waited for (None: it is dead)."""
+    on_unrecorded: Callable[[StepPlan], None]
+    """Told a plan of the scheduler's that it did not live to record."""
 
 
 class PlanSource:
-    """Where a rank gets the plan of each step.
+    """Plans of one rank, in step order.
 
     Args:
         store: The key-value store, to which one more connection is opened.
-        rank: Global rank; rank 0 also guards the scheduler.
-        fallback: Makes the data-blind plan of a step (rank 0 only).
-        scheduler_is_alive: Whether waiting longer can help (rank 0 only).
-        patience_s: How long rank 0 waits for a live scheduler.
-        timeout_s: How long the other ranks wait for anyone.
-        on_fallback: Told the message that was published instead of the scheduler's, and why.
+        rank: Global rank.
+        timeout_s: How long to wait for anyone's plan.
+        guard: On rank 0, and only there.
     """
 
-    def __init__(
-        self,
-        store: dist.TCPStore,
-        rank: int,
-        *,
-        fallback: Callable[[int], PlanMessage],
-        scheduler_is_alive: Callable[[], bool],
-        patience_s: float,
-        timeout_s: float,
-        on_fallback: Callable[[PlanMessage, str], None],
-    ) -> None:
+    def __init__(self, store: Store, rank: int, *, timeout_s: float, guard: Guard | None = None) -> None:
         # A connection of its own: one that waits for a plan would make every other user of it wait too.
         self._store = open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
-        self._rank, self._fallback = rank, fallback
-        self._is_alive, self._patience_s, self._timeout_s = scheduler_is_alive, patience_s, timeout_s
-        self._on_fallback = on_fallback
+        self._rank, self._timeout_s, self._guard = rank, timeout_s, guard
+        self._expected_step_s = 0.0
+        self._kept: deque[StepPlan] = deque(maxlen=2 * RECORD_EVERY_STEPS)
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
@@ -93,44 +101,48 @@ class PlanSource:
         Raises:
             TrainError: nobody did within the timeout.
         """
-        key = f"plan/{step}"
-        if self._rank == 0:
-            # Every rank has run step - 2. Its plan makes room, its key stays: a late scheduler must still lose.
-            self._store.set(f"plan/{step - 2}", "done")
-            self._guard(key, step)
+        is_quick = self._guard is not None and self._watch(self._guard, step)
         try:
-            self._store.wait([key], timedelta(seconds=self._timeout_s))
+            self._store.wait([plan_key(step)], timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             raise TrainError(
                 f"no plan for step {step} after {self._timeout_s:g} s",
                 where=f"rank {self._rank}",
                 hint="rank 0 publishes plans when the scheduler does not: look at its log first",
             ) from error
-        return PlanMessage.decode(self._store.get(key))
+        message = PlanMessage.decode(self._store.get(plan_key(step)))
+        self._expected_step_s = message.step_plan.predicted_step_s
+        if self._guard is not None and not is_quick:
+            self._kept.append(message.step_plan)
+        return message
 
-    def _guard(self, key: str, step: int) -> None:
-        deadline = time.monotonic() + self._patience_s
-        while not self._store.check([key]):
-            alive = self._is_alive()
-            if alive and time.monotonic() < deadline:
-                time.sleep(0.005)
-                continue
-            why = f"was not ready in {self._patience_s:g} s" if alive else "is not running"
-            message = self._fallback(step)
-            if publish(self._store, message):
-                self._on_fallback(message, f"the scheduler {why}")
+    def rescue(self) -> None:
+        """Hand on the scheduler's plans that it did not record; for when it has died or ended (rank 0 only)."""
+        if self._guard is None or not self._kept:
+            return
+        recorded = recorded_step(self._store)
+        for step_plan in self._kept:
+            if step_plan.step > recorded:
+                self._guard.on_unrecorded(step_plan)
+        self._kept.clear()
 
-
-def send_observation(store: dist.TCPStore, step: int, rank: int, observation: Mapping[str, Any]) -> None:
-    """Hand an observation to the scheduler; never waits for it."""
-    store.set(f"seen/{step}/{rank}", json.dumps(observation))
-
-
-def take_observation(store: dist.TCPStore, step: int, rank: int) -> dict[str, Any] | None:
-    """An observation if it has arrived; removes it from the store."""
-    key = f"seen/{step}/{rank}"
-    if not store.check([key]):
-        return None
-    data: dict[str, Any] = json.loads(store.get(key))
-    store.delete_key(key)
-    return data
+    def _watch(self, guard: Guard, step: int) -> bool:
+        """Wait for the scheduler as long as that is free; True when a quick plan was published instead."""
+        retire(self._store, step - 2)  # every rank has run it
+        note_asked(self._store, step)
+        asked_at_s = time.monotonic()
+        patience_s = guard.patience.asked(asked_at_s, self._expected_step_s)
+        quick: PlanMessage | None = None
+        if not guard.scheduler_is_alive():
+            self.rescue()
+        while not is_published(self._store, step):
+            # Made before it is needed: when patience ends it is there.
+            quick = quick or guard.quick_plan(step)
+            waited_s = time.monotonic() - asked_at_s
+            is_alive = guard.scheduler_is_alive()
+            if is_alive and waited_s < patience_s:
+                time.sleep(POLL_S)
+            elif publish(self._store, quick):
+                guard.on_quick(quick.step_plan, waited_s if is_alive else None)
+                return True
+        return False

@@ -10,13 +10,14 @@ from dflop.config import dump_config
 from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.scheduler import Scheduler
-from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches
-from dflop.records import LLM, RunInput, StepObservation, StepPlan, to_dict
+from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches
+from dflop.records import LLM, Correction, MicrobatchSpan, RunEvent, RunInput, StepObservation, StepPlan, to_dict
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
-from dflop.train.plans import PlanMessage, open_store, publish, send_observation
+from dflop.train import wire
+from dflop.train.wire import PlanMessage, open_store, publish, send_observation
 from tests.builders import make_cost, make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
 
@@ -51,31 +52,17 @@ def scheduler(run, mode=TRAIN):
     return Scheduler(run, run.config(), run.plan(), mode, attempt=1)
 
 
-def observe(store, run, step):
-    """Both ranks report `step`."""
+def observe(store, run, step, measured_over_predicted=0.0):
+    """Both ranks report `step`; a ratio of 0 leaves out what could be learnt from it."""
     for rank, module in enumerate(("vision", LLM)):
+        ratio = measured_over_predicted
+        span = MicrobatchSpan(0, 1, 10, 100, 0.1, 0.2, 0.0, 0.1, 0.1, 0.2, 0.1 * ratio, 0.2 * ratio)
         seen = StepObservation(
-            run.run_id,
-            1,
-            step,
-            "balanced",
-            rank,
-            module,
-            0,
-            0,
-            0.5,
-            0.5,
-            0.4,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            2.0,
-            1.0,
-            80,
-            1.0,
-            (),
-        )
+            run_id=run.run_id, attempt=1, step=step, policy="balanced", rank=rank, module=module, stage=0, dp_rank=0,
+            predicted_step_s=0.5, step_s=0.5, busy_s=0.4, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0,
+            optimizer_s=0.0, loss=2.0, grad_norm=1.0, num_supervised_tokens=80, observed_at_s=1.0,
+            spans=(span,) if ratio else (),
+        )  # fmt: skip
         send_observation(store, step, rank, to_dict(seen))
 
 
@@ -88,7 +75,7 @@ def test_every_step_is_planned_and_recorded_as_published(run, store):
         observe(store, run, step)
     service = scheduler(run)
     service.serve(store)
-    service.close()
+    service.close(store)
     published = messages(store, range(NUM_STEPS))
     assert read_spool(run.config().store, StepPlan) == [m.step_plan for m in published]
     for step, message in enumerate(published):
@@ -109,23 +96,161 @@ def test_a_step_that_rank_0_planned_itself_is_not_recorded_a_second_time(run, st
         observe(store, run, step)
     service = scheduler(run)
     service.serve(store)
-    service.close()
+    service.close(store)
     assert messages(store, [1])[0].step_plan == fallback
     assert [p.step for p in read_spool(config.store, StepPlan)] == [0, 2, 3, 4, 5]
 
 
-def test_it_works_only_so_far_ahead(run, store):
-    waits = []
+def newest(store):
+    return max((step for step in range(NUM_STEPS) if wire.is_published(store, step)), default=-1)
+
+
+@pytest.mark.parametrize("num_threads", [1, AHEAD])
+def test_it_works_only_so_far_ahead(run, store, num_threads):
+    found = []
 
     class Watched(Scheduler):
-        def _listen(self, store, seen, pending):
-            newest = max(step for step in range(NUM_STEPS) if store.check([f"plan/{step}"]))
-            waits.append((seen, newest))
+        def _listen(self, store, seen, next_step):
+            if newest(store) < min(seen + AHEAD, NUM_STEPS - 1):
+                return False  # still planning; a rank that is slow enough to see how far it goes
+            found.append((seen, newest(store), next_step))
             observe(store, run, seen)
-            return super()._listen(store, seen, pending)
+            return super()._listen(store, seen, next_step)
 
-    Watched(run, run.config(), run.plan(), TRAIN, attempt=1).serve(store)
-    assert waits == [(step, min(step + AHEAD, NUM_STEPS - 1)) for step in range(NUM_STEPS)]
+    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
+    service._num_threads = num_threads
+    service.serve(store)
+    service.close(store)
+    assert found == [
+        (step, min(step + AHEAD, NUM_STEPS - 1), min(step + AHEAD + 1, NUM_STEPS)) for step in range(NUM_STEPS)
+    ]
+    assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_a_plan_depends_on_nothing_but_its_inputs(run, store, num_threads):
+    service = scheduler(run)
+    service._num_threads = num_threads
+    for step in range(NUM_STEPS):
+        observe(store, run, step)
+    service.serve(store)
+    service.close(store)
+    for message in messages(store, range(NUM_STEPS)):
+        alone = schedule_step(
+            run_id=run.run_id,
+            step=message.step_plan.step,
+            plan=run.plan(),
+            batch=GlobalBatches(run.config(), run.shapes()).at(message.step_plan.step),
+            cost=service._cost,
+            max_concurrency=service._concurrency,
+        )
+        assert message.step_plan == alone
+
+
+class Overtaken(Scheduler):
+    """Rank 0 asks for step 2 while the scheduler plans step 1, and again for each step that was never planned."""
+
+    def _message(self, step, spec, batch, cost):
+        if step == 1:
+            wire.note_asked(self.store, 2)
+        return super()._message(step, spec, batch, cost)
+
+
+def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store):
+    service = Overtaken(run, run.config(), run.plan(), TRAIN, attempt=1)
+    service.store, service._num_threads = store, 1
+
+    listen = service._listen
+
+    def slow_ranks(store, seen, next_step):
+        if newest(store) >= min(seen + AHEAD, NUM_STEPS - 1):
+            observe(store, run, seen)
+        return listen(store, seen, next_step)
+
+    service._listen = slow_ranks
+    service.serve(store)
+    service.close(store)
+    policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS))]
+    assert QUICK not in policies[:2]
+    assert policies[2] == QUICK
+    assert QUICK not in policies[3:], "it was ahead again after step 2"
+    (event,) = read_spool(run.config().store, RunEvent)
+    assert (event.kind, event.step, event.job, event.attempt) == ("scheduler_behind", 2, TRAIN, 1)
+
+
+def test_a_comparison_runs_what_it_says_however_late(run, store):
+    service = scheduler(run, COMPARE)
+    wire.note_asked(store, 0)
+    for step in range(4):
+        observe(store, run, step)
+
+    make = service._message
+
+    def hasty_rank(step, spec, batch, cost):
+        wire.note_asked(store, step + 1)
+        return make(step, spec, batch, cost)
+
+    service._message = hasty_rank
+    service.serve(store)
+    service.close(store)
+    assert [p.policy for p in read_spool(run.config().store, StepPlan)] == ["warmup", "warmup", "arrival", "balanced"]
+    assert read_spool(run.config().store, RunEvent) == []
+
+
+def test_a_second_start_takes_over_where_the_first_left_off(run, store):
+    class Killed(Exception):
+        pass
+
+    class Dies(Scheduler):
+        def _listen(self, store, seen, next_step):
+            if seen == 1:
+                raise Killed
+            return super()._listen(store, seen, next_step)
+
+    observe(store, run, 0)
+    first = Dies(run, run.config(), run.plan(), TRAIN, attempt=1)
+    with pytest.raises(Killed):
+        first.serve(store)  # and no close: its plans are in memory
+    left = newest(store)
+    wire.note_asked(store, 2)
+    second = Scheduler(run, run.config(), run.plan(), TRAIN, attempt=1, start=2)
+    for step in range(left + 1, NUM_STEPS):
+        observe(store, run, step)
+    second.serve(store)
+    second.close(store)
+    assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(left + 1, NUM_STEPS))
+    assert wire.recorded_step(store) == NUM_STEPS - 1
+    assert read_spool(run.config().store, RunEvent) == [], "it is not behind, it has just begun"
+
+
+def test_corrections_outlive_the_scheduler_that_found_them(run, store):
+    first = scheduler(run)
+    for step in range(NUM_STEPS):
+        observe(store, run, step, measured_over_predicted=2.0)
+    first.serve(store)
+    first.close(store)
+    learnt = {c.module: c.factor for c in read_spool(run.config().store, Correction)}
+    assert learnt
+    assert wire.factors_in_force(store) == pytest.approx(learnt | {m: 1.0 for m in ("vision", LLM) if m not in learnt})
+    second = Scheduler(run, run.config(), run.plan(), TRAIN, 1, 2, wire.factors_in_force(store))
+    assert second._corrector.factors == pytest.approx(first._corrector.factors)
+
+
+def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
+    monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 4)
+    on_disk = []
+
+    class Watched(Scheduler):
+        def _record(self, store):
+            super()._record(store)
+            on_disk.append((wire.recorded_step(store), [p.step for p in read_spool(run.config().store, StepPlan)]))
+
+    for step in range(NUM_STEPS):
+        observe(store, run, step)
+    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
+    service.serve(store)
+    service.close(store)
+    assert on_disk == [(3, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])]
 
 
 def test_a_comparison_is_labelled_with_its_policies(run, store):
@@ -133,7 +258,7 @@ def test_a_comparison_is_labelled_with_its_policies(run, store):
     for step in range(4):
         observe(store, run, step)
     service.serve(store)
-    service.close()
+    service.close(store)
     plans = read_spool(run.config().store, StepPlan)
     assert {p.run_id for p in plans} == {f"{run.run_id}/compare"}
     assert [p.policy for p in plans] == ["warmup", "warmup", "arrival", "balanced"]
@@ -148,7 +273,7 @@ def test_tables_that_are_not_in_the_store_are_named(run):
 
 def test_what_it_read_is_on_record_before_the_first_step(run):
     service = scheduler(run)
-    service.close()
+    service.close(store)
     with Reader(run.config().store) as reader:
         current = reader.snapshot
     (found,) = read_spool(run.config().store, RunInput)

@@ -1,109 +1,144 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from dflop.errors import TrainError
-from dflop.records import LLM
-from dflop.train.plans import PlanMessage, PlanSource, open_store, publish, send_observation, take_observation
-from tests.train.synthetic import make_plan, make_shapes, make_step_plan
+from dflop.train import wire
+from dflop.train.plans import Guard, Patience, PlanSource
+from tests.train.test_wire import message, store
+
+__all__ = ["store"]
 
 
-def message(step, policy="balanced"):
-    plan = make_plan({"vision": (1, 2), LLM: (2, 1)}, num_microbatches=3)
-    step_plan = make_step_plan(plan, make_shapes(7, seed=step), step)
-    predicted = {("vision", 0, 1, 0): (3, 400, 52_000, 0.125, 0.25), (LLM, 1, 0, 2): (1, 60, 3600, 1e-3, 2e-3)}
-    return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted)
+class Told:
+    """What a rank 0 said: quick plans as (step, whether it waited for a live scheduler), and unrecorded steps."""
+
+    def __init__(self):
+        self.quick, self.unrecorded = [], []
 
 
-@pytest.fixture
-def store():
-    return open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
-
-
-def source(store, rank=0, *, fallback=lambda step: message(step, "arrival"), alive=True, patience_s=0.1, timeout_s=20):
-    """(source, what it said): `alive` may be a callable."""
-    said = []
-    plans = PlanSource(
-        store,
-        rank,
-        fallback=fallback,
-        scheduler_is_alive=alive if callable(alive) else lambda: alive,
-        patience_s=patience_s,
-        timeout_s=timeout_s,
-        on_fallback=lambda used, why: said.append((used.step_plan.step, why)),
+def source(store, *, quick=lambda step: message(step, "quick"), alive=True, patience=None, timeout_s=20):
+    """(rank 0's source, what it said); `alive` may be a callable."""
+    told = Told()
+    guard = Guard(
+        quick,
+        alive if callable(alive) else lambda: alive,
+        patience or Patience(0.05, None),
+        lambda step_plan, waited_s: told.quick.append((step_plan.step, waited_s is not None)),
+        lambda step_plan: told.unrecorded.append(step_plan.step),
     )
-    return plans, said
+    return PlanSource(store, 0, timeout_s=timeout_s, guard=guard), told
 
 
-def test_a_message_survives_the_wire():
-    sent = message(3)
-    assert PlanMessage.decode(sent.encode()) == sent
-    assert PlanMessage.decode(sent.encode().encode()) == sent
+def follower(store, timeout_s=20):
+    return PlanSource(store, 1, timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_schedulers_plan_is_used(store, rank):
-    assert publish(store, message(0))
-    plans, said = source(store, rank, alive=False)
-    assert plans.get(0) == message(0)
-    assert said == []
+FOR_EVER = Patience(1e9, None)
+
+
+def test_the_schedulers_plan_is_used(store):
+    assert wire.publish(store, message(0))
+    plans, told = source(store, alive=False)
+    assert plans.get(0) == follower(store).get(0) == message(0)
+    assert told.quick == []
 
 
 def test_a_dead_scheduler_is_not_waited_for(store):
-    plans, said = source(store, alive=False, patience_s=1e9)
-    assert plans.get(0) == message(0, "arrival")
-    assert said == [(0, "the scheduler is not running")]
+    plans, told = source(store, alive=False, patience=FOR_EVER)
+    assert plans.get(0) == message(0, "quick")
+    assert told.quick == [(0, False)]
 
 
 def test_a_scheduler_that_dies_while_rank_0_waits_is_noticed(store):
-    answers = iter([True, True, False])
-    plans, said = source(store, alive=lambda: next(answers), patience_s=1e9)
-    assert plans.get(0).step_plan.policy == "arrival"
-    assert said == [(0, "the scheduler is not running")]
+    answers = iter([True, True, True, False])
+    plans, told = source(store, alive=lambda: next(answers), patience=FOR_EVER)
+    assert plans.get(0).step_plan.policy == "quick"
+    assert told.quick == [(0, False)]
 
 
 def test_a_late_scheduler_is_waited_for_only_so_long(store):
-    plans, said = source(store, patience_s=0.1)
-    assert plans.get(0).step_plan.policy == "arrival"
-    assert said == [(0, "the scheduler was not ready in 0.1 s")]
-    assert not publish(store, message(0)), "the late plan replaced the one in use"
-    other, _ = source(store, rank=1)
-    assert other.get(0) == plans.get(0)
+    plans, told = source(store)
+    assert plans.get(0).step_plan.policy == "quick"
+    assert told.quick == [(0, True)]
+    assert not wire.publish(store, message(0)), "the late plan replaced the one in use"
+    assert follower(store).get(0) == plans.get(0)
 
 
-def test_the_first_writer_wins_even_against_the_fallback(store):
+def test_the_quick_plan_is_made_while_there_is_still_time(store):
+    """The scheduler's plan arrives while rank 0 makes its own, long before its patience ends: it is used."""
+
     def overtaken(step):
-        assert publish(store, message(step))
-        return message(step, "arrival")
+        assert wire.publish(store, message(step))
+        return message(step, "quick")
 
-    plans, said = source(store, alive=False, fallback=overtaken)
+    plans, told = source(store, quick=overtaken, patience=FOR_EVER)
     assert plans.get(0) == message(0)
-    assert said == []
-    assert not publish(store, message(0, "another"))
+    assert told.quick == []
 
 
-def test_only_rank_0_falls_back(store):
-    plans, said = source(store, rank=1, alive=False, timeout_s=0.1)
+def test_the_first_writer_wins_even_against_a_quick_plan(store):
+    def overtaken(step):
+        assert wire.publish(store, message(step))
+        return message(step, "quick")
+
+    plans, told = source(store, alive=False, quick=overtaken)
+    assert plans.get(0) == message(0)
+    assert told.quick == []
+
+
+def test_only_rank_0_makes_plans(store):
     with pytest.raises(TrainError, match=r"no plan for step 4 after 0\.1 s") as caught:
-        plans.get(4)
-    assert (caught.value.where, said) == ("rank 1", [])
+        follower(store, timeout_s=0.1).get(4)
+    assert caught.value.where == "rank 1"
 
 
 def test_plans_that_every_rank_has_run_make_room_but_cannot_be_published_again(store):
     plans, _ = source(store)
     for step in range(3):
-        publish(store, message(step))
+        wire.publish(store, message(step))
         assert plans.get(step) == message(step)
     assert len(store.get("plan/0")) < 10
-    assert not publish(store, message(0))
-    assert PlanMessage.decode(store.get("plan/1")) == message(1), "a rank may still need it"
+    assert not wire.publish(store, message(0))
+    assert follower(store).get(1) == message(1), "a rank may still need it"
 
 
-def test_an_observation_is_taken_once(store):
-    assert take_observation(store, 2, 1) is None
-    send_observation(store, 2, 1, {"step_s": 0.5})
-    assert take_observation(store, 2, 0) is None
-    assert take_observation(store, 2, 1) == {"step_s": 0.5}
-    assert take_observation(store, 2, 1) is None
+def test_the_scheduler_learns_what_is_asked_for(store):
+    plans, _ = source(store)
+    for step in (4, 5):
+        wire.publish(store, message(step))
+        plans.get(step)
+        assert wire.asked_step(store) == step
+
+
+def test_plans_that_a_dead_scheduler_did_not_record_are_handed_on_once(store):
+    alive = [True]
+    plans, told = source(store, alive=lambda: alive[0])
+    for step in range(4):
+        wire.publish(store, message(step))
+        plans.get(step)
+    wire.note_recorded(store, 1)
+    assert told.unrecorded == []
+    alive[0] = False
+    plans.get(4)
+    assert told.unrecorded == [2, 3], "the quick plan of step 4 is told apart"
+    assert told.quick == [(4, False)]
+    plans.rescue()
+    assert told.unrecorded == [2, 3]
+
+
+def test_patience_is_a_share_of_the_shortest_of_the_last_steps():
+    patience = Patience(5.0, 0.5)
+    assert patience.asked(100.0, 0.0) == 5.0, "nothing runs yet, the scheduler may be starting"
+    assert patience.asked(107.0, 3.0) == 1.5, "no step was timed yet"
+    assert patience.asked(109.0, 3.0) == 1.0
+    assert patience.asked(119.0, 3.0) == 1.0, "a pause makes nobody more patient"
+    assert patience.asked(120.0, 3.0) == 0.5
+    for second in range(124, 164, 4):
+        latest = patience.asked(float(second), 3.0)
+    assert latest == 2.0, "steps became longer for good"
+
+
+def test_patience_may_be_the_same_for_every_step():
+    patience = Patience(60.0, None)
+    assert {patience.asked(float(t), 1.0) for t in range(5)} == {60.0}

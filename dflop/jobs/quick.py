@@ -1,0 +1,53 @@
+"""The plan that runs when the scheduler delivers none: made by rank 0, at once, without anything compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dflop.config import Config
+from dflop.cost.model import CostModel
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.steps import QUICK, WARMUP, GlobalBatches, job_steps
+from dflop.records import Plan
+from dflop.train.wire import PlanMessage, Store, factors_in_force
+
+
+class QuickPlanner:
+    """Makes quick plans of a job's steps, with the corrections that the scheduler last had in force.
+
+    Args:
+        run: Holds the cost tables of the plan.
+        config: Of the run.
+        plan: Of the run.
+        mode: `train` or `compare`.
+        run_id: Copied into the step plans.
+        batches: Of the run.
+        store: The job's key-value store.
+    """
+
+    def __init__(
+        self, run: RunDir, config: Config, plan: Plan, mode: str, run_id: str, batches: GlobalBatches, store: Store
+    ) -> None:
+        self._plan, self._run_id, self._batches, self._store = plan, run_id, batches, store
+        self._steps = job_steps(config, mode)
+        self._cost = CostModel(run.cost_tables())
+        cluster = config.cluster.spec()
+        self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
+
+    def __call__(self, step: int) -> PlanMessage:
+        """The plan of one step; it predicts no spans, so that nobody learns from what it runs."""
+        from dflop.schedule.scheduler import schedule_step  # here: a job whose scheduler delivers needs none of it
+
+        spec = self._steps[step]
+        policy = "arrival" if spec.policy == "arrival" else "bottleneck"
+        step_plan = schedule_step(
+            run_id=self._run_id,
+            step=step,
+            plan=self._plan,
+            batch=self._batches.at(spec.batch_step),
+            cost=self._cost.with_corrections(factors_in_force(self._store)),
+            max_concurrency=self._concurrency,
+            policy=policy,
+        )
+        ran = WARMUP if spec.label == WARMUP else "arrival" if policy == "arrival" else QUICK
+        return PlanMessage(replace(step_plan, policy=ran), {})

@@ -1,0 +1,94 @@
+"""Rank 0's side of the scheduler process: starts it, notices its death, starts it again, and in the end gives up on it.
+
+Everything here is counted in steps: a restart is due some steps after a death, four times as many after each, so that
+a scheduler that cannot live costs the job a few process starts and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dflop.launch.kernels import kernel_environment
+
+SCHEDULER_MODULE = "dflop.jobs.scheduler"
+BACKOFF_STEPS = 4
+"""The nth restart waits this to the power of n - 1 steps."""
+EXIT_S = 10.0
+FAILED_EXIT_S = 1.0
+"""The launcher ends all of a failed job two seconds after its first process."""
+
+EventHandler = Callable[[int, str, str], None]
+"""(step, kind of `RunEvent`, detail)."""
+
+
+class Supervisor:
+    """The scheduler process of one job; starts it at once.
+
+    `is_alive` may be asked by any thread; the rest is for the main thread, whose death ends the scheduler.
+
+    Args:
+        args: Arguments of the scheduler's `main`, to which the number of the start is added.
+        log: Where its output goes, that of later starts below that of earlier ones.
+        num_steps: Of the job.
+        max_restarts: How often it may be started again.
+    """
+
+    def __init__(self, args: Sequence[str], log: Path, *, num_steps: int, max_restarts: int) -> None:
+        self._args, self._log, self._num_steps, self._max_restarts = args, log, num_steps, max_restarts
+        self._num_starts = 0
+        self._due_step: int | None = None
+        self._is_given_up = False
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it runs; it does to the end of the job unless something has gone wrong."""
+        return self._process.poll() is None
+
+    def tend(self, step: int, on_event: EventHandler) -> None:
+        """Look after it once `step` is over."""
+        if self._is_given_up or self.is_alive() or step + 2 >= self._num_steps:
+            return  # in the end, too: the last plan is asked for before the last step but one is over
+        if self._due_step is None:
+            on_event(step, "scheduler_dead", f"it {_end(self._process.returncode)}, see {self._log}")
+            self._due_step = step + BACKOFF_STEPS ** (self._num_starts - 1)
+            if self._num_starts > self._max_restarts:
+                self._give_up(step, f"it died {self._num_starts} times", on_event)
+        elif step >= self._due_step:
+            try:
+                self._process, self._due_step = self._start(), None
+            except OSError as error:  # no memory or no processes left: training must not end of it
+                self._give_up(step, f"it cannot be started: {error}", on_event)
+            else:
+                on_event(step, "scheduler_restarted", f"restart {self._num_starts - 1} of {self._max_restarts}")
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let it end, or make it end; it flushes what it has either way."""
+        if at_once:
+            self._process.terminate()
+        try:
+            self._process.wait(FAILED_EXIT_S if at_once else EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+
+    def _give_up(self, step: int, why: str, on_event: EventHandler) -> None:
+        self._is_given_up = True
+        on_event(step, "scheduler_given_up", f"{why}; training goes on with quick plans")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._num_starts += 1
+        command = [sys.executable, "-m", SCHEDULER_MODULE, *self._args, str(self._num_starts)]
+        env = os.environ | kernel_environment(os.environ)
+        with open(self._log, "ab") as out:
+            return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+
+def _end(code: int) -> str:
+    return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,133 @@
+"""What ranks and scheduler tell each other, on a TCP key-value store that rank 0 serves. No file, no database.
+
+    plan/<step>          one message; the first writer wins, and what every rank has run makes room
+    asked                the step whose plan rank 0 asked for last
+    recorded             the scheduler's plans up to this step are on disk
+    factors              corrections in force, by module
+    seen/<slot>/<rank>   an observation on its way to the scheduler
+
+A slot is used again after `NUM_SLOTS` steps, so that nothing piles up while no scheduler takes the observations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from dflop.records import StepPlan, from_dict, to_dict
+
+Store = dist.TCPStore
+NUM_SLOTS = 16
+"""More than any scheduler is ahead."""
+RECORD_EVERY_STEPS = 16
+"""Plans that the scheduler makes between two writes to disk; rank 0 keeps as many, in case it dies between them."""
+
+SpanKey = tuple[str, int, int, int]
+"""(module, stage, dp rank, microbatch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMessage:
+    """A StepPlan with the seconds the scheduler expects of every stage and microbatch."""
+
+    step_plan: StepPlan
+    predicted: Mapping[SpanKey, tuple[int, int, int, float, float]]
+    """(items, tokens, sum of squared tokens, forward_s, backward_s)."""
+
+    def encode(self) -> str:
+        spans = [[*key, *value] for key, value in self.predicted.items()]
+        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans})
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> PlanMessage:
+        data = json.loads(text)
+        predicted = {(m, s, d, k): tuple(rest) for m, s, d, k, *rest in data["predicted"]}
+        return cls(from_dict(StepPlan, data["step_plan"]), predicted)
+
+
+def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
+    """Connect to (or serve) the key-value store; port 0 lets the server choose, see `store.port`."""
+    return Store(host, port, is_master=is_server, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+
+
+def plan_key(step: int) -> str:
+    """Key under which the plan of `step` is waited for."""
+    return f"plan/{step}"
+
+
+def publish(store: Store, message: PlanMessage) -> bool:
+    """Publish a plan unless one is there already; True when this one counts."""
+    text = message.encode()
+    stored: bytes = store.compare_set(plan_key(message.step_plan.step), "", text)
+    return stored == text.encode()
+
+
+def is_published(store: Store, step: int) -> bool:
+    """Whether anybody has published a plan of `step`."""
+    return bool(store.check([plan_key(step)]))
+
+
+def retire(store: Store, step: int) -> None:
+    """Make room where every rank has run a plan; its key stays, so that a late scheduler still loses."""
+    store.set(plan_key(step), "done")
+
+
+def note_asked(store: Store, step: int) -> None:
+    """Rank 0 needs the plan of `step` next."""
+    store.set("asked", str(step))
+
+
+def asked_step(store: Store) -> int:
+    """The step whose plan rank 0 asked for last; -1: none yet."""
+    return int(store.get("asked")) if store.check(["asked"]) else -1
+
+
+def note_recorded(store: Store, step: int) -> None:
+    """The scheduler's plans up to `step` are on disk."""
+    store.set("recorded", str(step))
+
+
+def recorded_step(store: Store) -> int:
+    """Last step up to which the scheduler's plans are on disk; -1: none yet."""
+    return int(store.get("recorded")) if store.check(["recorded"]) else -1
+
+
+def note_factors(store: Store, factors: Mapping[str, float]) -> None:
+    """Corrections that the newest plans use, for quick plans and for a scheduler that starts again."""
+    store.set("factors", json.dumps(factors))
+
+
+def factors_in_force(store: Store) -> dict[str, float]:
+    """Corrections that the scheduler's newest plans use, by module; empty: none yet."""
+    return dict(json.loads(store.get("factors"))) if store.check(["factors"]) else {}
+
+
+def send_observation(store: Store, step: int, rank: int, observation: Mapping[str, Any]) -> None:
+    """Hand an observation to the scheduler; never waits for it."""
+    store.set(_slot_key(step, rank), json.dumps(observation))
+
+
+def take_observations(store: Store, step: int, num_ranks: int) -> list[dict[str, Any]] | None:
+    """Observations of a step, None until every rank has sent one; removes them.
+
+    Those that a later step has overwritten, because nobody took them in time, are missing.
+    """
+    keys = [_slot_key(step, rank) for rank in range(num_ranks)]
+    if not store.check(keys):
+        return None
+    found = [json.loads(text) for text in store.multi_get(keys)]
+    if any(data["step"] < step for data in found):
+        return None
+    for key, data in zip(keys, found, strict=True):
+        if data["step"] == step:
+            store.delete_key(key)
+    return [data for data in found if data["step"] == step]
+
+
+def _slot_key(step: int, rank: int) -> str:
+    return f"seen/{step % NUM_SLOTS}/{rank}"

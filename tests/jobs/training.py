@@ -1,0 +1,92 @@
+"""A planned run that two processes of this machine train in seconds, without profiling anything for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dflop.config import dump_config
+from dflop.data.demo import make_demo_dataset
+from dflop.data.profile import profile_key
+from dflop.jobs import data
+from dflop.jobs.planning import bound_family
+from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.records import LLM, Plan
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_plan, make_table
+from tests.jobs.configs import make_config
+
+ROOT = Path(__file__).parents[2]
+MODULES = ("vision", LLM)
+LIMIT_S = 180
+
+
+def planned_run(folder: Path, *overrides: str) -> RunDir:
+    """Texts and images of the demo dataset, one process for images and one for the LLM."""
+    make_demo_dataset(folder / "data", 96)
+    config = make_config(
+        folder,
+        f"model={ROOT}/configs/models/tiny_omni.yaml",
+        "cluster.num_processes_per_node=2",
+        f"dataset.annotations={folder}/data/annotations.jsonl",
+        "plan.global_batch_size=8",
+        "train.learning_rate=0.0001",
+        *overrides,
+    )
+    run = RunDir(folder / "runs" / "small-1")
+    run.path.mkdir(parents=True)
+    run.config_file.write_text(dump_config(config))
+    key = profile_key(dataset_ref(config), rules_of(config))
+    data.main(str(run.path), key, "0", "1")
+    tables = [make_table(module) for module in MODULES]
+    with SpoolWriter(config.store, run.run_id, "fit") as spool:
+        for table in tables:
+            spool.append(table)
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        run.write_shapes([s for s in reader.shapes(key) if all(item.module == MODULES[0] for item in s.items)])
+    run.write_plan(_plan(run, tuple(t.table_id for t in tables)), tables)
+    return run
+
+
+def _plan(run: RunDir, table_ids: tuple[str, ...]) -> Plan:
+    plan = make_plan(dict.fromkeys(MODULES, 1), num_microbatches=4, global_batch_size=8)
+    layers = {spec.module: spec.num_layers for spec in bound_family(run.config()).specs()}
+    modules = tuple(replace(m, layers_per_stage=(layers[m.module],)) for m in plan.modules)
+    return replace(plan, modules=modules, table_ids=table_ids)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the ranks of a job ended."""
+
+    codes: tuple[int, ...]
+    stderr: tuple[str, ...]
+
+
+def run_ranks(run: RunDir, entry: str, *args: str) -> Ended:
+    """`python -m entry *args` in every process of the run's plan, to the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    num_ranks = run.plan().num_processes
+    logs = [run.path / f"rank-{rank}.log" for rank in range(num_ranks)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
+        env = os.environ | {name: str(value) for name, value in place.items()}
+        with log.open("w") as out:
+            ranks.append(subprocess.Popen([sys.executable, "-m", entry, *args], env=env, stdout=out, stderr=out))
+    try:
+        codes = tuple(rank.wait(LIMIT_S) for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return Ended(codes, tuple(log.read_text() for log in logs))

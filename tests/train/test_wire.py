@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.records import LLM
+from dflop.train import wire
+from dflop.train.wire import PlanMessage
+from tests.train.synthetic import make_plan, make_shapes, make_step_plan
+
+
+def message(step, policy="balanced"):
+    plan = make_plan({"vision": (1, 2), LLM: (2, 1)}, num_microbatches=3)
+    step_plan = make_step_plan(plan, make_shapes(7, seed=step), step)
+    predicted = {("vision", 0, 1, 0): (3, 400, 52_000, 0.125, 0.25), (LLM, 1, 0, 2): (1, 60, 3600, 1e-3, 2e-3)}
+    return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted)
+
+
+@pytest.fixture
+def store():
+    return wire.open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
+
+
+def send(store, step, rank):
+    wire.send_observation(store, step, rank, {"step": step, "rank": rank})
+
+
+def test_a_message_survives_the_wire():
+    sent = message(3)
+    assert PlanMessage.decode(sent.encode()) == sent
+    assert PlanMessage.decode(sent.encode().encode()) == sent
+
+
+def test_the_first_plan_of_a_step_counts(store):
+    assert not wire.is_published(store, 0)
+    assert wire.publish(store, message(0))
+    assert not wire.publish(store, message(0, "quick"))
+    assert PlanMessage.decode(store.get(wire.plan_key(0))) == message(0)
+
+
+def test_a_retired_plan_is_small_and_cannot_be_published_again(store):
+    assert wire.publish(store, message(0))
+    wire.retire(store, 0)
+    assert len(store.get(wire.plan_key(0))) < 10
+    assert not wire.publish(store, message(0))
+
+
+def test_notes_are_empty_until_they_are_written(store):
+    assert (wire.asked_step(store), wire.recorded_step(store), wire.factors_in_force(store)) == (-1, -1, {})
+    wire.note_asked(store, 7)
+    wire.note_recorded(store, 6)
+    wire.note_factors(store, {"vision": 1.25})
+    assert (wire.asked_step(store), wire.recorded_step(store)) == (7, 6)
+    assert wire.factors_in_force(store) == {"vision": 1.25}
+
+
+def test_a_step_is_taken_once_and_whole(store):
+    send(store, 2, 1)
+    assert wire.take_observations(store, 2, 2) is None
+    send(store, 2, 0)
+    assert wire.take_observations(store, 2, 2) == [{"step": 2, "rank": 0}, {"step": 2, "rank": 1}]
+    assert wire.take_observations(store, 2, 2) is None
+
+
+def test_nothing_piles_up_while_nobody_listens(store):
+    before = store.num_keys()
+    for step in range(3 * wire.NUM_SLOTS):
+        send(store, step, 0)
+    assert store.num_keys() - before == wire.NUM_SLOTS
+
+
+def test_what_was_overwritten_is_missing_and_its_successor_is_left_alone(store):
+    late = 5 + wire.NUM_SLOTS
+    for rank in (0, 1):
+        send(store, 5, rank)
+    send(store, late, 1)
+    assert wire.take_observations(store, 5, 2) == [{"step": 5, "rank": 0}]
+    send(store, late, 0)
+    assert [data["rank"] for data in wire.take_observations(store, late, 2)] == [0, 1]
+
+
+def test_a_step_that_somebody_else_left_in_the_slot_is_not_taken_for_a_later_one(store):
+    for rank in (0, 1):
+        send(store, 5, rank)
+    assert wire.take_observations(store, 5 + wire.NUM_SLOTS, 2) is None
