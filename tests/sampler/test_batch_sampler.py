@@ -1,0 +1,241 @@
+"""What the batch sampler promises: every sample once, the same global batches for anyone, state in a few integers."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from dflop.errors import ConfigError
+from dflop.sampler import BalancedBatchSampler, sample_costs
+
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(5, 1, 203), 5, 3000).astype(int).tolist()
+
+
+def make(rank=0, world=1, size=32, lengths=LENGTHS, **given) -> BalancedBatchSampler:
+    return BalancedBatchSampler(lengths, size, rank=rank, num_replicas=world, **given)
+
+
+def global_batches(world: int, num_steps: int, **given) -> list[set[int]]:
+    """Samples of each step, over all ranks; fails when two ranks have one in common."""
+    samplers = [make(rank, world, **given) for rank in range(world)]
+    found = []
+    for steps in zip(*(s.steps(until=num_steps) for s in samplers), strict=True):
+        assert len({len(step) for step in steps}) == 1
+        drawn = [i for step in steps for microbatch in step for i in microbatch]
+        assert len(drawn) == len(set(drawn))
+        found.append(set(drawn))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_samples=st.integers(12, 120), size=st.integers(12, 40), world=st.integers(1, 4), slots=st.integers(1, 3),
+    sync=st.sampled_from(["step", "microbatch"]), seed=st.integers(0, 2**63),
+)  # fmt: skip
+def test_every_sample_once_per_epoch_over_all_ranks(num_samples, size, world, slots, sync, seed):
+    lengths = LENGTHS[:num_samples]
+    given = {"num_microbatches": slots, "sync": sync, "seed": seed, "lengths": lengths, "ahead": 0}
+    rest = num_samples % size
+    if num_samples < world * slots or 0 < rest < world * slots:
+        with pytest.raises(ConfigError, match="drop_last"):
+            make(0, world, size, **given)
+        given["drop_last"] = True
+    if given.get("drop_last") and num_samples < size:
+        return
+    drawn = []
+    for rank in range(world):
+        sampler = make(rank, world, size, **given)
+        microbatches = list(sampler)
+        assert len(microbatches) == len(sampler)
+        assert all(microbatches)
+        drawn += [i for m in microbatches for i in m]
+    expected = num_samples - rest if given.get("drop_last") else num_samples
+    assert len(drawn) == len(set(drawn)) == expected
+
+
+def test_global_batches_are_the_same_for_any_number_of_ranks_microbatches_and_any_costs():
+    expected = global_batches(1, 10)
+    assert len(expected) == 10
+    assert global_batches(2, 10) == expected
+    assert global_batches(3, 10, num_microbatches=2) == expected
+    assert global_batches(2, 10, num_microbatches=4, sync="microbatch", lengths=LENGTHS[::-1]) == expected
+
+
+def test_with_a_cap_on_tokens_the_count_varies_and_the_cap_holds():
+    samplers = [make(rank, 2, max_tokens=2000) for rank in range(2)]
+    counts, fillers, drawn = set(), 0, []
+    for steps in zip(*(s.steps() for s in samplers), strict=True):
+        assert len({s.num_microbatches for s in steps}) == 1
+        counts.add(steps[0].num_microbatches)
+        for step in steps:
+            for microbatch, scale in zip(step, step.loss_scales(counts=[1] * len(step)), strict=True):
+                assert sum(LENGTHS[i] for i in microbatch) <= 2000 or len(microbatch) == 1
+                fillers += scale == 0
+                drawn += microbatch if scale else []
+    assert len(counts) > 1
+    assert sorted(drawn) == list(range(len(LENGTHS)))
+
+
+def test_more_ranks_than_samples_are_kept_busy_with_samples_that_do_not_count():
+    steps = [next(make(r, 4, 3, lengths=[5, 6, 7], max_tokens=100).steps()) for r in range(4)]
+    scales = [s.loss_scales(counts=[1])[0] for s in steps]
+    assert sorted(scales) == [0, 4, 4, 4]  # one process group member per sampler: no one else's counts are summed
+    assert all(len(m) == 1 for s in steps for m in s)
+
+
+def test_epochs_differ_and_follow_one_another_with_or_without_set_epoch():
+    sampler, told = make(), make()
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for epoch in (0, 1, 2):
+        told.set_epoch(epoch)
+        assert list(told) == epochs[epoch]
+    told.set_epoch(1)
+    assert list(told) == epochs[1]
+
+
+def test_an_epoch_that_was_left_early_begins_anew():
+    sampler = make()
+    first = next(iter(sampler))
+    assert next(iter(sampler)) == first
+
+
+def test_resuming_by_the_trainers_count_gives_what_would_have_come():
+    for ranks_before, ranks_after in ((2, 2), (2, 3)):
+        uninterrupted = global_batches(ranks_before, 17)
+        samplers = [make(rank, ranks_after, num_microbatches=2) for rank in range(ranks_after)]
+        for sampler in samplers:
+            sampler.load_state_dict(make(0, ranks_before).state_dict(10))
+        steps = zip(*(s.steps(until=17) for s in samplers), strict=True)
+        assert [{i for s in found for m in s for i in m} for found in steps] == uninterrupted[10:]
+
+
+def test_a_loader_with_workers_draws_ahead_and_resuming_does_not_care():
+    sampler = make(num_microbatches=2)
+    loader = DataLoader(LENGTHS, batch_sampler=sampler, num_workers=2, prefetch_factor=4, collate_fn=list)
+    seen = []
+    for step in sampler.steps(loader):
+        seen.append([x for batch in step for x in batch])
+        if step.number == 2:
+            break
+    resumed = make(num_microbatches=4)
+    resumed.resume(2)
+    again = next(resumed.steps(DataLoader(LENGTHS, batch_sampler=resumed, collate_fn=list)))
+    assert sorted(x for batch in again for x in batch) == sorted(seen[2])
+
+
+def test_set_epoch_of_a_trainer_keeps_the_place_that_was_resumed():
+    sampler, whole = make(), make()
+    sampler.resume(sampler.steps_per_epoch + 3)
+    sampler.set_epoch(1)
+    whole.set_epoch(1)
+    assert list(sampler) == list(whole)[3:]
+    assert list(sampler) == list(whole)  # the epoch after it is whole again
+
+
+def test_a_step_whose_microbatches_were_not_all_drawn_does_not_shift_the_next():
+    sampler = make(num_microbatches=3)
+    loader = DataLoader(range(203), batch_sampler=sampler, collate_fn=list)
+    for step in sampler.steps(loader):
+        assert next(iter(step)) == step.indices[0]
+
+
+def test_state_of_another_order_is_refused():
+    with pytest.raises(ConfigError, match="global_batch_size is 16"):
+        make(size=16).load_state_dict(make(size=32).state_dict(5))
+
+
+def test_planning_ahead_changes_nothing_and_leaves_no_thread():
+    assert list(make(ahead=0)) == list(make(ahead=3))
+
+
+def test_a_sampler_travels_to_other_processes():
+    sampler = make(num_microbatches=2)
+    sampler.resume(3)
+    first = list(sampler)
+    sampler.resume(3)
+    assert list(pickle.loads(pickle.dumps(sampler))) == first
+
+
+def test_longer_samples_are_dealt_out_evenly():
+    loads = []
+    for rank in range(4):
+        sampler = make(rank, 4)
+        loads.append([sum(LENGTHS[i] for i in microbatch) for microbatch in sampler])
+    full = np.array(loads)[:, :-1]
+    longest = max(LENGTHS)
+    assert (full.max(axis=0) <= np.maximum(full.mean(axis=0) * 1.02, longest)).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"num_microbatches": 2, "max_tokens": 5}, "both given"),
+        ({"size": 0}, "global_batch_size is 0"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"sync": "steps"}, "unknown sync"),
+        ({"rank": 2, "world": 2}, "rank 2 is none of 2"),
+        ({"world": 40}, r"32 sample\(s\) for 40 rank\(s\)"),
+        ({"size": 300, "drop_last": True}, "drop_last leaves nothing"),
+    ],
+)
+def test_contradictions_are_told_before_the_first_step(given, word):
+    with pytest.raises(ConfigError, match=word):
+        make(**given)
+
+
+def test_whoever_would_shard_the_batches_again_is_told():
+    from accelerate.data_loader import BatchSamplerShard
+
+    with pytest.raises(ConfigError, match=r"accelerator\.prepare"):
+        BatchSamplerShard(make(), num_processes=2, process_index=0)
+
+
+def test_ranks_from_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    sampler = BalancedBatchSampler(LENGTHS, 32)
+    assert (sampler.rank, sampler.num_replicas) == (1, 3)
+
+
+def test_positions_are_those_of_the_dataset_where_a_profile_left_samples_out():
+    costs = dataclasses.replace(sample_costs([5, 6, 7]), index=np.array([1, 4, 9]))
+    assert sorted(i for m in BalancedBatchSampler(costs, 3, rank=0, num_replicas=1) for i in m) == [1, 4, 9]
+
+
+def test_mixture_weights_draw_a_sample_more_often():
+    weights = np.where(np.arange(64) < 32, 1.0, 3.0)
+    costs = dataclasses.replace(sample_costs([5] * 64), weights=weights)
+    drawn = [i for m in BalancedBatchSampler(costs, 8, rank=0, num_replicas=1, drop_last=True) for i in m]
+    assert sum(i >= 32 for i in drawn) > 2 * sum(i < 32 for i in drawn)
+
+
+BARE = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+from dflop.sampler import BalancedBatchSampler
+lengths = {lengths!r}
+sampler = BalancedBatchSampler(lengths, 32, rank=1, num_replicas=2, num_microbatches=2, sync={sync!r})
+print([m for m in sampler])
+"""
+
+
+@pytest.mark.parametrize("sync", ["step", "microbatch"])
+def test_nothing_but_torch_and_numpy_is_needed_and_numba_changes_nothing(sync):
+    blocked = "numba duckdb cvxpy prefect polars pydantic pyarrow scipy ruamel transformers cyclopts rich submitit"
+    code = BARE.format(blocked=blocked.split(), lengths=LENGTHS, sync=sync)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(list(make(1, 2, num_microbatches=2, sync=sync)))
