@@ -80,7 +80,7 @@ class Scheduler:
         self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, start: int = 1,
         factors: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
-        self._config, self._plan, self._mode, self._attempt = config, plan, mode, attempt
+        self._config, self._plan, self._mode, self._attempt, self._start = config, plan, mode, attempt, start
         self._batches = GlobalBatches(config, run.shapes())
         self._steps = job_steps(config, mode)
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
@@ -160,6 +160,7 @@ class Scheduler:
                 for node, found in spans.items()
                 for s in found
             },
+            self._start,
         )
 
     def _publish(self, store: Store, message: PlanMessage) -> None:
@@ -174,7 +175,7 @@ class Scheduler:
         """Write what was published to disk, and tell rank 0 that it need not."""
         self._spool.flush()
         if self._unflushed:
-            wire.note_recorded(store, self._unflushed[-1])
+            wire.note_recorded(store, self._start, self._unflushed[-1])
         self._unflushed = []
 
     def _listen(self, store: Store, seen: int, next_step: int) -> bool:

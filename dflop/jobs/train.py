@@ -111,7 +111,7 @@ class _Rank:
         """Write what is left; a failed job ends its scheduler, which waits for observations that never come."""
         if self.supervisor is not None:
             self.supervisor.stop(at_once=failed)
-            self.plans.rescue()
+            self.plans.settle()
         self.spool.close()
 
     def train(self) -> int:

@@ -90,7 +90,7 @@ class PlanSource:
         self._store = open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
         self._rank, self._timeout_s, self._guard = rank, timeout_s, guard
         self._expected_step_s = 0.0
-        self._kept: deque[StepPlan] = deque(maxlen=2 * RECORD_EVERY_STEPS)
+        self._kept: deque[tuple[int, StepPlan]] = deque()
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
@@ -101,7 +101,8 @@ class PlanSource:
         Raises:
             TrainError: nobody did within the timeout.
         """
-        is_quick = self._guard is not None and self._watch(self._guard, step)
+        if self._guard is not None:
+            self._watch(self._guard, step)
         try:
             self._store.wait([plan_key(step)], timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
@@ -112,29 +113,25 @@ class PlanSource:
             ) from error
         message = PlanMessage.decode(self._store.get(plan_key(step)))
         self._expected_step_s = message.step_plan.predicted_step_s
-        if self._guard is not None and not is_quick:
-            self._kept.append(message.step_plan)
+        if self._guard is not None and message.start:
+            self._kept.append((message.start, message.step_plan))
+            self.settle(keep=2 * RECORD_EVERY_STEPS)
         return message
 
-    def rescue(self) -> None:
-        """Hand on the scheduler's plans that it did not record; for when it has died or ended (rank 0 only)."""
-        if self._guard is None or not self._kept:
-            return
-        recorded = recorded_step(self._store)
-        for step_plan in self._kept:
-            if step_plan.step > recorded:
+    def settle(self, *, keep: int = 0) -> None:
+        """Hand on plans that a scheduler made and did not live to record, all but the newest `keep` (rank 0 only)."""
+        while len(self._kept) > keep and self._guard is not None:
+            start, step_plan = self._kept.popleft()
+            if step_plan.step > recorded_step(self._store, start):
                 self._guard.on_unrecorded(step_plan)
-        self._kept.clear()
 
-    def _watch(self, guard: Guard, step: int) -> bool:
-        """Wait for the scheduler as long as that is free; True when a quick plan was published instead."""
+    def _watch(self, guard: Guard, step: int) -> None:
+        """Wait for the scheduler as long as that is free, then publish a quick plan."""
         retire(self._store, step - 2)  # every rank has run it
         note_asked(self._store, step)
         asked_at_s = time.monotonic()
         patience_s = guard.patience.asked(asked_at_s, self._expected_step_s)
         quick: PlanMessage | None = None
-        if not guard.scheduler_is_alive():
-            self.rescue()
         while not is_published(self._store, step):
             # Made before it is needed: when patience ends it is there.
             quick = quick or guard.quick_plan(step)
@@ -144,5 +141,4 @@ class PlanSource:
                 time.sleep(POLL_S)
             elif publish(self._store, quick):
                 guard.on_quick(quick.step_plan, waited_s if is_alive else None)
-                return True
-        return False
+                return

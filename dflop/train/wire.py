@@ -2,7 +2,7 @@
 
     plan/<step>          one message; the first writer wins, and what every rank has run makes room
     asked                the step whose plan rank 0 asked for last
-    recorded             the scheduler's plans up to this step are on disk
+    recorded/<start>     plans of the scheduler's nth start are on disk up to this step
     factors              corrections in force, by module
     seen/<slot>/<rank>   an observation on its way to the scheduler
 
@@ -25,7 +25,7 @@ Store = dist.TCPStore
 NUM_SLOTS = 16
 """More than any scheduler is ahead."""
 RECORD_EVERY_STEPS = 16
-"""Plans that the scheduler makes between two writes to disk; rank 0 keeps as many, in case it dies between them."""
+"""Plans that the scheduler makes between two writes; rank 0 keeps twice as many, in case it dies between them."""
 
 SpanKey = tuple[str, int, int, int]
 """(module, stage, dp rank, microbatch)."""
@@ -38,16 +38,18 @@ class PlanMessage:
     step_plan: StepPlan
     predicted: Mapping[SpanKey, tuple[int, int, int, float, float]]
     """(items, tokens, sum of squared tokens, forward_s, backward_s)."""
+    start: int = 0
+    """Which start of the scheduler made it, from 1; 0: rank 0 did."""
 
     def encode(self) -> str:
         spans = [[*key, *value] for key, value in self.predicted.items()]
-        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans})
+        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans, "start": self.start})
 
     @classmethod
     def decode(cls, text: str | bytes) -> PlanMessage:
         data = json.loads(text)
         predicted = {(m, s, d, k): tuple(rest) for m, s, d, k, *rest in data["predicted"]}
-        return cls(from_dict(StepPlan, data["step_plan"]), predicted)
+        return cls(from_dict(StepPlan, data["step_plan"]), predicted, data["start"])
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
@@ -87,14 +89,15 @@ def asked_step(store: Store) -> int:
     return int(store.get("asked")) if store.check(["asked"]) else -1
 
 
-def note_recorded(store: Store, step: int) -> None:
-    """The scheduler's plans up to `step` are on disk."""
-    store.set("recorded", str(step))
+def note_recorded(store: Store, start: int, step: int) -> None:
+    """Plans that a start of the scheduler made are on disk up to `step`."""
+    store.set(f"recorded/{start}", str(step))
 
 
-def recorded_step(store: Store) -> int:
-    """Last step up to which the scheduler's plans are on disk; -1: none yet."""
-    return int(store.get("recorded")) if store.check(["recorded"]) else -1
+def recorded_step(store: Store, start: int) -> int:
+    """Last step up to which the plans of a start of the scheduler are on disk; -1: none yet."""
+    key = f"recorded/{start}"
+    return int(store.get(key)) if store.check([key]) else -1
 
 
 def note_factors(store: Store, factors: Mapping[str, float]) -> None:

@@ -219,7 +219,7 @@ def test_a_second_start_takes_over_where_the_first_left_off(run, store):
     second.serve(store)
     second.close(store)
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(left + 1, NUM_STEPS))
-    assert wire.recorded_step(store) == NUM_STEPS - 1
+    assert wire.recorded_step(store, 2) == NUM_STEPS - 1
     assert read_spool(run.config().store, RunEvent) == [], "it is not behind, it has just begun"
 
 
@@ -243,7 +243,7 @@ def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
     class Watched(Scheduler):
         def _record(self, store):
             super()._record(store)
-            on_disk.append((wire.recorded_step(store), [p.step for p in read_spool(run.config().store, StepPlan)]))
+            on_disk.append((wire.recorded_step(store, 1), [p.step for p in read_spool(run.config().store, StepPlan)]))
 
     for step in range(NUM_STEPS):
         observe(store, run, step)

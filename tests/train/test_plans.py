@@ -5,9 +5,12 @@ import pytest
 from dflop.errors import TrainError
 from dflop.train import wire
 from dflop.train.plans import Guard, Patience, PlanSource
-from tests.train.test_wire import message, store
+from dflop.train.wire import RECORD_EVERY_STEPS
+from tests.train.test_wire import message
 
-__all__ = ["store"]
+
+def quick_message(step):
+    return message(step, "quick", start=0)
 
 
 class Told:
@@ -17,7 +20,7 @@ class Told:
         self.quick, self.unrecorded = [], []
 
 
-def source(store, *, quick=lambda step: message(step, "quick"), alive=True, patience=None, timeout_s=20):
+def source(store, *, quick=quick_message, alive=True, patience=None, timeout_s=20):
     """(rank 0's source, what it said); `alive` may be a callable."""
     told = Told()
     guard = Guard(
@@ -46,7 +49,7 @@ def test_the_schedulers_plan_is_used(store):
 
 def test_a_dead_scheduler_is_not_waited_for(store):
     plans, told = source(store, alive=False, patience=FOR_EVER)
-    assert plans.get(0) == message(0, "quick")
+    assert plans.get(0) == quick_message(0)
     assert told.quick == [(0, False)]
 
 
@@ -70,7 +73,7 @@ def test_the_quick_plan_is_made_while_there_is_still_time(store):
 
     def overtaken(step):
         assert wire.publish(store, message(step))
-        return message(step, "quick")
+        return quick_message(step)
 
     plans, told = source(store, quick=overtaken, patience=FOR_EVER)
     assert plans.get(0) == message(0)
@@ -80,7 +83,7 @@ def test_the_quick_plan_is_made_while_there_is_still_time(store):
 def test_the_first_writer_wins_even_against_a_quick_plan(store):
     def overtaken(step):
         assert wire.publish(store, message(step))
-        return message(step, "quick")
+        return quick_message(step)
 
     plans, told = source(store, alive=False, quick=overtaken)
     assert plans.get(0) == message(0)
@@ -111,20 +114,28 @@ def test_the_scheduler_learns_what_is_asked_for(store):
         assert wire.asked_step(store) == step
 
 
-def test_plans_that_a_dead_scheduler_did_not_record_are_handed_on_once(store):
-    alive = [True]
-    plans, told = source(store, alive=lambda: alive[0])
-    for step in range(4):
+def test_plans_that_no_scheduler_lived_to_record_are_handed_on_once(store):
+    plans, told = source(store, alive=False)
+    for step, start in enumerate((1, 1, 1, 2, 2)):
+        wire.publish(store, message(step, start=start))
+        plans.get(step)
+    plans.get(5)
+    wire.note_recorded(store, 1, 1)
+    wire.note_recorded(store, 2, 3)
+    assert told.unrecorded == [], "a scheduler that lives will yet write them"
+    plans.settle()
+    assert told.unrecorded == [2, 4]
+    assert told.quick == [(5, False)], "rank 0 records its own plans itself"
+    plans.settle()
+    assert told.unrecorded == [2, 4]
+
+
+def test_a_plan_that_is_long_unrecorded_is_not_kept_for_ever(store):
+    plans, told = source(store)
+    for step in range(2 * RECORD_EVERY_STEPS + 3):
         wire.publish(store, message(step))
         plans.get(step)
-    wire.note_recorded(store, 1)
-    assert told.unrecorded == []
-    alive[0] = False
-    plans.get(4)
-    assert told.unrecorded == [2, 3], "the quick plan of step 4 is told apart"
-    assert told.quick == [(4, False)]
-    plans.rescue()
-    assert told.unrecorded == [2, 3]
+    assert told.unrecorded == [0, 1, 2]
 
 
 def test_patience_is_a_share_of_the_shortest_of_the_last_steps():

@@ -2,24 +2,17 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from dflop.records import LLM
 from dflop.train import wire
 from dflop.train.wire import PlanMessage
 from tests.train.synthetic import make_plan, make_shapes, make_step_plan
 
 
-def message(step, policy="balanced"):
+def message(step, policy="balanced", start=1):
     plan = make_plan({"vision": (1, 2), LLM: (2, 1)}, num_microbatches=3)
     step_plan = make_step_plan(plan, make_shapes(7, seed=step), step)
     predicted = {("vision", 0, 1, 0): (3, 400, 52_000, 0.125, 0.25), (LLM, 1, 0, 2): (1, 60, 3600, 1e-3, 2e-3)}
-    return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted)
-
-
-@pytest.fixture
-def store():
-    return wire.open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
+    return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted, start)
 
 
 def send(store, step, rank):
@@ -47,11 +40,11 @@ def test_a_retired_plan_is_small_and_cannot_be_published_again(store):
 
 
 def test_notes_are_empty_until_they_are_written(store):
-    assert (wire.asked_step(store), wire.recorded_step(store), wire.factors_in_force(store)) == (-1, -1, {})
+    assert (wire.asked_step(store), wire.recorded_step(store, 1), wire.factors_in_force(store)) == (-1, -1, {})
     wire.note_asked(store, 7)
-    wire.note_recorded(store, 6)
+    wire.note_recorded(store, 1, 6)
     wire.note_factors(store, {"vision": 1.25})
-    assert (wire.asked_step(store), wire.recorded_step(store)) == (7, 6)
+    assert (wire.asked_step(store), wire.recorded_step(store, 1), wire.recorded_step(store, 2)) == (7, 6, -1)
     assert wire.factors_in_force(store) == {"vision": 1.25}
 
 
