@@ -152,6 +152,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """The plan of a step (from 0, counted over epochs): who trains on what, and how long that should take."""
         return self._planner.plan(step)
 
+    def step(self, number: int) -> Step:
+        """A step (from 0, counted over epochs) for trainers that draw its microbatches themselves."""
+        return Step(self.planned(number), self.rank, self.num_replicas, None)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch (from 0); where the sampler was resumed within it, to that place."""
         if epoch != self._epoch:

@@ -148,13 +148,13 @@ class Planner:
                 where="BalancedBatchSampler",
             )
         if self.num_microbatches is not None:
-            rest = num_samples % size
-            smallest = min(size, num_samples) if self.drop_last or not rest else rest
-            if smallest < self.num_replicas * self.num_microbatches:
-                raise self._too_few(smallest)
+            rest = 0 if self.drop_last else num_samples % size
+            for smallest in (min(size, num_samples), rest or size):
+                if smallest < self.num_replicas * self.num_microbatches:
+                    raise self._too_few(smallest)
 
     def _too_few(self, num_samples: int) -> ConfigError:
-        is_rest = num_samples < self.global_batch_size
+        is_rest = num_samples == len(self.costs) % self.global_batch_size < len(self.costs)
         which = "the last global batch of an epoch has" if is_rest else "a global batch has"
         return ConfigError(
             f"{which} {num_samples} sample(s) for {self.num_replicas} rank(s) x {self.num_microbatches} microbatch(es)",

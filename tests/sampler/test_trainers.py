@@ -1,0 +1,77 @@
+"""Two processes under the trainers people use: the gradient of every step is that of its samples one at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflop.sampler import BalancedBatchSampler
+from tests.sampler.tiny import costs_of, error_frac, exact_gradient, make_dataset
+from tests.sampler.trainers import BATCH, CASES, NUM_MICROBATCHES, NUM_STEPS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trainers")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.sampler.trainers", "all", str(folder)]
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    ranks = [start(rank) for rank in range(2)]
+    try:
+        for rank in ranks:
+            said, _ = rank.communicate(timeout=240)
+            assert rank.returncode == 0, said[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[set[int], torch.Tensor]]:
+    """Samples and gradient of every step, from a single process that has never heard of two."""
+    dataset = make_dataset()
+    sampler = BalancedBatchSampler(costs_of(dataset), BATCH, num_replicas=1, rank=0)
+    batches = [set(step.indices[0]) for step in sampler.steps(until=NUM_STEPS)]
+    return [(batch, exact_gradient(dataset, batch)) for batch in batches]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_global_batch(name, runs, expected):
+    ranks = [torch.load(runs / f"{name}-{r}.pt") for r in range(2)]
+    for gradients, _ in ranks:
+        assert len(gradients) == NUM_STEPS
+        for found, (_, exact) in zip(gradients, expected, strict=True):
+            assert error_frac(found, exact) < 1e-5
+    drawn = [set(seen[: 2 * BATCH]) for _, seen in ranks]  # trainers may have looked one batch further
+    assert set().union(*(batch for batch, _ in expected)) <= drawn[0] | drawn[1]
+
+
+def test_the_test_sees_a_mean_of_means():
+    """Two ranks with uneven microbatches, as a loop would add them up that was not told."""
+    from tests.sampler.tiny import collate, flat_gradient, make_model
+
+    dataset = make_dataset()
+    sampler = BalancedBatchSampler(costs_of(dataset), BATCH, num_microbatches=NUM_MICROBATCHES, num_replicas=2, rank=0)
+    plan, model = sampler.planned(0), make_model()
+    for rank in range(2):
+        for microbatch in plan.rank(rank):
+            (model(**collate([dataset[i] for i in microbatch])).loss / (2 * NUM_MICROBATCHES)).backward()
+    assert error_frac(flat_gradient(model), exact_gradient(dataset, set(plan.samples.tolist()))) > 1e-2

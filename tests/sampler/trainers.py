@@ -1,0 +1,168 @@
+"""One process of two: a few optimizer steps under each trainer, at learning rate 0, and the gradients they ended with.
+
+Run as `python -m tests.sampler.trainers NAME FOLDER` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from dflop.sampler import BalancedBatchSampler
+from tests.sampler.tiny import collate, costs_of, flat_gradient, make_dataset, make_model, num_supervised
+
+NUM_STEPS, NUM_MICROBATCHES, BATCH = 2, 2, 16
+DATASET = make_dataset()
+
+
+class Seen(list):
+    """The dataset, which remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(DATASET)
+        self.drawn: list[int] = []
+
+    def __getitem__(self, i):
+        self.drawn.append(int(i))
+        return super().__getitem__(i)
+
+
+def make_sampler(**given) -> BalancedBatchSampler:
+    return BalancedBatchSampler(costs_of(DATASET), BATCH, **{"num_microbatches": NUM_MICROBATCHES, **given})
+
+
+def plain_ddp(seen: Seen) -> list[Tensor]:
+    model = DistributedDataParallel(make_model())
+    sampler = make_sampler()
+    return loop(model, sampler, DataLoader(seen, batch_sampler=sampler, collate_fn=collate), model.no_sync)
+
+
+def varying_count(seen: Seen) -> list[Tensor]:
+    """As many microbatches as the cap takes, and labels that nobody counted before."""
+    model = DistributedDataParallel(make_model())
+    sampler = BalancedBatchSampler([len(s["input_ids"]) for s in DATASET], BATCH, max_tokens=90)
+    loader = DataLoader(seen, batch_sampler=sampler, collate_fn=collate)
+    gradients = []
+    for step in sampler.steps(loader, until=NUM_STEPS):
+        batches = list(step)
+        scales = step.loss_scales(counts=[num_supervised(b) for b in batches])
+        for k, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
+            with model.no_sync() if k < len(step) - 1 else contextlib.nullcontext():
+                (model(**batch).loss * scale).backward()
+        gradients.append(flat_gradient(model))
+        model.zero_grad()
+    return gradients
+
+
+def fsdp2(seen: Seen) -> list[Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = make_model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    sampler = make_sampler(sync="microbatch")
+    return loop(model, sampler, DataLoader(seen, batch_sampler=sampler, collate_fn=collate), contextlib.nullcontext)
+
+
+def accelerate_loop(seen: Seen) -> list[Tensor]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(make_model())  # not the loader: its batches are this rank's already
+    sampler = make_sampler()
+    loader = DataLoader(seen, batch_sampler=sampler, collate_fn=collate)
+    return loop(model, sampler, loader, lambda: accelerator.no_sync(model), accelerator.backward)
+
+
+def loop(model, sampler, loader, no_sync: Callable, backward: Callable = lambda loss: loss.backward()) -> list[Tensor]:
+    gradients = []
+    for step in sampler.steps(loader, until=NUM_STEPS):
+        for k, (batch, scale) in enumerate(zip(step, step.loss_scales(), strict=True)):
+            with no_sync() if k < len(step) - 1 else contextlib.nullcontext():
+                backward(model(**batch).loss * scale)
+        gradients.append(flat_gradient(model))
+        model.zero_grad()
+    return gradients
+
+
+def hugging_face(seen: Seen) -> list[Tensor]:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    gradients = []
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **rest):
+            gradients.append(flat_gradient(model))
+
+    class BalancedTrainer(Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_sampler=make_sampler(), collate_fn=self.data_collator)
+
+    args = TrainingArguments(
+        output_dir=str(Path(sys.argv[2]) / "out"), use_cpu=True, max_steps=NUM_STEPS, learning_rate=0.0,
+        gradient_accumulation_steps=NUM_MICROBATCHES, max_grad_norm=0.0, report_to=[], save_strategy="no",
+        logging_strategy="no", disable_tqdm=True, seed=3,
+    )  # fmt: skip
+    BalancedTrainer(make_model(), args, collate, train_dataset=seen, callbacks=[Keep()]).train()
+    return gradients
+
+
+def lightning(seen: Seen) -> list[Tensor]:
+    import pytorch_lightning as pl
+    from pytorch_lightning.strategies import DDPStrategy
+
+    sampler, gradients = make_sampler(), []
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def training_step(self, batch, batch_idx):
+            scale = sampler.step(self.global_step).loss_scales()[batch_idx % NUM_MICROBATCHES]
+            return self.net(**batch).loss * scale * NUM_MICROBATCHES  # Lightning divides by it
+
+        def on_before_optimizer_step(self, optimizer):
+            gradients.append(flat_gradient(self))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    pl.Trainer(
+        accelerator="cpu", devices=dist.get_world_size(), strategy=DDPStrategy(),
+        max_steps=NUM_STEPS, accumulate_grad_batches=NUM_MICROBATCHES, use_distributed_sampler=False, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    ).fit(Module(), DataLoader(seen, batch_sampler=sampler, collate_fn=collate))  # fmt: skip
+    return gradients
+
+
+CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, hugging_face, lightning)}
+
+
+def main(name: str, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for case in CASES.values() if name == "all" else [CASES[name]]:
+        seen = Seen()
+        gradients = case(seen)
+        torch.save((gradients, seen.drawn), Path(folder) / f"{case.__name__}-{dist.get_rank()}.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
