@@ -2,8 +2,8 @@
 
 Balance alone leaves the pipeline's fill and drain to chance. Seeds are placed into slots that grow at the start of the
 step and shrink towards its end (`ramp_profiles`); simulated annealing then swaps and moves samples, slots and buckets.
-Encoders count as one rank each here. The token cap holds after every move. Same step, same budget, same result, on any
-machine: budgets count simulations, never time.
+Encoders count as one rank each here. All caps hold after every move. Same step, same budget, same result, on any
+machine and with any number of threads: budgets count moves, never time, and chains have seeds of their own.
 """
 
 from __future__ import annotations
@@ -11,18 +11,31 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
 from dflop.schedule.linear import LinearStep
-from dflop.schedule.place import _place
-from dflop.simulate.jit import kernel
-from dflop.simulate.kernel import _run
+from dflop.schedule.place import place
+from dflop.schedule.state import (
+    State,
+    Task,
+    fill,
+    fits,
+    make_state,
+    make_task,
+    refresh_bucket,
+    refresh_slot,
+    shift,
+    swap_buckets,
+)
+from dflop.simulate.jit import inlined, kernel
+from dflop.simulate.lanes import run_lanes
 
-START_TEMPERATURE = 3e-4
-"""Relative to the makespan; falls to 0 linearly."""
+START_TEMPERATURE = 6e-4
+"""Relative to the makespan; falls to 0 linearly. Half and twice as much found the same on the bench's steps."""
 SWAP_SAMPLES, MOVE_SAMPLE, SWAP_SLOTS = 0.5, 0.75, 0.85
 """Cumulative shares of the moves; the rest swaps buckets."""
 
@@ -55,189 +68,116 @@ def ramp_profiles(num_slots: int, depth: int, most: int) -> Floats:
 
 
 def search(
-    step: LinearStep, seeds: list[Ints], *, num_profiles: int, num_simulations: int, random_seed: int = 0
+    step: LinearStep,
+    seeds: list[Ints],
+    *,
+    num_profiles: int,
+    num_moves: int,
+    num_chains: int = 1,
+    num_threads: int = 1,
+    random_seed: int = 0,
 ) -> Ints:
     """Bucket `slot * ranks + rank` of every sample: the best found.
 
     Args:
-        step: The step.
-        seeds: Assignments to start from, beside the ramps; those over the cap are left out.
+        step: The step; has samples.
+        seeds: Assignments to start from, beside the ramps; those that break a cap are left out.
         num_profiles: Ramps to try.
-        num_simulations: Budget of the annealing.
-        random_seed: Of its moves.
+        num_moves: Budget of each chain, in moves tried; all but those that break a cap are simulated.
+        num_chains: Annealings, from the best starts that differ.
+        num_threads: Chains at a time; changes nothing in the result.
+        random_seed: Of the moves.
     """
-    starts, depth = list(seeds), int(step.num_after.max(initial=0)) + 1
-    starts += [
-        _place(step.chain_s, step.slot_s, step.tokens, sizes, step.num_ranks, step.cap_tokens)
-        for sizes in ramp_profiles(step.num_slots, depth, num_profiles)
-    ]
-    arguments = _arguments(step)
-    values = [_score(bucket, *arguments) for bucket in starts]
-    best = starts[int(np.argmin(values))]
-    if num_simulations < 1 or min(values) == np.inf:
-        return best
-    found: Ints = _anneal(best, num_simulations, np.random.default_rng(random_seed), *arguments)
-    return found
+    task, depth = make_task(step), int(step.num_after.max(initial=0)) + 1
+    starts = [*seeds, *(place(task, sizes) for sizes in ramp_profiles(step.num_slots, depth, num_profiles))]
+    values = [score(task, bucket) for bucket in starts]
+    distinct = {value: bucket for value, bucket in zip(reversed(values), reversed(starts), strict=True)}
+    ranked = sorted(value for value in distinct if value < np.inf)
+    if num_moves < 1 or not ranked:
+        return starts[int(np.argmin(values))]
 
+    def chain(number: int) -> tuple[float, Ints]:
+        state = make_state(task, distinct[ranked[number % len(ranked)]])
+        fill(task, state)
+        found: tuple[float, Ints] = _anneal(task, state, np.random.default_rng((random_seed, number)), num_moves)
+        return found
 
-def _arguments(step: LinearStep) -> tuple[object, ...]:
-    """What the kernels take: the step, and its nodes (encoders with one rank each, then the chain's)."""
-    num_pipes = len(step.pipe_pp)
-    dp = np.ones(num_pipes, dtype=np.int64)
-    dp[-1] = step.num_ranks
-    sizes = step.pipe_pp * dp
-    first_stage = np.concatenate([[0], np.cumsum(step.pipe_pp)[:-1]])
-    nodes = np.array(
-        [(p, s, r, first_stage[p] + s) for p in range(num_pipes) for s in range(step.pipe_pp[p]) for r in range(dp[p])],
-        dtype=np.int64,
-    )
-    links = np.arange(num_pipes, dtype=np.int64) * step.num_slots * step.num_ranks
-    return (
-        step.num_slots, step.num_ranks, step.chain_s, step.slot_s, step.tokens, step.num_items, step.cap_tokens,
-        step.pipe_pp, dp, np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64), links,
-        nodes[:, 0].copy(), nodes[:, 1].copy(), nodes[:, 2].copy(), step.num_after[nodes[:, 3]],
-        step.stage_kind[nodes[:, 3]], step.fixed_s[nodes[:, 3]], step.forward_frac[nodes[:, 3]],
-    )  # fmt: skip
-
-
-@kernel
-def _refresh(  # type: ignore[no-untyped-def]  # numba infers them
-    k, bucket, num_ranks, chain_s, slot_s, tokens, num_items, links, node_pipe, node_rank, kind, fixed_s, frac,
-    num_pipes, active, forward, backward, feeds, in_bucket,
-):  # fmt: skip
-    """Everything about slot k from its samples, anew: nothing drifts."""
-    chain = np.zeros((chain_s.shape[0], num_ranks))
-    slot = np.zeros(slot_s.shape[0])
-    items = np.zeros((num_pipes - 1, num_ranks), np.int64)
-    count = np.zeros(num_ranks, np.int64)
-    in_bucket[k, :] = 0
-    for i in range(len(bucket)):
-        if bucket[i] // num_ranks != k:
-            continue
-        r = bucket[i] % num_ranks
-        count[r] += 1
-        in_bucket[k, r] += tokens[i]
-        for q in range(chain_s.shape[0]):
-            chain[q, r] += chain_s[q, i]
-        for q in range(slot_s.shape[0]):
-            slot[q] += slot_s[q, i]
-        for e in range(num_pipes - 1):
-            items[e, r] += num_items[e, i]
-    for e in range(num_pipes - 1):
-        for r in range(num_ranks):
-            feeds[links[e] + k * num_ranks + r] = items[e, r] > 0
-    for n in range(len(node_pipe)):
-        pipe, r = node_pipe[n], node_rank[n]
-        if pipe == num_pipes - 1:
-            active[n, k], seconds = count[r] > 0, chain[kind[n], r]
-        else:
-            active[n, k], seconds = items[pipe].sum() > 0, slot[kind[n]]
-        forward[n, k] = frac[n] * (seconds + fixed_s[n])
-        backward[n, k] = (1 - frac[n]) * (seconds + fixed_s[n])
-
-
-@kernel
-def _score(  # type: ignore[no-untyped-def]  # numba infers them
-    bucket, num_slots, num_ranks, chain_s, slot_s, tokens, num_items, cap, pp, dp, start, links, node_pipe, node_stage,
-    node_rank, after, kind, fixed_s, frac,
-):  # fmt: skip
-    """Makespan of an assignment; infinite over the cap."""
-    num_nodes, num_pipes = len(node_pipe), len(pp)
-    active, feeds = np.zeros((num_nodes, num_slots), np.bool_), np.zeros(links[-1], np.bool_)
-    forward, backward = np.zeros((num_nodes, num_slots)), np.zeros((num_nodes, num_slots))
-    none, in_bucket = np.zeros((num_nodes, num_slots)), np.zeros((num_slots, num_ranks), np.int64)
-    for k in range(num_slots):
-        _refresh(
-            k, bucket, num_ranks, chain_s, slot_s, tokens, num_items, links, node_pipe, node_rank, kind, fixed_s, frac,
-            num_pipes, active, forward, backward, feeds, in_bucket,
-        )  # fmt: skip
-    if in_bucket.max() > cap:
-        return np.inf
-    _, end = _run(
-        num_slots, pp, dp, start, links, node_pipe, node_stage, node_rank, after, active, forward, backward, none, none,
-        feeds,
-    )  # fmt: skip
-    return end.max()
-
-
-@kernel
-def _anneal(  # type: ignore[no-untyped-def]  # numba infers them
-    first, num_simulations, rng, num_slots, num_ranks, chain_s, slot_s, tokens, num_items, cap, pp, dp, start,
-    links, node_pipe, node_stage, node_rank, after, kind, fixed_s, frac,
-):  # fmt: skip
-    num_nodes, num_pipes, num_samples = len(node_pipe), len(pp), len(first)
-    num_buckets = num_slots * num_ranks
-    bucket, best = first.copy(), first.copy()
-    active, feeds = np.zeros((num_nodes, num_slots), np.bool_), np.zeros(links[-1], np.bool_)
-    forward, backward = np.zeros((num_nodes, num_slots)), np.zeros((num_nodes, num_slots))
-    none, in_bucket = np.zeros((num_nodes, num_slots)), np.zeros((num_slots, num_ranks), np.int64)
-    touched = np.arange(num_slots)
-    num_touched, value, best_value = num_slots, -1.0, np.inf
-    a = b = i = j = move = 0
-    for round in range(num_simulations + 1):
-        if round:  # the first round scores the start
-            draw = rng.random()
-            i, j = int(rng.random() * num_samples), int(rng.random() * num_samples)
-            if draw < SWAP_SAMPLES:
-                move, a, b = 0, bucket[i], bucket[j]
-            elif draw < MOVE_SAMPLE:
-                move, a, b = 1, bucket[i], int(rng.random() * num_buckets)
-            elif draw < SWAP_SLOTS:
-                move, a, b = 2, int(rng.random() * num_slots), int(rng.random() * num_slots)
-            else:
-                move, a, b = 3, int(rng.random() * num_buckets), int(rng.random() * num_buckets)
-            if a == b:
-                continue
-            if move == 0 and (
-                in_bucket[b // num_ranks, b % num_ranks] + tokens[i] - tokens[j] > cap
-                or in_bucket[a // num_ranks, a % num_ranks] + tokens[j] - tokens[i] > cap
-            ):
-                continue
-            if move == 1 and in_bucket[b // num_ranks, b % num_ranks] + tokens[i] > cap:
-                continue
-            _apply(bucket, move, i, j, a, b, num_ranks)
-            touched[0] = a if move == 2 else a // num_ranks
-            touched[1 % num_slots] = b if move == 2 else b // num_ranks
-            num_touched = min(2, num_slots)
-        for t in range(num_touched):
-            _refresh(
-                touched[t], bucket, num_ranks, chain_s, slot_s, tokens, num_items, links, node_pipe, node_rank, kind,
-                fixed_s, frac, num_pipes, active, forward, backward, feeds, in_bucket,
-            )  # fmt: skip
-        _, end = _run(
-            num_slots, pp, dp, start, links, node_pipe, node_stage, node_rank, after, active, forward, backward, none,
-            none, feeds,
-        )  # fmt: skip
-        new = end.max()
-        temperature = START_TEMPERATURE * max(value, 0.0) * (1.0 - round / (num_simulations + 1))
-        if value < 0 or new <= value or rng.random() < np.exp((value - new) / max(temperature, 1e-300)):
-            value = new
-            if new < best_value:
-                best_value = new
-                best[:] = bucket
-            continue
-        _apply(bucket, move, j if move == 0 else i, i if move == 0 else j, a, b, num_ranks)
-        if move == 1:
-            bucket[i] = a
-        for t in range(num_touched):
-            _refresh(
-                touched[t], bucket, num_ranks, chain_s, slot_s, tokens, num_items, links, node_pipe, node_rank, kind,
-                fixed_s, frac, num_pipes, active, forward, backward, feeds, in_bucket,
-            )  # fmt: skip
-    return best
-
-
-@kernel
-def _apply(bucket, move, i, j, a, b, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
-    """Swap samples i and j of buckets a and b, move i to b, or swap slots or buckets a and b."""
-    if move == 0:
-        bucket[i], bucket[j] = b, a
-    elif move == 1:
-        bucket[i] = b
+    if num_chains == 1 or num_threads == 1:
+        found = [chain(number) for number in range(num_chains)]
     else:
-        for s in range(len(bucket)):
-            here = bucket[s] // num_ranks if move == 2 else bucket[s]
-            if here == a:
-                bucket[s] += (b - a) * (num_ranks if move == 2 else 1)
-            elif here == b:
-                bucket[s] += (a - b) * (num_ranks if move == 2 else 1)
+        with ThreadPoolExecutor(num_threads) as pool:
+            found = list(pool.map(chain, range(num_chains)))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def score(task: Task, bucket: Ints) -> float:
+    """Makespan of an assignment; infinite where it breaks a cap."""
+    state: State = make_state(task, bucket)
+    return float(run_lanes(task.program, state.work)) if fill(task, state) else np.inf
+
+
+@kernel
+def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # numba infers them
+    """(makespan, bucket of every sample) of the best assignment on the way."""
+    num_samples, num_buckets, lanes = len(state.content_of), len(state.bucket_sum), task.num_lanes
+    best_content, best_bucket = state.content_of.copy(), state.bucket_of.copy()
+    value = run_lanes(task.program, state.work)
+    best_value = value
+    for done in range(num_moves):
+        draw, i, j = rng.random(), int(rng.random() * num_samples), num_samples
+        if draw < SWAP_SAMPLES:
+            j = int(rng.random() * num_samples)
+            a, b = state.bucket_of[state.content_of[i]], state.bucket_of[state.content_of[j]]
+        elif draw < MOVE_SAMPLE:
+            a, b = state.bucket_of[state.content_of[i]], int(rng.random() * num_buckets)
+        elif draw < SWAP_SLOTS:
+            a, b = int(rng.random() * task.num_slots) * lanes, int(rng.random() * task.num_slots) * lanes
+        else:
+            a, b = int(rng.random() * num_buckets), int(rng.random() * num_buckets)
+        if a == b:
+            continue
+        width = lanes if MOVE_SAMPLE <= draw < SWAP_SLOTS else 1
+        _change(task, state, draw, i, j, a, b)
+        is_valid = True
+        for r in range(width):
+            is_valid = is_valid and fits(task, state, a + r, num_samples) and fits(task, state, b + r, num_samples)
+        if is_valid:
+            _refresh(task, state, a, b, width)
+            # The worst step that a drawn number lets pass, so that one comparison decides.
+            temperature = START_TEMPERATURE * value * (1.0 - done / num_moves)
+            limit = value - temperature * np.log(1.0 - rng.random())
+            new = run_lanes(task.program, state.work)
+            if new <= limit:
+                value = new
+                if new < best_value:
+                    best_value = new
+                    best_content[:] = state.content_of
+                    best_bucket[:] = state.bucket_of
+                continue
+        _change(task, state, draw, i, j, b, a)
+        if is_valid:
+            _refresh(task, state, a, b, width)
+    return best_value, best_bucket[best_content]
+
+
+@inlined
+def _change(task, state, draw, i, j, a, b):  # type: ignore[no-untyped-def]  # numba infers them
+    """Sample i from bucket a to b (and j the other way), or slots or buckets a and b swapped; a and b undo it."""
+    if draw < MOVE_SAMPLE:
+        shift(task, state, i, a, b)
+        if draw < SWAP_SAMPLES:
+            shift(task, state, j, b, a)
+    elif draw < SWAP_SLOTS:
+        for r in range(task.num_lanes):
+            swap_buckets(task, state, a + r, b + r)
+    else:
+        swap_buckets(task, state, a, b)
+
+
+@inlined
+def _refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba infers them
+    for r in range(width):
+        refresh_bucket(task, state, a + r)
+        refresh_bucket(task, state, b + r)
+    refresh_slot(task, state, a // task.num_lanes)
+    refresh_slot(task, state, b // task.num_lanes)

@@ -16,9 +16,9 @@ from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems
-from dflop.simulate.events import simulate_reference
+from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
-from dflop.simulate.step import plan_pipes, step_graph, step_nodes
+from dflop.simulate.step import plan_pipes, run_graph, step_graph, step_nodes
 
 
 class StepEvaluator:
@@ -29,12 +29,19 @@ class StepEvaluator:
         items: Of every module of the plan.
         cost: Extrapolating.
         max_concurrency: Processes that can compute at once; None: all of them.
+        compiled: False: the simulator that builds a graph, slower, the same seconds.
     """
 
     def __init__(
-        self, plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, max_concurrency: int | None = None
+        self,
+        plan: Plan,
+        items: Mapping[str, ModuleItems],
+        cost: CostModel,
+        max_concurrency: int | None = None,
+        *,
+        compiled: bool = IS_COMPILED,
     ) -> None:
-        self.plan, self.items, self.cost = plan, items, cost
+        self.plan, self.items, self.cost, self.compiled = plan, items, cost, compiled
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < self.shape.num_nodes
         self.max_concurrency = max_concurrency if contended else None
@@ -84,13 +91,12 @@ class StepEvaluator:
     def spans(self, assignment: Assignment) -> tuple[Floats, Floats]:
         """(start_s, end_s) of all work, each `[nodes, microbatches, 2]`: forward, backward. Nothing to do takes 0 s."""
         work = self.work(assignment)
-        if self.max_concurrency is None:
+        if self.compiled and self.max_concurrency is None:
             return run_step(self.shape, work)
         owners = assignment.owners(self.plan, self.items)
         done = tuple(self.items[name].work(owner) for name, owner in owners.items())
         durations, delays = self._by_node(work)
-        graph = step_graph(self.plan, done, durations, delays)
-        found = simulate_reference(graph, max_concurrency=self.max_concurrency)
+        found = run_graph(step_graph(self.plan, done, durations, delays), self.max_concurrency)
         size = (self.shape.num_nodes, self.shape.num_microbatches, 2)
         return np.array(found.start_s).reshape(size), np.array(found.end_s).reshape(size)
 

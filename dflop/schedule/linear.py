@@ -15,8 +15,8 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
+from dflop.schedule.caps import Caps, tokens_of_samples
 from dflop.schedule.items import Ints, ModuleItems
-from dflop.schedule.pack import token_cap
 from dflop.simulate.step import num_stages_after, plan_pipes
 
 
@@ -33,7 +33,7 @@ class LinearStep:
     tokens: Ints
     """`[samples]`."""
     num_items: Ints
-    """`[E, samples]` media items."""
+    """`[E, samples]` media items of encoders with ranks of their own."""
     pipe_pp: Ints
     """Encoders with one rank each, then the chain."""
     stage_kind: Ints
@@ -46,6 +46,15 @@ class LinearStep:
     """Per stage of all pipes, stages between it and the loss."""
     cap_tokens: int
     """Of one bucket."""
+    window: int
+    """Consecutive slots that a rank of the first chain stage holds at once."""
+    cap_in_flight_tokens: int
+    """Of a rank's buckets in any such window."""
+    media_tokens: Ints
+    """`[encoders, samples]` tokens of the encoders, inline ones too."""
+    cap_media_tokens: Ints
+    """`[encoders]` of a slot, of an inline plan of a bucket; 0: none."""
+    is_inline: bool
 
     @property
     def num_ops(self) -> int:
@@ -53,7 +62,7 @@ class LinearStep:
         return 2 * self.num_slots * (int(self.pipe_pp[:-1].sum()) + int(self.pipe_pp[-1]) * self.num_ranks)
 
 
-def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel) -> LinearStep:
+def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, caps: Caps) -> LinearStep:
     """The step of a global batch under a plan."""
     llm = plan.module(LLM)
     num_samples = len(items[LLM].sample)
@@ -85,6 +94,7 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel) -
             fixed.append(fixed_s)
             fracs.append(frac or 1 / 3)
             after.append(num_stages_after(plan, pipe.module, stage))
+    media = [tokens_of_samples(items[e.module], num_samples) for e in plan.encoders]
     return LinearStep(
         num_slots=plan.num_microbatches,
         num_ranks=llm.parallel.dp,
@@ -99,18 +109,22 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel) -
         fixed_s=np.array(fixed),
         forward_frac=np.array(fracs),
         num_after=np.array(after, dtype=np.int64),
-        cap_tokens=plan_token_cap(plan, items[LLM].num_tokens),
+        cap_tokens=caps.bucket_tokens,
+        window=caps.window,
+        cap_in_flight_tokens=caps.in_flight_tokens,
+        media_tokens=np.array(media, dtype=np.int64).reshape(-1, num_samples),
+        cap_media_tokens=np.array([_media_cap(plan, e, caps, of) for e, of in zip(plan.encoders, media, strict=True)]),
+        is_inline=plan.is_inline,
     )
 
 
-def plan_token_cap(plan: Plan, num_tokens: Ints) -> int:
-    """LLM tokens that no bucket may exceed.
+def _media_cap(plan: Plan, encoder: ModulePlan, caps: Caps, of_samples: Ints) -> int:
+    """What an encoder's ranks hold together, for the search knows slots, not ranks; inline: one rank. 0: no cap.
 
-    What the plan's memory allows in each microbatch in flight; never below what packing can always keep, which is what
-    the planner has charged. Then no window of microbatches in flight exceeds the memory, either.
+    A sample with more than that has to go somewhere.
     """
-    llm = plan.module(LLM)
-    return max(llm.max_tokens, token_cap(num_tokens, plan.num_microbatches * llm.parallel.dp))
+    cap = caps.media_tokens.get(encoder.module, 0) * (1 if plan.is_inline else encoder.parallel.dp)
+    return max(cap, int(of_samples.max(initial=0))) if cap else 0
 
 
 def _part(

@@ -1,7 +1,7 @@
 """Samples into slots of chosen sizes: longest first, where the worst kind of stage stays relatively smallest.
 
-The compiled greedy behind ramp seeds and plain balance, and the compiled split of a slot's media items over an
-encoder's ranks. O(samples x buckets).
+The compiled greedy behind ramp seeds, and the split of a slot's media items over an encoder's ranks.
+O(samples x buckets).
 """
 
 from __future__ import annotations
@@ -10,89 +10,111 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
-from dflop.schedule.linear import LinearStep
+from dflop.schedule.state import Task, fits, make_state
 from dflop.simulate.jit import kernel
 
 
-def place(step: LinearStep, sizes: Floats) -> Ints:
+def place(task: Task, sizes: Floats) -> Ints:
     """Bucket `slot * ranks + rank` of every sample.
 
+    A sample that fits nowhere under the caps goes to the bucket with the fewest tokens.
+
     Args:
-        step: Seconds of every sample, and the cap on a bucket's tokens.
+        task: The step.
         sizes: `[slots]` relative size that each slot shall have, above 0.
     """
-    bucket: Ints = _place(step.chain_s, step.slot_s, step.tokens, sizes, step.num_ranks, step.cap_tokens)
-    return bucket
+    num_chain, num_seconds = int(task.first[0]), int(task.first[1])
+    weights = task.samples[:-1, :num_seconds].copy()
+    weights[:, num_chain:] *= task.num_lanes
+    order = np.argsort(-(weights.max(axis=1, initial=0.0) + 0.25 * weights.sum(axis=1)), kind="stable")
+    state = make_state(task, np.zeros(len(weights), dtype=np.int64))
+    _place(task, state, order, sizes)
+    return state.content_of
 
 
-def split_items(slot: Ints, seconds: Floats, num_slots: int, num_ranks: int) -> Ints:
-    """Encoder rank of every item: within its slot, longest first to the least loaded rank; see `split_lpt`."""
-    if num_ranks == 1:
-        return np.zeros(len(slot), dtype=np.int64)
-    rank: Ints = _split(slot, seconds, np.argsort(-seconds, kind="stable"), num_slots, num_ranks)
+def split_items(slot: Ints, weights: Floats, num_slots: int, num_ranks: int, *, compiled: bool = True) -> Ints:
+    """Encoder rank of every item: within its slot, heaviest first to the least loaded rank; see `split_lpt`."""
+    rank = np.zeros(len(slot), dtype=np.int64)
+    if num_ranks > 1 and compiled:
+        _split(slot, weights, np.argsort(-weights, kind="stable"), np.zeros((num_slots, num_ranks)), rank)
+    elif num_ranks > 1:
+        for k in range(num_slots):
+            inside = np.flatnonzero(slot == k)
+            rank[inside] = split_lpt(weights[inside], num_ranks)
     return rank
 
 
-def split_lpt(seconds: Floats, num_ranks: int) -> list[int]:
+def split_under_cap(
+    slot: Ints,
+    seconds: Floats,
+    num_tokens: Ints,
+    num_slots: int,
+    num_ranks: int,
+    *,
+    cap_tokens: int | None,
+    compiled: bool = True,
+) -> Ints:
+    """Encoder rank of every item, by seconds; by tokens in the slots in which that would break the cap on a rank's."""
+    rank = split_items(slot, seconds, num_slots, num_ranks, compiled=compiled)
+    if cap_tokens is None:
+        return rank
+    total = np.bincount(slot * num_ranks + rank, num_tokens, num_slots * num_ranks).reshape(num_slots, num_ranks)
+    is_over = (total.max(axis=1) > cap_tokens)[slot]
+    if is_over.any():
+        by_tokens = split_items(slot, num_tokens.astype(float), num_slots, num_ranks, compiled=compiled)
+        rank = np.where(is_over, by_tokens, rank)
+    return rank
+
+
+def split_lpt(weights: Floats, num_ranks: int) -> list[int]:
     """Reference of `split_items` for one slot: rank of every item. Within 4/3 of the best split."""
-    loads, rank = [0.0] * num_ranks, [0] * len(seconds)
-    for item in sorted(range(len(seconds)), key=lambda i: (-seconds[i], i)):
+    loads, rank = [0.0] * num_ranks, [0] * len(weights)
+    for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
         rank[item] = min(range(num_ranks), key=lambda r: (loads[r], r))
-        loads[rank[item]] += float(seconds[item])
+        loads[rank[item]] += float(weights[item])
     return rank
 
 
 @kernel
-def _split(slot, seconds, order, num_slots, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
-    loads = np.zeros((num_slots, num_ranks))
-    rank = np.zeros(len(slot), np.int64)
+def _split(slot, weights, order, loads, rank):  # type: ignore[no-untyped-def]  # numba infers them
     for i in order:
         mine = loads[slot[i]]
         best = 0
-        for r in range(1, num_ranks):
+        for r in range(1, len(mine)):
             if mine[r] < mine[best]:
                 best = r
         rank[i] = best
-        mine[best] += seconds[i]
-    return rank
+        mine[best] += weights[i]
 
 
 @kernel
-def _place(chain_s, slot_s, tokens, sizes, num_ranks, cap_tokens):  # type: ignore[no-untyped-def]  # numba infers them
-    num_chain, num_samples = chain_s.shape
-    num_encoder, num_slots = slot_s.shape[0], len(sizes)
-    chain = np.zeros((num_slots, num_ranks, num_chain))
-    encoder = np.zeros((num_slots, num_encoder))
-    in_bucket = np.zeros((num_slots, num_ranks), np.int64)
-    weight = np.zeros(num_samples)
-    for i in range(num_samples):
-        worst = total = 0.0
-        for q in range(num_chain):
-            worst, total = max(worst, chain_s[q, i]), total + chain_s[q, i]
-        for q in range(num_encoder):
-            worst, total = max(worst, num_ranks * slot_s[q, i]), total + num_ranks * slot_s[q, i]
-        weight[i] = -(worst + 0.25 * total)
-    bucket = np.zeros(num_samples, np.int64)
-    for i in np.argsort(weight, kind="mergesort"):
-        best, best_score = 0, np.inf
-        for k in range(num_slots):
-            shared = 0.0
-            for q in range(num_encoder):
-                shared = max(shared, encoder[k, q] + slot_s[q, i])
-            for r in range(num_ranks):
+def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba infers them
+    lanes, num_chain, num_seconds, samples = task.num_lanes, task.first[0], task.first[1], task.samples
+    bucket_sum, slot_sum = state.bucket_sum, state.slot_sum
+    least = np.zeros((task.num_slots, num_chain))  # of a slot's buckets: no slot is looked into that cannot win
+    for i in order:
+        best, best_score = -1, np.inf
+        for k in range(task.num_slots):
+            shared = bound = 0.0
+            for q in range(num_chain, num_seconds):
+                shared = max(shared, slot_sum[k, q] + samples[i, q])
+            for q in range(num_chain):
+                bound = max(bound, least[k, q] + samples[i, q])
+            if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
+                continue
+            for b in range(k * lanes, (k + 1) * lanes):
                 own = 0.0
                 for q in range(num_chain):
-                    own = max(own, chain[k, r, q] + chain_s[q, i])
+                    own = max(own, bucket_sum[b, q] + samples[i, q])
                 score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
-                if in_bucket[k, r] + tokens[i] > cap_tokens:
-                    score = 1e12 + in_bucket[k, r]
-                if score < best_score:
-                    best, best_score = k * num_ranks + r, score
-        bucket[i] = best
-        k, r = best // num_ranks, best % num_ranks
-        in_bucket[k, r] += tokens[i]
+                if score < best_score and fits(task, state, b, i):
+                    best, best_score = b, score
+        if best < 0:
+            best = int(np.argmin(bucket_sum[:, num_seconds + 1]))
+        state.content_of[i] = best
+        k = best // lanes
+        for d in range(samples.shape[1]):
+            bucket_sum[best, d] += samples[i, d]
+            slot_sum[k, d] += samples[i, d]
         for q in range(num_chain):
-            chain[k, r, q] += chain_s[q, i]
-        for q in range(num_encoder):
-            encoder[k, q] += slot_s[q, i]
-    return bucket
+            least[k, q] = bucket_sum[k * lanes : (k + 1) * lanes, q].min()

@@ -2,47 +2,57 @@
 
 `arrival` counts samples. `length_grouped` puts samples of similar LLM length side by side. `token_lpt` balances LLM
 tokens, longest first: the strongest cheap rival. `bottleneck` balances all modules at once, with a certificate.
-`balanced` is the best of all of these and of the search on the simulator, so that it never loses against any of them.
+`quick` is the better one of arrival and that balance, at once and with nothing compiled. `balanced` is the best of all
+of these and of the search on the simulator, so that it never loses against any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, did_you_mean
-from dflop.records import LLM, Plan, SampleShape
+from dflop.records import LLM, ModulePlan, Plan, SampleShape
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
-from dflop.schedule.evaluate import StepEvaluator, bucket_tokens
+from dflop.schedule.caps import keeps, plan_caps
+from dflop.schedule.data_parallel import balance_ranks
+from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items
-from dflop.schedule.linear import LinearStep, linear_step, plan_token_cap, sample_weights
+from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.order import order_slots
-from dflop.schedule.pack import pack, token_cap, token_lpt
-from dflop.schedule.place import place, split_items
+from dflop.schedule.pack import pack, token_lpt
+from dflop.schedule.place import split_under_cap
+from dflop.simulate.jit import IS_COMPILED
 
-POLICIES = ("arrival", "length_grouped", "token_lpt", "bottleneck", "balanced")
+POLICIES = ("arrival", "length_grouped", "token_lpt", "bottleneck", "quick", "balanced")
+MOVE_OPS = 400
+"""A move of the annealing costs as much as so many simulated operations, beside those that it simulates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Budget of `balanced`, counted in evaluations, so that every machine finds the same."""
 
-    num_profiles: int = 81
+    num_profiles: int = 12
     """Ramps that seed the search, fewer where batches are so large that they would cost more than the annealing."""
-    num_ops: int = 40_000_000
-    """Simulated operations of the annealing, and bucket by bucket comparisons of the ramps, at 20-100 ns each."""
-    max_simulations: int = 20_000
-    """Of the annealing, where steps are so small that `num_ops` would allow more."""
-    max_evals: int = 20_000
+    num_ops: int = 50_000_000
+    """Simulated operations of the annealing, and bucket by bucket comparisons of the ramps, at 1-3 ns each."""
+    max_simulations: int = 100_000
+    """Moves of the annealing, where steps are so small that `num_ops` would allow more."""
+    max_evals: int = 200_000
     """Moves of the certified balance; 0 leaves it out."""
     max_orders: int = 48
     """Orders tried under the reference simulator, where processes share cores."""
+    num_chains: int = 1
+    """Annealings side by side, each with this budget; one of twice the length finds more than two of them."""
 
 
+THOROUGH = Effort(num_profiles=24, num_ops=600_000_000, max_simulations=1_000_000, max_evals=2_000_000)
+"""Ten times the time, for what is left."""
 QUICK = Effort(num_profiles=12, num_ops=1_000_000, max_simulations=300, max_evals=0, max_orders=12)
 """For ranking plans: close to what the full effort reaches, at a hundredth of its price."""
 
@@ -56,6 +66,8 @@ class StepJob:
         cost: Predicts seconds, corrections included.
         max_concurrency: Processes that can compute at once; None: all of them.
         items: Of the batch, by module, where they are known from another plan.
+        compiled: False: no kernel is touched, and what only pays when compiled is left out.
+        num_threads: Annealing chains that run at a time; changes nothing in the result.
     """
 
     def __init__(
@@ -65,10 +77,15 @@ class StepJob:
         cost: CostModel,
         max_concurrency: int | None = None,
         items: Mapping[str, ModuleItems] | None = None,
+        *,
+        compiled: bool = IS_COMPILED,
+        num_threads: int = 1,
     ) -> None:
         self.plan, self.cost = plan, cost.extrapolating()
         self.items = items or {m.module: module_items(batch, m.module) for m in plan.modules}
-        self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency)
+        self.compiled, self.num_threads = compiled, num_threads
+        self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency, compiled=compiled)
+        self.caps = plan_caps(plan, self.items, compiled=compiled)
         self._linear: LinearStep | None = None
         self._item_seconds: dict[str, Floats] = {}
 
@@ -80,58 +97,41 @@ class StepJob:
         """
         tokens = self.items[LLM].num_tokens
         if policy == "arrival":
-            slot, rank = in_sequence(np.arange(len(tokens)), self.plan)
-            return self._evenly(slot, rank)
+            return self._evenly(*in_sequence(np.arange(len(tokens)), self.plan))
         if policy == "length_grouped":
-            slot, rank = in_sequence(np.argsort(-tokens, kind="stable"), self.plan)
-            return self._evenly(slot, rank)
+            return self._evenly(*in_sequence(np.argsort(-tokens, kind="stable"), self.plan))
         if policy == "token_lpt":
-            return self._evenly(*self._slot_rank(token_lpt(tokens, self.num_buckets)))
+            return self._evenly(*self._slot_rank(token_lpt(tokens, self.num_buckets, compiled=self.compiled)))
         if policy == "bottleneck":
             return self._bottleneck(effort.max_evals)
+        if policy == "quick":
+            return self.quick(effort)[1]
         if policy == "balanced":
             return self.best(effort)[1]
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
 
+    def quick(self, effort: Effort) -> tuple[str, Assignment, float]:
+        """(policy, assignment, seconds) of the better one of arrival order and the certified balance."""
+        packed = self._bottleneck(effort.max_evals)
+        return self._best_of([("arrival", self.assign("arrival", effort)), ("quick", packed)])
+
     def best(self, effort: Effort) -> tuple[str, Assignment, float]:
         """(policy, assignment, seconds) of the best candidate that keeps the caps; the data-blind ones stand, too."""
         found = [("arrival", self.assign("arrival", effort)), ("balanced", self.assign("token_lpt", effort))]
-        seeds = [self._buckets(a) for _, a in found]
-        if effort.max_evals and len(self.items[LLM].sample):
-            packed = self._bottleneck(effort.max_evals)
-            found.append(("balanced", packed))
-            seeds.append(self._buckets(packed))
-        if self._is_data_parallel:
-            seeds.append(self._rank_sums())
-        step = self.linear
-        if len(step.tokens):
-            # A move costs a simulation, and looking through the samples of two slots, twice where it is undone.
-            num_simulations = effort.num_ops // (step.num_ops + 4 * len(step.tokens))
-            num_profiles = 1 + effort.num_ops // (len(step.tokens) * self.num_buckets)
-            bucket = search(
-                step,
-                seeds,
-                num_profiles=min(effort.num_profiles, num_profiles),
-                num_simulations=min(effort.max_simulations, num_simulations),
-            )
-            found.append(("balanced", self._splitting(*self._slot_rank(bucket))))
+        if effort.max_evals:
+            found.append(("balanced", self._bottleneck(effort.max_evals)))
+        over_ranks = self._over_ranks()
+        if over_ranks is not None:
+            found.append(("balanced", over_ranks))
+        elif self.compiled and len(self.linear.tokens):
+            found.append(("balanced", self._searched([self._buckets(a) for _, a in found], effort)))
         if self.judge.max_concurrency is not None:
             found.append(("balanced", self._reordered(found[-1][1], effort.max_orders)))
-        scored = [(not self.keeps_caps(a), self.judge.step_s(a), i) for i, (_, a) in enumerate(found)]
-        _, step_s, index = min(scored)
-        return (*found[index], step_s)
+        return self._best_of(found)
 
     def keeps_caps(self, assignment: Assignment) -> bool:
-        """Whether no microbatch of any module exceeds what the plan's memory holds."""
-        for m in self.plan.modules:
-            items = self.items[m.module]
-            largest = bucket_tokens(items, assignment, self.plan.num_microbatches, m.parallel.dp).max(initial=0)
-            if m.module == LLM:
-                if largest > plan_token_cap(self.plan, items.num_tokens):
-                    return False
-            elif m.max_tokens and largest > max(m.max_tokens, items.num_tokens.max(initial=0)):
-                return False
-        return True
+        """Whether an assignment exceeds nothing that the plan's memory holds."""
+        return keeps(self.caps, self.plan, self.items, assignment)
 
     @property
     def num_buckets(self) -> int:
@@ -141,12 +141,26 @@ class StepJob:
     def linear(self) -> LinearStep:
         """The step as the search sees it."""
         if self._linear is None:
-            self._linear = linear_step(self.plan, self.items, self.cost)
+            self._linear = linear_step(self.plan, self.items, self.cost, self.caps)
         return self._linear
 
-    @property
-    def _is_data_parallel(self) -> bool:
-        return len(self.linear.pipe_pp) == 1 and int(self.linear.pipe_pp[0]) == 1
+    def _best_of(self, found: Sequence[tuple[str, Assignment]]) -> tuple[str, Assignment, float]:
+        scored = [(not self.keeps_caps(a), self.judge.step_s(a), i) for i, (_, a) in enumerate(found)]
+        _, step_s, index = min(scored)
+        return (*found[index], step_s)
+
+    def _searched(self, seeds: list[Ints], effort: Effort) -> Assignment:
+        step = self.linear
+        num_profiles = 1 + effort.num_ops // (len(step.tokens) * self.num_buckets)
+        bucket = search(
+            step,
+            seeds,
+            num_profiles=min(effort.num_profiles, num_profiles),
+            num_moves=min(effort.max_simulations, effort.num_ops // (step.num_ops + MOVE_OPS)),
+            num_chains=effort.num_chains,
+            num_threads=self.num_threads,
+        )
+        return self._splitting(*self._slot_rank(bucket))
 
     def _buckets(self, assignment: Assignment) -> Ints:
         buckets: Ints = assignment.slot * self.plan.module(LLM).parallel.dp + assignment.rank
@@ -158,46 +172,69 @@ class StepJob:
 
     def _evenly(self, slot: Ints, rank: Ints) -> Assignment:
         """Media items cut by count, as a trainer does that does not look at them."""
-        return self._with_items(slot, rank, is_even=True)
+
+        def ranks(encoder: ModulePlan, items: ModuleItems) -> Ints:
+            return even_item_ranks(items, slot, self.plan.num_microbatches, encoder.parallel.dp)
+
+        return Assignment(slot, rank, self._item_ranks(rank, ranks))
 
     def _splitting(self, slot: Ints, rank: Ints) -> Assignment:
-        """Media items split by their seconds."""
-        return self._with_items(slot, rank, is_even=False)
+        """Media items split by their seconds, by tokens where memory asks for it."""
 
-    def _with_items(self, slot: Ints, rank: Ints, *, is_even: bool) -> Assignment:
-        ranks: dict[str, Ints] = {}
-        for encoder in self.plan.encoders:
-            items, dp, num_slots = self.items[encoder.module], encoder.parallel.dp, self.plan.num_microbatches
-            if self.plan.is_inline:
-                ranks[encoder.module] = rank[items.sample_of]
-            elif is_even:
-                ranks[encoder.module] = even_item_ranks(items, slot, num_slots, dp)
-            else:
-                if encoder.module not in self._item_seconds:
-                    self._item_seconds[encoder.module] = item_seconds(encoder, items, self.cost)
-                seconds = self._item_seconds[encoder.module]
-                ranks[encoder.module] = split_items(slot[items.sample_of], seconds, num_slots, dp)
-        return Assignment(slot, rank, ranks)
+        def ranks(encoder: ModulePlan, items: ModuleItems) -> Ints:
+            if encoder.module not in self._item_seconds:
+                self._item_seconds[encoder.module] = item_seconds(encoder, items, self.cost)
+            return split_under_cap(
+                slot[items.sample_of],
+                self._item_seconds[encoder.module],
+                items.num_tokens,
+                self.plan.num_microbatches,
+                encoder.parallel.dp,
+                cap_tokens=self.caps.media_tokens.get(encoder.module),
+                compiled=self.compiled,
+            )
+
+        return Assignment(slot, rank, self._item_ranks(rank, ranks))
+
+    def _item_ranks(self, rank: Ints, split: Callable[[ModulePlan, ModuleItems], Ints]) -> dict[str, Ints]:
+        if self.plan.is_inline:
+            return {e.module: rank[self.items[e.module].sample_of] for e in self.plan.encoders}
+        return {e.module: split(e, self.items[e.module]) for e in self.plan.encoders}
 
     def _bottleneck(self, max_evals: int) -> Assignment:
         """Balanced buckets, those of similar size side by side in a slot."""
-        tokens, num_ranks = self.items[LLM].num_tokens, self.plan.module(LLM).parallel.dp
-        weights = sample_weights(self.linear)
-        cap = max(self.linear.cap_tokens, token_cap(tokens, self.num_buckets))
-        packing = pack(weights, tokens, self.num_buckets, cap_tokens=cap, max_evals=max_evals)
+        step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
+        weights = sample_weights(step)
+        tokens, caps = step.tokens[:, None], [step.cap_tokens]
+        if step.is_inline:
+            bound = np.flatnonzero(step.cap_media_tokens)
+            tokens, caps = np.column_stack([tokens, *step.media_tokens[bound]]), [*caps, *step.cap_media_tokens[bound]]
+        packing = pack(weights, tokens, self.num_buckets, cap_tokens=caps, max_evals=max_evals, compiled=self.compiled)
         bucket = np.array(packing.bucket, dtype=np.int64)
         order = np.argsort(-np.bincount(bucket, weights[:, -1], self.num_buckets), kind="stable")
         position = np.empty(self.num_buckets, dtype=np.int64)
         position[order] = np.arange(self.num_buckets)
         return self._splitting(position[bucket] // num_ranks, position[bucket] % num_ranks)
 
-    def _rank_sums(self) -> Ints:
-        """Without a pipeline only the sums of the ranks count: balance those, then cut each by tokens."""
+    def _over_ranks(self) -> Assignment | None:
+        """Without a pipeline only the sums of the ranks count; None with one, or where that breaks a cap."""
         step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
-        rank = place_on_ranks(step)
-        slot = split_items(rank, step.tokens.astype(float), num_ranks, step.num_slots)
-        bucket: Ints = slot * num_ranks + rank
-        return bucket
+        if len(step.pipe_pp) > 1 or step.pipe_pp[0] > 1 or not len(step.tokens):
+            return None
+        try:
+            found = balance_ranks(
+                step.chain_s[0],
+                step.tokens,
+                num_ranks,
+                cap_tokens=min(step.cap_tokens, step.cap_in_flight_tokens),
+                fixed_s=float(step.fixed_s[0]),
+                max_microbatches=step.num_slots,
+                compiled=self.compiled,
+            )
+        except ConfigError:  # so few microbatches do not hold them
+            return None
+        assignment = self._splitting(found.slot, found.rank)
+        return assignment if self.keeps_caps(assignment) else None
 
     def _reordered(self, assignment: Assignment, max_orders: int) -> Assignment:
         """The same slots in a better order under contention, which the compiled search does not see."""
@@ -209,15 +246,6 @@ class StepJob:
 
         slots, _ = order_slots(step_s, weight_s, max_orders)
         return assignment.in_order(np.array(slots, dtype=np.int64))
-
-
-def place_on_ranks(step: LinearStep) -> Ints:
-    """Rank of every sample when each rank's whole step is one bucket."""
-    whole = LinearStep(
-        1, step.num_ranks, step.chain_s, step.slot_s, step.tokens, step.num_items, step.pipe_pp, step.stage_kind,
-        step.fixed_s, step.forward_frac, step.num_after, cap_tokens=int(step.tokens.sum()),
-    )  # fmt: skip
-    return place(whole, np.ones(1))
 
 
 def simulated_step_s(

@@ -16,6 +16,7 @@ from dflop.errors import ConfigError, did_you_mean
 from dflop.records import Plan, SampleShape, StepPlan
 from dflop.schedule.items import module_items, owner_loads, stage_durations
 from dflop.schedule.policies import POLICIES, Effort, StepJob
+from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.step import Node
 
 
@@ -29,6 +30,8 @@ def schedule_step(
     max_concurrency: int | None = None,
     policy: str = "balanced",
     effort: Effort | None = None,
+    compiled: bool = IS_COMPILED,
+    num_threads: int = 1,
 ) -> StepPlan:
     """Step plan of one global batch; a pure function of its arguments.
 
@@ -39,8 +42,10 @@ def schedule_step(
         batch: Samples in arrival order; may be shorter than the plan's global batch (end of an epoch).
         cost: Predicts seconds, corrections included; extrapolates if it must, for no batch may stop training.
         max_concurrency: Processes that can compute at once, when fewer than the plan has.
-        policy: One of `POLICIES`; `balanced` returns the best candidate.
+        policy: One of `POLICIES`; `balanced` and `quick` return the best of their candidates.
         effort: Budget of the search.
+        compiled: False: no kernel is touched, so that a process that never compiled any has a plan at once.
+        num_threads: Of the search; changes nothing in the result.
 
     Raises:
         ConfigError: unknown policy.
@@ -48,13 +53,14 @@ def schedule_step(
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
-    job, effort = StepJob(plan, batch, cost, max_concurrency), effort or Effort()
+    job = StepJob(plan, batch, cost, max_concurrency, compiled=compiled, num_threads=num_threads)
+    effort = effort or Effort()
     arrival = job.assign("arrival", effort)
     arrival_s = job.judge.step_s(arrival)
     if policy == "arrival":
         chosen, assignment, step_s = policy, arrival, arrival_s
-    elif policy == "balanced":
-        chosen, assignment, step_s = job.best(effort)
+    elif policy in ("balanced", "quick"):
+        chosen, assignment, step_s = job.best(effort) if policy == "balanced" else job.quick(effort)
     else:
         chosen, assignment = policy, job.assign(policy, effort)
         step_s = job.judge.step_s(assignment)

@@ -20,3 +20,8 @@ except ImportError:  # not installed, or it refuses this numpy
 def kernel(function: Callable[..., Any]) -> Any:
     """Compiled at its first call, kept on disk, free of the interpreter lock; callers say what it returns."""
     return njit(cache=True, nogil=True)(function) if IS_COMPILED else function
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A kernel that becomes part of those that call it: calls with many arrays cost more than what small ones do."""
+    return njit(cache=True, nogil=True, forceinline=True)(function) if IS_COMPILED else function

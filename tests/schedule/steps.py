@@ -11,29 +11,60 @@ EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 
 
 @st.composite
-def linear_steps(draw: st.DrawFn) -> LinearStep:
-    num_encoders, num_slots, num_ranks = draw(st.integers(0, 2)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    pp = draw(st.integers(1, 3))
-    num_samples = draw(st.integers(1, 10))
+def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
+    """Up to two encoders of up to two stages; without `is_capped` nothing but the bucket's tokens is limited."""
+    num_slots, num_ranks = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    encoder_pp = draw(st.lists(st.integers(1, 2), max_size=2))
+    is_inline = not encoder_pp and draw(st.booleans())
+    pp, num_samples = draw(st.integers(1, 3)), draw(st.integers(1, 10))
 
     def row(values: st.SearchStrategy[float]) -> list[float]:
         return draw(st.lists(values, min_size=num_samples, max_size=num_samples))
 
-    num_items = [row(st.integers(0, 2)) for _ in range(num_encoders)]
-    slot_s = [[n * s for n, s in zip(items, row(EIGHTHS), strict=True)] for items in num_items]
+    num_items = [row(st.integers(0, 2)) for _ in encoder_pp]
+    slot_s = [[n * s for n, s in zip(items, row(EIGHTHS), strict=True)] for items in num_items for _ in range(2)]
+    chain_s = np.array([row(EIGHTHS) for _ in range(draw(st.integers(1, 2)))])
     tokens = np.array(row(st.integers(1, 50)), dtype=np.int64)
-    num_stages = num_encoders + pp
+    num_stages, window = sum(encoder_pp) + pp, min(num_slots, pp)
+    kinds = [2 * e + draw(st.integers(0, 1)) for e, stages in enumerate(encoder_pp) for _ in range(stages)]
+    media = np.array([row(st.integers(0, 50)) for _ in range(max(len(encoder_pp), int(is_inline)))], dtype=np.int64)
+    cap = draw(st.integers(int(tokens.max()), int(tokens.sum())))
     return LinearStep(
         num_slots=num_slots,
         num_ranks=num_ranks,
-        chain_s=np.array([row(EIGHTHS) for _ in range(draw(st.integers(1, 2)))]),
+        chain_s=chain_s,
         slot_s=np.array(slot_s, dtype=float).reshape(-1, num_samples),
         tokens=tokens,
         num_items=np.array(num_items, dtype=np.int64).reshape(-1, num_samples),
-        pipe_pp=np.array([1] * num_encoders + [pp], dtype=np.int64),
-        stage_kind=np.array([*range(num_encoders), *[0] * pp], dtype=np.int64),
+        pipe_pp=np.array([*encoder_pp, pp], dtype=np.int64),
+        stage_kind=np.array([*kinds, *draw(st.lists(st.integers(0, len(chain_s) - 1), min_size=pp, max_size=pp))]),
         fixed_s=np.array(draw(st.lists(EIGHTHS, min_size=num_stages, max_size=num_stages))),
         forward_frac=np.full(num_stages, 0.25),
-        num_after=np.array([pp] * num_encoders + list(range(pp - 1, -1, -1)), dtype=np.int64),
-        cap_tokens=draw(st.integers(int(tokens.max()), int(tokens.sum()))),
+        num_after=np.array([*(pp + left for n in encoder_pp for left in reversed(range(n))), *reversed(range(pp))]),
+        cap_tokens=cap,
+        window=window,
+        cap_in_flight_tokens=draw(st.integers(int(tokens.max()), window * cap)) if is_capped else window * cap,
+        media_tokens=media.reshape(-1, num_samples),
+        cap_media_tokens=np.array(
+            [draw(st.sampled_from([0, int(m.max()), int(m.sum())])) if is_capped else 0 for m in media], dtype=np.int64
+        ),
+        is_inline=is_inline,
+    )  # fmt: skip
+
+
+def keeps_caps(step: LinearStep, bucket) -> bool:
+    """Every cap by its definition, one sum at a time."""
+    slot, lane = np.asarray(bucket) // step.num_ranks, np.asarray(bucket) % step.num_ranks
+    for r in range(step.num_ranks):
+        sums = [int(step.tokens[(slot == k) & (lane == r)].sum()) for k in range(step.num_slots)]
+        if max(sums) > step.cap_tokens:
+            return False
+        for k in range(step.num_slots - step.window + 1):
+            if sum(sums[k : k + step.window]) > step.cap_in_flight_tokens:
+                return False
+    where = np.asarray(bucket) if step.is_inline else slot
+    return all(
+        not cap or row[where == place].sum() <= cap
+        for row, cap in zip(step.media_tokens, step.cap_media_tokens.tolist(), strict=True)
+        for place in np.unique(where)
     )

@@ -3,14 +3,16 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.schedule.anneal import _arguments, _score, ramp_profiles, search
+from dflop.schedule.anneal import ramp_profiles, score, search
 from dflop.schedule.linear import LinearStep
+from dflop.schedule.state import exact, make_task
 from dflop.simulate.events import OpGraph, simulate
 from dflop.simulate.order import one_f_one_b
-from tests.schedule.steps import linear_steps
+from tests.schedule.steps import keeps_caps, linear_steps
 
 
 def makespan_slowly(step: LinearStep, bucket) -> float:
@@ -62,46 +64,86 @@ def num_ranks_of(step: LinearStep, pipe: int) -> int:
 
 @settings(max_examples=100, deadline=None)
 @given(linear_steps(), st.integers(0, 1000))
-def test_compiled_score_is_the_simulated_step_within_the_cap(step, seed):
+def test_compiled_score_is_the_simulated_step_within_the_caps(step, seed):
     bucket = np.random.default_rng(seed).integers(step.num_slots * step.num_ranks, size=len(step.tokens))
-    found = _score(bucket, *_arguments(step))
-    if np.bincount(bucket, step.tokens).max() > step.cap_tokens:
-        assert found == np.inf
-    else:
-        assert found == makespan_slowly(step, bucket)
+    found = score(make_task(step), bucket)
+    assert found == (makespan_slowly(step, bucket) if keeps_caps(step, bucket) else np.inf)
 
 
 @settings(max_examples=60, deadline=None)
-@given(linear_steps(), st.integers(0, 60))
-def test_search_is_never_worse_than_its_seeds_repeats_and_keeps_the_cap(step, num_simulations):
+@given(linear_steps(is_capped=False), st.integers(0, 60))
+def test_search_is_never_worse_than_its_seeds_and_repeats(step, num_moves):
     step = dataclasses.replace(step, cap_tokens=int(step.tokens.sum()))
+    step = dataclasses.replace(step, cap_in_flight_tokens=step.cap_tokens)
     seed = np.zeros(len(step.tokens), dtype=np.int64)
-    found = search(step, [seed], num_profiles=3, num_simulations=num_simulations)
+    found = search(step, [seed], num_profiles=3, num_moves=num_moves)
     assert makespan_slowly(step, found) <= makespan_slowly(step, seed)
-    again = search(step, [seed], num_profiles=3, num_simulations=num_simulations)
+    again = search(step, [seed], num_profiles=3, num_moves=num_moves)
     assert found.tolist() == again.tolist()
 
 
-@settings(max_examples=60, deadline=None)
-@given(linear_steps(), st.integers(1, 60))
-def test_annealing_keeps_the_cap_of_a_start_that_does(step, num_simulations):
-    placed = search(step, [], num_profiles=1, num_simulations=0)
-    cap = int(np.bincount(placed, step.tokens).max())
-    step = dataclasses.replace(step, cap_tokens=cap)
-    found = search(step, [placed], num_profiles=1, num_simulations=num_simulations)
-    assert np.bincount(found, step.tokens).max() <= cap
+@settings(max_examples=100, deadline=None)
+@given(linear_steps(), st.integers(1, 200), st.integers(0, 1000))
+def test_annealing_keeps_all_caps_of_a_start_that_does(step, num_moves, seed):
+    start = np.random.default_rng(seed).integers(step.num_slots * step.num_ranks, size=len(step.tokens))
+    step = tight_around(step, start)
+    assert keeps_caps(step, start)
+    found = search(step, [start], num_profiles=3, num_moves=num_moves, random_seed=seed)
+    assert keeps_caps(step, found)
 
 
-def test_more_simulations_find_a_shorter_step():
+def tight_around(step, bucket):
+    """The step with caps that an assignment just keeps."""
+    tokens = np.bincount(bucket, step.tokens, step.num_slots * step.num_ranks).reshape(step.num_slots, step.num_ranks)
+    windows = [tokens[k : k + step.window].sum(axis=0).max() for k in range(step.num_slots - step.window + 1)]
+    where = bucket if step.is_inline else bucket // step.num_ranks
+    return dataclasses.replace(
+        step,
+        cap_tokens=int(tokens.max()),
+        cap_in_flight_tokens=int(max(windows)),
+        cap_media_tokens=np.array([int(np.bincount(where, row).max()) for row in step.media_tokens], dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_change_nothing(num_threads):
     step = long_step()
-    values = [makespan_slowly(step, search(step, [], num_profiles=1, num_simulations=n)) for n in (0, 300, 3000)]
+    alone, beside = (
+        search(step, [], num_profiles=4, num_moves=400, num_chains=3, num_threads=n).tolist() for n in (1, num_threads)
+    )
+    assert alone == beside
+
+
+def test_the_best_of_several_chains_is_found():
+    step = long_step()
+    one, four = (makespan_slowly(step, search(step, [], num_profiles=4, num_moves=400, num_chains=n)) for n in (1, 4))
+    assert four <= one
+
+
+def test_more_moves_find_a_shorter_step():
+    step = long_step()
+    values = [makespan_slowly(step, search(step, [], num_profiles=1, num_moves=n)) for n in (0, 300, 3000)]
     assert values[0] > values[1] > values[2]
 
 
 def test_ramps_beat_equal_slots_where_the_pipeline_is_deep():
     step = long_step()
-    flat, ramped = (makespan_slowly(step, search(step, [], num_profiles=n, num_simulations=0)) for n in (1, 81))
+    flat, ramped = (makespan_slowly(step, search(step, [], num_profiles=n, num_moves=0)) for n in (1, 81))
     assert ramped < 0.97 * flat
+
+
+@given(st.lists(st.floats(0, 1e3, allow_subnormal=False), min_size=1, max_size=50), st.randoms())
+def test_exact_seconds_are_the_same_seconds_and_add_up_in_any_order(seconds, random):
+    given_s = np.array(seconds)
+    found = exact(given_s)
+    assert np.abs(found - given_s).max() <= 1e-15 * given_s.sum()
+    shuffled = list(found)
+    random.shuffle(shuffled)
+    forth, back = sum(shuffled), 0.0
+    assert forth == sum(found)
+    for part in (*shuffled, *(-x for x in found)):
+        back += part
+    assert back == 0.0
 
 
 def long_step() -> LinearStep:
@@ -120,6 +162,11 @@ def long_step() -> LinearStep:
         forward_frac=np.full(4, 0.25),
         num_after=np.array([3, 2, 1, 0]),
         cap_tokens=64,
+        window=4,
+        cap_in_flight_tokens=256,
+        media_tokens=np.zeros((0, 64), dtype=np.int64),
+        cap_media_tokens=np.zeros(0, dtype=np.int64),
+        is_inline=False,
     )
 
 

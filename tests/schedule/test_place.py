@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.records import LLM
-from dflop.schedule.linear import linear_step
-from dflop.schedule.place import place, split_items, split_lpt
+from dflop.schedule.caps import plan_caps
+from dflop.schedule.items import module_items
+from dflop.schedule.linear import LinearStep, linear_step
+from dflop.schedule.place import place, split_items, split_lpt, split_under_cap
+from dflop.schedule.state import make_task
 from tests.builders import make_cost, make_plan, random_batch
-from tests.schedule.steps import linear_steps
+from tests.schedule.steps import keeps_caps, linear_steps
 
 SECONDS = st.lists(st.integers(1, 50).map(float), max_size=9)
 
@@ -38,26 +42,33 @@ def test_compiled_split_equals_the_readable_one_in_every_slot(seconds, num_slots
 
 def place_slowly(step, sizes):
     """The rule of `place`, one sum at a time."""
+    places = list(itertools.product(range(step.num_slots), range(step.num_ranks)))
 
-    def score_of(members, k, r, i):
-        with_i = {*members, i}
-        in_slot = [j for j in with_i if bucket.get(j, (k, r))[0] == k]
-        mine = [j for j in with_i if bucket.get(j, (k, r)) == (k, r)]
+    def score_of(k, r, i):
+        in_slot = [j for j in [*bucket, i] if bucket.get(j, (k, r))[0] == k]
+        mine = [j for j in in_slot if bucket.get(j, (k, r)) == (k, r)]
         own = max(sum(row[j] for j in mine) for row in step.chain_s)
         shared = max((sum(row[j] for j in in_slot) for row in step.slot_s), default=0.0)
         return (max(own, shared) + 1e-3 * (own + shared)) / sizes[k]
+
+    def is_within(b, i):
+        some = [*bucket, i]
+        part = dataclasses.replace(step, tokens=step.tokens[some], media_tokens=step.media_tokens[:, some])
+        return keeps_caps(part, [k * step.num_ranks + r for k, r in (*bucket.values(), b)])
 
     weights = np.concatenate([step.chain_s, step.num_ranks * step.slot_s])
     order = np.argsort(-(weights.max(axis=0) + 0.25 * weights.sum(axis=0)), kind="stable")
     bucket: dict[int, tuple[int, int]] = {}
     for i in order.tolist():
-        places = list(itertools.product(range(step.num_slots), range(step.num_ranks)))
         used = {b: sum(int(step.tokens[j]) for j in bucket if bucket[j] == b) for b in places}
-        fitting = [b for b in places if used[b] + step.tokens[i] <= step.cap_tokens]
+        # What is over a cap already is not made worse by a sample that goes elsewhere.
+        fitting = [b for b in places if is_within(b, i)]
         if fitting:
-            bucket[i] = min(fitting, key=lambda b: (round(score_of(bucket, *b, i), 12), b))
+            bucket[i] = min(fitting, key=lambda b: (round(score_of(*b, i), 12), b))
         else:
             bucket[i] = min(places, key=lambda b: (used[b], b))
+            if not is_within(bucket[i], i):
+                return None
     return [bucket[i][0] * step.num_ranks + bucket[i][1] for i in range(len(order))]
 
 
@@ -67,19 +78,49 @@ def test_compiled_placing_follows_its_rule(step, data):
     sizes = np.array(
         data.draw(st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=step.num_slots, max_size=step.num_slots))
     )
-    assert place(step, sizes).tolist() == place_slowly(step, sizes)
+    wanted, found = place_slowly(step, sizes), place(make_task(step), sizes).tolist()
+    if wanted is not None:
+        assert found == wanted
+        assert keeps_caps(step, found)
+
+
+def test_what_fits_nowhere_goes_to_the_fewest_tokens():
+    step = dataclasses.replace(tiny_step(), cap_tokens=50, cap_in_flight_tokens=50)
+    assert place(make_task(step), np.ones(2)).tolist() == [0, 1, 1]
+
+
+def tiny_step() -> LinearStep:
+    """Samples of 40, 30 and 25 tokens, as many seconds each; two slots of one rank."""
+    tokens = np.array([40, 30, 25])
+    return LinearStep(
+        num_slots=2, num_ranks=1, chain_s=tokens[None].astype(float), slot_s=np.zeros((0, 3)), tokens=tokens,
+        num_items=np.zeros((0, 3), dtype=np.int64), pipe_pp=np.array([1]), stage_kind=np.zeros(1, dtype=np.int64),
+        fixed_s=np.zeros(1), forward_frac=np.full(1, 0.25), num_after=np.zeros(1, dtype=np.int64), cap_tokens=100,
+        window=1, cap_in_flight_tokens=100, media_tokens=np.zeros((0, 3), dtype=np.int64),
+        cap_media_tokens=np.zeros(0, dtype=np.int64), is_inline=False,
+    )  # fmt: skip
 
 
 def test_larger_slots_take_more():
     plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=4)
     batch = random_batch(200, encoders=("vision",), seed=2)
-    step = linear_step(plan, items_of(plan, batch), make_cost("vision").extrapolating())
-    bucket = place(step, np.array([0.25, 1.0, 1.0, 0.5]))
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    step = linear_step(plan, items, make_cost("vision").extrapolating(), plan_caps(plan, items, compiled=True))
+    bucket = place(make_task(step), np.array([0.25, 1.0, 1.0, 0.5]))
     seconds = np.bincount(bucket, step.chain_s[0], 4)
     assert seconds[0] < seconds[3] < seconds[1]
 
 
-def items_of(plan, batch):
-    from dflop.schedule.items import module_items
-
-    return {m.module: module_items(batch, m.module) for m in plan.modules}
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(1, 50)), max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 100),
+)
+def test_tokens_decide_only_in_slots_where_seconds_would_break_the_cap(rows, num_ranks, cap):
+    slot, seconds, tokens = (np.array([r[c] for r in rows], dtype=np.int64) for c in range(3))
+    by_seconds, by_tokens = (split_items(slot, w.astype(float), 3, num_ranks) for w in (seconds, tokens))
+    found = split_under_cap(slot, seconds.astype(float), tokens, 3, num_ranks, cap_tokens=cap)
+    for k in range(3):
+        mine = slot == k
+        largest = np.bincount(by_seconds[mine], tokens[mine], num_ranks).max()
+        assert found[mine].tolist() == (by_seconds if largest <= cap else by_tokens)[mine].tolist()
