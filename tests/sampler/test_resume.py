@@ -1,0 +1,86 @@
+"""Resuming as trainers do it by themselves: what they skip, and where they call `set_epoch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from dflop.sampler import BalancedBatchSampler
+from tests.sampler.tiny import collate, costs_of, make_dataset, make_model
+
+DATASET = make_dataset()
+STEPS_PER_EPOCH = 3
+
+
+class Kept(Trainer):
+    """The recipe of the README, which remembers the batches it trained on."""
+
+    def get_train_dataloader(self):
+        self.sampler = BalancedBatchSampler(costs_of(DATASET), 16, num_microbatches=2, rank=0, num_replicas=1)
+        return DataLoader(self.train_dataset, batch_sampler=self.sampler, collate_fn=self.data_collator)
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        self.trained = [*getattr(self, "trained", []), inputs["input_ids"].sum().item()]
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def train(folder: Path, resume: str | None = None) -> Kept:
+    args = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, num_train_epochs=2, gradient_accumulation_steps=2, report_to=[],
+        save_strategy="steps", save_steps=1, logging_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Kept(make_model(), args, collate, train_dataset=DATASET)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, Kept]:
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(folder)
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_hugging_face_goes_on_within_an_epoch_and_at_its_end(step, whole, tmp_path):
+    folder, uninterrupted = whole
+    assert uninterrupted.state.global_step == 2 * STEPS_PER_EPOCH
+    resumed = train(tmp_path, str(folder / f"checkpoint-{step}"))
+    assert resumed.trained == uninterrupted.trained[2 * step :]
+    assert torch.equal(resumed.model.lm_head.weight, uninterrupted.model.lm_head.weight)
+
+
+def test_lightning_finds_set_epoch():
+    import pytorch_lightning as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append(batch)
+            return self.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def fit(sampler: BalancedBatchSampler, epochs: int) -> list[list[int]]:
+        module = Module()
+        loader = DataLoader(range(40), batch_sampler=sampler, collate_fn=list)
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_epochs=epochs, use_distributed_sampler=False, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, loader)
+        return module.seen
+
+    def make() -> BalancedBatchSampler:
+        return BalancedBatchSampler(costs_of(DATASET), 16, num_microbatches=2, rank=0, num_replicas=1)
+
+    sampler, stale = make(), make()
+    stale.set_epoch(5)
+    assert fit(stale, 2) == [*list(sampler), *list(sampler)]
