@@ -24,18 +24,19 @@ from tests.jobs.configs import make_config
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("vision", LLM)
+NUM_SAMPLES, BATCH_SIZE = 48, 8
 LIMIT_S = 180
 
 
 def planned_run(folder: Path, *overrides: str) -> RunDir:
-    """Texts and images of the demo dataset, one process for images and one for the LLM."""
+    """The smallest texts and images of the demo dataset, one process for images and one for the LLM."""
     make_demo_dataset(folder / "data", 96)
     config = make_config(
         folder,
         f"model={ROOT}/configs/models/tiny_omni.yaml",
         "cluster.num_processes_per_node=2",
         f"dataset.annotations={folder}/data/annotations.jsonl",
-        "plan.global_batch_size=8",
+        f"plan.global_batch_size={BATCH_SIZE}",
         "train.learning_rate=0.0001",
         *overrides,
     )
@@ -50,13 +51,15 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
             spool.append(table)
     ingest(config.store)
     with Reader(config.store) as reader:
-        run.write_shapes([s for s in reader.shapes(key) if all(item.module == MODULES[0] for item in s.items)])
+        shapes = [s for s in reader.shapes(key) if all(item.module == MODULES[0] for item in s.items)]
+    small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:NUM_SAMPLES]
+    run.write_shapes(sorted(small, key=lambda s: s.sample_index))
     run.write_plan(_plan(run, tuple(t.table_id for t in tables)), tables)
     return run
 
 
 def _plan(run: RunDir, table_ids: tuple[str, ...]) -> Plan:
-    plan = make_plan(dict.fromkeys(MODULES, 1), num_microbatches=4, global_batch_size=8)
+    plan = make_plan(dict.fromkeys(MODULES, 1), num_microbatches=4, global_batch_size=BATCH_SIZE)
     layers = {spec.module: spec.num_layers for spec in bound_family(run.config()).specs()}
     modules = tuple(replace(m, layers_per_stage=(layers[m.module],)) for m in plan.modules)
     return replace(plan, modules=modules, table_ids=table_ids)

@@ -1,0 +1,3 @@
+"""A scheduler that cannot live."""
+
+raise SystemExit(3)

@@ -1,0 +1,5 @@
+"""A scheduler that lives and says nothing."""
+
+import signal
+
+signal.pause()

@@ -1,0 +1,40 @@
+"""A scheduler whose full plans of the first steps are ready when somebody has published another."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+from dflop.cost.model import CostModel
+from dflop.jobs import scheduler
+from dflop.jobs.scheduler import Scheduler
+from dflop.jobs.steps import QUICK, StepSpec
+from dflop.records import SampleShape
+from dflop.train.wire import PlanMessage, Store, open_store, plan_key
+
+NUM_SLOW_STEPS = 6
+LIMIT_S = 120
+
+
+class SlowScheduler(Scheduler):
+    """As described above."""
+
+    def serve(self, store: Store) -> None:
+        self._own = open_store(store.host, store.port, is_server=False, timeout_s=LIMIT_S)
+        super().serve(store)
+
+    def _message(self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel) -> PlanMessage:
+        message = super()._message(step, spec, batch, cost)
+        if step < NUM_SLOW_STEPS and spec.label != QUICK:
+            self._own.wait([plan_key(step)], timedelta(seconds=LIMIT_S))
+        return message
+
+
+def main(*args: Any) -> None:
+    scheduler.Scheduler = SlowScheduler  # type: ignore[misc]
+    scheduler.main(*args)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
