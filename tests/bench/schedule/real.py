@@ -1,9 +1,9 @@
 """Real steps of the same global batches under several policies: `python -m tests.bench.schedule.real [--sizes TABLE]`.
 
 Two processes, a core each, gloo between them. `encoder | llm`: our engine trains an encoder on one and a language model
-on the other. `2 replicas`: the whole model on each, gradients summed once per step. A tiny model is profiled first, and
-the costs that come out schedule the steps. A global batch is trained under every policy in turn, in rounds, behind a
-few uncounted steps; every configuration has processes of its own.
+on the other. `2 replicas`: the whole model on each, gradients summed once per step. A tiny model is profiled, a few
+steps correct the costs that come out, and these schedule what is compared. A global batch is trained under every policy
+in turn, in rounds, behind a few uncounted steps; every configuration has processes of its own.
 
 arrival: samples counted into microbatches in their order. bottleneck: all modules balanced, certified. token_lpt: LLM
 tokens balanced, longest first. balanced: the search on the simulator, what runs by default.
@@ -27,17 +27,22 @@ from dflop.cost.links import fit_link_costs
 from dflop.jobs.submit import CPU_ENV
 from tests.bench.figures import machine
 from tests.bench.schedule.real_cases import CASES, ENCODER_LAYERS, NUM_CORES, QUICK_CASES, Case, family_of
-from tests.bench.schedule.real_compare import Costs, Outcome, compare
+from tests.bench.schedule.real_compare import Outcome, compare
+from tests.bench.schedule.real_costs import Costs
 from tests.bench.schedule.real_data import Rows
-from tests.bench.schedule.real_ranks import Job, profile, train_pipeline, train_replicas
+from tests.bench.schedule.real_ranks import Job, profile, train_pipeline
+from tests.bench.schedule.real_replicas import train_replicas
 from tests.train.ranks import run_ranks
 
 NUM_FULL_SEEDS = 5
 """With fewer seeds, which is fewer global batches, there are fewer configurations, too."""
 MAX_GRADIENT_ERROR = 1e-5
+PROFILE_SEED, CORRECTION_SEED, NUM_CORRECTION_STEPS = 1 << 20, 1 << 21, 10
 KINDS = {
     "measured": "wall seconds of real training steps on this machine",
-    "simulated": "simulator on cost tables profiled on this machine before training; nothing of the steps themselves",
+    "simulated": "simulator on cost tables profiled on this machine, corrected from training steps on other samples; "
+    "what the steps were scheduled with, nothing of the steps themselves",
+    "profiled": "as simulated, without the corrections",
     "replayed": "simulator on the wall seconds each microbatch of a measured step took",
     "replayed_cpu": "simulator on the thread CPU seconds each microbatch of a measured step took",
 }
@@ -61,9 +66,11 @@ def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Cas
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:NUM_CORES]))
     started, is_full = time.perf_counter(), len(seeds) >= NUM_FULL_SEEDS
     rows = Rows(sizes, family_of("equal"))
+    cases = cases or (CASES if is_full else QUICK_CASES)
     costs = _profiled(rows, budget_s=45.0 if is_full else 20.0)
+    costs = {model: _corrected(model, costs[model], rows) for model in dict.fromkeys(c.model for c in cases)}
     num_rounds, outcomes, gradient_errors = 3 if is_full else 2, [], {}
-    for case in cases or (CASES if is_full else QUICK_CASES):
+    for case in cases:
         outcome, error = _run_case(case, costs[case.model], rows, seeds, num_rounds)
         outcomes.append(outcome)
         print("\n".join(_lines(outcome)), flush=True)
@@ -91,7 +98,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     lines = [
         f"Step time under one policy / under another, {first.num_batches} global batches of each configuration, "
         f"{first.num_rounds} counted rounds; above 1 the second one is faster.",
-        "measured: real steps, ± over batches.  simulated: before training, from profiled costs.  "
+        "measured: real steps, ± over batches.  simulated: beforehand, from profiled and corrected costs.  "
         "replayed: simulated from the steps' own seconds.",
         "idle: measured share of the step's pipeline that each process waits, under the first -> under the second.",
         f"{'configuration':63s} {'policies':22s} {'measured':>12s} {'simulated':>9s} {'replayed':>8s} {'idle, %':>14s}",
@@ -112,8 +119,8 @@ def _percents(shares: Sequence[float]) -> str:
 def _lines(o: Outcome) -> list[str]:
     """One configuration in detail."""
     lines = [
-        f"{o.case.name}: on a core {o.cpu_frac:.0%} of the time, predicted / measured compute {o.compute_ratio:.2f}, "
-        f"replayed / measured step {o.replay_ratio:.3f}"
+        f"{o.case.name}: on a core {o.cpu_frac:.0%} of the time, predicted / measured compute "
+        f"{', '.join(f'{r:.2f}' for r in o.compute_ratio.values())}, replayed / measured step {o.replay_ratio:.3f}"
         + ("" if o.encoder_frac is None else f", encoder {o.encoder_frac:.0%} of compute")
     ]
     for policy, p in o.policies.items():
@@ -126,14 +133,15 @@ def _lines(o: Outcome) -> list[str]:
     for name, r in o.ratios.items():
         lines.append(
             f"    {name:24s} measured {r.measured:.3f} ±{r.measured_sd:.3f} over batches, noise {r.noise_frac:.1%}; "
-            f"simulated {r.simulated:.3f}, replayed {r.replayed:.3f}, from CPU seconds {r.replayed_cpu:.3f}"
+            f"simulated {r.simulated:.3f} ({r.profiled:.3f} uncorrected), replayed {r.replayed:.3f}, "
+            f"from CPU seconds {r.replayed_cpu:.3f}"
         )
     return lines
 
 
 def _profiled(rows: Rows, budget_s: float) -> dict[str, Costs]:
     """Costs of every model; the samples they are profiled with are others than those of the steps."""
-    shapes = {model: rows.batch(200, [1 << 20]) for model in ENCODER_LAYERS}
+    shapes = {model: rows.batch(200, [PROFILE_SEED]) for model in ENCODER_LAYERS}
     _tell(f"profiling {', '.join(ENCODER_LAYERS)} for {budget_s:g} s")
     found = _ranks(profile, shapes, budget_s)
     links = fit_link_costs(found[0].links)
@@ -144,13 +152,25 @@ def _profiled(rows: Rows, budget_s: float) -> dict[str, Costs]:
     return costs
 
 
+def _corrected(model: str, costs: Costs, rows: Rows) -> Costs:
+    """Costs after a few steps in arrival order."""
+    case = Case(model, "pipeline", 64, 8)
+    batches = [rows.batch(64, [CORRECTION_SEED, i], first_index=i * 64) for i in range(NUM_CORRECTION_STEPS)]
+    step_plans = costs.schedule(case, batches, ("arrival",))
+    job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds=1)
+    by_rank = [rounds[0] for rounds in _ranks(train_pipeline, job)]
+    found = costs.corrected(case, step_plans, batches, list(zip(*by_rank, strict=True)))
+    _tell(f"  {model}, corrections: {', '.join(f'{m} x{f:.2f}' for m, f in found.cost.corrections.items())}")
+    return found
+
+
 def _run_case(
     case: Case, costs: Costs, rows: Rows, seeds: Sequence[int], num_rounds: int
 ) -> tuple[Outcome, float | None]:
     """The case, and of replicas how far gradients under two policies are apart."""
     n = case.num_samples
     batches = [rows.batch(n, [seed, n], first_index=i * n) for i, seed in enumerate(seeds)]
-    step_plans = costs.schedule(case, batches)
+    step_plans = costs.schedule(case, batches, case.policies)
     job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds)
     error = None
     if case.layout == "pipeline":

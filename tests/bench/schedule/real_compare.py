@@ -1,14 +1,14 @@
 """From observations of the same global batches under several policies to ratios, beside what simulations say.
 
-Three figures stand for one ratio of step times. `measured`: wall seconds of real steps. `simulated`: the simulator on
-cost tables profiled before training, nothing of the steps themselves. `replayed`: the simulator on the wall seconds
-that each microbatch really took, so that what it and `measured` differ by is the simulator's fault, and what it and
-`simulated` differ by that of the cost tables or of the machine's noise.
+Figures that stand for one ratio of step times: `measured`, wall seconds of real steps. `simulated`: the simulator on
+the costs that scheduled the steps, which are cost tables profiled before and corrected as a run corrects them, from a
+few steps on other samples. `profiled`: the same steps simulated without the corrections. `replayed`: the simulator on
+the wall seconds that each microbatch really took, so that what it and `measured` differ by is the simulator's fault,
+and what it and `simulated` differ by that of the costs or of the machine's noise.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.cost.fit import fit_cost_tables
-from dflop.cost.model import CostModel, Floats
-from dflop.plan.space import Problem
-from dflop.plan.sync import plan_sync_s
-from dflop.records import LLM, LinkCost, Measurement, ModuleSpec, Plan, SampleShape, StepObservation, StepPlan
-from dflop.schedule.scheduler import predicted_spans, schedule_step
-from dflop.simulate.events import Timeline
-from dflop.simulate.step import Node, simulate_step
-from tests.bench.schedule.real_cases import CLUSTER, Case, family_of
-
-Durations = Mapping[Node, Sequence[tuple[float, float]]]
+from dflop.cost.model import Floats
+from dflop.records import LLM, Plan, SampleShape, StepObservation, StepPlan
+from tests.bench.schedule.real_cases import Case
+from tests.bench.schedule.real_costs import Costs, Durations, simulated
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,7 @@ class Ratio:
     noise_frac: float
     """Half the range over rounds of one batch's ratio, relative; median over batches."""
     simulated: float
+    profiled: float
     replayed: float
     replayed_cpu: float
     """As `replayed`, with thread CPU seconds: what it would be were nobody else on these cores."""
@@ -71,53 +65,14 @@ class Outcome:
     """Of the CPU seconds of forward and backward; None where processes run whole models."""
     cpu_frac: float
     """Of the wall seconds of forward and backward, those on a core: below 1, others ran there, too."""
-    compute_ratio: float
-    """Predicted over measured CPU seconds of forward and backward."""
+    compute_ratio: Mapping[str, float]
+    """Predicted over measured CPU seconds of forward and backward, per module; of replicas, of the whole model."""
     replay_ratio: float
     """Step replayed from its own wall seconds over the measured one; median."""
     measured_tail_s: float
     simulated_tail_s: float
     policies: Mapping[str, Policy]
     ratios: Mapping[str, Ratio]
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What one model costs."""
-
-    specs: tuple[ModuleSpec, ...]
-    cost: CostModel
-    """Extrapolating."""
-
-    @classmethod
-    def fitted(cls, model: str, probes: Sequence[Measurement], links: Sequence[LinkCost]) -> Costs:
-        specs = family_of(model).specs()
-        return cls(specs, CostModel(fit_cost_tables(probes, specs), specs=specs, links=links, extrapolate=True))
-
-    def schedule(self, case: Case, batches: Sequence[Sequence[SampleShape]]) -> list[StepPlan]:
-        """Every batch under every policy, in the order they shall be trained: no policy always comes first."""
-        order = [
-            (batch, case.policies[(i + shift) % len(case.policies)])
-            for i, batch in enumerate(batches)
-            for shift in range(len(case.policies))
-        ]
-        return [
-            dataclasses.replace(
-                schedule_step(run_id="bench", step=i, plan=case.plan, batch=batch, cost=self.cost, policy=policy),
-                run_id=policy,
-            )
-            for i, (batch, policy) in enumerate(order)
-        ]
-
-    def tail_s(self, case: Case, batch: Sequence[SampleShape]) -> float:
-        """Predicted seconds behind the pipeline: gradients summed over replicas, optimizer."""
-        problem = Problem("bench", self.specs, CLUSTER, self.cost, (tuple(batch),), len(batch), snapshot_seq=0)
-        return plan_sync_s(problem, case.plan.modules)
-
-    def durations(self, plan: Plan, step_plan: StepPlan, batch: Sequence[SampleShape]) -> Durations:
-        """Predicted, of one step."""
-        spans = predicted_spans(plan, step_plan, batch, self.cost)
-        return {node: [(s.forward_s, s.backward_s) for s in of] for node, of in spans.items()}
 
 
 @dataclass(frozen=True)
@@ -162,14 +117,18 @@ def compare(
     tail_s = costs.tail_s(case, batches[0])
 
     def replay(s: _Seen, step: int, durations: Durations) -> float:
-        return _simulate(plan, step_plans[step], durations).makespan_s + s.tail_s
+        return simulated(plan, step_plans[step], durations).makespan_s + s.tail_s
 
     # [round, step]
     measured_s = np.array([[s.step_s for s in of_round] for of_round in seen])
     replayed_s = np.array([[replay(s, i, s.wall_s) for i, s in enumerate(of_round)] for of_round in seen])
     replayed_cpu_s = np.array([[replay(s, i, s.compute_s) for i, s in enumerate(of_round)] for of_round in seen])
-    timelines = [_simulate(plan, p, d) for p, d in zip(step_plans, predicted, strict=True)]
+    timelines = [simulated(plan, p, d) for p, d in zip(step_plans, predicted, strict=True)]
     simulated_s = np.array([[p.predicted_step_s + tail_s for p in step_plans]])
+    profiled = [costs.uncorrected().durations(plan, p, batches[i // num_policies]) for i, p in enumerate(step_plans)]
+    profiled_s = np.array(
+        [[simulated(plan, p, d).makespan_s + tail_s for p, d in zip(step_plans, profiled, strict=True)]]
+    )
     steps_of = {
         policy: np.array([i for i, p in enumerate(step_plans) if p.run_id == policy]) for policy in case.policies
     }
@@ -190,22 +149,20 @@ def compare(
 
         measured = of(measured_s)
         of_batch = np.median(measured, axis=0)
-        simulated, replayed, replayed_cpu = (
-            float(np.median(of(x), axis=0).mean()) for x in (simulated_s, replayed_s, replayed_cpu_s)
-        )
+        others = (float(np.median(of(x), axis=0).mean()) for x in (simulated_s, profiled_s, replayed_s, replayed_cpu_s))
         return Ratio(
             float(of_batch.mean()), statistics.stdev(of_batch) if len(of_batch) > 1 else 0.0, tuple(of_batch.tolist()),
-            float(np.median(np.ptp(measured, axis=0) / 2 / of_batch)), simulated, replayed, replayed_cpu,
+            float(np.median(np.ptp(measured, axis=0) / 2 / of_batch)), *others,
         )  # fmt: skip
 
-    compute_s = sum(_total_s(s.compute_s) for s in every)
-    encoder_s = sum(_total_s({n: d for n, d in s.compute_s.items() if n[0] != LLM}) for s in every)
+    compute_s, predicted_s = _module_s(plan, [s.compute_s for s in every]), _module_s(plan, predicted)
+    total_s = sum(compute_s.values())
     pairs = sorted(itertools.combinations(case.policies, 2), key=lambda pair: pair[1] != case.policies[-1])
     return Outcome(
         case, len(batches), len(rounds),
-        encoder_frac=None if plan.is_inline else encoder_s / compute_s,
-        cpu_frac=compute_s / sum(_total_s(s.wall_s) for s in every),
-        compute_ratio=len(rounds) * sum(map(_total_s, predicted)) / compute_s,
+        encoder_frac=None if plan.is_inline else 1 - compute_s[LLM] / total_s,
+        cpu_frac=total_s / sum(_module_s(plan, [s.wall_s for s in every]).values()),
+        compute_ratio={name: len(rounds) * predicted_s[name] / found for name, found in compute_s.items()},
         replay_ratio=float(np.median(replayed_s / measured_s)),
         measured_tail_s=statistics.median(s.tail_s for s in every), simulated_tail_s=tail_s,
         policies={policy: policy_figures(policy) for policy in case.policies},
@@ -213,9 +170,11 @@ def compare(
     )  # fmt: skip
 
 
-def _total_s(durations: Durations) -> float:
-    return sum(forward + backward for of in durations.values() for forward, backward in of)
-
-
-def _simulate(plan: Plan, step_plan: StepPlan, durations: Durations) -> Timeline:
-    return simulate_step(plan, step_plan.work, durations)
+def _module_s(plan: Plan, steps: Sequence[Durations]) -> dict[str, float]:
+    """Seconds of all steps by module; an inline plan's are all the LLM's, as they are measured."""
+    found: dict[str, float] = {}
+    for durations in steps:
+        for (module, _, _), spans in durations.items():
+            name = LLM if plan.is_inline else module
+            found[name] = found.get(name, 0.0) + sum(forward + backward for forward, backward in spans)
+    return found

@@ -14,7 +14,8 @@ from dflop.cost.model import CostModel
 from dflop.records import LLM, MicrobatchSpan, SampleShape, StepObservation, StepPlan
 from dflop.simulate.step import simulate_step
 from tests.bench.schedule.real_cases import Case, family_of
-from tests.bench.schedule.real_compare import Costs, Outcome, compare
+from tests.bench.schedule.real_compare import Outcome, compare
+from tests.bench.schedule.real_costs import Costs
 from tests.bench.schedule.real_data import MAX_TEXT_TOKENS, Row, Rows, small_shape
 
 PIPELINE, REPLICAS = Case("equal", "pipeline", 24, 4), Case("equal", "replicas", 24, 2)
@@ -63,7 +64,7 @@ def _outcome(case: Case, costs: Costs, slower: Sequence[float], slower_arrival: 
     """Of two global batches; `slower` per round."""
     rows = Rows(None, family_of("equal"))
     batches = [rows.batch(case.num_samples, [seed], seed * case.num_samples) for seed in range(2)]
-    step_plans = costs.schedule(case, batches)
+    step_plans = costs.schedule(case, batches, case.policies)
     rounds = [
         [
             _observed(
@@ -82,11 +83,13 @@ def test_where_the_simulator_is_right_measured_is_simulated(case: Case, costs: C
     outcome = _outcome(case, costs, slower=(1.0, 3.0))
     assert outcome.ratios["arrival / balanced"].simulated > 1.0
     for r in outcome.ratios.values():
-        assert (r.measured, r.replayed, r.replayed_cpu) == pytest.approx((r.simulated,) * 3)
+        assert (r.measured, r.profiled, r.replayed, r.replayed_cpu) == pytest.approx((r.simulated,) * 4)
         assert r.noise_frac == pytest.approx(0.0)
     for p in outcome.policies.values():
         assert p.measured_idle_frac == pytest.approx(p.simulated_idle_frac, abs=1e-9)
     assert outcome.replay_ratio == pytest.approx(1.0)
+    assert set(outcome.compute_ratio) == ({"vision", LLM} if case.layout == "pipeline" else {LLM})
+    assert list(outcome.compute_ratio.values()) == pytest.approx([0.5] * len(outcome.compute_ratio))
 
 
 def test_what_the_costs_do_not_know_shows_in_measured_and_replayed(costs: Costs) -> None:
@@ -95,9 +98,22 @@ def test_what_the_costs_do_not_know_shows_in_measured_and_replayed(costs: Costs)
     assert r.replayed == pytest.approx(r.measured)
 
 
+def test_corrections_bring_what_is_predicted_nearer_to_what_was_seen(costs: Costs) -> None:
+    rows = Rows(None, family_of("equal"))
+    batches = [rows.batch(24, [seed], 24 * seed) for seed in range(4)]
+    step_plans = costs.schedule(PIPELINE, batches, ("arrival",))
+    steps = [_observed(PIPELINE, costs, p, b, 2.0) for p, b in zip(step_plans, batches, strict=True)]
+    corrected = costs.corrected(PIPELINE, step_plans, batches, steps)
+    assert set(corrected.cost.corrections) == {"vision", LLM}
+    # The first step is ignored, and three steps count against one that says "the prediction is right".
+    assert list(corrected.cost.corrections.values()) == pytest.approx([2.0**0.75] * 2)
+    assert not corrected.uncorrected().cost.corrections
+
+
 def test_no_policy_always_comes_first(costs: Costs) -> None:
     rows = Rows(None, family_of("equal"))
-    step_plans = costs.schedule(PIPELINE, [rows.batch(24, [seed], 24 * seed) for seed in range(3)])
+    batches = [rows.batch(24, [seed], 24 * seed) for seed in range(3)]
+    step_plans = costs.schedule(PIPELINE, batches, PIPELINE.policies)
     assert {p.run_id for p in step_plans[::3]} == set(PIPELINE.policies)
     assert all(set(p.sample_index) == set(range(24 * (i // 3), 24 * (i // 3 + 1))) for i, p in enumerate(step_plans))
 
