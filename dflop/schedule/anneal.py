@@ -22,14 +22,15 @@ from dflop.schedule.place import place
 from dflop.schedule.state import (
     State,
     Task,
+    add,
     fill,
     fits,
     make_state,
     make_task,
     refresh_bucket,
     refresh_slot,
-    shift,
     swap_buckets,
+    take,
 )
 from dflop.simulate.jit import inlined, kernel
 from dflop.simulate.lanes import run_lanes
@@ -164,9 +165,11 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
 def _change(task, state, draw, i, j, a, b):  # type: ignore[no-untyped-def]  # numba infers them
     """Sample i from bucket a to b (and j the other way), or slots or buckets a and b swapped; a and b undo it."""
     if draw < MOVE_SAMPLE:
-        shift(task, state, i, a, b)
+        take(task, state, i, a)
+        add(task, state, i, b)
         if draw < SWAP_SAMPLES:
-            shift(task, state, j, b, a)
+            take(task, state, j, b)
+            add(task, state, j, a)
     elif draw < SWAP_SLOTS:
         for r in range(task.num_lanes):
             swap_buckets(task, state, a + r, b + r)

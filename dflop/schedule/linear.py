@@ -1,9 +1,10 @@
 """A step in the terms the search works with: seconds that add up over samples, per kind of stage.
 
 Kinds are stages that cost the same. A sample adds its seconds to one bucket of the chain it passes (the LLM's stages;
-of an inline plan all stages), and its media items add theirs to the slot's share of each encoder, taken to be divided
-evenly over the encoder's ranks. Every microbatch costs something fixed on top. This is close to the cost model, not
-equal to it: what the search finds is judged by `StepEvaluator`.
+of an inline plan all stages), and its media items add theirs to the slot's share of each encoder. That is divided
+evenly over the encoder's ranks, but for the largest item, which one of them does alone. Every microbatch costs
+something fixed on top. This is close to the cost model, not equal to it: what the search finds is judged by
+`StepEvaluator`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class LinearStep:
     """`[Q, samples]` seconds, forward and backward."""
     slot_s: Floats
     """`[K, samples]` seconds of one of the encoder's ranks."""
+    largest_s: Floats
+    """`[K, samples]` seconds of a sample's largest item, which no split divides: a slot takes no less."""
     tokens: Ints
     """`[samples]`."""
     num_items: Ints
@@ -68,6 +71,7 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, c
     num_samples = len(items[LLM].sample)
     pipes = sorted(plan_pipes(plan), key=lambda m: m.module == LLM)
     rows: dict[bool, list[Floats]] = {False: [], True: []}
+    largest: list[Floats] = []
     kinds, fixed, fracs, after = [], [], [], []
     for pipe in pipes:
         parts = plan.modules if plan.is_inline else (pipe,)
@@ -89,6 +93,9 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, c
                 frac = sum(float(seconds.sum()) * f for seconds, _, f in kind) / total
                 seen[key] = (len(rows[is_chain]), sum(o for _, o, _ in kind), frac)
                 rows[is_chain].append(per_sample)
+                if not is_chain:
+                    largest.append(np.zeros(num_samples))
+                    np.maximum.at(largest[-1], items[pipe.module].sample_of, kind[0][0])
             row, fixed_s, frac = seen[key]
             kinds.append(row)
             fixed.append(fixed_s)
@@ -100,6 +107,7 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, c
         num_ranks=llm.parallel.dp,
         chain_s=np.array(rows[True]).reshape(-1, num_samples),
         slot_s=np.array(rows[False]).reshape(-1, num_samples),
+        largest_s=np.array(largest).reshape(-1, num_samples),
         tokens=items[LLM].num_tokens,
         num_items=np.array(
             [np.bincount(items[m.module].sample_of, minlength=num_samples) for m in pipes[:-1]], dtype=np.int64

@@ -10,7 +10,7 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
-from dflop.schedule.state import Task, fits, make_state
+from dflop.schedule.state import Task, add, fits, make_state
 from dflop.simulate.jit import kernel
 
 
@@ -92,12 +92,14 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
     lanes, num_chain, num_seconds, samples = task.num_lanes, task.first[0], task.first[1], task.samples
     bucket_sum, slot_sum = state.bucket_sum, state.slot_sum
     least = np.zeros((task.num_slots, num_chain))  # of a slot's buckets: no slot is looked into that cannot win
+    largest = np.zeros((task.num_slots, num_seconds - num_chain))
     for i in order:
         best, best_score = -1, np.inf
         for k in range(task.num_slots):
             shared = bound = 0.0
             for q in range(num_chain, num_seconds):
-                shared = max(shared, slot_sum[k, q] + samples[i, q])
+                own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
+                shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
             for q in range(num_chain):
                 bound = max(bound, least[k, q] + samples[i, q])
             if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
@@ -111,10 +113,9 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
                     best, best_score = b, score
         if best < 0:
             best = int(np.argmin(bucket_sum[:, num_seconds + 1]))
-        state.content_of[i] = best
+        add(task, state, i, best)
         k = best // lanes
-        for d in range(samples.shape[1]):
-            bucket_sum[best, d] += samples[i, d]
-            slot_sum[k, d] += samples[i, d]
+        for q in range(num_seconds - num_chain):
+            largest[k, q] = max(largest[k, q], task.largest_s[i, q])
         for q in range(num_chain):
             least[k, q] = bucket_sum[k * lanes : (k + 1) * lanes, q].min()

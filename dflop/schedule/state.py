@@ -28,6 +28,8 @@ class Task(NamedTuple):
 
     samples: Floats
     """`[samples + 1, D]`; the last is no sample, all zeros."""
+    largest_s: Floats
+    """`[samples, K]` of `LinearStep`."""
     num_slots: int
     num_lanes: int
     first: Ints
@@ -64,6 +66,14 @@ class State(NamedTuple):
     """`[buckets, D]`."""
     slot_sum: Floats
     """`[slots, D]`."""
+    bucket_largest_s: Floats
+    """`[buckets, K]` of the samples inside."""
+    first_in: Ints
+    """`[contents]` any of the samples, from where `after` leads to the others; -1: none."""
+    before: Ints
+    """`[samples]`."""
+    after: Ints
+    """`[samples]`."""
     work: Workspace
 
 
@@ -88,6 +98,7 @@ def make_task(step: LinearStep) -> Task:
     free = np.full(len(media), UNLIMITED, dtype=np.int64)
     return Task(
         samples=np.concatenate([np.array(rows, dtype=float).T, np.zeros((1, len(rows)))]),
+        largest_s=np.ascontiguousarray(step.largest_s.T),
         num_slots=step.num_slots,
         num_lanes=step.num_ranks,
         first=np.array([num_chain, count, count + 2, count + 2 + len(step.num_items)], dtype=np.int64),
@@ -132,10 +143,19 @@ def make_state(task: Task, bucket: Ints) -> State:
         chain_end_s=np.zeros((task.program.num_chain_rows, lanes)),
     )
     every = np.arange(num_buckets)
+    nowhere = np.full(len(bucket), -1, dtype=np.int64)
     return State(
-        bucket.astype(np.int64), every, every.copy(), np.zeros((num_buckets, num_columns)),
-        np.zeros((slots, num_columns)), work,
-    )  # fmt: skip
+        content_of=bucket.astype(np.int64),
+        bucket_of=every,
+        content_in=every.copy(),
+        bucket_sum=np.zeros((num_buckets, num_columns)),
+        slot_sum=np.zeros((slots, num_columns)),
+        bucket_largest_s=np.zeros((num_buckets, task.largest_s.shape[1])),
+        first_in=np.full(num_buckets, -1, dtype=np.int64),
+        before=nowhere,
+        after=nowhere.copy(),
+        work=work,
+    )
 
 
 def _padded(num_lanes: int) -> int:
@@ -147,10 +167,7 @@ def _padded(num_lanes: int) -> int:
 def fill(task, state):  # type: ignore[no-untyped-def]  # numba infers them
     """All sums and durations from the samples' buckets; whether all caps are kept."""
     for i in range(len(state.content_of)):
-        b = state.bucket_of[state.content_of[i]]
-        for d in range(task.samples.shape[1]):
-            state.bucket_sum[b, d] += task.samples[i, d]
-            state.slot_sum[b // task.num_lanes, d] += task.samples[i, d]
+        add(task, state, i, state.bucket_of[state.content_of[i]])
     for b in range(len(state.bucket_sum)):
         refresh_bucket(task, state, b)
     for k in range(task.num_slots):
@@ -185,7 +202,7 @@ def refresh_slot(task, state, k):  # type: ignore[no-untyped-def]  # numba infer
         work.encoder_gate[e * num_slots + k] = 0.0 if state.slot_sum[k, task.first[2] + e] > 0 else -np.inf
     for c in range(task.num_chain_kinds, len(task.kind_column)):
         is_active = state.slot_sum[k, task.first[2] + task.kind_pipe[c]] > 0
-        seconds = state.slot_sum[k, task.kind_column[c]] + task.fixed_s[c] if is_active else 0.0
+        seconds = slot_s(task, state, k, task.kind_column[c]) + task.fixed_s[c] if is_active else 0.0
         row = 2 * (c - task.num_chain_kinds) * num_slots + k
         work.encoder_s[row] = task.forward_frac[c] * seconds
         work.encoder_s[row + num_slots] = (1 - task.forward_frac[c]) * seconds
@@ -217,16 +234,49 @@ def fits(task, state, b, i):  # type: ignore[no-untyped-def]  # numba infers the
 
 
 @inlined
-def shift(task, state, i, a, b):  # type: ignore[no-untyped-def]  # numba infers them
-    """Sample i from bucket a to b."""
-    state.content_of[i] = state.content_in[b]
-    ka, kb = a // task.num_lanes, b // task.num_lanes
+def slot_s(task, state, k, q):  # type: ignore[no-untyped-def]  # numba infers them
+    """Seconds of a slot in an encoder column: an equal share for every rank, or the largest item."""
+    seconds = state.slot_sum[k, q]
+    for b in range(k * task.num_lanes, (k + 1) * task.num_lanes):
+        seconds = max(seconds, state.bucket_largest_s[b, q - task.first[0]])
+    return seconds
+
+
+@inlined
+def add(task, state, i, b):  # type: ignore[no-untyped-def]  # numba infers them
+    """Sample i, which is nowhere, to bucket b."""
+    content = state.content_in[b]
+    state.content_of[i] = content
+    state.before[i], state.after[i] = -1, state.first_in[content]
+    if state.first_in[content] >= 0:
+        state.before[state.first_in[content]] = i
+    state.first_in[content] = i
     for d in range(task.samples.shape[1]):
-        part = task.samples[i, d]
-        state.bucket_sum[a, d] -= part
-        state.bucket_sum[b, d] += part
-        state.slot_sum[ka, d] -= part
-        state.slot_sum[kb, d] += part
+        state.bucket_sum[b, d] += task.samples[i, d]
+        state.slot_sum[b // task.num_lanes, d] += task.samples[i, d]
+    for q in range(task.largest_s.shape[1]):
+        state.bucket_largest_s[b, q] = max(state.bucket_largest_s[b, q], task.largest_s[i, q])
+
+
+@inlined
+def take(task, state, i, b):  # type: ignore[no-untyped-def]  # numba infers them
+    """Sample i out of bucket b."""
+    before, after = state.before[i], state.after[i]
+    if before >= 0:
+        state.after[before] = after
+    else:
+        state.first_in[state.content_in[b]] = after
+    if after >= 0:
+        state.before[after] = before
+    for d in range(task.samples.shape[1]):
+        state.bucket_sum[b, d] -= task.samples[i, d]
+        state.slot_sum[b // task.num_lanes, d] -= task.samples[i, d]
+    for q in range(task.largest_s.shape[1]):
+        if 0 < task.largest_s[i, q] == state.bucket_largest_s[b, q]:
+            largest, j = 0.0, state.first_in[state.content_in[b]]
+            while j >= 0:
+                largest, j = max(largest, task.largest_s[j, q]), state.after[j]
+            state.bucket_largest_s[b, q] = largest
 
 
 @inlined
@@ -241,3 +291,6 @@ def swap_buckets(task, state, a, b):  # type: ignore[no-untyped-def]  # numba in
         state.bucket_sum[a, d], state.bucket_sum[b, d] = of_b, of_a
         state.slot_sum[ka, d] += of_b - of_a
         state.slot_sum[kb, d] += of_a - of_b
+    for q in range(task.largest_s.shape[1]):
+        of_a, of_b = state.bucket_largest_s[a, q], state.bucket_largest_s[b, q]
+        state.bucket_largest_s[a, q], state.bucket_largest_s[b, q] = of_b, of_a

@@ -34,6 +34,9 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
         num_ranks=num_ranks,
         chain_s=chain_s,
         slot_s=np.array(slot_s, dtype=float).reshape(-1, num_samples),
+        largest_s=np.array([[n and draw(EIGHTHS) * 2 for n in items] for items in num_items for _ in range(2)]).reshape(
+            -1, num_samples
+        ),
         tokens=tokens,
         num_items=np.array(num_items, dtype=np.int64).reshape(-1, num_samples),
         pipe_pp=np.array([*encoder_pp, pp], dtype=np.int64),

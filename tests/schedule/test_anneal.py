@@ -38,7 +38,8 @@ def makespan_slowly(step: LinearStep, bucket) -> float:
             mine = samples[buckets[r]] if p == llm else np.concatenate([samples[b] for b in buckets])
             active = len(mine) > 0 if p == llm else any(feeds.values())
             row = step.chain_s[kind] if p == llm else step.slot_s[kind]
-            total = float(row[mine].sum()) + float(step.fixed_s[stage]) if active else 0.0
+            least = 0.0 if p == llm else float(step.largest_s[kind][mine].max(initial=0.0))
+            total = max(float(row[mine].sum()), least) + float(step.fixed_s[stage]) if active else 0.0
             before, behind = [], []
             if active and s > 0:
                 before = [op((p, s - 1, r), k, 0)]
@@ -154,6 +155,7 @@ def long_step() -> LinearStep:
         num_ranks=2,
         chain_s=seconds[None],
         slot_s=np.zeros((0, 64)),
+        largest_s=np.zeros((0, 64)),
         tokens=np.ones(64, dtype=np.int64),
         num_items=np.zeros((0, 64), dtype=np.int64),
         pipe_pp=np.array([4]),
