@@ -15,7 +15,7 @@ from dflop.simulate.jit import kernel
 NOWHERE = -1
 KICK_SWAPS = 3
 """Random swaps that leave a local optimum."""
-MAX_KICKS = 64
+MAX_KICKS = 400
 """In a row without anything better."""
 DEAL_EVALS = 8
 """What dealing out a sample counts as, in evaluated moves."""
