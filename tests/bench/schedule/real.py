@@ -29,7 +29,7 @@ from tests.bench.figures import machine
 from tests.bench.schedule.real_cases import CASES, ENCODER_LAYERS, NUM_CORES, QUICK_CASES, Case, family_of
 from tests.bench.schedule.real_compare import Outcome, compare
 from tests.bench.schedule.real_costs import Costs
-from tests.bench.schedule.real_data import Rows
+from tests.bench.schedule.real_data import GROUP_SHARES, MAX_TEXT_TOKENS, S_PER_FRAME, SIDE_FRAC, Rows
 from tests.bench.schedule.real_ranks import Job, profile, train_pipeline
 from tests.bench.schedule.real_replicas import train_replicas
 from tests.train.ranks import run_ranks
@@ -81,7 +81,14 @@ def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Cas
     print("\n".join(["", *table(outcomes)]), flush=True)
     content = {
         "machine": machine("torch", "transformers", "numba"),
-        "data": "table of real sizes, made small" if sizes else "generated, made small",
+        "data": {
+            "rows": "drawn from a table of real sizes" if sizes else "generated",
+            "max_text_tokens": MAX_TEXT_TOKENS,
+            "side_frac": SIDE_FRAC,
+            "s_per_frame": S_PER_FRAME,
+            "group_shares": GROUP_SHARES,
+        },
+        "costs": {model: c.figures() for model, c in costs.items()},
         "kinds_of_figures": KINDS,
         "gradient_errors": gradient_errors,
         "cases": [{"name": o.case.name} | asdict(o) for o in outcomes],
@@ -106,9 +113,13 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         for i, (name, r) in enumerate(outcome.ratios.items()):
             measured = f"{r.measured:.3f} ±{r.measured_sd:.3f}"
-            told = "" if i else outcome.case.name
+            told = "" if i else outcome.case.name + " *" * outcome.is_disturbed
             idle = " -> ".join(_percents(outcome.policies[p].measured_idle_frac) for p in name.split(" / "))
             lines.append(f"{told:63s} {name:22s} {measured:>12s} {r.simulated:9.3f} {r.replayed:8.3f} {idle:>14s}")
+    if any(outcome.is_disturbed for outcome in outcomes):
+        lines.append(
+            "* disturbed: other processes took the cores for more than 5 % of the time in forward and backward."
+        )
     return lines
 
 

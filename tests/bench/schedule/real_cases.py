@@ -30,12 +30,12 @@ def family_of(model: str) -> Family:
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
         "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 128, "intermediate_size": 384,
+            "model_type": "siglip_vision_model", "hidden_size": 112, "intermediate_size": 336,
             "num_hidden_layers": ENCODER_LAYERS[model], "num_attention_heads": 4, "image_size": TILE_PX,
             "patch_size": 14, "vision_use_head": False,
         },
         "text_config": {
-            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 192, "intermediate_size": 480,
+            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 160, "intermediate_size": 448,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
         },
     }  # fmt: skip

@@ -74,6 +74,11 @@ class Outcome:
     policies: Mapping[str, Policy]
     ratios: Mapping[str, Ratio]
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others ran on these cores so much that `measured` says little."""
+        return self.cpu_frac < 0.95
+
 
 @dataclass(frozen=True)
 class _Seen:

@@ -69,6 +69,17 @@ class Costs:
     def uncorrected(self) -> Costs:
         return dataclasses.replace(self, cost=self.cost.with_corrections({}))
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """What the costs are worth, per module."""
+        return {
+            t.module: {
+                "median_error_frac": t.median_error_frac,
+                "noise_frac": t.noise_frac,
+                "correction": self.cost.corrections.get(t.module, 1.0),
+            }
+            for t in self.cost.tables
+        }
+
     def tail_s(self, case: Case, batch: Sequence[SampleShape]) -> float:
         """Predicted seconds behind the pipeline: gradients summed over replicas, optimizer."""
         problem = Problem("bench", self.specs, CLUSTER, self.cost, (tuple(batch),), len(batch), snapshot_seq=0)
