@@ -44,6 +44,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         rank: This one among them; None: as torch.distributed, or RANK, says.
         sync: Where ranks wait for one another: once per `step` (DDP under `no_sync`, or no accumulation) or in every
             `microbatch` (FSDP, ZeRO-3).
+        padded: Whether the collator pads samples to the longest of their microbatch: then samples of similar length
+            share one. False: it puts them one after the other.
         seed: Of the order.
         drop_last: Leave out the samples beyond the last full global batch of an epoch; other ones in every epoch.
         ahead: Steps planned early by a thread; 0: none, each is planned when its first batch is drawn.
@@ -62,6 +64,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
         sync: Sync = "step",
+        padded: bool = False,
         seed: int = 0,
         drop_last: bool = False,
         ahead: int = 2,
@@ -91,6 +94,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             num_microbatches=num_microbatches or (None if max_tokens else 1),
             max_tokens=max_tokens,
             sync=sync,
+            padded=padded,
             seed=seed,
             drop_last=drop_last,
         )

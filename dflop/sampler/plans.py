@@ -21,6 +21,7 @@ from dflop.errors import ConfigError
 from dflop.sampler.costs import Ints, SampleCosts
 from dflop.schedule.data_parallel import RankPlan, Sync, balance_ranks
 from dflop.schedule.pack import token_cap
+from dflop.schedule.padded import balance_padded
 
 KEPT_PLANS = 256
 """Plans kept for whoever asks for a step again: a loader's workers are that far ahead of training at most."""
@@ -74,12 +75,14 @@ class Planner:
         num_microbatches: int | None,
         max_tokens: int | None,
         sync: Sync,
+        padded: bool,
         seed: int,
         drop_last: bool,
     ) -> None:
         self.costs, self.global_batch_size = costs, global_batch_size
         self.num_replicas, self.num_microbatches, self.max_tokens = num_replicas, num_microbatches, max_tokens
         self.sync: Sync = sync
+        self.padded = padded
         self.seed, self.drop_last = seed, drop_last
         self._check_sizes()
         self._prepare()
@@ -121,21 +124,29 @@ class Planner:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         drawn = self._order.batch(epoch * self._order.steps_per_epoch + step_in_epoch)
         costs, tokens = self.costs, self.costs.tokens[drawn]
-        cap = self.max_tokens
-        if cap is None:
-            assert self.num_microbatches is not None
-            if len(drawn) < self.num_replicas * self.num_microbatches:
-                raise self._too_few(len(drawn))
-            cap = token_cap(tokens, self.num_replicas * self.num_microbatches)
-        dealt = balance_ranks(
-            costs.seconds[drawn],
-            tokens,
-            self.num_replicas,
-            cap_tokens=max(1, cap),
-            fixed_s=costs.fixed_s,
-            num_microbatches=self.num_microbatches,
-            sync=self.sync,
-        )
+        if self.num_microbatches is not None and len(drawn) < self.num_replicas * self.num_microbatches:
+            raise self._too_few(len(drawn))
+        if self.padded:
+            dealt = balance_padded(
+                costs.seconds[drawn],
+                tokens,
+                self.num_replicas,
+                cap_tokens=self.max_tokens,
+                fixed_s=costs.fixed_s,
+                num_microbatches=self.num_microbatches,
+                sync=self.sync,
+            )
+        else:
+            num_buckets = self.num_replicas * (self.num_microbatches or 1)
+            dealt = balance_ranks(
+                costs.seconds[drawn],
+                tokens,
+                self.num_replicas,
+                cap_tokens=self.max_tokens or max(1, token_cap(tokens, num_buckets)),
+                fixed_s=costs.fixed_s,
+                num_microbatches=self.num_microbatches,
+                sync=self.sync,
+            )
         samples = drawn if costs.index is None else costs.index[drawn]
         supervised = None if costs.supervised is None else costs.supervised[drawn]
         return BatchPlan(step, samples, supervised, dealt, int(samples[tokens.argmin()]))
