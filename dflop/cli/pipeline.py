@@ -30,6 +30,10 @@ def run(config: Path, *, overrides: Overrides = ()) -> None:
 
     Uses the Prefect server of PREFECT_API_URL, or a temporary one. Example: dflop run configs/demo.yaml
     """
+    from dflop.launch.kernels import kernel_environment
+
+    os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
+
     from dflop.config import load_config
     from dflop.jobs import runs
     from dflop.jobs.preflight import preflight

@@ -37,7 +37,12 @@ def plan(
     With --emit an explanation goes to stderr. Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
     import asyncio
+    import os
     from dataclasses import replace
+
+    from dflop.launch.kernels import kernel_environment
+
+    os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
 
     from dflop.jobs.outlook import look_ahead
     from dflop.plan.emit import RULES, emitter

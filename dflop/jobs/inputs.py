@@ -1,11 +1,14 @@
-"""What a job read before it decided anything, as a record: the thread from a plan or a run back to a snapshot."""
+"""What a job reads before it decides anything, and the record of it: the thread from a run back to a snapshot."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from dflop.records import CostTable, RunInput
+from dflop.config import Config
+from dflop.errors import StoreError
+from dflop.records import CostTable, Plan, RunInput
+from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
 
 
@@ -24,3 +27,23 @@ def run_input(
         table_ids=tuple(t.table_id for t in tables),
         observed_at_s=time.time(),
     )
+
+
+def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, float], Current]:
+    """(cost tables of a plan, corrections in force by module, the snapshot they were read from).
+
+    Raises:
+        StoreError: the snapshot lacks one of the tables.
+    """
+    with Reader(config.store) as reader:
+        found = {t.table_id: t for t in reader.records(CostTable, where={"table_id": plan.table_ids})}
+        missing = [i for i in plan.table_ids if i not in found]
+        if missing:
+            raise StoreError(
+                f"cost tables {', '.join(missing)} of the plan are not in the snapshot",
+                where=f"{config.store}, snapshot {reader.seq}",
+                hint="run `dflop store ingest`",
+            )
+        tables = list(found.values())
+        factors = {c.module: c.factor for c in reader.latest_corrections(plan.table_ids)}
+        return tables, factors, reader.snapshot

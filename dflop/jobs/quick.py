@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dflop.config import Config
@@ -33,14 +36,15 @@ class QuickPlanner:
         self._cost = CostModel(run.cost_tables())
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
+        with _no_compiler():
+            from dflop.schedule.scheduler import schedule_step
+        self._schedule = schedule_step
 
     def __call__(self, step: int) -> PlanMessage:
         """The plan of one step; it predicts no spans, so that nobody learns from what it runs."""
-        from dflop.schedule.scheduler import schedule_step  # here: a job whose scheduler delivers needs none of it
-
         spec = self._steps[step]
-        policy = "arrival" if spec.policy == "arrival" else "bottleneck"
-        step_plan = schedule_step(
+        policy = "arrival" if spec.policy == "arrival" else QUICK
+        step_plan = self._schedule(
             run_id=self._run_id,
             step=step,
             plan=self._plan,
@@ -48,6 +52,19 @@ class QuickPlanner:
             cost=self._cost.with_corrections(factors_in_force(self._store)),
             max_concurrency=self._concurrency,
             policy=policy,
+            compiled=False,
         )
-        ran = WARMUP if spec.label == WARMUP else "arrival" if policy == "arrival" else QUICK
-        return PlanMessage(replace(step_plan, policy=ran), {})
+        return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})
+
+
+@contextlib.contextmanager
+def _no_compiler() -> Iterator[None]:
+    """Within it numba cannot be imported, which takes long and which a rank never uses."""
+    if "numba" in sys.modules:
+        yield
+        return
+    sys.modules["numba"] = None  # type: ignore[assignment]  # as the import system marks what must not be found
+    try:
+        yield
+    finally:
+        del sys.modules["numba"]

@@ -15,26 +15,32 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from dflop.config import Config
 from dflop.correct.estimate import ModuleCorrector
 from dflop.cost.model import CostModel
-from dflop.errors import DflopError, StoreError
-from dflop.jobs.inputs import run_input
+from dflop.errors import DflopError
+from dflop.jobs.inputs import read_costs, run_input
 from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps
-from dflop.records import CostTable, Plan, RunEvent, SampleShape, StepObservation, from_dict
+from dflop.records import Plan, RunEvent, SampleShape, StepObservation, from_dict
+from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step
-from dflop.store.reader import Reader
-from dflop.store.snapshot import Current
+from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.checkpoint import read_latest
 from dflop.train.wire import PlanMessage, Store
 
 IDLE_S = 0.02
+SMALL_EFFORT = Effort(num_profiles=1, num_ops=1000, max_simulations=10, max_evals=10, max_orders=1)
+"""For kernels to be compiled."""
+SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
+"""Where ranks compute on all cores and every second of the search is one of theirs: a fifth of the time, and all but
+half a percent of the gain."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -84,7 +90,7 @@ class Scheduler:
         self._batches = GlobalBatches(config, run.shapes())
         self._steps = job_steps(config, mode)
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
-        tables, stored, snapshot = _read_costs(config, plan)
+        tables, stored, snapshot = read_costs(config, plan)
         self._cost = CostModel(tables)
         in_force = stored | (factors or {})
         self._corrector = ModuleCorrector({t.module: t.table_id for t in tables}, in_force)
@@ -92,9 +98,11 @@ class Scheduler:
         self._first = int(latest["next_step"]) if latest else 0
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
+        self._effort = Effort() if self._concurrency is None else SHARED_CORES_EFFORT
         self._num_threads = _num_threads(config.train.schedule_ahead)
         self._is_behind = False
         self._unflushed: list[int] = []
+        self.warm_up = _in_thread(self._compile)
         self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
         self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
         known = ", ".join(f"{m} x{f:.2f}" for m, f in sorted(in_force.items())) or "none"
@@ -103,14 +111,14 @@ class Scheduler:
     def serve(self, store: Store) -> None:
         """Publish the plan of every step, never more than `schedule_ahead` steps before it is needed."""
         end, ahead = len(self._steps), self._config.train.schedule_ahead
-        self._first = step = seen = _first_unpublished(store, self._first, end)
+        self._first = step = seen = wire.first_unpublished(store, self._first, end)
         making: deque[Future[PlanMessage]] = deque()
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="plan") as pool:
             while seen < end:
                 may_begin = step < end and step - seen <= ahead
                 # Caught up: as far ahead as it may be.
                 self._is_behind = self._is_behind and (may_begin or bool(making))
-                if may_begin and len(making) < self._num_threads:
+                if may_begin and len(making) < self._num_threads and self._is_ready(store, step):
                     making.extend(self._begin(store, step, pool))
                     step += 1
                 elif making and making[0].done():
@@ -125,22 +133,33 @@ class Scheduler:
         with contextlib.suppress(RuntimeError, ConnectionError):
             self._record(store)
 
+    def _is_ready(self, store: Store, step: int) -> bool:
+        """Whether a plan can be made in full; one that is asked for is made as well as can be. A comparison waits."""
+        return self.warm_up.done() or (self._mode == TRAIN and wire.asked_step(store) >= step)
+
     def _begin(self, store: Store, step: int, pool: ThreadPoolExecutor) -> list[Future[PlanMessage]]:
         """Begin to plan a step, unless that is too late already."""
-        spec = self._steps[step]
+        spec, is_warm = self._steps[step], self.warm_up.done()
         if wire.is_published(store, step):
             self._fell_behind(step, "it runs another plan already")
             return []
-        # A comparison waits for its plans. So does the first step of a start: rank 0 knows that nothing is ready then.
-        if self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
+        if not is_warm:
+            self._fell_behind(step, "kernels are still being compiled")
+        # Rank 0 waits for the first plan of a start. And a comparison is worth nothing with other plans than it names.
+        elif self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
             self._fell_behind(step, "it is asked for already")
         if self._is_behind:
-            spec = replace(spec, policy="bottleneck", label=QUICK)
+            spec = replace(spec, policy=QUICK, label=QUICK)
+        if is_warm:
+            self.warm_up.result()  # raises what it raised
         # What a plan depends on is fixed here: corrections that come later count for later steps.
         cost = self._cost.with_corrections(self._corrector.factors)
-        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), cost)]
+        compiled = is_warm and IS_COMPILED
+        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), cost, compiled)]
 
-    def _message(self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel) -> PlanMessage:
+    def _message(
+        self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel, compiled: bool
+    ) -> PlanMessage:
         step_plan = schedule_step(
             run_id=self._run_id,
             step=step,
@@ -149,6 +168,8 @@ class Scheduler:
             cost=cost,
             max_concurrency=self._concurrency,
             policy=spec.policy,
+            effort=self._effort,
+            compiled=compiled,
         )
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
@@ -161,6 +182,12 @@ class Scheduler:
                 for s in found
             },
             self._start,
+        )
+
+    def _compile(self) -> None:
+        """Every kernel that a plan needs, by making a small one: seconds at first, then they are on disk."""
+        schedule_step(
+            run_id="", step=0, plan=self._plan, batch=self._batches.at(0), cost=self._cost, effort=SMALL_EFFORT
         )
 
     def _publish(self, store: Store, message: PlanMessage) -> None:
@@ -205,12 +232,11 @@ class Scheduler:
         )
 
 
-def _first_unpublished(store: Store, first: int, end: int) -> int:
-    # Rank 0 asks in order: what it asked for before has been published by somebody.
-    step = max(first, wire.asked_step(store))
-    while step < end and wire.is_published(store, step):
-        step += 1
-    return step
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future
 
 
 def _num_threads(ahead: int) -> int:
@@ -224,21 +250,6 @@ def _die_with_parent() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, float], Current]:
-    with Reader(config.store) as reader:
-        found = {t.table_id: t for t in reader.records(CostTable, where={"table_id": plan.table_ids})}
-        missing = [i for i in plan.table_ids if i not in found]
-        if missing:
-            raise StoreError(
-                f"cost tables {', '.join(missing)} of the plan are not in the snapshot",
-                where=f"{config.store}, snapshot {reader.seq}",
-                hint="run `dflop store ingest`",
-            )
-        tables = list(found.values())
-        factors = {c.module: c.factor for c in reader.latest_corrections(plan.table_ids)}
-        return tables, factors, reader.snapshot
 
 
 def _say(line: str) -> None:

@@ -89,6 +89,15 @@ def asked_step(store: Store) -> int:
     return int(store.get("asked")) if store.check(["asked"]) else -1
 
 
+def first_unpublished(store: Store, first: int, end: int) -> int:
+    """First step of `[first, end)` that nobody has published a plan of; `end` where there is none."""
+    # Rank 0 asks in order: what it asked for before has been published by somebody.
+    step = max(first, asked_step(store))
+    while step < end and is_published(store, step):
+        step += 1
+    return step
+
+
 def note_recorded(store: Store, start: int, step: int) -> None:
     """Plans that a start of the scheduler made are on disk up to `step`."""
     store.set(f"recorded/{start}", str(step))

@@ -24,8 +24,10 @@ class SlowScheduler(Scheduler):
         self._own = open_store(store.host, store.port, is_server=False, timeout_s=LIMIT_S)
         super().serve(store)
 
-    def _message(self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel) -> PlanMessage:
-        message = super()._message(step, spec, batch, cost)
+    def _message(
+        self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel, compiled: bool
+    ) -> PlanMessage:
+        message = super()._message(step, spec, batch, cost, compiled)
         if step < NUM_SLOW_STEPS and spec.label != QUICK:
             self._own.wait([plan_key(step)], timedelta(seconds=LIMIT_S))
         return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import Future
 
 import pytest
 
@@ -150,10 +151,10 @@ def test_a_plan_depends_on_nothing_but_its_inputs(run, store, num_threads):
 class Overtaken(Scheduler):
     """Rank 0 asks for step 2 while the scheduler plans step 1, and again for each step that was never planned."""
 
-    def _message(self, step, spec, batch, cost):
+    def _message(self, step, spec, batch, cost, compiled):
         if step == 1:
             wire.note_asked(self.store, 2)
-        return super()._message(step, spec, batch, cost)
+        return super()._message(step, spec, batch, cost, compiled)
 
 
 def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store):
@@ -178,6 +179,31 @@ def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store)
     assert (event.kind, event.step, event.job, event.attempt) == ("scheduler_behind", 2, TRAIN, 1)
 
 
+def test_while_kernels_compile_only_what_is_asked_for_is_planned_and_quickly(run, store):
+    service = scheduler(run)
+    service.warm_up.result()
+    service.warm_up = Future()
+    wire.note_asked(store, 1)
+    listen = service._listen
+
+    def ranks(store, seen, next_step):
+        if not service.warm_up.done():
+            assert newest(store) == 1, "step 2 is in no hurry"
+            service.warm_up.set_result(None)
+        if newest(store) >= min(seen + AHEAD, NUM_STEPS - 1):
+            observe(store, run, seen)
+        return listen(store, seen, next_step)
+
+    service._listen = ranks
+    service.serve(store)
+    service.close(store)
+    policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS)[1:])]
+    assert policies[0] == QUICK
+    assert policies[-1] != QUICK
+    (event,) = read_spool(run.config().store, RunEvent)
+    assert "compiled" in event.detail
+
+
 def test_a_comparison_runs_what_it_says_however_late(run, store):
     service = scheduler(run, COMPARE)
     wire.note_asked(store, 0)
@@ -186,9 +212,9 @@ def test_a_comparison_runs_what_it_says_however_late(run, store):
 
     make = service._message
 
-    def hasty_rank(step, spec, batch, cost):
+    def hasty_rank(step, spec, batch, cost, compiled):
         wire.note_asked(store, step + 1)
-        return make(step, spec, batch, cost)
+        return make(step, spec, batch, cost, compiled)
 
     service._message = hasty_rank
     service.serve(store)

@@ -15,6 +15,7 @@ from dflop.data.profile import profile_key
 from dflop.jobs import data
 from dflop.jobs.planning import bound_family
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -55,7 +56,18 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
     small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:NUM_SAMPLES]
     run.write_shapes(sorted(small, key=lambda s: s.sample_index))
     run.write_plan(_plan(run, tuple(t.table_id for t in tables)), tables)
+    _compile_kernels(run)
     return run
+
+
+def _compile_kernels(run: RunDir) -> None:
+    """Where schedulers look for them: without, they make quick plans for half a minute, and jobs here are shorter."""
+    code = (
+        "import sys; from dflop.jobs.rundir import open_run; from dflop.jobs.scheduler import Scheduler; "
+        "run = open_run(sys.argv[1]); Scheduler(run, run.config(), run.plan(), 'train', 0).warm_up.result()"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | kernel_environment(os.environ)
+    subprocess.run([sys.executable, "-c", code, run.path], env=env, check=True, timeout=LIMIT_S)
 
 
 def _plan(run: RunDir, table_ids: tuple[str, ...]) -> Plan:

@@ -1,0 +1,72 @@
+"""A rank imports nothing heavy that it does not train with, not even to plan a step itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dflop.jobs.quick import QuickPlanner
+from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches
+from dflop.records import LLM
+from dflop.train import wire
+from tests.jobs.test_scheduler import run, store
+
+__all__ = ["run", "store"]
+
+FORBIDDEN = {"numba", "llvmlite", "duckdb", "cvxpy", "prefect", "scipy", "submitit", "rich", "matplotlib"}
+
+
+def planner(run, store, mode):
+    config = run.config()
+    return QuickPlanner(run, config, run.plan(), mode, "r", GlobalBatches(config, run.shapes()), store)
+
+
+def test_a_quick_plan_holds_the_whole_batch_and_predicts_nothing_to_learn_from(run, store):
+    message = planner(run, store, TRAIN)(3)
+    batch = GlobalBatches(run.config(), run.shapes()).at(3)
+    assert message.step_plan.sample_index == tuple(s.sample_index for s in batch)
+    llm = message.step_plan.of(LLM)
+    assert sorted(i for slot in llm.owner for items in slot for i in items) == list(range(len(batch)))
+    assert (message.step_plan.policy, message.step_plan.step, message.start) == ("quick", 3, 0)
+    assert message.predicted == {}
+    assert message.step_plan.predicted_step_s <= message.step_plan.arrival_step_s
+
+
+def test_it_knows_the_corrections_in_force(run, store):
+    plan = planner(run, store, TRAIN)
+    before = plan(0).step_plan.predicted_step_s
+    wire.note_factors(store, {"vision": 2.0, LLM: 2.0})
+    assert plan(0).step_plan.predicted_step_s == pytest.approx(2 * before, rel=0.2)
+
+
+def test_a_comparison_gets_the_policy_it_names(run, store):
+    plan = planner(run, store, COMPARE)
+    assert [plan(step).step_plan.policy for step in range(4)] == ["warmup", "warmup", "arrival", "quick"]
+
+
+CODE = """
+import json, sys
+import dflop.jobs.train
+from dflop.jobs.quick import QuickPlanner
+from dflop.jobs.rundir import open_run
+from dflop.jobs.steps import TRAIN, GlobalBatches
+from dflop.train import wire
+run = open_run(sys.argv[1])
+store = wire.open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
+config = run.config()
+plan = QuickPlanner(run, config, run.plan(), TRAIN, "r", GlobalBatches(config, run.shapes()), store)(0)
+imported = {name.partition(".")[0] for name in sys.modules}
+import numba
+print(json.dumps([plan.step_plan.policy, sorted(imported)]))
+"""
+
+
+def test_neither_training_nor_a_quick_plan_imports_a_compiler_or_a_database(run):
+    done = subprocess.run([sys.executable, "-c", CODE, run.path], capture_output=True, text=True, check=True)
+    policy, imported = json.loads(done.stdout.splitlines()[-1])
+    assert policy == "quick"
+    assert FORBIDDEN & set(imported) == set()
+    assert {"torch", "pyarrow"} <= set(imported), "that is how imports are seen"
