@@ -161,7 +161,7 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
     return best_value, best_bucket[best_content]
 
 
-@inlined
+@kernel
 def _change(task, state, draw, i, j, a, b):  # type: ignore[no-untyped-def]  # numba infers them
     """Sample i from bucket a to b (and j the other way), or slots or buckets a and b swapped; a and b undo it."""
     if draw < MOVE_SAMPLE:
@@ -177,7 +177,7 @@ def _change(task, state, draw, i, j, a, b):  # type: ignore[no-untyped-def]  # n
         swap_buckets(task, state, a, b)
 
 
-@inlined
+@kernel
 def _refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba infers them
     for r in range(width):
         refresh_bucket(task, state, a + r)

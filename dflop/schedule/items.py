@@ -59,7 +59,7 @@ def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
             if item.module == module
         ]
     )
-    table = np.array(columns, dtype=np.int64).reshape(-1, 6).T
+    table = np.ascontiguousarray(np.array(columns, dtype=np.int64).reshape(-1, 6).T)
     sample, rank_in_sample, rows = (tuple(column.tolist()) for column in table[:3])
     return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5], table[0].copy())
 
