@@ -1,0 +1,103 @@
+"""What scheduling costs the ranks that train: a job of two ranks and its scheduler, waits as a share of step time.
+
+Measured on this machine's cores, which the scheduler shares with the ranks. `data_wait_s` is what a rank's main thread
+waited for a prepared step; `schedule_wait_s` what its feed thread waited for a plan, behind the step before unless it
+shows in `data_wait_s`. The first step of a job has nothing to hide behind and is told apart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dflop.records import RunEvent, StepObservation
+from dflop.store.spool import read_spool
+from tests.bench.figures import machine
+from tests.jobs.training import planned_run, run_ranks
+
+NUM_STEPS = 60
+BOUND_FRAC = 0.005
+"""Of step time, data wait and schedule wait together."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Waits of one rank over the steps of a job but the first."""
+
+    seed: int
+    rank: int
+    module: str
+    num_steps: int
+    step_s: float
+    """Sum over the steps, waits for their input included."""
+    data_wait_frac: float
+    schedule_wait_frac: float
+    first_wait_s: float
+    """For the first step's input."""
+
+    @property
+    def frac(self) -> float:
+        return self.data_wait_frac + self.schedule_wait_frac
+
+
+def waits(observations: Iterable[StepObservation], seed: int) -> list[Waits]:
+    """Per rank, in rank order."""
+    ranks: dict[int, list[StepObservation]] = {}
+    for seen in sorted(observations, key=lambda o: o.step):
+        ranks.setdefault(seen.rank, []).append(seen)
+    found = []
+    for rank, (first, *rest) in sorted(ranks.items()):
+        step_s = sum(o.step_s + o.data_wait_s for o in rest)
+        found.append(
+            Waits(
+                seed, rank, first.module, len(rest), step_s,
+                sum(o.data_wait_s for o in rest) / step_s, sum(o.schedule_wait_s for o in rest) / step_s,
+                first.data_wait_s,
+            )
+        )  # fmt: skip
+    return found
+
+
+def train(seed: int, folder: Path) -> tuple[list[Waits], dict[str, int], dict[str, int]]:
+    """(waits by rank, steps by policy, events by kind) of a job."""
+    run = planned_run(folder, f"train.num_steps={NUM_STEPS}", f"train.seed={seed}")
+    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
+    if any(ended.codes):
+        raise SystemExit("\n".join(ended.stderr))
+    store = run.config().store
+    seen = read_spool(store, StepObservation)
+    policies = Counter(o.policy for o in seen if o.rank == 0)
+    return waits(seen, seed), policies, Counter(e.kind for e in read_spool(store, RunEvent))
+
+
+def line(w: Waits) -> str:
+    """The waits of a rank on one line."""
+    return (
+        f"overhead  seed {w.seed}  rank {w.rank} {w.module:7s} {w.num_steps} steps of {w.step_s / w.num_steps:.3f} s"
+        f"   data wait {w.data_wait_frac:.3%}  schedule wait {w.schedule_wait_frac:.3%}   bound {BOUND_FRAC:.1%}   "
+        f"{'ok' if w.frac <= BOUND_FRAC else 'MISSED'}   first step {w.first_wait_s:.2f} s"
+    )
+
+
+def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
+    """One job per seed; `sizes` is not used, for training needs media."""
+    del sizes
+    jobs, found = [], []
+    for seed in seeds:
+        print(f"overhead: training {NUM_STEPS} steps, seed {seed}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            ranks, policies, events = train(seed, Path(folder))
+        jobs.append({"seed": seed, "policies": policies, "events": events})
+        found += ranks
+        for w in ranks:
+            print(line(w))
+        print(f"overhead  seed {seed}  plans {dict(policies)}  events {dict(events)}", flush=True)
+    about = machine("torch", "numpy", "numba")
+    path = out / f"schedule-overhead-{about['date']}.json"
+    content = {"machine": about, "bound_frac": BOUND_FRAC, "jobs": jobs, "ranks": [asdict(w) for w in found]}
+    path.write_text(json.dumps(content, indent=2))
