@@ -168,6 +168,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def resume(self, step: int) -> None:
         """Go to an optimizer step: the number of those that were trained, over all epochs.
 
+        Hugging Face's Trainer skips what was trained by itself: leave it to that, or set `ignore_data_skip`. Lightning
+        does not: call this with the checkpoint's global step before `fit`.
+
         Raises:
             ConfigError: the number is negative.
         """

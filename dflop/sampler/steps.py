@@ -67,6 +67,9 @@ class Step:
     ) -> list[float]:
         """Per microbatch, what to multiply its loss with; see `loss_scale`.
 
+        Where a microbatch may have no token that carries loss, a mean over it is NaN, and so is 0 times that: such data
+        need a loss that sums.
+
         Args:
             reduction: Of the loss over a microbatch's tokens.
             averaged: Whether gradients are averaged over ranks.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -53,34 +55,53 @@ def test_hugging_face_goes_on_within_an_epoch_and_at_its_end(step, whole, tmp_pa
     assert torch.equal(resumed.model.lm_head.weight, uninterrupted.model.lm_head.weight)
 
 
-def test_lightning_finds_set_epoch():
-    import pytorch_lightning as pl
+class Remembering(pl.LightningModule):
+    """Trains nothing, keeps what it was given."""
 
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
 
-        def training_step(self, batch, batch_idx):
-            self.seen.append(batch)
-            return self.weight.sum()
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch)
+        return self.weight.sum()
 
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.0)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
 
-    def fit(sampler: BalancedBatchSampler, epochs: int) -> list[list[int]]:
-        module = Module()
-        loader = DataLoader(range(40), batch_sampler=sampler, collate_fn=list)
-        trainer = pl.Trainer(
-            accelerator="cpu", devices=1, max_epochs=epochs, use_distributed_sampler=False, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        trainer.fit(module, loader)
-        return module.seen
 
-    def make() -> BalancedBatchSampler:
-        return BalancedBatchSampler(costs_of(DATASET), 16, num_microbatches=2, rank=0, num_replicas=1)
+def make() -> BalancedBatchSampler:
+    return BalancedBatchSampler(costs_of(DATASET), 16, num_microbatches=2, rank=0, num_replicas=1)
 
-    sampler, stale = make(), make()
-    stale.set_epoch(5)
-    assert fit(stale, 2) == [*list(sampler), *list(sampler)]
+
+def fit(sampler: BalancedBatchSampler, folder: Path, resume: Path | None = None) -> list[list[int]]:
+    module = Remembering()
+    loader = DataLoader(range(len(DATASET)), batch_sampler=sampler, collate_fn=list)
+    keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, accumulate_grad_batches=2, use_distributed_sampler=False,
+        callbacks=[keep], logger=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, loader, ckpt_path=resume, weights_only=False)
+    return module.seen
+
+
+@pytest.fixture(scope="module")
+def lightning(tmp_path_factory) -> tuple[Path, list[list[int]]]:
+    folder = tmp_path_factory.mktemp("lightning")
+    stale = make()
+    stale.set_epoch(5)  # Lightning finds `set_epoch` and begins where it wants to
+    return folder, fit(stale, folder)
+
+
+def test_lightning_trains_the_epochs_it_says(lightning):
+    sampler = make()
+    assert lightning[1] == [*list(sampler), *list(sampler)]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_lightning_goes_on_where_the_sampler_is_told_to(step, lightning, tmp_path):
+    folder, seen = lightning
+    sampler = make()
+    sampler.resume(step)
+    assert fit(sampler, tmp_path, folder / f"step={step}.ckpt") == seen[2 * step :]
