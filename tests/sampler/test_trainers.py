@@ -64,6 +64,11 @@ def test_gradients_are_those_of_the_global_batch(name, runs, expected):
     assert set().union(*(batch for batch, _ in expected)) <= drawn[0] | drawn[1]
 
 
+def test_ranks_with_other_costs_are_refused_by_all(runs):
+    for rank in range(2):
+        assert "rank(s) 1 have other costs" in (runs / f"refusal-{rank}").read_text()
+
+
 def test_the_test_sees_a_mean_of_means():
     """Two ranks with uneven microbatches, as a loop would add them up that was not told."""
     from tests.sampler.tiny import collate, flat_gradient, make_model

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from dflop.errors import ConfigError
 from dflop.sampler import BalancedBatchSampler
 from tests.sampler.tiny import collate, costs_of, flat_gradient, make_dataset, make_model, num_supervised
 
@@ -152,10 +153,20 @@ def lightning(seen: Seen) -> list[Tensor]:
 CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, hugging_face, lightning)}
 
 
+def refusal() -> str:
+    """What a rank is told whose costs are not those of the others."""
+    try:
+        BalancedBatchSampler([5 + dist.get_rank()] * 40, BATCH)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def main(name: str, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    (Path(folder) / f"refusal-{dist.get_rank()}").write_text(refusal())
     for case in CASES.values() if name == "all" else [CASES[name]]:
         seen = Seen()
         gradients = case(seen)
