@@ -32,7 +32,7 @@ from dflop.schedule.state import (
     swap_buckets,
     take,
 )
-from dflop.simulate.jit import inlined, kernel
+from dflop.simulate.jit import kernel
 from dflop.simulate.lanes import run_lanes
 
 START_TEMPERATURE = 6e-4
@@ -77,8 +77,11 @@ def search(
     num_chains: int = 1,
     num_threads: int = 1,
     random_seed: int = 0,
-) -> Ints:
-    """Bucket `slot * ranks + rank` of every sample: the best found.
+) -> list[Ints]:
+    """Buckets `slot * ranks + rank` of every sample: the best found, then others that a better judge may prefer.
+
+    Those are the best start and what an annealing of an eighth of the length finds: the longer one searches, the more
+    of what is found is the linear step's error.
 
     Args:
         step: The step; has samples.
@@ -92,23 +95,27 @@ def search(
     task, depth = make_task(step), int(step.num_after.max(initial=0)) + 1
     starts = [*seeds, *(place(task, sizes) for sizes in ramp_profiles(step.num_slots, depth, num_profiles))]
     values = [score(task, bucket) for bucket in starts]
+    best = int(np.argmin(values))
     distinct = {value: bucket for value, bucket in zip(reversed(values), reversed(starts), strict=True)}
     ranked = sorted(value for value in distinct if value < np.inf)
     if num_moves < 1 or not ranked:
-        return starts[int(np.argmin(values))]
+        return [starts[best]]
 
     def chain(number: int) -> tuple[float, Ints]:
-        state = make_state(task, distinct[ranked[number % len(ranked)]])
+        state = make_state(task, distinct[ranked[number % num_chains % len(ranked)]])
         fill(task, state)
-        found: tuple[float, Ints] = _anneal(task, state, np.random.default_rng((random_seed, number)), num_moves)
+        length = num_moves if number < num_chains else num_moves // 8
+        found: tuple[float, Ints] = _anneal(task, state, np.random.default_rng((random_seed, number)), length)
         return found
 
-    if num_chains == 1 or num_threads == 1:
-        found = [chain(number) for number in range(num_chains)]
+    numbers = range(num_chains + (num_moves >= 8))
+    if num_threads == 1:
+        found = list(map(chain, numbers))
     else:
         with ThreadPoolExecutor(num_threads) as pool:
-            found = list(pool.map(chain, range(num_chains)))
-    return min(found, key=lambda pair: pair[0])[1]
+            found = list(pool.map(chain, numbers))
+    found.append((values[best], starts[best]))
+    return [bucket for _, bucket in sorted(found, key=lambda pair: pair[0])]
 
 
 def score(task: Task, bucket: Ints) -> float:

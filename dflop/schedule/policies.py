@@ -124,10 +124,12 @@ class StepJob:
         if over_ranks is not None:
             found.append(("balanced", over_ranks))
         elif self.compiled and len(self.linear.tokens):
-            found.append(("balanced", self._searched([self._buckets(a) for _, a in found], effort)))
-        if self.judge.max_concurrency is not None:
-            found.append(("balanced", self._reordered(found[-1][1], effort.max_orders)))
-        return self._best_of(found)
+            found += [("balanced", a) for a in self._searched([self._buckets(a) for _, a in found], effort)]
+        policy, assignment, step_s = self._best_of(found)
+        if self.judge.max_concurrency is None:
+            return policy, assignment, step_s
+        reordered = self._reordered(assignment, effort.max_orders)
+        return self._best_of([(policy, assignment), ("balanced", reordered)])
 
     def keeps_caps(self, assignment: Assignment) -> bool:
         """Whether an assignment exceeds nothing that the plan's memory holds."""
@@ -149,10 +151,10 @@ class StepJob:
         _, step_s, index = min(scored)
         return (*found[index], step_s)
 
-    def _searched(self, seeds: list[Ints], effort: Effort) -> Assignment:
+    def _searched(self, seeds: list[Ints], effort: Effort) -> list[Assignment]:
         step = self.linear
         num_profiles = 1 + effort.num_ops // (len(step.tokens) * self.num_buckets)
-        bucket = search(
+        buckets = search(
             step,
             seeds,
             num_profiles=min(effort.num_profiles, num_profiles),
@@ -160,7 +162,7 @@ class StepJob:
             num_chains=effort.num_chains,
             num_threads=self.num_threads,
         )
-        return self._splitting(*self._slot_rank(bucket))
+        return [self._splitting(*self._slot_rank(bucket)) for bucket in buckets]
 
     def _buckets(self, assignment: Assignment) -> Ints:
         buckets: Ints = assignment.slot * self.plan.module(LLM).parallel.dp + assignment.rank
