@@ -77,7 +77,8 @@ class _Replica:
     def gradient(self, step: int) -> torch.Tensor:
         """The summed gradient of a step, flat; no update."""
         for encoder_input, llm_input in self._inputs[step]:
-            self._backward(self._forward(encoder_input, llm_input, step))
+            if llm_input is not None:
+                self._forward(encoder_input, llm_input, step).backward()
         flat = self._reduced()
         self._optimizer.zero_grad(set_to_none=True)
         return flat
@@ -93,7 +94,7 @@ class _Replica:
             begun = time.perf_counter(), time.thread_time()
             share = self._forward(encoder_input, llm_input, index)
             between = time.perf_counter(), time.thread_time()
-            self._backward(share)
+            share.backward()
             ended = time.perf_counter(), time.thread_time()
             loss += float(share.detach())
             spans.append(_span(k, started, begun, between, ended))
@@ -115,10 +116,8 @@ class _Replica:
             num_supervised_tokens=plan.num_supervised_tokens, observed_at_s=time.time(), spans=tuple(spans),
         )  # fmt: skip
 
-    def _forward(self, encoder_input: EncoderInput | None, llm_input: LlmInput | None, step: int) -> torch.Tensor:
+    def _forward(self, encoder_input: EncoderInput | None, llm_input: LlmInput, step: int) -> torch.Tensor:
         """This microbatch's share of the mean loss over the supervised tokens of the whole global batch."""
-        if llm_input is None:
-            return torch.zeros((), requires_grad=True)
         rows, where = [], []
         if encoder_input is not None:
             (sent,), (received,) = encoder_input.transfers, llm_input.transfers
@@ -128,9 +127,6 @@ class _Replica:
         hidden = self._llm(hidden, llm_input.position_ids, llm_input.cu_seqlens)
         total = self._llm.loss_sum(hidden, llm_input.loss_where, llm_input.loss_targets)
         return total / self._job.step_plans[step].num_supervised_tokens
-
-    def _backward(self, share: torch.Tensor) -> None:
-        share.backward()  # type: ignore[no-untyped-call]
 
     def _reduced(self) -> torch.Tensor:
         """Gradients of all parameters in one tensor, summed over the replicas."""
