@@ -31,7 +31,7 @@ from tests.bench.schedule.trainer_rank import collate, make_dataset, make_model
 
 NUM_RANKS, NUM_MICROBATCHES = 2, 2
 NUM_BATCHES, NUM_ROUNDS, NUM_WARM_UP_BATCHES = 4, 4, 1
-CASES = (("text", 1, 32, 4), ("text", 1, 64, 4), ("multimodal", 2, 32, 16))
+CASES = (("text", 1, 32, 4), ("text", 1, 64, 4), ("multimodal", 2, 32, 32))
 """(name, modules, global batch size, how many times shorter than real the sequences are: two cores are no GPU)."""
 Steps = list[list[list[int]]]
 """`[rank][microbatch]` = positions in the dataset."""
