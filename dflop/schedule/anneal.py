@@ -37,6 +37,8 @@ from dflop.simulate.lanes import run_lanes
 
 START_TEMPERATURE = 6e-4
 """Relative to the makespan; falls to 0 linearly. Half and twice as much found the same on the bench's steps."""
+SHORTER = (8, 64)
+"""Annealings beside the longest are so many times shorter."""
 SWAP_SAMPLES, MOVE_SAMPLE, SWAP_SLOTS = 0.5, 0.75, 0.85
 """Cumulative shares of the moves; the rest swaps buckets."""
 
@@ -80,8 +82,8 @@ def search(
 ) -> list[Ints]:
     """Buckets `slot * ranks + rank` of every sample: the best found, then others that a better judge may prefer.
 
-    Those are the best start and what an annealing of an eighth of the length finds: the longer one searches, the more
-    of what is found is the linear step's error.
+    Those are the best start and what shorter annealings find: the longer one searches, the more of what is found is
+    the linear step's error.
 
     Args:
         step: The step; has samples.
@@ -104,11 +106,11 @@ def search(
     def chain(number: int) -> tuple[float, Ints]:
         state = make_state(task, distinct[ranked[number % num_chains % len(ranked)]])
         fill(task, state)
-        length = num_moves if number < num_chains else num_moves // 8
+        length = num_moves if number < num_chains else num_moves // SHORTER[number - num_chains]
         found: tuple[float, Ints] = _anneal(task, state, np.random.default_rng((random_seed, number)), length)
         return found
 
-    numbers = range(num_chains + (num_moves >= 8))
+    numbers = range(num_chains + sum(num_moves >= n for n in SHORTER))
     if num_threads == 1:
         found = list(map(chain, numbers))
     else:
