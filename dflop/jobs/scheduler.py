@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job
 from dflop.records import Plan, RunEvent, SampleShape, StepObservation, from_dict
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step
+from dflop.schedule.warm import warm
 from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
@@ -36,8 +38,6 @@ from dflop.train.checkpoint import read_latest
 from dflop.train.wire import PlanMessage, Store
 
 IDLE_S = 0.02
-SMALL_EFFORT = Effort(num_profiles=1, num_ops=1000, max_simulations=10, max_evals=10, max_orders=1)
-"""For kernels to be compiled."""
 SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
 """Where ranks compute on all cores and every second of the search is one of theirs: a fifth of the time, and all but
 half a percent of the gain."""
@@ -102,7 +102,7 @@ class Scheduler:
         self._num_threads = _num_threads(config.train.schedule_ahead)
         self._is_behind = False
         self._unflushed: list[int] = []
-        self.warm_up = _in_thread(self._compile)
+        self.warm_up = _in_thread(warm)
         self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
         self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
         known = ", ".join(f"{m} x{f:.2f}" for m, f in sorted(in_force.items())) or "none"
@@ -148,7 +148,7 @@ class Scheduler:
         # Rank 0 waits for the first plan of a start. And a comparison is worth nothing with other plans than it names.
         elif self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
             self._fell_behind(step, "it is asked for already")
-        if self._is_behind:
+        if self._is_behind and self._mode == TRAIN:
             spec = replace(spec, policy=QUICK, label=QUICK)
         if is_warm:
             self.warm_up.result()  # raises what it raised
@@ -182,12 +182,6 @@ class Scheduler:
                 for s in found
             },
             self._start,
-        )
-
-    def _compile(self) -> None:
-        """Every kernel that a plan needs, by making a small one: seconds at first, then they are on disk."""
-        schedule_step(
-            run_id="", step=0, plan=self._plan, batch=self._batches.at(0), cost=self._cost, effort=SMALL_EFFORT
         )
 
     def _publish(self, store: Store, message: PlanMessage) -> None:
@@ -233,16 +227,26 @@ class Scheduler:
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:
-    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
+    """What becomes of work in a thread that does not keep the process alive."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="compile", daemon=True).start()
     return future
 
 
 def _num_threads(ahead: int) -> int:
     """Plans made at once: as many as this process may use cores that ranks beside it leave free."""
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(ahead, len(os.sched_getaffinity(0)) - num_ranks))
+    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, min(ahead, num_cores - num_ranks))
 
 
 def _die_with_parent() -> None:

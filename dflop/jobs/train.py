@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -41,8 +42,8 @@ from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.wire import Store
 from dflop.units import seconds
 
-START_PATIENCE_S = 5.0
-"""For the first plan, beyond the start of the ranks themselves; the scheduler starts before they load the model."""
+START_PATIENCE_S = 1.0
+"""For the first plan; the scheduler had the time in which the ranks loaded the model."""
 COMPARE_PATIENCE_S = 60.0
 """In a comparison, which is worth nothing with other plans than it names."""
 
@@ -65,19 +66,20 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         raise ConfigError(f"unknown mode `{mode}`", hint=did_you_mean(mode, (TRAIN, COMPARE)))
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
-    rank = int(os.environ["RANK"])
-    device = take_device(config)
-    timeout_s = config.train.timeout_s
-    dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
-    if dist.get_world_size() != plan.num_processes:
+    num_ranks, timeout_s = int(os.environ["WORLD_SIZE"]), config.train.timeout_s
+    if num_ranks != plan.num_processes:
         raise ConfigError(
-            f"the job has {dist.get_world_size()} processes, the plan needs {plan.num_processes}",
+            f"the job has {num_ranks} processes, the plan needs {plan.num_processes}",
             where=str(run.path / "plan.json"),
             hint="start as many tasks as the plan has processes",
         )
-    attempt = _agree(run.claim_attempt(mode) if rank == 0 else 0)
-    store, supervisor = _start_scheduler(run, mode, attempt, rank, config)
-    rank_context = _Rank(run, config, plan, mode, attempt, device, store, supervisor)
+    # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
+    begun = _begin(run, mode, config) if os.environ["RANK"] == "0" else None
+    device = take_device(config)
+    dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
+    attempt, port = _agree((begun.attempt, begun.store.port) if begun else (0, 0))
+    store = begun.store if begun else wire.open_store(_host(), port, is_server=False, timeout_s=timeout_s)
+    rank_context = _Rank(run, config, plan, mode, attempt, device, store, begun.supervisor if begun else None)
     try:
         first = rank_context.train()
         dist.barrier()
@@ -211,29 +213,38 @@ def _build_stage(config: Config, family: Family, tokenizer: ChatTokenizer, seat:
     return cut_stage(model, family, seat.module, seat.layers)
 
 
-def _agree(value: int) -> int:
-    """Rank 0's value on every rank."""
-    shared = [value]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What rank 0 has begun before it knows the others."""
+
+    attempt: int
+    store: Store
+    supervisor: Supervisor
 
 
-def _start_scheduler(
-    run: RunDir, mode: str, attempt: int, rank: int, config: Config
-) -> tuple[Store, Supervisor | None]:
-    """The key-value store on every rank, the scheduler process on rank 0."""
-    host, timeout_s = os.environ["MASTER_ADDR"], config.train.timeout_s
-    if rank != 0:
-        return wire.open_store(host, _agree(0), is_server=False, timeout_s=timeout_s), None
-    store = wire.open_store(host, 0, is_server=True, timeout_s=timeout_s)
-    _agree(store.port)
+def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
+    """Serve the key-value store and start the scheduler process."""
+    attempt = run.claim_attempt(mode)
+    store = wire.open_store(_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
     log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
     log.parent.mkdir(exist_ok=True)
     _say(f"scheduler starts, log in {log}")
-    return store, Supervisor(
-        [str(run.path), mode, str(attempt), host, str(store.port)], log,
+    supervisor = Supervisor(
+        [str(run.path), mode, str(attempt), _host(), str(store.port)], log,
         num_steps=len(job_steps(config, mode)), max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
+    return _Begun(attempt, store, supervisor)
+
+
+def _host() -> str:
+    return os.environ["MASTER_ADDR"]
+
+
+def _agree(values: tuple[int, int]) -> tuple[int, int]:
+    """Rank 0's values on every rank."""
+    shared = [values]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
 
 
 def _say(line: str) -> None:
