@@ -92,7 +92,8 @@ def least_step_s(step: LinearStep) -> tuple[float, str]:
     found = [(float(work.max()), "LLM work")]
     shares = tuple(np.round(work / work.max(), 3).tolist())
     fracs = tuple(np.round(step.forward_frac[num_encoder_stages:], 3).tolist())
-    found.append((float(work.max()) * _divisible(step.num_slots, shares, fracs), "number of microbatches"))
+    stretch = _divisible(step.num_slots, shares, fracs)
+    found.append((float(work.max()) * stretch, "number of microbatches" if stretch > 1.005 else "LLM work"))
     found += [(float(step.slot_s[q].sum()), "encoder work") for q in step.stage_kind[:num_encoder_stages]]
     alone = through.sum(axis=0)
     first = 0
