@@ -117,7 +117,8 @@ class StepJob:
 
     def best(self, effort: Effort) -> tuple[str, Assignment, float]:
         """(policy, assignment, seconds) of the best candidate that keeps the caps; the data-blind ones stand, too."""
-        found = [("arrival", self.assign("arrival", effort)), ("balanced", self.assign("token_lpt", effort))]
+        found = [("arrival", self.assign("arrival", effort))]
+        found += [("balanced", self.assign(rival, effort)) for rival in ("length_grouped", "token_lpt")]
         if effort.max_evals:
             found.append(("balanced", self._bottleneck(effort.max_evals)))
         over_ranks = self._over_ranks()
@@ -228,7 +229,7 @@ class StepJob:
                 step.chain_s[0],
                 step.tokens,
                 num_ranks,
-                cap_tokens=min(step.cap_tokens, step.cap_in_flight_tokens),
+                cap_tokens=max(1, min(step.cap_tokens, step.cap_in_flight_tokens)),
                 fixed_s=float(step.fixed_s[0]),
                 max_microbatches=step.num_slots,
                 compiled=self.compiled,
