@@ -99,8 +99,8 @@ def tiny_step() -> LinearStep:
     """Samples of 40, 30 and 25 tokens, as many seconds each; two slots of one rank."""
     tokens = np.array([40, 30, 25])
     return LinearStep(
-        num_slots=2, num_ranks=1, chain_s=tokens[None].astype(float), slot_s=np.zeros((0, 3)), largest_s=np.zeros((0, 3)),
-        tokens=tokens,
+        num_slots=2, num_ranks=1, chain_s=tokens[None].astype(float), slot_s=np.zeros((0, 3)),
+        largest_s=np.zeros((0, 3)), tokens=tokens,
         num_items=np.zeros((0, 3), dtype=np.int64), pipe_pp=np.array([1]), stage_kind=np.zeros(1, dtype=np.int64),
         fixed_s=np.zeros(1), forward_frac=np.full(1, 0.25), num_after=np.zeros(1, dtype=np.int64), cap_tokens=100,
         window=1, cap_in_flight_tokens=100, media_tokens=np.zeros((0, 3), dtype=np.int64),
