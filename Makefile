@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help setup clients references demo test test-gpu test-duckdb2 check format bench clean
+.PHONY: help setup clients references rivals demo test test-gpu test-duckdb2 check format bench clean
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
-test: setup clients references
+test: setup clients references rivals
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # Other versions of duckdb, beside the environment: what people's shells open our snapshots with.
@@ -49,6 +49,8 @@ $(VENV)/clients/torchvision: $(VENV)/.ready
 	@touch $@
 
 # A rival of the scheduler's bench: it cannot share a process with highspy, so it lies beside the environment.
+rivals: $(VENV)/clients/ortools
+
 $(VENV)/clients/ortools: $(VENV)/.ready
 	$(BIN)/pip install -q --upgrade --target $@ ortools==9.15.6755
 	@touch $@
@@ -69,7 +71,7 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup $(VENV)/clients/ortools
+bench: setup rivals
 	$(BIN)/python -m tests.bench.store
 	$(BIN)/python -m tests.bench.data
 	$(BIN)/python -m tests.bench.cost
