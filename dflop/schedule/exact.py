@@ -102,7 +102,7 @@ def _solve(
     if max_nodes is not None:
         options["mip_max_nodes"] = max_nodes
     try:
-        program.solve(solver=cp.HIGHS, highs_options=options)  # type: ignore[no-untyped-call]
+        program.solve(solver=cp.HIGHS, highs_options=options)  # type: ignore[no-untyped-call]  # cvxpy's
     except cp.SolverError:  # the limit came before any solution
         return None, False
     if in_bucket.value is None or not np.isfinite(in_bucket.value).all():

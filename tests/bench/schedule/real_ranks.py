@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
 from dflop.records import LLM, SampleShape, StepObservation, StepPlan
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed, PreparedStep
+from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.plans import PlanMessage
 from tests.bench.profile.cases import VOCAB_SIZE
 from tests.bench.schedule.real_cases import ENCODER_LAYERS, TOKEN_ID, Case, Source, family_of
-from tests.bench.simulate.measure import CPU, DEPTHS, Profiled, take_core
+from tests.bench.simulate.measure import CPU, DEPTHS, InTurn, Prepared, Profiled, complain_of_samples, take_core
 
 NUM_PROBES, MAX_SAMPLES, NUM_REPEATS, LINKS_BUDGET_S = 24, 16, 5, 2.0
 LEARNING_RATE, MAX_GRAD_NORM = 1e-5, 1.0
@@ -82,7 +80,7 @@ def train_pipeline(rank: int, folder: Path, job: Job) -> list[list[StepObservati
     stage = cut_stage(model, family, seat.module, seat.layers)
     groups, source = make_groups(plan, rank, timeout_s=120), Source(job.case.model, job.shapes)
     feed = Feed(source, family, plan, seat, stage if isinstance(stage, LlmStage) else None)
-    prepared = _Prepared([feed.prepare(p) for p in job.step_plans])
+    prepared = Prepared([feed.prepare(p) for p in job.step_plans])
     engine = Engine(plan, seat, stage, groups, CPU, _hidden_size(job.case.model))
     optimizer = torch.optim.AdamW([p for p in stage.names.values() if p.requires_grad], lr=LEARNING_RATE)
 
@@ -91,7 +89,7 @@ def train_pipeline(rank: int, folder: Path, job: Job) -> list[list[StepObservati
         Trainer(
             settings=LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps),
             plan=plan, seat=seat, stage=stage, groups=groups, engine=engine, feed=prepared, source=source,
-            plans=_InTurn(job.step_plans), optimizer=optimizer, hooks=Hooks(seen.append, _complain),
+            plans=InTurn(job.step_plans), optimizer=optimizer, hooks=Hooks(seen.append, complain_of_samples),
         ).run()  # fmt: skip
         return seen
 
@@ -107,27 +105,3 @@ def whole_model(model: str) -> torch.nn.Module:
 
 def _hidden_size(model: str) -> int:
     return next(s.hidden_size for s in family_of(model).specs() if s.module == LLM)
-
-
-class _Prepared:
-    """A feed whose inputs were made before: making them ahead would compete with the step for its core."""
-
-    def __init__(self, steps: Sequence[PreparedStep]) -> None:
-        self._steps = steps
-
-    def prepare(self, step_plan: StepPlan) -> PreparedStep:
-        return self._steps[step_plan.step]
-
-
-class _InTurn:
-    """Plans that are there already."""
-
-    def __init__(self, step_plans: Sequence[StepPlan]) -> None:
-        self._messages = [PlanMessage(p, {}) for p in step_plans]
-
-    def get(self, step: int) -> PlanMessage:
-        return self._messages[step]
-
-
-def _complain(step: int, sample_index: int, path: str, reason: str) -> None:
-    raise AssertionError(f"step {step}: sample {sample_index} is made up and yet broken: {reason}")

@@ -135,9 +135,9 @@ class _TrainedCase:
             settings=LoopSettings("bench", 0, num_steps, 1e-5, 1, 1.0, num_steps),
             plan=plan, seat=seat, stage=stage, groups=groups,
             engine=Engine(plan, seat, stage, groups, CPU, hidden_size),
-            feed=_Prepared([feed.prepare(p) for p in run.step_plans]), source=source, plans=_InTurn(run.step_plans),
+            feed=Prepared([feed.prepare(p) for p in run.step_plans]), source=source, plans=InTurn(run.step_plans),
             optimizer=torch.optim.AdamW([p for p in stage.names.values() if p.requires_grad], lr=1e-5),
-            hooks=Hooks(self._seen.append, _complain),
+            hooks=Hooks(self._seen.append, complain_of_samples),
         )  # fmt: skip
 
     def round(self) -> list[StepObservation]:
@@ -147,7 +147,7 @@ class _TrainedCase:
         return list(self._seen)
 
 
-class _Prepared:
+class Prepared:
     """A feed whose inputs were made before: decoding ahead would compete with the step for its core."""
 
     def __init__(self, steps: Sequence[PreparedStep]) -> None:
@@ -157,7 +157,7 @@ class _Prepared:
         return self._steps[step_plan.step]
 
 
-class _InTurn:
+class InTurn:
     """Plans that are there already."""
 
     def __init__(self, step_plans: Sequence[StepPlan]) -> None:
@@ -167,5 +167,5 @@ class _InTurn:
         return self._messages[step]
 
 
-def _complain(step: int, sample_index: int, path: str, reason: str) -> None:
+def complain_of_samples(step: int, sample_index: int, path: str, reason: str) -> None:
     raise AssertionError(f"step {step}: sample {sample_index} is made up and yet broken: {reason}")
