@@ -109,9 +109,11 @@ def test_a_scheduler_that_says_nothing_holds_nobody_up(train):
 def test_a_slow_scheduler_is_overtaken_and_catches_up(train):
     run = train("slow")
     ran = policies(run)
-    assert ran[0] == QUICK
     late, behind = happened(run, "late"), happened(run, "behind")
-    assert (0, "late") in late
+    # The first ones may be quick because kernels compile: then the scheduler made them itself.
+    assert ran[0] == QUICK
+    assert late, "rank 0 waited for it"
+    assert {ran[step] for step, _ in late} == {QUICK}
     assert behind, "it never noticed"
     assert {step for step, _ in behind} & set(range(7))
     assert set(ran[6:]) != {QUICK}, "it stayed late for ever"
