@@ -37,11 +37,11 @@ MOVE_OPS = 400
 class Effort:
     """Budget of `balanced`, counted in evaluations, so that every machine finds the same."""
 
-    num_profiles: int = 6
+    num_profiles: int = 4
     """Ramps that seed the search, fewer where batches are so large that they would cost more than the annealing."""
-    num_ops: int = 32_000_000
+    num_ops: int = 16_000_000
     """Simulated operations of the annealing, and bucket by bucket comparisons of the ramps, at 1-3 ns each."""
-    max_simulations: int = 60_000
+    max_simulations: int = 40_000
     """Moves of the annealing, where steps are so small that `num_ops` would allow more."""
     max_evals: int = 100_000
     """Moves of the certified balance; 0 leaves it out."""
@@ -51,7 +51,7 @@ class Effort:
     """Annealings side by side, each with this budget; one of twice the length finds more than two of them."""
 
 
-THOROUGH = Effort(num_profiles=24, num_ops=400_000_000, max_simulations=500_000, max_evals=2_000_000)
+THOROUGH = Effort(num_profiles=24, num_ops=340_000_000, max_simulations=400_000, max_evals=2_000_000)
 """Ten times the time, for what is left."""
 QUICK = Effort(num_profiles=12, num_ops=1_000_000, max_simulations=300, max_evals=0, max_orders=12)
 """For ranking plans: close to what the full effort reaches, at a hundredth of its price."""
