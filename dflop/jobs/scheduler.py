@@ -39,7 +39,7 @@ from dflop.train.wire import PlanMessage, Store
 
 IDLE_S = 0.02
 SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
-"""Where ranks compute on all cores and every second of the search is one of theirs: a fifth of the time, and all but
+"""Where ranks compute on all cores and every second of the search is one of theirs: a fraction of the time, and all but
 half a percent of the gain."""
 _PR_SET_PDEATHSIG = 1
 
