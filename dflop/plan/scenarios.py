@@ -6,7 +6,6 @@ a sample with all its items.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -74,25 +73,8 @@ class ScenarioLoads:
     def _token_cap(self, num_buckets: int) -> int:
         """The scheduler's cap in the scenario where it is highest."""
         if num_buckets not in self._caps:
-            caps = [_cap_from_bounds(tokens, num_buckets) for tokens in self.lengths]
-            self._caps[num_buckets] = max(
-                token_cap(tokens, num_buckets) if cap is None else cap
-                for cap, tokens in zip(caps, self.lengths, strict=True)
-            )
+            self._caps[num_buckets] = max(token_cap(tokens, num_buckets) for tokens in self.lengths)
         return self._caps[num_buckets]
-
-
-def _cap_from_bounds(tokens: Ints, num_buckets: int) -> int | None:
-    """`token_cap` without its LPT where bounds decide, which is nearly always; None where they do not.
-
-    Under LPT a bucket that ends with unit j had at most the average of what was placed before. `tokens` descend.
-    """
-    if not len(tokens):
-        return 0
-    before = np.cumsum(tokens) - tokens
-    most = int((before / num_buckets + tokens).max())
-    cap = max(math.ceil(TOKEN_CAP_RATIO * int(tokens.sum()) / num_buckets), int(tokens[0]))
-    return cap if most <= cap else None
 
 
 def scenario_loads(
