@@ -189,7 +189,9 @@ class Scheduler:
             return
         self._spool.append(message.step_plan)
         self._unflushed.append(message.step_plan.step)
-        if len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
+        # What a checkpoint leaves behind must be in the store; else rank 0 would have to write it.
+        is_due = (message.step_plan.step + 1) % self._config.train.checkpoint_every == 0
+        if is_due or len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
             self._record(store)
 
     def _record(self, store: Store) -> None:

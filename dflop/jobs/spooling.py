@@ -31,6 +31,12 @@ class SpoolThread:
         """Hand over a record; returns at once."""
         self._queue.put(record)
 
+    def flush(self) -> None:
+        """Wait until everything that was handed over is on disk, or could not be written."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait()
+
     def close(self) -> None:
         """Write everything that was handed over and end the thread."""
         self._queue.put(None)
@@ -47,7 +53,11 @@ class SpoolThread:
                 self._has_failed = False  # the last chance: what is lost now is said again
                 self._try(self._writer.flush)
                 return
-            self._try(self._writer.append, record)
+            if isinstance(record, threading.Event):
+                self._try(self._writer.flush)
+                record.set()
+            else:
+                self._try(self._writer.append, record)
 
     def _try(self, write: Any, *args: Any) -> None:
         try:

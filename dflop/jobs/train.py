@@ -143,7 +143,7 @@ class _Rank:
             source=source,
             plans=self.plans,
             optimizer=optimizer,
-            hooks=Hooks(self._observed, self._bad_sample),
+            hooks=Hooks(self._observed, self._bad_sample, self._before_checkpoint),
             checkpointer=checkpointer,
         )
         return trainer.run()
@@ -189,6 +189,10 @@ class _Rank:
                 f"(predicted {seconds(seen.predicted_step_s)})  {seen.policy}"
             )
             self.supervisor.tend(seen.step, self._event)
+
+    def _before_checkpoint(self, next_step: int) -> None:
+        self.plans.settle(before=next_step)
+        self.spool.flush()
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)

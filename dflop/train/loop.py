@@ -42,11 +42,14 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the loop tells the outside; none of these may block."""
+    """What the loop tells the outside; unless it says so a hook must not block."""
 
     on_observation: Callable[[StepObservation], None]
     on_bad_sample: Callable[[int, int, str, str], None]
     """(step, sample index, path, reason), on the rank that failed to decode it; called by the feed thread."""
+    before_checkpoint: Callable[[int], None] = lambda next_step: None
+    """(next step) on every rank. What the run says of the steps before it must outlive the job once this returns: no
+    resumed job says it again. The only hook that may block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Trainer:
                 pending = ahead.submit(self._prepare, step + 1) if step + 1 < last else None
                 self._step(step, ready, data_wait_s)
                 if self._checkpointer and ((step + 1) % self._settings.checkpoint_every == 0 or step + 1 == last):
+                    self._hooks.before_checkpoint(step + 1)
                     self._checkpointer.save(step + 1, {"plan_id": self._plan.plan_id})
         return first
 

@@ -7,6 +7,8 @@ writer wins, so all ranks run the same plan, and the scheduler can slow nothing 
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -72,7 +74,7 @@ class Guard:
     on_quick: Callable[[StepPlan, float | None], None]
     """Told a quick plan that was published, and how long the scheduler was waited for (None: it is dead)."""
     on_unrecorded: Callable[[StepPlan], None]
-    """Told a plan of the scheduler's that it did not live to record."""
+    """Told a plan of the scheduler's that it has not recorded when it must be, or did not live to."""
 
 
 class PlanSource:
@@ -91,6 +93,7 @@ class PlanSource:
         self._rank, self._timeout_s, self._guard = rank, timeout_s, guard
         self._expected_step_s = 0.0
         self._kept: deque[tuple[int, StepPlan]] = deque()
+        self._settling = threading.Lock()
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
@@ -115,15 +118,16 @@ class PlanSource:
         self._expected_step_s = message.step_plan.predicted_step_s
         if self._guard is not None and message.start:
             self._kept.append((message.start, message.step_plan))
-            self.settle(keep=2 * RECORD_EVERY_STEPS)
+            self.settle(before=step + 1 - 2 * RECORD_EVERY_STEPS)
         return message
 
-    def settle(self, *, keep: int = 0) -> None:
-        """Hand on plans that a scheduler made and did not live to record, all but the newest `keep` (rank 0 only)."""
-        while len(self._kept) > keep and self._guard is not None:
-            start, step_plan = self._kept.popleft()
-            if step_plan.step > recorded_step(self._store, start):
-                self._guard.on_unrecorded(step_plan)
+    def settle(self, *, before: int = sys.maxsize) -> None:
+        """Hand on plans of steps below `before` that no scheduler has recorded; on rank 0, by any thread."""
+        with self._settling:
+            while self._kept and self._kept[0][1].step < before and self._guard is not None:
+                start, step_plan = self._kept.popleft()
+                if step_plan.step > recorded_step(self._store, start):
+                    self._guard.on_unrecorded(step_plan)
 
     def _watch(self, guard: Guard, step: int) -> None:
         """Wait for the scheduler as long as that is free, then publish a quick plan."""

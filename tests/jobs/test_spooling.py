@@ -22,6 +22,16 @@ def test_everything_handed_over_is_on_disk_after_close(tmp_path):
     assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(10))
 
 
+def test_what_was_handed_over_is_on_disk_after_a_flush(tmp_path):
+    spool = SpoolThread(SpoolWriter(tmp_path, "run", "train-r0-a1"))
+    for end in (3, 6):
+        for step in range(end - 3, end):
+            spool.put(correction(step))
+        spool.flush()
+        assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(end))
+    spool.close()
+
+
 class FailingWriter:
     """Fails while `broken`; notes which thread writes."""
 

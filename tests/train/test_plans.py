@@ -130,6 +130,18 @@ def test_plans_that_no_scheduler_lived_to_record_are_handed_on_once(store):
     assert told.unrecorded == [2, 4]
 
 
+def test_a_checkpoint_leaves_no_plan_behind_that_is_not_recorded(store):
+    plans, told = source(store)
+    for step in range(5):
+        wire.publish(store, message(step))
+        plans.get(step)
+    wire.note_recorded(store, 1, 1)
+    plans.settle(before=4)
+    assert told.unrecorded == [2, 3]
+    plans.settle()
+    assert told.unrecorded == [2, 3, 4]
+
+
 def test_a_plan_that_is_long_unrecorded_is_not_kept_for_ever(store):
     plans, told = source(store)
     for step in range(2 * RECORD_EVERY_STEPS + 3):
