@@ -118,6 +118,8 @@ class Scheduler:
                 may_begin = step < end and step - seen <= ahead
                 # Caught up: as far ahead as it may be.
                 self._is_behind = self._is_behind and (may_begin or bool(making))
+                if self._unflushed and wire.wanted_record(store) >= self._unflushed[0]:
+                    self._record(store)
                 if may_begin and len(making) < self._num_threads and self._is_ready(store, step):
                     making.extend(self._begin(store, step, pool))
                     step += 1
@@ -189,9 +191,7 @@ class Scheduler:
             return
         self._spool.append(message.step_plan)
         self._unflushed.append(message.step_plan.step)
-        # What a checkpoint leaves behind must be in the store; else rank 0 would have to write it.
-        is_due = (message.step_plan.step + 1) % self._config.train.checkpoint_every == 0
-        if is_due or len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
+        if len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
             self._record(store)
 
     def _record(self, store: Store) -> None:

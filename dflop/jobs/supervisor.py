@@ -6,6 +6,7 @@ a scheduler that cannot live costs the job a few process starts and nothing else
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -77,6 +78,8 @@ class Supervisor:
             self._process.wait(FAILED_EXIT_S if at_once else EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # what it flushes nobody else needs to write
+                self._process.wait(FAILED_EXIT_S)
 
     def _give_up(self, step: int, why: str, on_event: EventHandler) -> None:
         self._is_given_up = True

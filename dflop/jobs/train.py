@@ -191,7 +191,7 @@ class _Rank:
             self.supervisor.tend(seen.step, self._event)
 
     def _before_checkpoint(self, next_step: int) -> None:
-        self.plans.settle(before=next_step)
+        self.plans.leave_behind(next_step)
         self.spool.flush()
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:

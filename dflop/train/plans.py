@@ -23,6 +23,7 @@ from dflop.train.wire import (
     Store,
     is_published,
     note_asked,
+    note_wanted,
     open_store,
     plan_key,
     publish,
@@ -31,6 +32,8 @@ from dflop.train.wire import (
 )
 
 POLL_S = 0.005
+RECORD_S = 2.0
+"""How long a scheduler that lives may take to write what it has published."""
 NUM_TIMED_STEPS = 8
 
 
@@ -121,6 +124,16 @@ class PlanSource:
             self.settle(before=step + 1 - 2 * RECORD_EVERY_STEPS)
         return message
 
+    def leave_behind(self, before: int) -> None:
+        """Return when the plans of all steps below `before` are on disk, or handed on (does nothing off rank 0)."""
+        if self._guard is None:
+            return
+        note_wanted(self._store, before - 1)
+        deadline_s = time.monotonic() + RECORD_S
+        while self._guard.scheduler_is_alive() and time.monotonic() < deadline_s and not self._is_recorded(before):
+            time.sleep(POLL_S)
+        self.settle(before=before)
+
     def settle(self, *, before: int = sys.maxsize) -> None:
         """Hand on plans of steps below `before` that no scheduler has recorded; on rank 0, by any thread."""
         with self._settling:
@@ -128,6 +141,12 @@ class PlanSource:
                 start, step_plan = self._kept.popleft()
                 if step_plan.step > recorded_step(self._store, start):
                     self._guard.on_unrecorded(step_plan)
+
+    def _is_recorded(self, before: int) -> bool:
+        """Whether the scheduler that lives, the newest one, has written what it made of the steps below `before`."""
+        with self._settling:
+            kept = [(start, step_plan.step) for start, step_plan in self._kept if step_plan.step < before]
+        return not kept or kept[-1][1] <= recorded_step(self._store, kept[-1][0])
 
     def _watch(self, guard: Guard, step: int) -> None:
         """Wait for the scheduler as long as that is free, then publish a quick plan."""

@@ -2,6 +2,7 @@
 
     plan/<step>          one message; the first writer wins, and what every rank has run makes room
     asked                the step whose plan rank 0 asked for last
+    wanted               the step up to which plans must be on disk now
     recorded/<start>     plans of the scheduler's nth start are on disk up to this step
     factors              corrections in force, by module
     seen/<slot>/<rank>   an observation on its way to the scheduler
@@ -96,6 +97,16 @@ def first_unpublished(store: Store, first: int, end: int) -> int:
     while step < end and is_published(store, step):
         step += 1
     return step
+
+
+def note_wanted(store: Store, step: int) -> None:
+    """The job is about to leave the steps up to `step` behind for good."""
+    store.set("wanted", str(step))
+
+
+def wanted_record(store: Store) -> int:
+    """Last step up to which plans must be on disk now; -1: none yet."""
+    return int(store.get("wanted")) if store.check(["wanted"]) else -1
 
 
 def note_recorded(store: Store, start: int, step: int) -> None:

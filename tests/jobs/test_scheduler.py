@@ -279,6 +279,28 @@ def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
     assert on_disk == [(3, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])]
 
 
+def test_it_records_at_once_when_a_checkpoint_is_due(run, store):
+    on_disk = []
+
+    class Watched(Scheduler):
+        def _record(self, store):
+            super()._record(store)
+            on_disk.append(wire.recorded_step(store, 1))
+
+        def _listen(self, store, seen, next_step):
+            if seen == 1:
+                wire.note_wanted(store, seen)
+            return super()._listen(store, seen, next_step)
+
+    for step in range(NUM_STEPS):
+        observe(store, run, step)
+    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
+    service.serve(store)
+    assert len(on_disk) == 1
+    assert 1 <= on_disk[0] < NUM_STEPS - 1, "what is published later may wait"
+    assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(on_disk[0] + 1))
+
+
 def test_a_comparison_is_labelled_with_its_policies(run, store):
     service = scheduler(run, COMPARE)
     for step in range(4):

@@ -202,7 +202,8 @@ def test_frames_are_numbered_and_one_to_a_line():
     assert place_video(FULL, 2).layout == ("Frame1: ", "<img>", 256, "</img>", "\nFrame2: ", "<img>", 256, "</img>")
 
 
-@given(st.integers(1, 100_000), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256]))
+# The processor counts in float32: odd multiples of a frame over twice the limit are exact below 2^24.
+@given(st.integers(1, 2**15 - 1), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256]))
 @example(1, 32)
 @example(256, 32)
 def test_sampled_frames_equal_the_video_processor(sample_frames, num_frames, limit):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dflop.errors import TrainError
+from dflop.train import plans as plans_module
 from dflop.train import wire
 from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.wire import RECORD_EVERY_STEPS
@@ -35,6 +36,12 @@ def source(store, *, quick=quick_message, alive=True, patience=None, timeout_s=2
 
 def follower(store, timeout_s=20):
     return PlanSource(store, 1, timeout_s=timeout_s)
+
+
+def note_recorded(store, start, step):
+    """Returns once every connection sees it: to set a key is not to wait until it is set."""
+    wire.note_recorded(store, start, step)
+    assert wire.recorded_step(store, start) == step
 
 
 FOR_EVER = Patience(1e9, None)
@@ -120,8 +127,8 @@ def test_plans_that_no_scheduler_lived_to_record_are_handed_on_once(store):
         wire.publish(store, message(step, start=start))
         plans.get(step)
     plans.get(5)
-    wire.note_recorded(store, 1, 1)
-    wire.note_recorded(store, 2, 3)
+    note_recorded(store, 1, 1)
+    note_recorded(store, 2, 3)
     assert told.unrecorded == [], "a scheduler that lives will yet write them"
     plans.settle()
     assert told.unrecorded == [2, 4]
@@ -135,11 +142,42 @@ def test_a_checkpoint_leaves_no_plan_behind_that_is_not_recorded(store):
     for step in range(5):
         wire.publish(store, message(step))
         plans.get(step)
-    wire.note_recorded(store, 1, 1)
+    note_recorded(store, 1, 1)
     plans.settle(before=4)
     assert told.unrecorded == [2, 3]
     plans.settle()
     assert told.unrecorded == [2, 3, 4]
+
+
+def test_a_live_scheduler_is_asked_to_record_what_a_checkpoint_leaves_behind(store):
+    def records_when_asked():
+        if wire.wanted_record(store) == 3:
+            note_recorded(store, 1, 4)
+        return True
+
+    plans, told = source(store, alive=records_when_asked, patience=FOR_EVER)
+    for step in range(5):
+        wire.publish(store, message(step))
+        plans.get(step)
+    assert wire.wanted_record(store) == -1
+    plans.leave_behind(4)
+    plans.settle()
+    assert told.unrecorded == []
+
+
+def test_a_scheduler_that_does_not_record_in_time_is_not_waited_for(store, monkeypatch):
+    monkeypatch.setattr(plans_module, "RECORD_S", 0.05)
+    plans, told = source(store)
+    for step in range(3):
+        wire.publish(store, message(step))
+        plans.get(step)
+    plans.leave_behind(2)
+    assert told.unrecorded == [0, 1]
+
+
+def test_a_rank_without_a_scheduler_leaves_nothing_behind(store):
+    follower(store).leave_behind(4)
+    assert wire.wanted_record(store) == -1
 
 
 def test_a_plan_that_is_long_unrecorded_is_not_kept_for_ever(store):
