@@ -78,6 +78,7 @@ class EncoderStage(Stage):
         shell: Any = copy.copy(model.get_submodule(parent))
         paths = {path.rpartition(".")[2] for path in kept}
         shell._modules = {n: m if n in paths else None for n, m in shell._modules.items()}
+        shell._parameters = dict(shell._parameters)  # the model lets go of them when its decoder is cut
         shell.config = copy.copy(shell.config)
         self.tower = tower
         self.shell = shell
@@ -90,11 +91,16 @@ class EncoderStage(Stage):
         tower: nn.Module = self.shell.get_submodule(self.name)
         return tower
 
-    def forward(self, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    def carry_shape(self, sizes: torch.Tensor) -> tuple[int, int]:
+        """`[rows, width]` of what the stage before hands over."""
+        raise NotImplementedError
+
+    def forward(self, data: torch.Tensor | None, carry: torch.Tensor | None, sizes: torch.Tensor) -> torch.Tensor:
         """Encode packed items.
 
         Args:
-            data: Items' arrays concatenated along `tower.data_axis`.
+            data: Items' arrays concatenated along `tower.data_axis`; None off the first stage.
+            carry: What the stage before handed over.
             sizes: int64 `[items, n]`, what `Family.item_size` says of each.
 
         Returns:
@@ -233,6 +239,14 @@ def _located(model: nn.Module, path: str) -> str:
     except AttributeError:
         return old
     return path
+
+
+def cut_stages(model: nn.Module, family: Family, parts: Sequence[tuple[str, tuple[int, int]]]) -> tuple[Stage, ...]:
+    """Several parts of one model for one rank, as (module, layers `[first, end)`); frees the rest of the model."""
+    # The decoder last: it is cut in place and lets go of the towers.
+    order = sorted(range(len(parts)), key=lambda i: parts[i][0] == LLM)
+    made = {i: cut_stage(model, family, *parts[i]) for i in order}
+    return tuple(made[i] for i in range(len(parts)))
 
 
 def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, int]) -> Stage:

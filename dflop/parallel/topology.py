@@ -1,13 +1,13 @@
-"""Who sits where: global rank <-> (module, stage, dp rank), and the process groups training needs.
+"""Who sits where: global rank <-> (module, stage, dp rank, tp rank), and the process groups training needs.
 
-Every module of a `Plan` has its own block of ranks; inside a block rank = first_rank + (stage * dp + dp_rank) * tp +
-tp_rank. The first half of this file is plain arithmetic and is shared with tests and reports; `make_groups` is the
+Every module of a split `Plan` has its own block of ranks, an inline plan has one; inside a block rank = first_rank +
+(stage * dp + dp_rank) * tp + tp_rank. The first half of this file is plain arithmetic and is shared with tests and reports; `make_groups` is the
 only part that talks to torch.distributed, and every rank must call it with the same plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -17,16 +17,46 @@ from dflop.records import LLM, ModulePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)
+class SeatPart:
+    """Layers of one module that a rank runs."""
+
+    module: str
+    layers: tuple[int, int]
+    """Global indices, `[first, end)`; never empty."""
+    is_first: bool
+    """Takes the module's input: media, or token ids."""
+    is_last: bool
+    """Runs the module's edge: projector, or head and loss."""
+
+
+@dataclass(frozen=True, slots=True)
 class Seat:
     """Place of one rank in a plan."""
 
     rank: int
     module: str
+    """Whose grid it is; of an inline plan, whose stages hold layers of several modules, the LLM's."""
     stage: int
     dp_rank: int
     tp_rank: int
-    layers: tuple[int, int]
-    """Global indices of the stage's layers, `[first, end)`."""
+    parts: tuple[SeatPart, ...]
+    """What it runs, in the order of the plan's modules."""
+
+    def part(self, module: str) -> SeatPart | None:
+        """The seat's layers of a module, if it has any."""
+        return next((p for p in self.parts if p.module == module), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Ranks that one rank exchanges a tensor with when grids may have different tensor parallelism.
+
+    Ranks of a tensor-parallel group hold equal activations, so each takes from one of the other group and gives to
+    those that take from it. The way back is the same with the roles swapped.
+    """
+
+    takes_from: int
+    gives_to: tuple[int, ...]
 
 
 def rank_of(module: ModulePlan, stage: int, dp_rank: int, tp_rank: int = 0) -> int:
@@ -35,17 +65,42 @@ def rank_of(module: ModulePlan, stage: int, dp_rank: int, tp_rank: int = 0) -> i
     return module.first_rank + (stage * p.dp + dp_rank) * p.tp + tp_rank
 
 
+def peers_of(seat: Seat, tp: int, other: ModulePlan, stage: int, dp_rank: int) -> Peers:
+    """Who, among the tensor-parallel ranks of another stage, exchanges tensors with this seat.
+
+    Args:
+        seat: This rank.
+        tp: Degree of its own grid.
+        other: Grid of the other stage.
+        stage: The other stage.
+        dp_rank: Its replica.
+    """
+    others = [rank_of(other, stage, dp_rank, t) for t in range(other.parallel.tp)]
+    return Peers(others[seat.tp_rank % len(others)], tuple(others[seat.tp_rank :: tp]))
+
+
+def grids(plan: Plan) -> tuple[ModulePlan, ...]:
+    """Modules that have ranks of their own: all of a split plan, the LLM's of an inline one."""
+    return (plan.module(LLM),) if plan.is_inline else plan.modules
+
+
 def seats(plan: Plan) -> Iterator[Seat]:
     """Every seat of the plan in rank order."""
-    for module in plan.modules:
-        p = module.parallel
+    for grid in grids(plan):
+        p = grid.parallel
         for stage in range(p.pp):
-            first = sum(module.layers_per_stage[:stage])
-            layers = (first, first + module.layers_per_stage[stage])
+            parts = tuple(_parts(plan.modules if plan.is_inline else (grid,), stage))
             for dp_rank in range(p.dp):
                 for tp_rank in range(p.tp):
-                    rank = rank_of(module, stage, dp_rank, tp_rank)
-                    yield Seat(rank, module.module, stage, dp_rank, tp_rank, layers)
+                    yield Seat(rank_of(grid, stage, dp_rank, tp_rank), grid.module, stage, dp_rank, tp_rank, parts)
+
+
+def _parts(modules: Sequence[ModulePlan], stage: int) -> Iterator[SeatPart]:
+    for module in modules:
+        layers = module.layers_per_stage
+        first, end = sum(layers[:stage]), sum(layers[: stage + 1])
+        if first < end:
+            yield SeatPart(module.module, (first, end), first == 0, end == sum(layers))
 
 
 def seat_of(plan: Plan, rank: int) -> Seat:
@@ -73,8 +128,10 @@ class Groups:
     """The same for the thread that prepares steps ahead, which may be a step ahead of the one that computes."""
     replicas: dist.ProcessGroup
     """Data-parallel replicas of this rank's stage."""
-    tied: dist.ProcessGroup
-    """First and last LLM stage, all replicas: where a tied embedding lives twice."""
+    tensor: dist.ProcessGroup
+    """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
+    tied: dist.ProcessGroup | None
+    """First and last LLM stage, all replicas of one tp rank: where a tied embedding lives twice; None elsewhere."""
 
 
 def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
@@ -91,16 +148,26 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     forward, backward = dist.new_group(world, timeout=timeout), dist.new_group(world, timeout=timeout)
     control = dist.new_group(world, timeout=timeout, backend="gloo")
     feed = dist.new_group(world, timeout=timeout, backend="gloo")
-    replicas = None
-    for module in plan.modules:
-        for stage in range(module.parallel.pp):
-            for tp_rank in range(module.parallel.tp):
-                ranks = [rank_of(module, stage, d, tp_rank) for d in range(module.parallel.dp)]
+    replicas = tensor = tied = None
+    for grid in grids(plan):
+        p = grid.parallel
+        for stage in range(p.pp):
+            for tp_rank in range(p.tp):
+                ranks = [rank_of(grid, stage, d, tp_rank) for d in range(p.dp)]
                 group = dist.new_group(ranks, timeout=timeout)
                 replicas = group if rank in ranks else replicas
+            for dp_rank in range(p.dp):
+                ranks = [rank_of(grid, stage, dp_rank, t) for t in range(p.tp)]
+                group = dist.new_group(ranks, timeout=timeout)
+                tensor = group if rank in ranks else tensor
     llm = plan.module(LLM)
-    ends = sorted({rank_of(llm, s, d) for s in (0, llm.parallel.pp - 1) for d in range(llm.parallel.dp)})
-    tied = dist.new_group(ends, timeout=timeout)
-    if replicas is None:
+    with_layers = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
+    for tp_rank in range(llm.parallel.tp):
+        ends = sorted(
+            {rank_of(llm, s, d, tp_rank) for s in (with_layers[0], with_layers[-1]) for d in range(llm.parallel.dp)}
+        )
+        group = dist.new_group(ends, timeout=timeout)
+        tied = group if rank in ends else tied
+    if replicas is None or tensor is None:
         raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
-    return Groups(forward, backward, control, feed, replicas, tied)
+    return Groups(forward, backward, control, feed, replicas, tensor, tied)

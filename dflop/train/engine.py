@@ -1,9 +1,10 @@
 """One optimizer step of one rank: run the stage's 1F1B actions, exchange rows, measure every microbatch.
 
 Both ends of a message know its shape from the StepPlan, so a forward is: receive what is planned, compute, send. The
-received tensor is an autograd leaf; its gradient is what travels back. Sends never block and are held until the end of
-the step; receives block, and only the compute between them counts as busy. The last stage's loss is the *sum* over
-supervised tokens divided by the global count, so gradients of all microbatches and replicas simply add up.
+received tensor is an autograd leaf; its gradient is what travels back, where anything behind it trains. Sends never
+block and are held until the end of the step; receives block, and only the compute between them counts as busy. The last
+stage's loss is the *sum* over supervised tokens divided by the global count, so gradients of all microbatches and
+replicas simply add up.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
 from dflop.models.build import EncoderStage, LlmStage, Stage
-from dflop.parallel.topology import Groups, Seat, rank_of
+from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
 from dflop.records import LLM, Plan
 from dflop.simulate.order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
+from dflop.train.chain import Crossing, Trains, crossings, needs_grad
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 
 
@@ -54,11 +56,22 @@ class StepTrace:
         return sum(t.forward_s + t.backward_s for t in self.timings.values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How one tensor, or some rows of it, goes to other ranks and its gradient comes back."""
+
+    peers: Peers
+    tag: int
+    needs_grad: bool
+    rows: torch.Tensor | None = None
+    """Which rows; None: all."""
+
+
 @dataclass(slots=True)
 class _InFlight:
-    output: torch.Tensor
-    leaves: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """(peer, received tensor); each leaf's gradient goes back to its peer."""
+    leaves: list[tuple[_Way, torch.Tensor]] = field(default_factory=list)
+    outputs: list[tuple[torch.Tensor, list[_Way]]] = field(default_factory=list)
+    """Tensors and where they went; the loss went nowhere."""
 
 
 class Engine:
@@ -67,26 +80,37 @@ class Engine:
     Args:
         plan: The layout, the same on every rank.
         seat: This rank's place.
-        stage: The cut module.
+        stages: What it runs, one per part of the seat.
         groups: Process groups.
-        device: Where the stage lives.
-        hidden_size: Width of what LLM stages hand on.
+        device: Where the stages live.
+        hidden_size: Of the LLM.
+        row_width: Of the rows that encoders hand to the LLM; the hidden size unless deep features stand beside it.
+        trains: Which modules train on which stages, the same on every rank; None: all of them.
     """
 
     def __init__(
-        self, plan: Plan, seat: Seat, stage: Stage, groups: Groups, device: torch.device, hidden_size: int
-    ) -> None:
-        self._plan, self._seat, self._stage, self._groups = plan, seat, stage, groups
-        self._device, self._hidden_size = device, hidden_size
-        self._row_width = stage.row_width if isinstance(stage, LlmStage) else hidden_size
-        self._dtype = next(iter(stage.names.values())).dtype
-        llm = plan.module(LLM)
-        is_llm = seat.module == LLM
-        self._previous = rank_of(llm, seat.stage - 1, seat.dp_rank) if is_llm and seat.stage > 0 else None
-        more = is_llm and seat.stage < llm.parallel.pp - 1
-        self._next = rank_of(llm, seat.stage + 1, seat.dp_rank) if more else None
+        self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, device: torch.device,
+        *, hidden_size: int, row_width: int, trains: Trains | None = None,
+    ) -> None:  # fmt: skip
+        if trains is None:
+            trains = {(m.module, s): n > 0 for m in plan.modules for s, n in enumerate(m.layers_per_stage)}
+        self._plan, self._seat, self._groups, self._device = plan, seat, groups, device
+        self._parts = list(zip(seat.parts, stages, strict=True))
+        self._stage_of = {part.module: stage for part, stage in self._parts}
+        self._hidden_size, self._row_width = hidden_size, row_width
+        self._dtype = next(p for stage in stages for p in stage.names.values()).dtype
+        self._number = {m.module: n for n, m in enumerate(plan.modules)}
+        grid = plan.module(seat.module)
+        self._entering: tuple[Crossing, ...] = crossings(plan, seat, seat.stage, trains)
+        self._leaving: tuple[Crossing, ...] = crossings(plan, seat, seat.stage + 1, trains)
+        self._rows_need_grad = {e.module: needs_grad(plan, e.module, e.parallel.pp, trains) for e in plan.encoders}
+        tp = grid.parallel.tp
+        self._previous = peers_of(seat, tp, grid, seat.stage - 1, seat.dp_rank) if self._entering else None
+        self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.dp_rank) if self._leaving else None
 
-    def run(self, inputs: Sequence[MicrobatchInput], *, healthy: torch.Tensor, num_loss_tokens: int) -> StepTrace:
+    def run(
+        self, inputs: Sequence[MicrobatchInput | None], *, healthy: torch.Tensor, num_loss_tokens: int
+    ) -> StepTrace:
         """Forward and backward of every microbatch; gradients are left in `.grad`, not yet reduced.
 
         Args:
@@ -111,7 +135,7 @@ class Engine:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens, timings[action.microbatch])
                 else:
-                    self._backward(action.microbatch, given, timings[action.microbatch])
+                    self._backward(action.microbatch, timings[action.microbatch])
             except Exception as error:
                 raise self._located(error, action) from error
         for work, _ in self._sends:
@@ -129,102 +153,162 @@ class Engine:
         return TrainError(f"{type(error).__name__}: {error}", where=where)
 
     def _forward(
-        self, k: int, given: EncoderInput | LlmInput, healthy: torch.Tensor, num_loss_tokens: int, timing: Timing
+        self, k: int, given: MicrobatchInput, healthy: torch.Tensor, num_loss_tokens: int, timing: Timing
     ) -> None:
-        leaves = self._receive_inputs(k, given)
+        state = _InFlight()
+        carry = self._receive_carry(k, given, state)
+        rows = self._receive_rows(k, given, state)
         timing.forward_start_s, compute_s = self._now()
-        if isinstance(given, EncoderInput):
-            output = self._encode(given)
-        else:
-            output = self._decode(given, leaves, healthy, num_loss_tokens)
+        for part, stage in self._parts:
+            if isinstance(stage, LlmStage):
+                assert given.llm is not None, "a rank with layers of the LLM has its input"
+                carry[LLM] = self._decode(part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
+            elif isinstance(stage, EncoderStage) and part.module in given.encoders:
+                carry[part.module] = self._encode(part, stage, given.encoders[part.module], carry)
         timing.forward_s, timing.forward_compute_s = self._since(timing.forward_start_s, compute_s)
-        self._in_flight[k] = _InFlight(output, leaves)
-        if isinstance(given, EncoderInput):
-            for transfer in given.transfers:
-                self._send(output.detach().index_select(0, transfer.rows.to(self._device)), transfer.peer, k, True)
-        elif self._next is not None:
-            self._send(output.detach(), self._next, k, True)
+        state.outputs = self._ways_out(k, given, carry)
+        self._in_flight[k] = state
+        for output, ways in state.outputs:
+            for way in ways:
+                part_of = output.detach() if way.rows is None else output.detach().index_select(0, way.rows)
+                self._send(part_of, way, is_forward=True)
 
-    def _encode(self, given: EncoderInput) -> torch.Tensor:
-        stage = self._stage
-        if not isinstance(stage, EncoderStage):
-            raise TypeError(f"encoder input on {type(stage).__name__}")
-        rows: torch.Tensor = stage(given.data.to(self._device, self._dtype), given.sizes.to(self._device))
-        planned = sum(len(t.rows) for t in given.transfers)
-        if len(rows) != planned:
+    def _encode(
+        self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        data = None if given.data is None else given.data.to(self._device, self._dtype)
+        out: torch.Tensor = stage(data, carry.pop(part.module, None), given.sizes.to(self._device))
+        if part.is_last and len(out) != given.num_rows:
             raise TrainError(
-                f"`{self._seat.module}` produced {len(rows)} rows where the plan promised {planned}",
+                f"`{part.module}` produced {len(out)} rows where the plan promised {given.num_rows}",
                 hint="the family's rule and the Hugging Face module disagree about these item sizes",
             )
-        return rows
+        return out
 
     def _decode(
-        self,
-        given: LlmInput,
-        leaves: list[tuple[int, torch.Tensor]],
-        healthy: torch.Tensor,
-        num_loss_tokens: int,
-    ) -> torch.Tensor:
-        stage = self._stage
-        if not isinstance(stage, LlmStage):
-            raise TypeError(f"LLM input on {type(stage).__name__}")
-        if stage.is_first:
-            positions = [t.rows.to(self._device) for t in given.transfers]
-            hidden = stage.embed(given.input_ids.to(self._device), [leaf for _, leaf in leaves], positions)
+        self, part: SeatPart, stage: LlmStage, given: LlmInput, carry: dict[str, torch.Tensor],
+        rows: list[tuple[torch.Tensor, torch.Tensor]], healthy: torch.Tensor, num_loss_tokens: int,
+    ) -> torch.Tensor:  # fmt: skip
+        if part.is_first:
+            own = [(carry.pop(name), where.to(self._device)) for name, where in given.own_rows.items()]
+            groups = [*rows, *own]
+            hidden = stage.embed(given.input_ids.to(self._device), [r for r, _ in groups], [w for _, w in groups])
         else:
-            hidden = leaves[0][1]
+            hidden = carry[LLM]
         hidden = stage(hidden, given.position_ids.to(self._device), given.cu_seqlens.to(self._device))
-        if not stage.is_last:
+        if not part.is_last:
             result: torch.Tensor = hidden
             return result
         kept = healthy[given.loss_sample]
         where, targets = given.loss_where[kept].to(self._device), given.loss_targets[kept].to(self._device)
         loss: torch.Tensor = stage.loss_sum(hidden, where, targets) / max(num_loss_tokens, 1)
-        self._loss += float(loss.detach())
+        self._loss += float(loss.detach()) if self._seat.tp_rank == 0 else 0.0
         return loss
 
-    def _backward(self, k: int, given: EncoderInput | LlmInput, timing: Timing) -> None:
+    def _ways_out(
+        self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]
+    ) -> list[tuple[torch.Tensor, list[_Way]]]:
+        found: list[tuple[torch.Tensor, list[_Way]]] = []
+        for crossing in self._leaving:
+            if crossing.module in carry and self._next is not None:
+                way = _Way(self._next, self._tag(k, crossing.module), crossing.needs_grad)
+                found.append((carry[crossing.module], [way] if len(carry[crossing.module]) else []))
+        for module, encoder in given.encoders.items():
+            if encoder.transfers:
+                tag, grad = self._tag(k, module), self._rows_need_grad[module]
+                ways = [_Way(t.peers, tag, grad, t.rows.to(self._device)) for t in encoder.transfers]
+                found.append((carry[module], ways))
+        llm = self._seat.part(LLM)
+        if llm is not None and llm.is_last:
+            found.append((carry[LLM], []))
+        return found
+
+    def _backward(self, k: int, timing: Timing) -> None:
         state = self._in_flight.pop(k)
-        gradient = self._receive_gradient(k, given, state.output)
+        received = [(output, self._receive_gradient(output, ways)) for output, ways in state.outputs]
         timing.backward_start_s, compute_s = self._now()
-        torch.autograd.backward(state.output, gradient)
+        trained = [(output, gradient) for output, gradient in received if output.requires_grad]
+        if trained:
+            torch.autograd.backward([output for output, _ in trained], [gradient for _, gradient in trained])
         timing.backward_s, timing.backward_compute_s = self._since(timing.backward_start_s, compute_s)
-        for peer, leaf in state.leaves:
-            self._send(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), peer, k, False)
+        for way, leaf in state.leaves:
+            if way.needs_grad:
+                self._send(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), way, is_forward=False)
 
-    def _receive_inputs(self, k: int, given: EncoderInput | LlmInput) -> list[tuple[int, torch.Tensor]]:
-        if isinstance(given, EncoderInput):
+    def _receive_carry(self, k: int, given: MicrobatchInput, state: _InFlight) -> dict[str, torch.Tensor]:
+        """Everything that crosses from the stage before, as leaves."""
+        carry: dict[str, torch.Tensor] = {}
+        for crossing in self._entering:
+            shape = self._carry_shape(crossing, given)
+            if shape is not None and self._previous is not None:
+                way = _Way(self._previous, self._tag(k, crossing.module), crossing.needs_grad)
+                carry[crossing.module] = self._receive_leaf(shape, way, state)
+        return carry
+
+    def _carry_shape(self, crossing: Crossing, given: MicrobatchInput) -> tuple[int, int] | None:
+        """`[rows, width]` of what crosses into this stage; None: the microbatch has nothing of it."""
+        if crossing.module == LLM:
+            return None if given.llm is None else (len(given.llm.input_ids), self._hidden_size)
+        encoder = given.encoders.get(crossing.module)
+        if encoder is None:
+            return None
+        if crossing.is_rows:
+            return encoder.num_rows, self._row_width
+        stage = self._stage_of[crossing.module]
+        assert isinstance(stage, EncoderStage)
+        return stage.carry_shape(encoder.sizes)
+
+    def _receive_rows(
+        self, k: int, given: MicrobatchInput, state: _InFlight
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows that other grids' encoders send to the LLM's first stage, and where they belong."""
+        part = self._seat.part(LLM)
+        if given.llm is None or part is None or not part.is_first:
             return []
-        if self._previous is not None:
-            expected, width = [(self._previous, len(given.input_ids))], self._hidden_size
-        else:
-            expected, width = [(t.peer, len(t.rows)) for t in given.transfers], self._row_width
-        leaves = [(peer, self._receive(num_rows, width, peer, k, True)) for peer, num_rows in expected]
-        for _, leaf in leaves:
+        found = []
+        for transfer in given.llm.transfers:
+            way = _Way(transfer.peers, self._tag(k, transfer.module), self._rows_need_grad[transfer.module])
+            leaf = self._receive_leaf((len(transfer.rows), self._row_width), way, state)
+            found.append((leaf, transfer.rows.to(self._device)))
+        return found
+
+    def _receive_leaf(self, shape: tuple[int, int], way: _Way, state: _InFlight) -> torch.Tensor:
+        if not shape[0]:
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        leaf = self._receive(shape, way, is_forward=True)
+        if way.needs_grad:
             leaf.requires_grad_()
-        return leaves
+        state.leaves.append((way, leaf))
+        return leaf
 
-    def _receive_gradient(self, k: int, given: EncoderInput | LlmInput, output: torch.Tensor) -> torch.Tensor | None:
-        if isinstance(given, EncoderInput):
-            gradient = torch.zeros_like(output)
-            for transfer in given.transfers:
-                rows = self._receive(len(transfer.rows), output.shape[1], transfer.peer, k, False)
-                gradient.index_copy_(0, transfer.rows.to(self._device), rows)
-            return gradient
-        if self._next is not None:
-            return self._receive(len(given.input_ids), self._hidden_size, self._next, k, False)
-        return None
+    def _receive_gradient(self, output: torch.Tensor, ways: list[_Way]) -> torch.Tensor | None:
+        """Gradient of an output from wherever it went; None for the loss, and where nobody sends one."""
+        if not any(way.needs_grad for way in ways):
+            return None if not output.dim() else torch.zeros_like(output)
+        if ways[0].rows is None:
+            return self._receive((output.shape[0], output.shape[1]), ways[0], is_forward=False)
+        gradient = torch.zeros_like(output)
+        for way in ways:
+            assert way.rows is not None
+            rows = self._receive((len(way.rows), output.shape[1]), way, is_forward=False)
+            gradient.index_copy_(0, way.rows, rows)
+        return gradient
 
-    def _receive(self, num_rows: int, width: int, peer: int, k: int, is_forward: bool) -> torch.Tensor:
-        buffer = torch.empty(num_rows, width, dtype=self._dtype, device=self._device)
-        dist.recv(buffer, peer, group=self._groups.forward if is_forward else self._groups.backward, tag=k)
+    def _tag(self, k: int, module: str) -> int:
+        return k * len(self._number) + self._number[module]
+
+    def _receive(self, shape: tuple[int, int], way: _Way, *, is_forward: bool) -> torch.Tensor:
+        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
+        group = self._groups.forward if is_forward else self._groups.backward
+        dist.recv(buffer, way.peers.takes_from, group=group, tag=way.tag)
         return buffer
 
-    def _send(self, tensor: torch.Tensor, peer: int, k: int, is_forward: bool) -> None:
+    def _send(self, tensor: torch.Tensor, way: _Way, *, is_forward: bool) -> None:
         tensor = tensor.contiguous()
         group = self._groups.forward if is_forward else self._groups.backward
-        # Kept until the step ends: the buffer must outlive the asynchronous send.
-        self._sends.append((dist.isend(tensor, peer, group=group, tag=k), tensor))
+        for peer in way.peers.gives_to:
+            # Kept until the step ends: the buffer must outlive the asynchronous send.
+            self._sends.append((dist.isend(tensor, peer, group=group, tag=way.tag), tensor))
 
     def _now(self) -> tuple[float, float]:
         """(seconds since the step began, compute seconds of this thread)."""

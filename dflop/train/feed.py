@@ -17,8 +17,8 @@ from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, LlmStage
 from dflop.models.family import Family
 from dflop.models.positions import MediaPosition
-from dflop.parallel.topology import Seat, rank_of
-from dflop.records import LLM, MediaItem, Plan, SampleShape, StepPlan
+from dflop.parallel.topology import Peers, Seat, peers_of
+from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
 from dflop.train.routes import routes
 
 
@@ -56,31 +56,40 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Rows exchanged with one peer for one microbatch."""
+    """Rows exchanged with one replica of another grid for one microbatch."""
 
-    peer: int
+    module: str
+    """The encoder whose rows they are."""
+    peers: Peers
     rows: torch.Tensor
     """int64 index of the rows in this rank's own tensor (encoder output, or packed LLM tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One encoder microbatch."""
+    """One encoder's part of a microbatch."""
 
-    data: torch.Tensor
+    data: torch.Tensor | None
+    """Packed items; None off the encoder's first stage."""
     sizes: torch.Tensor
     """int64 `[items, n]`: `Family.item_size` of each."""
+    num_rows: int
+    """That the items become for the LLM."""
     transfers: tuple[Transfer, ...]
+    """Where the rows go, on the last stage of a split plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlmInput:
-    """One LLM microbatch; every stage of a replica holds the same."""
+    """The LLM's part of a microbatch; every stage of a replica holds the same."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     cu_seqlens: torch.Tensor
     transfers: tuple[Transfer, ...]
+    """Where rows come from, in a split plan."""
+    own_rows: Mapping[str, torch.Tensor]
+    """Per encoder, positions of the rows that this replica makes itself, in an inline plan."""
     loss_where: torch.Tensor
     """Positions that predict a supervised token."""
     loss_targets: torch.Tensor
@@ -88,7 +97,14 @@ class LlmInput:
     """For each of them, the position of its sample in the global batch."""
 
 
-MicrobatchInput = EncoderInput | LlmInput | None
+@dataclass(frozen=True, slots=True)
+class MicrobatchInput:
+    """What one rank needs for one microbatch in which it has work."""
+
+    encoders: Mapping[str, EncoderInput]
+    """Encoders of the rank's grid that have items in it, whether or not the rank holds layers of them."""
+    llm: LlmInput | None
+    """None where the rank holds no layer of the LLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +112,7 @@ class PreparedStep:
     """Everything one rank needs for one step."""
 
     step_plan: StepPlan
-    microbatches: tuple[MicrobatchInput, ...]
+    microbatches: tuple[MicrobatchInput | None, ...]
     bad_samples: Mapping[int, tuple[str, str]]
     """Position in the global batch -> (path, reason) of media this rank failed to decode."""
 
@@ -125,16 +141,23 @@ class Feed:
             TrainError: a sample is not what was profiled.
         """
         bad: dict[int, tuple[str, str]] = {}
-        inputs: list[MicrobatchInput] = []
-        for k in range(step_plan.num_microbatches):
-            if self._seat.module == LLM:
-                inputs.append(self._llm_input(step_plan, k))
-            else:
-                inputs.append(self._encoder_input(step_plan, k, bad))
-        return PreparedStep(step_plan, tuple(inputs), bad)
+        inputs = tuple(self._microbatch(step_plan, k, bad) for k in range(step_plan.num_microbatches))
+        return PreparedStep(step_plan, inputs, bad)
 
-    def _encoder_input(self, step_plan: StepPlan, k: int, bad: dict[int, tuple[str, str]]) -> EncoderInput | None:
-        work, module = step_plan.of(self._seat.module), self._seat.module
+    def _microbatch(self, step_plan: StepPlan, k: int, bad: dict[int, tuple[str, str]]) -> MicrobatchInput | None:
+        if not step_plan.of(self._seat.module).owner[k][self._seat.dp_rank]:
+            return None
+        names = [e.module for e in self._plan.encoders if self._plan.is_inline or e.module == self._seat.module]
+        encoders = {name: self._encoder_input(step_plan, name, k, bad) for name in names}
+        return MicrobatchInput(
+            {name: given for name, given in encoders.items() if given is not None},
+            self._llm_input(step_plan, k) if self._seat.part(LLM) else None,
+        )
+
+    def _encoder_input(
+        self, step_plan: StepPlan, module: str, k: int, bad: dict[int, tuple[str, str]]
+    ) -> EncoderInput | None:
+        work, part = step_plan.of(module), self._seat.part(module)
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
@@ -143,28 +166,35 @@ class Feed:
             position, rank_in_sample = work.item_sample[item], work.item_rank_in_sample[item]
             index = step_plan.sample_index[position]
             media = self._source.shape(index).items[rank_in_sample]
+            sizes.append(self._family.item_size(media))
+            if part is None or not part.is_first:
+                continue
             try:
                 arrays.append(self._source.array(index, rank_in_sample))
             except MediaError as error:
                 bad[position] = (media.path, str(error))
                 arrays.append(np.zeros(self._family.array_shape(module, media.grid), dtype=np.float32))
-            sizes.append(self._family.item_size(media))
-        tower, llm = self._family.towers[module], self._plan.module(LLM)
-        transfers = tuple(
-            Transfer(rank_of(llm, 0, r.llm_dp), _index(r.source_rows))
+        axis = self._family.towers[module].data_axis
+        data = torch.from_numpy(np.concatenate(arrays, axis=axis)) if arrays else None
+        sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
+        return EncoderInput(data, torch.tensor(sizes), sum(work.item_rows[i] for i in items), sends)
+
+    def _sends(self, step_plan: StepPlan, module: str, k: int) -> tuple[Transfer, ...]:
+        if self._plan.is_inline:
+            return ()
+        llm, tp = self._plan.module(LLM), self._plan.module(module).parallel.tp
+        return tuple(
+            Transfer(module, peers_of(self._seat, tp, llm, 0, r.llm_dp), _index(r.source_rows))
             for r in routes(step_plan, module, k)
             if r.encoder_dp == self._seat.dp_rank
         )
-        data = torch.from_numpy(np.concatenate(arrays, axis=tower.data_axis))
-        return EncoderInput(data, torch.tensor(sizes), transfers)
 
-    def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput | None:
+    def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput:
         llm = step_plan.of(LLM)
         positions = [llm.item_sample[i] for i in llm.owner[k][self._seat.dp_rank]]
-        if not positions:
-            return None
         samples = [self._tokens(step_plan.sample_index[p]) for p in positions]
         starts = np.concatenate([[0], np.cumsum([len(s.input_ids) for s in samples])])
+        packed = dict(zip(positions, zip(starts, samples, strict=False), strict=True))
         where, targets, owner = [], [], []
         for start, position, sample in zip(starts, positions, samples, strict=False):
             (supervised,) = np.nonzero(sample.labels[1:] != IGNORE_LABEL)
@@ -177,9 +207,8 @@ class Feed:
                 [self._positions(step_plan.sample_index[p], s) for p, s in zip(positions, samples, strict=True)], dim=1
             ),
             cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-            transfers=self._receives(
-                step_plan, k, dict(zip(positions, zip(starts, samples, strict=False), strict=True))
-            ),
+            transfers=() if self._plan.is_inline else self._receives(step_plan, k, packed),
+            own_rows=self._own_rows(step_plan, k, packed) if self._plan.is_inline else {},
             loss_where=torch.from_numpy(np.concatenate(where)),
             loss_targets=torch.from_numpy(np.concatenate(targets)),
             loss_sample=torch.from_numpy(np.concatenate(owner)),
@@ -209,20 +238,35 @@ class Feed:
     def _receives(
         self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, TokenizedSample]]
     ) -> tuple[Transfer, ...]:
-        transfers = []
+        transfers, tp = [], self._plan.module(LLM).parallel.tp
         for encoder in self._plan.encoders:
             work = step_plan.of(encoder.module)
             for route in routes(step_plan, encoder.module, k):
-                if route.llm_dp != self._seat.dp_rank:
-                    continue
-                positions = []
-                for item in route.items:
-                    start, sample = packed[work.item_sample[item]]
-                    positions.append(start + sample.item_positions[work.item_rank_in_sample[item]])
-                last_stage = encoder.parallel.pp - 1
-                rows = torch.from_numpy(np.concatenate(positions))
-                transfers.append(Transfer(rank_of(encoder, last_stage, route.encoder_dp), rows))
+                if route.llm_dp == self._seat.dp_rank:
+                    peers = peers_of(self._seat, tp, encoder, encoder.parallel.pp - 1, route.encoder_dp)
+                    transfers.append(Transfer(encoder.module, peers, _placeholders(work, route.items, packed)))
         return tuple(transfers)
+
+    def _own_rows(
+        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, TokenizedSample]]
+    ) -> dict[str, torch.Tensor]:
+        found = {}
+        for encoder in self._plan.encoders:
+            work = step_plan.of(encoder.module)
+            if items := work.owner[k][self._seat.dp_rank]:
+                found[encoder.module] = _placeholders(work, items, packed)
+        return found
+
+
+def _placeholders(
+    work: ModuleWork, items: Sequence[int], packed: Mapping[int, tuple[int, TokenizedSample]]
+) -> torch.Tensor:
+    """Positions in the packed tokens of the rows of some items, in their order."""
+    positions = []
+    for item in items:
+        start, sample = packed[work.item_sample[item]]
+        positions.append(start + sample.item_positions[work.item_rank_in_sample[item]])
+    return torch.from_numpy(np.concatenate(positions))
 
 
 def seconds_per_grid(item: MediaItem) -> float:
