@@ -20,6 +20,7 @@ from dflop.models import attention
 from dflop.models.encoders import ENCODERS
 from dflop.models.family import Decoder, Family, Tower
 from dflop.models.positions import POSITIONS, MediaPosition
+from dflop.models.slices import ENTRIES, TowerSlice
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -61,18 +62,24 @@ class Stage(nn.Module):
 
 
 class EncoderStage(Stage):
-    """A whole encoder with its projector: packed items in, rows for the LLM out.
+    """An encoder with its projector, or some of its layers: packed items in, rows for the LLM out.
 
     Args:
-        model: Full model, left as it is.
+        model: Full model; its tower is cut in place unless all layers are kept.
         tower: Where the encoder sits.
+        layers: Global indices of the layers to keep, `[first, end)`; None: all.
     """
 
-    def __init__(self, model: nn.Module, tower: Tower) -> None:
+    def __init__(self, model: nn.Module, tower: Tower, layers: tuple[int, int] | None = None) -> None:
         path = _located(model, tower.path)
+        module: Any = model.get_submodule(path)
+        depth = len(module.get_submodule(tower.layers))
+        self_layers = layers or (0, depth)
         kept = (path, *tower.extras)
         names = {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
-        super().__init__(names)
+        super().__init__({n: p for n, p in names.items() if _is_held(n, path, module, tower, self_layers, depth)})
+        self.is_first, self.is_last = self_layers[0] == 0, self_layers[1] == depth
+        self._dtype = next(iter(self.names.values())).dtype
         parent, _, name = path.rpartition(".")
         # A copy that shares what makes rows and lets go of the rest.
         shell: Any = copy.copy(model.get_submodule(parent))
@@ -84,6 +91,7 @@ class EncoderStage(Stage):
         self.shell = shell
         self.name = name
         self._encode = ENCODERS[tower.call]
+        self._slice = None if self.is_first and self.is_last else TowerSlice(module, tower, self_layers, self._dtype)
 
     @property
     def module(self) -> nn.Module:
@@ -92,22 +100,28 @@ class EncoderStage(Stage):
         return tower
 
     def carry_shape(self, sizes: torch.Tensor) -> tuple[int, int]:
-        """`[rows, width]` of what the stage before hands over."""
-        raise NotImplementedError
+        """`[rows, width]` of what the stage before hands over for items of these sizes."""
+        assert self._slice is not None
+        return self._slice.carry_shape(sizes)
 
-    def forward(self, data: torch.Tensor | None, carry: torch.Tensor | None, sizes: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, data: torch.Tensor | None, sizes: torch.Tensor, carry: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Encode packed items.
 
         Args:
             data: Items' arrays concatenated along `tower.data_axis`; None off the first stage.
-            carry: What the stage before handed over.
             sizes: int64 `[items, n]`, what `Family.item_size` says of each.
+            carry: What the stage before handed over, of `carry_shape`; None on the first.
 
         Returns:
-            `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the family's decoder
-            takes deep features.
+            On the last stage `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the
+            family's decoder takes deep features. Else what the next stage takes.
         """
-        return self._encode(self.shell, self.module, data, sizes)
+        if self._slice is None:
+            assert data is not None
+            return self._encode(self.shell, self.module, data, sizes)
+        return self._slice.run(lambda given: self._encode(self.shell, self.module, given, sizes), data, carry, sizes)
 
 
 class LlmStage(Stage):
@@ -250,16 +264,22 @@ def cut_stages(model: nn.Module, family: Family, parts: Sequence[tuple[str, tupl
 
 
 def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, int]) -> Stage:
-    """The stage of `module` that holds global layers `[first, end)`; frees the rest of the model.
-
-    Raises:
-        ConfigError: an encoder is asked to be cut between layers, which the engine does not do.
-    """
+    """The stage of `module` that holds global layers `[first, end)`; frees the rest of the model."""
     if module == LLM:
         return LlmStage(model, family, layers)
-    depth = next(s.num_layers for s in family.specs() if s.module == module)
-    if layers != (0, depth):
-        raise ConfigError(
-            f"encoder `{module}` cannot be cut into layers {layers[0]}..{layers[1]}", where="plan", hint="use pp = 1"
-        )
-    return EncoderStage(model, family.towers[module])
+    return EncoderStage(model, family.towers[module], layers)
+
+
+def _is_held(name: str, path: str, module: Any, tower: Tower, layers: tuple[int, int], depth: int) -> bool:
+    """Whether a stage with these layers holds an encoder's parameter."""
+    first, end = layers
+    if not name.startswith(f"{path}."):
+        return end == depth  # projector, newline
+    relative = name.removeprefix(f"{path}.")
+    if relative.startswith(f"{tower.layers}."):
+        return first <= int(relative.removeprefix(f"{tower.layers}.").partition(".")[0]) < end
+    if relative.partition(".")[0] in ENTRIES[tower.call]:
+        return first == 0
+    if relative.startswith("deepstack_merger_list."):
+        return first <= module.deepstack_visual_indexes[int(relative.split(".")[1])] < end
+    return end == depth

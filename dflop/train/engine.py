@@ -177,7 +177,7 @@ class Engine:
         self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         data = None if given.data is None else given.data.to(self._device, self._dtype)
-        out: torch.Tensor = stage(data, carry.pop(part.module, None), given.sizes.to(self._device))
+        out: torch.Tensor = stage(data, given.sizes.to(self._device), carry.pop(part.module, None))
         if part.is_last and len(out) != given.num_rows:
             raise TrainError(
                 f"`{part.module}` produced {len(out)} rows where the plan promised {given.num_rows}",
