@@ -20,7 +20,7 @@ from dflop.models import attention
 from dflop.models.encoders import ENCODERS
 from dflop.models.family import Decoder, Family, Tower
 from dflop.models.positions import POSITIONS, MediaPosition
-from dflop.models.slices import ENTRIES, TowerSlice
+from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -98,6 +98,12 @@ class EncoderStage(Stage):
         """The tower itself, without what else makes rows."""
         tower: nn.Module = self.shell.get_submodule(self.name)
         return tower
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The encoder's own layers on this stage."""
+        found: Any = self.module.get_submodule(self.tower.layers)
+        return [layer for layer in found if not isinstance(layer, (Enter, Leave))]
 
     def carry_shape(self, sizes: torch.Tensor) -> tuple[int, int]:
         """`[rows, width]` of what the stage before hands over for items of these sizes."""

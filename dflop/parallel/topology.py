@@ -1,8 +1,8 @@
 """Who sits where: global rank <-> (module, stage, dp rank, tp rank), and the process groups training needs.
 
 Every module of a split `Plan` has its own block of ranks, an inline plan has one; inside a block rank = first_rank +
-(stage * dp + dp_rank) * tp + tp_rank. The first half of this file is plain arithmetic and is shared with tests and reports; `make_groups` is the
-only part that talks to torch.distributed, and every rank must call it with the same plan.
+(stage * dp + dp_rank) * tp + tp_rank. The first half of this file is plain arithmetic and is shared with tests and
+reports; `make_groups` is the only part that talks to torch.distributed, and every rank must call it with the same plan.
 """
 
 from __future__ import annotations

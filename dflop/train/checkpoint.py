@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,17 @@ class Checkpointer:
 
     Args:
         folder: Shared by all ranks.
-        stage: Holder of the parameters.
+        stages: Holders of the parameters.
         optimizer: AdamW over the same parameters.
         group: Process group for the coordination.
         keep: Finished checkpoints to keep.
     """
 
     def __init__(
-        self, folder: Path, stage: Stage, optimizer: torch.optim.AdamW, group: dist.ProcessGroup, keep: int
+        self, folder: Path, stages: Sequence[Stage], optimizer: torch.optim.AdamW, group: dist.ProcessGroup, keep: int
     ) -> None:
-        self._folder, self._stage, self._optimizer, self._group, self._keep = folder, stage, optimizer, group, keep
+        self._folder, self._optimizer, self._group, self._keep = folder, optimizer, group, keep
+        self._names = {n: p for stage in stages for n, p in stage.names.items()}
 
     def save(self, next_step: int, meta: Mapping[str, Any]) -> None:
         """Save the state reached before `next_step`.
@@ -86,14 +87,14 @@ class Checkpointer:
                 where=str(folder),
                 hint=f"to start over, move {self._folder} away",
             ) from error
-        for name, p in self._stage.names.items():
+        for name, p in self._names.items():
             self._optimizer.state[p] = {k: state["optimizer"][f"{name}/{k}"] for k in _ADAM}
         return latest
 
     def _state(self) -> dict[str, Any]:
-        model = {name: p.data for name, p in self._stage.names.items()}
+        model = {name: p.data for name, p in self._names.items()}
         moments: dict[str, torch.Tensor] = {}
-        for name, p in self._stage.names.items():
+        for name, p in self._names.items():
             known = self._optimizer.state.get(p) or {
                 "step": torch.zeros((), dtype=torch.float32),
                 "exp_avg": torch.zeros_like(p.data),

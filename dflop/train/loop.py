@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -73,7 +73,7 @@ class Trainer:
         settings: LoopSettings,
         plan: Plan,
         seat: Seat,
-        stage: Stage,
+        stages: Sequence[Stage],
         groups: Groups,
         engine: Engine,
         feed: Feed,
@@ -82,11 +82,12 @@ class Trainer:
         optimizer: torch.optim.AdamW,
         hooks: Hooks,
         checkpointer: Checkpointer | None = None,
+        sharded: Collection[str] = (),
     ) -> None:
-        self._settings, self._plan, self._seat, self._stage, self._groups = settings, plan, seat, stage, groups
+        self._settings, self._plan, self._seat, self._groups = settings, plan, seat, groups
         self._engine, self._feed, self._source, self._plans = engine, feed, source, plans
         self._optimizer, self._hooks, self._checkpointer = optimizer, hooks, checkpointer
-        self._reducer = GradientReducer(plan, seat, stage, groups)
+        self._reducer = GradientReducer(plan, seat, stages, groups, sharded)
 
     def run(self) -> int:
         """Train to the last step, resuming from the newest checkpoint; returns the first step that was run."""

@@ -8,14 +8,14 @@ parameter counted once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
 
 from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
-from dflop.records import LLM, Plan
+from dflop.records import Plan
 
 
 class GradientReducer:
@@ -24,19 +24,26 @@ class GradientReducer:
     Args:
         plan: The layout.
         seat: This rank's place.
-        stage: Its parameters.
+        stages: Its parameters.
         groups: Process groups.
+        sharded: Names of the parameters of which tensor-parallel ranks hold a part each.
     """
 
-    def __init__(self, plan: Plan, seat: Seat, stage: Stage, groups: Groups) -> None:
+    def __init__(
+        self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str] = ()
+    ) -> None:
         self._groups = groups
-        tied_name = stage.tied if isinstance(stage, LlmStage) and plan.module(LLM).parallel.pp > 1 else ""
-        self._tied = [p for n, p in stage.names.items() if n == tied_name]
-        self._own = [p for n, p in stage.names.items() if n != tied_name]
+        names = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
+        llm = next((s for s in stages if isinstance(s, LlmStage)), None)
+        # On one stage it is one parameter, which gets both gradients by itself.
+        tied_name = llm.tied if llm is not None and not (llm.is_first and llm.is_last) else ""
+        self._tied = [p for n, p in names.items() if n == tied_name]
+        self._own = [p for n, p in names.items() if n != tied_name]
         self._num_replicas = plan.module(seat.module).parallel.dp
-        counts_tied = isinstance(stage, LlmStage) and stage.is_first
-        counted = [*self._own, *(self._tied if counts_tied else [])]
-        self._counted = counted if seat.dp_rank == 0 and seat.tp_rank == 0 else []
+        skipped = tied_name if llm is not None and not llm.is_first else ""
+        self._counted = [
+            p for n, p in names.items() if n != skipped and seat.dp_rank == 0 and (seat.tp_rank == 0 or n in sharded)
+        ]
 
     def reduce(self) -> None:
         """Sum gradients over the replicas that hold the same parameters; missing ones become zeros."""
@@ -46,7 +53,7 @@ class GradientReducer:
                 p.grad = torch.zeros_like(p)
         if self._num_replicas > 1:
             _sum_flat(self._own, self._groups.replicas)
-        if self._tied:
+        if self._tied and self._groups.tied is not None:
             _sum_flat(self._tied, self._groups.tied)
 
     def norm_and_loss(self, loss: float) -> tuple[float, float]:

@@ -40,28 +40,30 @@ HF_CONFIG = {
 
 
 @cache
-def family() -> Family:
+def family(kv_heads: int = 1) -> Family:
     media = {
         "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 16,
         "video_min_pixels": 28 * 28, "video_max_pixels": 28 * 28 * 6, "video_max_frames": 8,
     }  # fmt: skip
-    return load_family("qwen2_5_omni_thinker", HF_CONFIG, media)
+    config = copy.deepcopy(HF_CONFIG)
+    config["text_config"]["num_key_value_heads"] = kv_heads
+    return load_family("qwen2_5_omni_thinker", config, media)
 
 
-def hf_config(*, tied: bool = False) -> dict[str, object]:
+def hf_config(*, tied: bool = False, kv_heads: int = 1) -> dict[str, object]:
     config = copy.deepcopy(HF_CONFIG) | family().token_ids(TOKEN_IDS)
     config["tie_word_embeddings"] = tied
-    config["text_config"]["tie_word_embeddings"] = tied
+    config["text_config"] |= {"tie_word_embeddings": tied, "num_key_value_heads": kv_heads}
     return config
 
 
-def tiny_model(*, tied: bool = False) -> torch.nn.Module:
-    return build_model(family(), hf_config(tied=tied), seed=0, dtype=torch.float32)
+def tiny_model(*, tied: bool = False, kv_heads: int = 1) -> torch.nn.Module:
+    return build_model(family(kv_heads), hf_config(tied=tied, kv_heads=kv_heads), seed=0, dtype=torch.float32)
 
 
-def plain_model(*, tied: bool = False) -> torch.nn.Module:
+def plain_model(*, tied: bool = False, kv_heads: int = 1) -> torch.nn.Module:
     """The same weights with Hugging Face's own attention: the reference of every parity test."""
-    model = tiny_model(tied=tied)
+    model = tiny_model(tied=tied, kv_heads=kv_heads)
     plain = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="sdpa", dtype=torch.float32)
     plain.load_state_dict(model.state_dict())
     return plain
@@ -173,16 +175,32 @@ def loss_sum(plain: torch.nn.Module, source: SyntheticSource, shape: SampleShape
     )
 
 
-def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int, of: Family | None = None) -> Plan:
-    """Plan of `{module: (pp, dp)}`, modules in rank order, layers split as evenly as they go."""
+def make_plan(layout: dict[str, tuple[int, ...]], *, num_microbatches: int, of: Family | None = None) -> Plan:
+    """Split plan of `{module: (pp, dp)}` or `(pp, dp, tp)`, in rank order, layers split as evenly as they go."""
     depth = {s.module: s.num_layers for s in (of or family()).specs()}
     modules, first_rank = [], 0
-    for name, (pp, dp) in layout.items():
+    for name, (pp, dp, *tps) in layout.items():
+        tp = tps[0] if tps else 1
         split = tuple(depth[name] // pp + (s < depth[name] % pp) for s in range(pp))
-        modules.append(ModulePlan(name, ParallelSpec(1, pp, dp), first_rank, split, (0,) * pp))
-        first_rank += pp * dp
+        modules.append(ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, split, (0,) * pp))
+        first_rank += pp * dp * tp
+    return _plan("split", modules, num_microbatches)
+
+
+def make_inline_plan(stages: Sequence[dict[str, int]], *, dp: int, num_microbatches: int, tp: int = 1) -> Plan:
+    """Inline plan: per stage, the layers of each module on it."""
+    names = list(dict.fromkeys(name for stage in stages for name in stage))
+    grid = ParallelSpec(tp, len(stages), dp)
+    modules = [
+        ModulePlan(name, grid, 0, tuple(stage.get(name, 0) for stage in stages), (0,) * len(stages))
+        for name in sorted(names, key=lambda name: name == LLM)
+    ]
+    return _plan("inline", modules, num_microbatches)
+
+
+def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:
     return Plan(
-        plan_id="test", run_id="test", candidate_rank=0, layout="split", modules=tuple(modules),
+        plan_id="test", run_id="test", candidate_rank=0, layout=layout, modules=tuple(modules),
         num_microbatches=num_microbatches, global_batch_size=0, formula_step_s=0.0, predicted_step_s=0.0,
         baseline_step_s=0.0, sync_s=0.0, uniform_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
     )  # fmt: skip
@@ -190,12 +208,12 @@ def make_plan(layout: dict[str, tuple[int, int]], *, num_microbatches: int, of: 
 
 def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_only_slot: bool = True) -> StepPlan:
     """Random, deliberately uneven ownership; slot 0 gets only samples without media when there are any."""
-    rng = np.random.default_rng([7, step])
+    rng, order = np.random.default_rng([7, step]), [m.module for m in plan.modules]
     slots = rng.integers(0, plan.num_microbatches, len(batch))
     if text_only_slot:
         slots = np.where([not s.items for s in batch], 0, np.where(slots == 0, plan.num_microbatches - 1, slots))
-    works = []
-    for module in plan.modules:
+    works, home = [], {}
+    for module in sorted(plan.modules, key=lambda m: m.module != LLM):
         dp = module.parallel.dp
         if module.module == LLM:
             items = [(p, 0, s.num_llm_tokens) for p, s in enumerate(batch)]
@@ -208,7 +226,9 @@ def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_
             ]
         owner = [[[] for _ in range(dp)] for _ in range(plan.num_microbatches)]
         for item in rng.permutation(len(items)):
-            owner[slots[items[item][0]]][int(rng.integers(dp))].append(int(item))
+            sample, rank = items[item][0], int(rng.integers(dp))
+            rank = home.setdefault(sample, rank) if module.module == LLM or plan.is_inline else rank
+            owner[slots[sample]][rank].append(int(item))
         works.append(
             ModuleWork(
                 module.module,
@@ -220,6 +240,6 @@ def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_
         )
     return StepPlan(
         run_id="test", step=step, policy="random", sample_index=tuple(s.sample_index for s in batch),
-        num_microbatches=plan.num_microbatches, work=tuple(works),
+        num_microbatches=plan.num_microbatches, work=tuple(sorted(works, key=lambda w: order.index(w.module))),
         num_supervised_tokens=sum(s.num_supervised_tokens for s in batch), predicted_step_s=0.0, arrival_step_s=0.0,
     )  # fmt: skip

@@ -1,0 +1,48 @@
+"""The stages of one rank, ready to train: built, cut for its seat, and shared out over its tensor-parallel group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stages
+from dflop.models.family import Family
+from dflop.parallel.tensor import shard_stage
+from dflop.parallel.topology import Seat
+
+
+def make_stages(
+    model: nn.Module, family: Family, seat: Seat, tensor_group: dist.ProcessGroup | None
+) -> tuple[tuple[Stage, ...], frozenset[str]]:
+    """Stages of a seat, one per part, and the names of the parameters of which the rank holds a part only.
+
+    Args:
+        model: Full model, the same on every rank; what the seat does not hold is let go of.
+        family: Of the model.
+        seat: The rank's place.
+        tensor_group: Its tensor-parallel ranks; None: it is alone.
+
+    Raises:
+        ConfigError: the model cannot be cut or shared as the plan wants it.
+    """
+    stages = cut_stages(model, family, [(part.module, part.layers) for part in seat.parts])
+    sharded: frozenset[str] = frozenset()
+    if tensor_group is not None and tensor_group.size() > 1:
+        for stage in stages:
+            sharded |= _shard(stage, family, tensor_group)
+    return stages, sharded
+
+
+def llm_stage_of(stages: tuple[Stage, ...]) -> LlmStage | None:
+    """The part of the LLM among a rank's stages."""
+    return next((stage for stage in stages if isinstance(stage, LlmStage)), None)
+
+
+def _shard(stage: Stage, family: Family, group: dist.ProcessGroup) -> frozenset[str]:
+    if isinstance(stage, LlmStage):
+        return shard_stage(stage, stage.decoder.layers, family.decoder.split, group)
+    assert isinstance(stage, EncoderStage)
+    layers: Any = stage.layers
+    return shard_stage(stage, layers, stage.tower.split, group)
