@@ -28,9 +28,9 @@ from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
 from dflop.jobs.supervisor import Supervisor
 from dflop.launch.ranks import srun_environment
-from dflop.models.build import LlmStage, Stage, build_model, cut_stage
+from dflop.models.build import build_model
 from dflop.models.family import Family
-from dflop.parallel.topology import Seat, make_groups, seat_of
+from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
@@ -39,6 +39,7 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.plans import Guard, Patience, PlanSource
+from dflop.train.stages import llm_stage_of, make_stages
 from dflop.train.wire import Store
 from dflop.units import seconds
 
@@ -120,26 +121,36 @@ class _Rank:
         config, seat = self.config, self.seat
         tokenizer = tokenizer_of(config)
         family = trainable_of(config, tokenizer.vocab_size)
-        stage = _build_stage(config, family, tokenizer, seat).to(self.device)
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
+        stages, sharded = make_stages(_build_model(config, family, tokenizer), family, seat, groups.tensor)
+        for stage in stages:
+            stage.to(self.device)
         # Weight decay would change tables that the model itself keeps fixed.
-        trained = [p for p in stage.names.values() if p.requires_grad]
+        trained = [p for stage in stages for p in stage.names.values() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=config.train.learning_rate, weight_decay=config.train.weight_decay)
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
         source = DatasetSource(dataset_ref(config), family, self.shapes)
-        llm_stage = stage if isinstance(stage, LlmStage) else None
         checkpointer = None
         if self.mode == TRAIN:
             keep = config.train.keep_checkpoints
-            checkpointer = Checkpointer(self.run.checkpoints, stage, optimizer, groups.control, keep)
+            checkpointer = Checkpointer(self.run.checkpoints, stages, optimizer, groups.control, keep)
         trainer = Trainer(
             settings=self._settings(),
             plan=self.plan,
             seat=seat,
-            stage=stage,
+            stages=stages,
+            sharded=sharded,
             groups=groups,
-            engine=Engine(self.plan, seat, stage, groups, self.device, hidden_size),
-            feed=Feed(source, family, self.plan, seat, llm_stage),
+            engine=Engine(
+                self.plan,
+                seat,
+                stages,
+                groups,
+                self.device,
+                hidden_size=hidden_size,
+                row_width=hidden_size * (1 + family.decoder.num_deep_features),
+            ),
+            feed=Feed(source, family, self.plan, seat, llm_stage_of(stages)),
             source=source,
             plans=self.plans,
             optimizer=optimizer,
@@ -211,10 +222,9 @@ class _Rank:
         )
 
 
-def _build_stage(config: Config, family: Family, tokenizer: ChatTokenizer, seat: Seat) -> Stage:
+def _build_model(config: Config, family: Family, tokenizer: ChatTokenizer) -> torch.nn.Module:
     hf_config = {**family.hf_config, **family.token_ids(tokenizer.special_ids)}
-    model = build_model(family, hf_config, seed=config.model.seed, dtype=getattr(torch, config.model.dtype))
-    return cut_stage(model, family, seat.module, seat.layers)
+    return build_model(family, hf_config, seed=config.model.seed, dtype=getattr(torch, config.model.dtype))
 
 
 @dataclass(frozen=True, slots=True)

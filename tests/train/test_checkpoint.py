@@ -23,10 +23,11 @@ def make_rank(rank, folder, layout, tied, seed):
     plan = make_plan(layout, num_microbatches=1)
     seat = seat_of(plan, rank)
     model = build_model(family(), synthetic.hf_config(tied=tied), seed=seed, dtype=torch.float32)
-    stage = cut_stage(model, family(), seat.module, seat.layers)
+    (part,) = seat.parts
+    stage = cut_stage(model, family(), part.module, part.layers)
     optimizer = torch.optim.AdamW(stage.names.values(), lr=0.1)
     groups = make_groups(plan, rank, timeout_s=60)
-    return stage, optimizer, Checkpointer(folder / "checkpoints", stage, optimizer, groups.control, keep=2)
+    return stage, optimizer, Checkpointer(folder / "checkpoints", [stage], optimizer, groups.control, keep=2)
 
 
 def update(stage, optimizer):
@@ -82,7 +83,7 @@ def test_a_checkpoint_loads_into_another_layout(saved_as, loaded_as, tied, tmp_p
 def small(folder, group, *, keep=2, value=0.0, size=3):
     stage = Stage({"w": torch.nn.Parameter(torch.full((size,), value))})
     optimizer = torch.optim.AdamW(stage.names.values())
-    return stage, Checkpointer(folder, stage, optimizer, group, keep)
+    return stage, Checkpointer(folder, [stage], optimizer, group, keep)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_load(one_rank, tmp_path):

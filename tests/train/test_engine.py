@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dflop.errors import TrainError
-from dflop.models.build import cut_stage
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
+from dflop.train.stages import llm_stage_of, make_stages
 from tests.train import synthetic
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
@@ -19,11 +19,12 @@ def prepare(rank, layout, kinds, num_microbatches=3):
     """(engine, stage, prepared step) of one rank; it may run as long as it needs no peer."""
     plan = make_plan(layout, num_microbatches=num_microbatches)
     seat = seat_of(plan, rank)
-    stage = cut_stage(tiny_model(), family(), seat.module, seat.layers)
+    stages, _ = make_stages(tiny_model(), family(), seat, None)
+    (stage,), width = stages, synthetic.HIDDEN_SIZE
     shapes = [s for s in make_shapes(20, seed=5, kinds=kinds or ("image",)) if bool(s.items) == bool(kinds)][:6]
-    feed = Feed(SyntheticSource(shapes), family(), plan, seat, stage if seat.module == LLM else None)
+    feed = Feed(SyntheticSource(shapes), family(), plan, seat, llm_stage_of(stages))
     step = feed.prepare(make_step_plan(plan, shapes, 0, text_only_slot=False))
-    engine = Engine(plan, seat, stage, None, torch.device("cpu"), synthetic.HIDDEN_SIZE)
+    engine = Engine(plan, seat, stages, None, torch.device("cpu"), hidden_size=width, row_width=width)
     return engine, stage, shapes, step
 
 
@@ -34,7 +35,7 @@ def first_microbatch(step):
 def test_rows_that_differ_from_the_plan_stop_the_step_and_are_located():
     engine, stage, _, step = prepare(1, {"audio": (1, 1), "vision": (1, 1), LLM: (1, 1)}, ("image",))
     forward = stage.forward
-    stage.forward = lambda data, grids: forward(data, grids)[:-1]
+    stage.forward = lambda *given: forward(*given)[:-1]
     with pytest.raises(TrainError, match=r"`vision` produced \d+ rows where the plan promised \d+") as caught:
         engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
     k = first_microbatch(step)

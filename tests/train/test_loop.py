@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.models.build import cut_stage
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
@@ -16,6 +15,7 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed, MediaError
 from dflop.train.loop import Hooks, LoopSettings, Trainer, learning_rate
 from dflop.train.plans import PlanMessage
+from dflop.train.stages import llm_stage_of, make_stages
 from tests.train import synthetic
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
@@ -44,23 +44,25 @@ def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None
     """(trainer, stage, what it told the outside)."""
     plan = make_plan(layout, num_microbatches=3)
     seat = seat_of(plan, rank)
-    stage = cut_stage(tiny_model(), family(), seat.module, seat.layers)
     groups = make_groups(plan, rank, timeout_s=60)
+    stages, _ = make_stages(tiny_model(), family(), seat, groups.tensor)
+    (stage,) = stages
+    width = synthetic.HIDDEN_SIZE
     optimizer = torch.optim.AdamW(stage.names.values(), lr=settings.learning_rate)
     seen, bad = [], []
     trainer = Trainer(
         settings=settings,
         plan=plan,
         seat=seat,
-        stage=stage,
+        stages=stages,
         groups=groups,
-        engine=Engine(plan, seat, stage, groups, torch.device("cpu"), synthetic.HIDDEN_SIZE),
-        feed=Feed(source, family(), plan, seat, stage if seat.module == LLM else None),
+        engine=Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=width, row_width=width),
+        feed=Feed(source, family(), plan, seat, llm_stage_of(stages)),
         source=source,
         plans=FixedPlans(plan, shapes, ends_at),
         optimizer=optimizer,
         hooks=Hooks(seen.append, lambda *event: bad.append(event)),
-        checkpointer=Checkpointer(folder, stage, optimizer, groups.control, 2) if folder else None,
+        checkpointer=Checkpointer(folder, stages, optimizer, groups.control, 2) if folder else None,
     )
     return trainer, stage, (seen, bad)
 

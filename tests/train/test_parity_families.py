@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflop.models.build import IGNORE_LABEL, cut_stage
+from dflop.models.build import IGNORE_LABEL
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM, SampleShape
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, TokenizedSample
 from dflop.train.reduce import GradientReducer
+from dflop.train.stages import llm_stage_of, make_stages
 from tests.models.tiny_families import CASES, HIDDEN, Case
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_plan, make_step_plan
@@ -50,19 +51,20 @@ def worker(rank, folder, name, layout):
     case = CASES[name]
     source, plan = CaseSource(case), make_plan(layout, num_microbatches=2, of=case.family)
     seat = seat_of(plan, rank)
-    stage = cut_stage(case.build(), case.family, seat.module, seat.layers)
     groups = make_groups(plan, rank, timeout_s=60)
-    engine = Engine(plan, seat, stage, groups, torch.device("cpu"), HIDDEN)
-    reducer = GradientReducer(plan, seat, stage, groups)
+    stages, _ = make_stages(case.build(), case.family, seat, groups.tensor)
+    width = HIDDEN * (1 + case.family.decoder.num_deep_features)
+    engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=HIDDEN, row_width=width)
+    reducer = GradientReducer(plan, seat, stages, groups)
     batch = [source.shape(n) for n in range(len(case.samples))]
-    feed = Feed(source, case.family, plan, seat, stage if seat.module == LLM else None)
+    feed = Feed(source, case.family, plan, seat, llm_stage_of(stages))
     prepared = feed.prepare(make_step_plan(plan, batch, 0, text_only_slot=False))
     healthy = torch.ones(len(batch), dtype=torch.bool)
     tokens = sum(s.num_supervised_tokens for s in batch)
     trace = engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
     reducer.reduce()
     norm, loss = reducer.norm_and_loss(trace.loss)
-    return loss, norm, {n: p.grad for n, p in stage.names.items()}
+    return loss, norm, {n: p.grad for stage in stages for n, p in stage.names.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)

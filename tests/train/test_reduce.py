@@ -18,12 +18,13 @@ from tests.train.synthetic import family, make_plan, tiny_model
 def reducer_and_stage(one_rank):
     plan = make_plan({LLM: (1, 1)}, num_microbatches=1)
     seat = seat_of(plan, 0)
-    stage = cut_stage(tiny_model(), family(), LLM, seat.layers)
+    (part,) = seat.parts
+    stage = cut_stage(tiny_model(), family(), LLM, part.layers)
     generator = torch.Generator().manual_seed(0)
     for n, p in stage.names.items():
         if not n.endswith("bias"):
             p.grad = torch.randn(p.shape, generator=generator)
-    return GradientReducer(plan, seat, stage, make_groups(plan, 0, timeout_s=30)), stage
+    return GradientReducer(plan, seat, [stage], make_groups(plan, 0, timeout_s=30)), stage
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.jobs.submit import CPU_ENV
-from dflop.models.build import LlmStage, build_model, cut_stage
+from dflop.models.build import build_model
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.links import profile_links
@@ -77,18 +77,19 @@ def train_pipeline(rank: int, folder: Path, job: Job) -> list[list[StepObservati
     prepare_process(rank)
     family, plan = family_of(job.case.model), job.case.plan
     seat, model = seat_of(plan, rank), whole_model(job.case.model)
-    stage = cut_stage(model, family, seat.module, seat.layers)
     groups, source = make_groups(plan, rank, timeout_s=120), Source(job.case.model, job.shapes)
-    feed = Feed(source, family, plan, seat, stage if isinstance(stage, LlmStage) else None)
+    stages, _ = make_stages(model, family, seat, groups.tensor)
+    feed = Feed(source, family, plan, seat, llm_stage_of(stages))
     prepared = Prepared([feed.prepare(p) for p in job.step_plans])
-    engine = Engine(plan, seat, stage, groups, CPU, _hidden_size(job.case.model))
-    optimizer = torch.optim.AdamW([p for p in stage.names.values() if p.requires_grad], lr=LEARNING_RATE)
+    width = _hidden_size(job.case.model)
+    engine = Engine(plan, seat, stages, groups, CPU, hidden_size=width, row_width=width)
+    optimizer = torch.optim.AdamW([p for s in stages for p in s.names.values() if p.requires_grad], lr=LEARNING_RATE)
 
     def first_steps(num_steps: int) -> list[StepObservation]:
         seen: list[StepObservation] = []
         Trainer(
             settings=LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps),
-            plan=plan, seat=seat, stage=stage, groups=groups, engine=engine, feed=prepared, source=source,
+            plan=plan, seat=seat, stages=stages, groups=groups, engine=engine, feed=prepared, source=source,
             plans=InTurn(job.step_plans), optimizer=optimizer, hooks=Hooks(seen.append, complain_of_samples),
         ).run()  # fmt: skip
         return seen

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dflop.models.build import LlmStage, Stage, build_model, cut_stage
+from dflop.models.build import build_model
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.profile.groups import make_group
 from dflop.profile.hardware import hardware_name, software_name
@@ -24,6 +24,7 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed, PreparedStep
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.plans import PlanMessage
+from dflop.train.stages import llm_stage_of, make_stages
 from tests.bench.profile.cases import VOCAB_SIZE
 from tests.bench.simulate.cases import MODELS, TEXT, Case, MadeUpSource, family_of, token_id
 
@@ -124,19 +125,19 @@ class _TrainedCase:
         family, plan = family_of(run.case.model), run.case.plan
         seat, config = seat_of(plan, rank), {**family.hf_config, **family.token_ids(token_id(run.case.model))}
         model = build_model(family, config, seed=0, dtype=torch.float32)
-        stage: Stage = cut_stage(model, family, seat.module, seat.layers)
         groups = make_groups(plan, rank, timeout_s=120)
+        stages, _ = make_stages(model, family, seat, groups.tensor)
         source = MadeUpSource(run.case.model, [shape for batch in run.batches for shape in batch])
-        feed = Feed(source, family, plan, seat, stage if isinstance(stage, LlmStage) else None)
+        feed = Feed(source, family, plan, seat, llm_stage_of(stages))
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
         num_steps = len(run.step_plans)
         self._seen: list[StepObservation] = []
         self._trainer = Trainer(
             settings=LoopSettings("bench", 0, num_steps, 1e-5, 1, 1.0, num_steps),
-            plan=plan, seat=seat, stage=stage, groups=groups,
-            engine=Engine(plan, seat, stage, groups, CPU, hidden_size),
+            plan=plan, seat=seat, stages=stages, groups=groups,
+            engine=Engine(plan, seat, stages, groups, CPU, hidden_size=hidden_size, row_width=hidden_size),
             feed=Prepared([feed.prepare(p) for p in run.step_plans]), source=source, plans=InTurn(run.step_plans),
-            optimizer=torch.optim.AdamW([p for p in stage.names.values() if p.requires_grad], lr=1e-5),
+            optimizer=torch.optim.AdamW([p for s in stages for p in s.names.values() if p.requires_grad], lr=1e-5),
             hooks=Hooks(self._seen.append, complain_of_samples),
         )  # fmt: skip
 
