@@ -39,7 +39,7 @@ def test_every_rank_has_one_seat(plan):
 @given(plans())
 def test_stages_hold_every_layer_once(plan):
     for module in plan.modules:
-        spans = sorted({s.layers for s in seats(plan) if s.module == module.module})
+        spans = sorted({s.part(module.module).layers for s in seats(plan) if s.module == module.module})
         assert len(spans) == module.parallel.pp
         assert [end - first for first, end in spans] == list(module.layers_per_stage)
         ends = [0, *(end for _, end in spans)]

@@ -64,16 +64,17 @@ def test_both_ends_of_every_message_agree_on_every_row(vision_dp, audio_dp, llm_
                 for i in work.owner[k][seat.dp_rank]
                 for r in range(work.item_rows[i])
             ]
-            for transfer in given_.transfers:
-                assert (seat.rank, transfer.peer) not in outbox, "two messages to one peer share a tag"
-                outbox[seat.rank, transfer.peer] = [tags[i] for i in transfer.rows.tolist()]
+            for transfer in given_.encoders[seat.module].transfers:
+                for peer in transfer.peers.gives_to:
+                    assert (seat.rank, peer) not in outbox, "two messages to one peer share a tag"
+                    outbox[seat.rank, peer] = [tags[i] for i in transfer.rows.tolist()]
         for seat in seats(plan):
             given_ = prepared[seat.rank].microbatches[k]
             if seat.module != LLM or seat.stage > 0 or given_ is None:
                 continue
-            slots = placeholder_slots(step_plan, shapes, k, seat.dp_rank, given_)
-            for transfer in given_.transfers:
-                tags = outbox.pop((transfer.peer, seat.rank))
+            slots = placeholder_slots(step_plan, shapes, k, seat.dp_rank, given_.llm)
+            for transfer in given_.llm.transfers:
+                tags = outbox.pop((transfer.peers.takes_from, seat.rank))
                 assert [slots[p] for p in transfer.rows.tolist()] == tags
                 arrived += tags
             assert sorted(slots.values()) == sorted(arrived), "a placeholder stays empty"
@@ -115,6 +116,7 @@ def test_labels_are_shifted_as_a_naive_loop_does(seed, num_microbatches):
             if not start:
                 assert given_ is None
                 continue
+            given_ = given_.llm
             got = zip(given_.loss_where, given_.loss_targets, given_.loss_sample, strict=True)
             assert [tuple(int(x) for x in row) for row in got] == expected
             assert int(given_.cu_seqlens[-1]) == start == len(given_.input_ids) == given_.position_ids.shape[1]
@@ -168,6 +170,7 @@ def test_media_that_cannot_be_decoded_become_zeros_and_are_reported():
     for mine, reference in zip(got[0].microbatches, healthy[0].microbatches, strict=True):
         if mine is None:
             continue
+        mine, reference = mine.encoders["vision"], reference.encoders["vision"]
         assert torch.equal(mine.sizes, reference.sizes)
         changed = (mine.data != reference.data).any(dim=1)
         assert torch.equal(mine.data[changed], torch.zeros_like(mine.data[changed]))

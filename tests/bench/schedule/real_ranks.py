@@ -20,6 +20,7 @@ from dflop.records import LLM, SampleShape, StepObservation, StepPlan
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.stages import llm_stage_of, make_stages
 from tests.bench.profile.cases import VOCAB_SIZE
 from tests.bench.schedule.real_cases import ENCODER_LAYERS, TOKEN_ID, Case, Source, family_of
 from tests.bench.simulate.measure import CPU, DEPTHS, InTurn, Prepared, Profiled, complain_of_samples, take_core
