@@ -67,11 +67,20 @@ class _Way:
     """Which rows; None: all."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A tensor that a stage made, and where it went; the loss went nowhere."""
+
+    tensor: torch.Tensor
+    ways: list[_Way]
+    trains: bool
+    """Whether the module itself trains here, so that a gradient must have something to reach."""
+
+
 @dataclass(slots=True)
 class _InFlight:
     leaves: list[tuple[_Way, torch.Tensor]] = field(default_factory=list)
-    outputs: list[tuple[torch.Tensor, list[_Way]]] = field(default_factory=list)
-    """Tensors and where they went; the loss went nowhere."""
+    outputs: list[_Output] = field(default_factory=list)
 
 
 class Engine:
@@ -104,6 +113,7 @@ class Engine:
         self._entering: tuple[Crossing, ...] = crossings(plan, seat, seat.stage, trains)
         self._leaving: tuple[Crossing, ...] = crossings(plan, seat, seat.stage + 1, trains)
         self._rows_need_grad = {e.module: needs_grad(plan, e.module, e.parallel.pp, trains) for e in plan.encoders}
+        self._trains_here = {m.module: trains.get((m.module, seat.stage), False) for m in plan.modules}
         tp = grid.parallel.tp
         self._previous = peers_of(seat, tp, grid, seat.stage - 1, seat.dp_rank) if self._entering else None
         self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.dp_rank) if self._leaving else None
@@ -168,10 +178,10 @@ class Engine:
         timing.forward_s, timing.forward_compute_s = self._since(timing.forward_start_s, compute_s)
         state.outputs = self._ways_out(k, given, carry)
         self._in_flight[k] = state
-        for output, ways in state.outputs:
-            for way in ways:
-                part_of = output.detach() if way.rows is None else output.detach().index_select(0, way.rows)
-                self._send(part_of, way, is_forward=True)
+        for output in state.outputs:
+            for way in output.ways:
+                whole = output.tensor.detach()
+                self._send(whole if way.rows is None else whole.index_select(0, way.rows), way, is_forward=True)
 
     def _encode(
         self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
@@ -205,31 +215,37 @@ class Engine:
         self._loss += float(loss.detach()) if self._seat.tp_rank == 0 else 0.0
         return loss
 
-    def _ways_out(
-        self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]
-    ) -> list[tuple[torch.Tensor, list[_Way]]]:
-        found: list[tuple[torch.Tensor, list[_Way]]] = []
+    def _ways_out(self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]) -> list[_Output]:
+        found: list[_Output] = []
+
+        def leave(module: str, ways: list[_Way]) -> None:
+            found.append(_Output(carry[module], ways, self._trains_here.get(module, False)))
+
         for crossing in self._leaving:
             if crossing.module in carry and self._next is not None:
                 way = _Way(self._next, self._tag(k, crossing.module), crossing.needs_grad)
-                found.append((carry[crossing.module], [way] if len(carry[crossing.module]) else []))
+                leave(crossing.module, [way] if len(carry[crossing.module]) else [])
         for module, encoder in given.encoders.items():
             if encoder.transfers:
                 tag, grad = self._tag(k, module), self._rows_need_grad[module]
-                ways = [_Way(t.peers, tag, grad, t.rows.to(self._device)) for t in encoder.transfers]
-                found.append((carry[module], ways))
+                leave(module, [_Way(t.peers, tag, grad, t.rows.to(self._device)) for t in encoder.transfers])
         llm = self._seat.part(LLM)
         if llm is not None and llm.is_last:
-            found.append((carry[LLM], []))
+            leave(LLM, [])
         return found
 
     def _backward(self, k: int, timing: Timing) -> None:
         state = self._in_flight.pop(k)
-        received = [(output, self._receive_gradient(output, ways)) for output, ways in state.outputs]
+        gradients = [self._receive_gradient(output.tensor, output.ways) for output in state.outputs]
         timing.backward_start_s, compute_s = self._now()
-        trained = [(output, gradient) for output, gradient in received if output.requires_grad]
-        if trained:
-            torch.autograd.backward([output for output, _ in trained], [gradient for _, gradient in trained])
+        # Behind some tensors nothing trains: a text through a frozen LLM. Where something must, torch says if it cannot.
+        reached = [
+            (output.tensor, gradient)
+            for output, gradient in zip(state.outputs, gradients, strict=True)
+            if output.trains or output.tensor.requires_grad
+        ]
+        if reached:
+            torch.autograd.backward([tensor for tensor, _ in reached], [gradient for _, gradient in reached])
         timing.backward_s, timing.backward_compute_s = self._since(timing.backward_start_s, compute_s)
         for way, leaf in state.leaves:
             if way.needs_grad:
