@@ -2,7 +2,7 @@
 
 Both ends of a message know its shape from the StepPlan, so a forward is: receive what is planned, compute, send. The
 received tensor is an autograd leaf; its gradient is what travels back, where anything behind it trains. Sends never
-block and are held until the end of the step; receives block, and only the compute between them counts as busy. The last
+block (`dflop/train/sends.py`); receives block, and only the compute between them counts as busy. The last
 stage's loss is the *sum* over supervised tokens divided by the global count, so gradients of all microbatches and
 replicas simply add up.
 """
@@ -24,6 +24,7 @@ from dflop.simulate.order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
 from dflop.train.chain import Crossing, Trains, crossings, needs_grad
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
+from dflop.train.sends import Sends
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class StepTrace:
     """This rank's share of the global mean loss; 0 off the last LLM stage."""
     timings: dict[int, Timing]
     """Microbatches this rank had work in."""
+    most_sends_held: int = 0
+    """Of one direction at one time."""
 
     @property
     def busy_s(self) -> float:
@@ -116,6 +119,7 @@ class Engine:
         self._trains_here = {m.module: trains.get((m.module, seat.stage), False) for m in plan.modules}
         tp = grid.parallel.tp
         self._previous = peers_of(seat, tp, grid, seat.stage - 1, seat.dp_rank) if self._entering else None
+        self._num_stages_after = num_stages_after(plan, seat.module, seat.stage)
         self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.dp_rank) if self._leaving else None
 
     def run(
@@ -131,13 +135,13 @@ class Engine:
         Raises:
             TrainError: naming rank, stage, phase and microbatch.
         """
-        self._sends: list[tuple[dist.Work | None, torch.Tensor]] = []
+        self._sends = {is_forward: Sends() for is_forward in (True, False)}
         self._in_flight: dict[int, _InFlight] = {}
         self._loss = 0.0
         self._start_s = 0.0
         self._start_s, _ = self._now()
         timings = {k: Timing() for k, x in enumerate(inputs) if x is not None}
-        for action in one_f_one_b(len(inputs), num_stages_after(self._plan, self._seat.module, self._seat.stage)):
+        for action in one_f_one_b(len(inputs), self._num_stages_after):
             given = inputs[action.microbatch]
             if given is None:
                 continue
@@ -148,10 +152,9 @@ class Engine:
                     self._backward(action.microbatch, timings[action.microbatch])
             except Exception as error:
                 raise self._located(error, action) from error
-        for work, _ in self._sends:
-            if work is not None:
-                work.wait()
-        return StepTrace(self._loss, timings)
+        for sends in self._sends.values():
+            sends.settle_all()
+        return StepTrace(self._loss, timings, max(sends.most_held for sends in self._sends.values()))
 
     def _located(self, error: Exception, action: Action) -> TrainError:
         """The error with this rank, its stage and the microbatch, which no code below the loop knows."""
@@ -238,7 +241,7 @@ class Engine:
         state = self._in_flight.pop(k)
         gradients = [self._receive_gradient(output.tensor, output.ways) for output in state.outputs]
         timing.backward_start_s, compute_s = self._now()
-        # Behind some tensors nothing trains: a text through a frozen LLM. Where something must, torch says if it cannot.
+        # Behind some tensors nothing trains: a text through a frozen LLM. Where something must, torch says if not.
         reached = [
             (output.tensor, gradient)
             for output, gradient in zip(state.outputs, gradients, strict=True)
@@ -247,6 +250,10 @@ class Engine:
         if reached:
             torch.autograd.backward([tensor for tensor, _ in reached], [gradient for _, gradient in reached])
         timing.backward_s, timing.backward_compute_s = self._since(timing.backward_start_s, compute_s)
+        for output in state.outputs:
+            for way in output.ways:
+                # Its gradient is here. Where none comes back, this keeps a frozen encoder from running far ahead.
+                self._sends[True].settle(way.peers, k)
         for way, leaf in state.leaves:
             if way.needs_grad:
                 self._send(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), way, is_forward=False)
@@ -292,6 +299,8 @@ class Engine:
         if not shape[0]:
             return torch.empty(shape, dtype=self._dtype, device=self._device)
         leaf = self._receive(shape, way, is_forward=True)
+        # Who sent it has one more forward under way than this stage, and has been through every backward before that.
+        self._sends[False].settle(way.peers, self._microbatch(way) - self._num_stages_after - 2)
         if way.needs_grad:
             leaf.requires_grad_()
         state.leaves.append((way, leaf))
@@ -313,18 +322,20 @@ class Engine:
     def _tag(self, k: int, module: str) -> int:
         return k * len(self._number) + self._number[module]
 
+    def _microbatch(self, way: _Way) -> int:
+        return way.tag // len(self._number)
+
+    def _group(self, is_forward: bool) -> dist.ProcessGroup:
+        return self._groups.forward if is_forward else self._groups.backward
+
     def _receive(self, shape: tuple[int, int], way: _Way, *, is_forward: bool) -> torch.Tensor:
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        group = self._groups.forward if is_forward else self._groups.backward
-        dist.recv(buffer, way.peers.takes_from, group=group, tag=way.tag)
+        dist.recv(buffer, way.peers.takes_from, group=self._group(is_forward), tag=way.tag)
         return buffer
 
     def _send(self, tensor: torch.Tensor, way: _Way, *, is_forward: bool) -> None:
-        tensor = tensor.contiguous()
-        group = self._groups.forward if is_forward else self._groups.backward
-        for peer in way.peers.gives_to:
-            # Kept until the step ends: the buffer must outlive the asynchronous send.
-            self._sends.append((dist.isend(tensor, peer, group=group, tag=way.tag), tensor))
+        group, sends = self._group(is_forward), self._sends[is_forward]
+        sends.send(tensor, way.peers, self._microbatch(way), group=group, tag=way.tag)
 
     def _now(self) -> tuple[float, float]:
         """(seconds since the step began, compute seconds of this thread)."""
