@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -206,13 +206,53 @@ def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int) -> 
     )  # fmt: skip
 
 
-def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_only_slot: bool = True) -> StepPlan:
-    """Random, deliberately uneven ownership; slot 0 gets only samples without media when there are any."""
-    rng, order = np.random.default_rng([7, step]), [m.module for m in plan.modules]
+def make_step_plan(
+    plan: Plan, batch: Sequence[SampleShape], step: int, *, text_only_slot: bool = True, idle: bool = False
+) -> StepPlan:
+    """Random, deliberately uneven ownership; slot 0 gets only samples without media when there are any.
+
+    Args:
+        plan: The layout.
+        batch: The global batch.
+        step: Number of the step, and the seed.
+        text_only_slot: Whether samples without media share slot 0 with nobody.
+        idle: Whether in odd steps one microbatch has no sample at all and one replica of every module nothing to do.
+    """
+    rng, last = np.random.default_rng([7, step]), plan.num_microbatches - 1
+    is_idle = idle and step % 2 == 1
     slots = rng.integers(0, plan.num_microbatches, len(batch))
     if text_only_slot:
-        slots = np.where([not s.items for s in batch], 0, np.where(slots == 0, plan.num_microbatches - 1, slots))
-    works, home = [], {}
+        slots = np.where([not s.items for s in batch], 0, np.where(slots == 0, last, slots))
+    if is_idle:
+        slots = np.where(slots == last, last - 1, slots)
+
+    def replica(dp: int) -> int:
+        chosen = int(rng.integers(dp))
+        return 0 if is_idle and chosen == dp - 1 else chosen
+
+    return assign(plan, batch, step, slots=slots.tolist(), replica=replica, shuffled=rng.permutation)
+
+
+def assign(
+    plan: Plan,
+    batch: Sequence[SampleShape],
+    step: int,
+    *,
+    slots: Sequence[int],
+    replica: Callable[[int], int],
+    shuffled: Callable[[int], Iterable[int]],
+) -> StepPlan:
+    """A step whose samples are in the given microbatches.
+
+    Args:
+        plan: The layout.
+        batch: The global batch.
+        step: Number of the step.
+        slots: Microbatch of every sample.
+        replica: A number below its argument; asked for the owner of every item.
+        shuffled: Numbers below its argument in some order; asked for the order in which items are packed.
+    """
+    order, works, home = [m.module for m in plan.modules], [], {}
     for module in sorted(plan.modules, key=lambda m: m.module != LLM):
         dp = module.parallel.dp
         if module.module == LLM:
@@ -225,8 +265,8 @@ def make_step_plan(plan: Plan, batch: Sequence[SampleShape], step: int, *, text_
                 if m.module == module.module
             ]
         owner = [[[] for _ in range(dp)] for _ in range(plan.num_microbatches)]
-        for item in rng.permutation(len(items)):
-            sample, rank = items[item][0], int(rng.integers(dp))
+        for item in shuffled(len(items)):
+            sample, rank = items[item][0], replica(dp)
             rank = home.setdefault(sample, rank) if module.module == LLM or plan.is_inline else rank
             owner[slots[sample]][rank].append(int(item))
         works.append(

@@ -1,0 +1,214 @@
+"""What every parity test does: train a few steps in some layout and hold them against a plain Hugging Face run.
+
+The reference is Hugging Face's own model, forward and attention, one sample at a time in one process. A `Subject` is a
+tiny model with samples; a `Trial` puts it into a layout. Both sides take the same plain gradient steps, so a later step
+also tells whether the weights that replicas, stages and parts hold are still those of one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dflop.models.family import Family
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed, SampleSource
+from dflop.train.reduce import GradientReducer
+from dflop.train.stages import llm_stage_of, make_stages
+from tests.train import synthetic
+from tests.train.ranks import run_ranks
+from tests.train.synthetic import SyntheticSource, make_shapes
+
+LEARNING_RATE = 0.05
+TOLERANCE = 1e-5
+Step = tuple[float, float, dict[str, Any]]
+"""Loss, gradient norm, gradients by name; of what tensor-parallel ranks share, the list of parts."""
+
+
+class Subject(Protocol):
+    """A tiny model, and global batches for it; picklable."""
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def batches(self) -> Sequence[Sequence[SampleShape]]: ...
+
+    def build(self) -> torch.nn.Module:
+        """As every rank builds it."""
+
+    def plain(self) -> torch.nn.Module:
+        """The same weights with Hugging Face's own attention."""
+
+    def source(self, batch: Sequence[SampleShape]) -> SampleSource: ...
+
+    def loss_sum(self, plain: torch.nn.Module, batch: Sequence[SampleShape], position: int) -> torch.Tensor:
+        """Summed loss of one sample by Hugging Face's own forward."""
+
+
+@dataclass(frozen=True)
+class Omni:
+    """Qwen2.5-Omni's thinker: two encoders, three kinds of media."""
+
+    kinds: tuple[str, ...] = ("image", "video", "audio")
+    tied: bool = False
+    kv_heads: int = 1
+    num_steps: int = 3
+    batch_size: int = 12
+    seed: int = 3
+
+    @property
+    def family(self) -> Family:
+        return synthetic.family(self.kv_heads)
+
+    @cached_property
+    def batches(self) -> list[list[SampleShape]]:
+        shapes = make_shapes(self.num_steps * self.batch_size, seed=self.seed, kinds=self.kinds)
+        return [shapes[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.num_steps)]
+
+    def build(self) -> torch.nn.Module:
+        return synthetic.tiny_model(tied=self.tied, kv_heads=self.kv_heads)
+
+    def plain(self) -> torch.nn.Module:
+        return synthetic.plain_model(tied=self.tied, kv_heads=self.kv_heads)
+
+    def source(self, batch: Sequence[SampleShape]) -> SampleSource:
+        return SyntheticSource(batch)
+
+    def loss_sum(self, plain: torch.nn.Module, batch: Sequence[SampleShape], position: int) -> torch.Tensor:
+        return synthetic.loss_sum(plain, SyntheticSource(batch), batch[position])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A subject in a layout, with a plan for each of its batches."""
+
+    subject: Subject
+    plan: Plan
+    step_plans: tuple[StepPlan, ...]
+    frozen: tuple[str, ...] = ()
+    """Modules whose weights do not train."""
+    bad_positions: tuple[int, ...] = ()
+    """Of every batch, samples that carry no loss."""
+
+
+def reference(subject: Subject, *, frozen: Collection[str] = (), bad_positions: Collection[int] = ()) -> list[Step]:
+    """The steps by Hugging Face's own forward and attention, one sample at a time."""
+    torch.set_num_threads(1)
+    plain = subject.plain()
+    for name, p in plain.named_parameters():
+        p.requires_grad_(p.requires_grad and module_of(name, subject.family) not in frozen)
+    steps = []
+    for batch in subject.batches:
+        kept = [p for p in range(len(batch)) if p not in bad_positions]
+        denominator, loss = sum(batch[p].num_supervised_tokens for p in kept), 0.0
+        for position in kept:
+            part = subject.loss_sum(plain, batch, position)
+            (part / denominator).backward()
+            loss += float(part.detach()) / denominator
+        gradients = {n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None}
+        norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
+        steps.append((loss, norm, gradients))
+        descend(plain.parameters())
+    return steps
+
+
+def module_of(name: str, family: Family) -> str:
+    """Which module a parameter of a whole model belongs to, by Hugging Face's names alone."""
+    for module, tower in family.towers.items():
+        # Older releases have Omni's towers without the prefix.
+        for path in (tower.path, tower.path.removeprefix("model."), *tower.extras):
+            if name == path or name.startswith(f"{path}."):
+                return module
+    return LLM
+
+
+def descend(parameters: Any) -> None:
+    """One step of plain gradient descent, which forgets the gradients."""
+    with torch.no_grad():
+        for p in parameters:
+            if p.grad is not None:
+                p -= LEARNING_RATE * p.grad
+                p.grad = None
+
+
+def run_trial(trial: Trial, folder: Path) -> list[list[Step]]:
+    """The steps of every rank."""
+    return run_ranks(train, trial.plan.num_processes, folder, trial)
+
+
+def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
+    """The steps of one rank of a trial, run by feed, engine and reducer."""
+    subject, plan = trial.subject, trial.plan
+    seat, family = seat_of(plan, rank), subject.family
+    groups = make_groups(plan, rank, timeout_s=60)
+    stages, sharded = make_stages(subject.build(), family, seat, groups.tensor)
+    hidden = int(family.configs[LLM]["hidden_size"])
+    width = hidden * (1 + family.decoder.num_deep_features)
+    engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=hidden, row_width=width)
+    reducer = GradientReducer(plan, seat, stages, groups, sharded)
+    trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
+    steps = []
+    for batch, step_plan in zip(subject.batches, trial.step_plans, strict=True):
+        feed = Feed(subject.source(batch), family, plan, seat, llm_stage_of(stages))
+        healthy = torch.tensor([p not in trial.bad_positions for p in range(len(batch))])
+        tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
+        trace = engine.run(feed.prepare(step_plan).microbatches, healthy=healthy, num_loss_tokens=tokens)
+        reducer.reduce()
+        norm, loss = reducer.norm_and_loss(trace.loss)
+        steps.append((loss, norm, {n: _whole(n, p, sharded, groups.tensor) for n, p in trained.items()}))
+        descend(trained.values())
+    return steps
+
+
+def _whole(name: str, parameter: torch.Tensor, sharded: Collection[str], tensor_group: dist.ProcessGroup) -> Any:
+    """A gradient, or the parts of it that tensor-parallel ranks hold."""
+    assert parameter.grad is not None, f"{name} has no gradient"
+    if name not in sharded:
+        return parameter.grad.clone()
+    parts = [torch.empty(0)] * tensor_group.size()
+    dist.all_gather_object(parts, parameter.grad, group=tensor_group)
+    return parts
+
+
+def assert_equal_steps(ranks: Sequence[Sequence[Step]], expected: Sequence[Step]) -> None:
+    """Losses, norms and every gradient of all ranks equal the reference's, and together they hold every gradient."""
+    for step, (loss, norm, gradients) in enumerate(expected):
+        for rank in ranks:
+            got_loss, got_norm, got_gradients = rank[step]
+            assert got_loss == pytest.approx(loss, rel=TOLERANCE), f"loss of step {step}"
+            assert got_norm == pytest.approx(norm, rel=TOLERANCE), f"gradient norm of step {step}"
+            for name, got in got_gradients.items():
+                _assert_close(f"step {step}: {name}", got, gradients.get(name))
+        covered = {name for rank in ranks for name in rank[step][2]}
+        assert set(gradients) <= covered, "a parameter with a gradient is held by no rank"
+
+
+def _assert_close(name: str, got: Any, want: torch.Tensor | None) -> None:
+    if want is None:  # nothing depends on it: an unused embedding
+        parts = got if isinstance(got, list) else [got]
+        assert not any(part.any() for part in parts), f"{name} has a gradient"
+        return
+    got = _joined(got, want) if isinstance(got, list) else got
+    # Without rope, attention does not depend on a key's bias: all of its gradient is rounding.
+    least = 1e-7 if name.endswith("k_proj.bias") else 1e-17
+    error = float((got - want).abs().max())
+    assert error <= max(TOLERANCE * float(want.abs().max()), least), f"{name} off by {error:.2e}"
+
+
+def _joined(parts: Sequence[torch.Tensor], want: torch.Tensor) -> torch.Tensor:
+    """Parts of a matrix along the axis along which they are parts; a fused one holds several matrices."""
+    (axis,) = [d for d in range(want.dim()) if parts[0].shape[d] != want.shape[d]]
+    whole = torch.cat(list(parts), dim=axis)
+    if torch.allclose(whole, want, atol=TOLERANCE * float(want.abs().max())):
+        return whole
+    return torch.cat([torch.cat([p.chunk(3, axis)[i] for p in parts], axis) for i in range(3)], axis)
