@@ -28,12 +28,13 @@ from dflop.errors import ConfigError
 from dflop.models.build import LlmStage, Stage
 from dflop.models.tensor_split import TensorSplit
 from dflop.parallel.exchange import all_reduce, sum_backward, sum_forward
+from dflop.parallel.part import Part, even_part
 from dflop.parallel.vocab import Replaced, shard_head
 
 
 def shard_stage(
     stage: Stage, layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup
-) -> frozenset[str]:
+) -> dict[str, Part]:
     """Keep this rank's part of a stage, whose every forward and backward is collective from then on.
 
     The last LLM stage keeps its rows of the head and computes the loss from them: 2 all-reduces forward, of 3 float32
@@ -47,7 +48,7 @@ def shard_stage(
         group: Ranks that hold the parts of this stage, in the order of the parts.
 
     Returns:
-        Global names of the parameters of which this rank holds a part; the others are whole and equal on all ranks.
+        Which parts this rank holds, by global name; parameters not named are whole and equal on all ranks.
 
     Raises:
         ConfigError: as `shard_layers`, or a vocabulary smaller than the group; the stage is unchanged.
@@ -59,9 +60,9 @@ def shard_stage(
     if isinstance(stage, LlmStage) and head is not None and group.size() > 1:
         stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)
         replaced |= parts
-    names = frozenset(name for name, p in stage.names.items() if p in replaced)
-    stage.names = {name: replaced.get(p, p) for name, p in stage.names.items()}
-    return names
+    held = {name: replaced[p] for name, p in stage.names.items() if p in replaced}
+    stage.names |= {name: kept for name, (kept, _) in held.items()}
+    return {name: part for name, (_, part) in held.items()}
 
 
 def shard_layers(layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup) -> Replaced:
@@ -73,7 +74,7 @@ def shard_layers(layers: Iterable[nn.Module], split: TensorSplit, group: dist.Pr
         group: Ranks that hold the parts, in the order of the parts.
 
     Returns:
-        What took the place of what; nothing in a group of one.
+        What took the place of what, and which part of it that is; nothing in a group of one.
 
     Raises:
         ConfigError: a layer lacks a module that `split` names, or has heads or a width that the ranks cannot share.
@@ -157,12 +158,10 @@ def _keep_part(linear: Any, kind: str, dim: int, matrices: int, rank: int, degre
     whole = getattr(linear, kind)
     if whole is None:
         return {}
-    stacked = whole.detach().unflatten(dim, (matrices, -1))
-    part = stacked.chunk(degree, dim=dim + 1)[rank].flatten(dim, dim + 1)
-    # A copy, or the part would keep the storage of the whole alive.
-    kept = nn.Parameter(part.clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)
+    part = even_part(whole.shape, dim, matrices, rank, degree)
+    kept = nn.Parameter(part.of(whole.detach()), requires_grad=whole.requires_grad)
     setattr(linear, kind, kept)
-    return {whole: kept}
+    return {whole: (kept, part)}
 
 
 def _holder(layer: nn.Module, name: str) -> tuple[nn.Module, str]:

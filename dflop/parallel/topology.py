@@ -15,6 +15,9 @@ import torch.distributed as dist
 
 from dflop.records import LLM, ModulePlan, Plan
 
+CHECKPOINT_TIMEOUT = timedelta(hours=1)
+"""Writing is not training: what is slow here holds up nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeatPart:
@@ -132,6 +135,8 @@ class Groups:
     """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
     tied: dist.ProcessGroup | None
     """First and last LLM stage, all replicas of one tp rank: where a tied embedding lives twice; None elsewhere."""
+    checkpoint: dist.ProcessGroup
+    """World group for small CPU tensors of the thread that writes checkpoints."""
 
 
 def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
@@ -148,6 +153,8 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     forward, backward = dist.new_group(world, timeout=timeout), dist.new_group(world, timeout=timeout)
     control = dist.new_group(world, timeout=timeout, backend="gloo")
     feed = dist.new_group(world, timeout=timeout, backend="gloo")
+    # Its ranks wait for the slowest disk.
+    checkpoint = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
     replicas = tensor = tied = None
     for grid in grids(plan):
         p = grid.parallel
@@ -170,4 +177,4 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
         tied = group if rank in ends else tied
     if replicas is None or tensor is None:
         raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
-    return Groups(forward, backward, control, feed, replicas, tensor, tied)
+    return Groups(forward, backward, control, feed, replicas, tensor, tied, checkpoint)

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.parallel.exchange import all_reduce, sum_backward
+from dflop.parallel.part import Part
 
-Replaced = dict[nn.Parameter, nn.Parameter]
-"""Whole parameter -> this rank's part of it."""
+Replaced = dict[nn.Parameter, tuple[nn.Parameter, Part]]
+"""Whole parameter -> what this rank holds of it."""
 HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Hidden states `[tokens, hidden]` and targets `[tokens]` -> sum of cross entropies."""
 
@@ -54,9 +55,10 @@ def shard_head(head: nn.Linear, *, tied: bool, group: dist.ProcessGroup) -> tupl
     for kind in ("bias",) if tied else ("weight", "bias"):
         whole = getattr(head, kind)
         if whole is not None:
-            # A copy, or the rows would keep the storage of the whole alive.
-            replaced[whole] = nn.Parameter(whole.detach()[first:end].clone(), requires_grad=whole.requires_grad)
-            setattr(head, kind, replaced[whole])
+            part = Part(tuple(whole.shape), 0, ((first, end),))
+            kept = nn.Parameter(part.of(whole.detach()), requires_grad=whole.requires_grad)
+            setattr(head, kind, kept)
+            replaced[whole] = (kept, part)
     if not tied:
         head.out_features = end - first
 

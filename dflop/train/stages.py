@@ -9,14 +9,15 @@ from torch import nn
 
 from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stages
 from dflop.models.family import Family
+from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
 
 
 def make_stages(
     model: nn.Module, family: Family, seat: Seat, tensor_group: dist.ProcessGroup | None
-) -> tuple[tuple[Stage, ...], frozenset[str]]:
-    """Stages of a seat, one per part, and the names of the parameters of which the rank holds a part only.
+) -> tuple[tuple[Stage, ...], dict[str, Part]]:
+    """Stages of a seat, one per part, and what the rank holds of the parameters that it does not hold whole.
 
     Args:
         model: Full model, the same on every rank; what the seat does not hold is let go of.
@@ -28,7 +29,7 @@ def make_stages(
         ConfigError: the model cannot be cut or shared as the plan wants it.
     """
     stages = cut_stages(model, family, [(part.module, part.layers) for part in seat.parts])
-    sharded: frozenset[str] = frozenset()
+    sharded: dict[str, Part] = {}
     if tensor_group is not None and tensor_group.size() > 1:
         for stage in stages:
             sharded |= _shard(stage, family, tensor_group)
@@ -40,7 +41,7 @@ def llm_stage_of(stages: tuple[Stage, ...]) -> LlmStage | None:
     return next((stage for stage in stages if isinstance(stage, LlmStage)), None)
 
 
-def _shard(stage: Stage, family: Family, group: dist.ProcessGroup) -> frozenset[str]:
+def _shard(stage: Stage, family: Family, group: dist.ProcessGroup) -> dict[str, Part]:
     if isinstance(stage, LlmStage):
         return shard_stage(stage, stage.decoder.layers, family.decoder.split, group)
     assert isinstance(stage, EncoderStage)

@@ -1,0 +1,49 @@
+"""Which part of a parameter a tensor-parallel rank holds: the cut itself, and what a checkpoint must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Ranges of a parameter along one axis; the rank holds them one behind the other."""
+
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+    """`[first, end)` in the whole; one per fused matrix."""
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """A copy of the part; a view would keep the storage of the whole alive."""
+        return torch.cat([whole.narrow(self.axis, first, end - first) for first, end in self.ranges], self.axis)
+
+    def pieces(self, part: torch.Tensor) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+        """Rectangles of the whole that the part is made of: where each begins in the whole, and a view of it.
+
+        Args:
+            part: What `of` returned, or anything of its shape.
+        """
+        sizes = [end - first for first, end in self.ranges]
+        for (first, _), view in zip(self.ranges, part.split(sizes, self.axis), strict=True):
+            yield tuple(first if axis == self.axis else 0 for axis in range(part.dim())), view
+
+
+def even_part(shape: torch.Size, axis: int, num_matrices: int, rank: int, degree: int) -> Part:
+    """The share of `rank` in each of `num_matrices` that are fused along `axis`, all of one size.
+
+    Args:
+        shape: Of the whole; its length along `axis` is a multiple of `num_matrices * degree`.
+        axis: Along which it is cut.
+        num_matrices: 1 unless matrices are fused.
+        rank: Of `degree` ranks.
+        degree: Of tensor parallelism.
+    """
+    length = shape[axis] // num_matrices
+    each = length // degree
+    starts = [matrix * length + rank * each for matrix in range(num_matrices)]
+    return Part(tuple(shape), axis, tuple((start, start + each) for start in starts))
