@@ -1,26 +1,62 @@
-"""Every way of calling a tower, through feed, engine and reduction: gradients equal a plain Hugging Face run.
+"""Every way of calling a tower, in every kind of pipeline: gradients equal a plain Hugging Face run.
 
-`test_parity.py` does this for Qwen2.5-Omni over layouts and steps; here one uneven step tells whether what travels
-between the ranks (sizes of items, wide rows with deep features, plain positions) is right for the other families.
+`test_parity.py` does this for Qwen2.5-Omni over many layouts and steps; here a few layouts tell whether what travels
+between the ranks (sizes of items, wide rows with deep features, plain positions, hidden states of a cut tower) is right
+for the other families.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import pytest
 import torch
 
 from dflop.models.build import IGNORE_LABEL
-from dflop.parallel.topology import make_groups, seat_of
-from dflop.records import LLM, SampleShape
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed, TokenizedSample
-from dflop.train.reduce import GradientReducer
-from dflop.train.stages import llm_stage_of, make_stages
-from tests.models.tiny_families import CASES, HIDDEN, Case
-from tests.train.ranks import run_ranks
-from tests.train.synthetic import make_plan, make_step_plan
+from dflop.models.family import Family
+from dflop.records import LLM, Plan, SampleShape
+from dflop.train.feed import TokenizedSample
+from tests.models.tiny_families import CASES, Case
+from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
+from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
-NAMES = ("LLaVA-OneVision", "InternVL", "Qwen2.5-VL", "Qwen3-VL", "Qwen2-Audio")
+LAYOUTS = ("encoder dp2 + llm pp2", "encoder pp2 + llm dp2", "inline pp2, mixed stage")
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny family with its few samples, twice: the second step has other microbatches, and other weights."""
+
+    name: str
+
+    @property
+    def case(self) -> Case:
+        return CASES[self.name]
+
+    @property
+    def family(self) -> Family:
+        return self.case.family
+
+    @cached_property
+    def batches(self) -> list[list[SampleShape]]:
+        source = CaseSource(self.case)
+        return [[source.shape(n) for n in range(len(self.case.samples))]] * 2
+
+    def build(self) -> torch.nn.Module:
+        return self.case.build()
+
+    def plain(self) -> torch.nn.Module:
+        return self.case.plain()
+
+    def source(self, batch: Sequence[SampleShape]) -> CaseSource:
+        return CaseSource(self.case)
+
+    def loss_sum(self, plain: torch.nn.Module, batch: Sequence[SampleShape], position: int) -> torch.Tensor:
+        sample = self.case.sample(position)
+        logits = plain(**self.case.hf_inputs(sample), use_cache=False).logits[0]
+        return torch.nn.functional.cross_entropy(logits[:-1], sample.labels[1:], reduction="sum")
 
 
 class CaseSource:
@@ -47,49 +83,24 @@ class CaseSource:
         return self._samples[sample_index].arrays[item].numpy()
 
 
-def worker(rank, folder, name, layout):
-    case = CASES[name]
-    source, plan = CaseSource(case), make_plan(layout, num_microbatches=2, of=case.family)
-    seat = seat_of(plan, rank)
-    groups = make_groups(plan, rank, timeout_s=60)
-    stages, _ = make_stages(case.build(), case.family, seat, groups.tensor)
-    width = HIDDEN * (1 + case.family.decoder.num_deep_features)
-    engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=HIDDEN, row_width=width)
-    reducer = GradientReducer(plan, seat, stages, groups)
-    batch = [source.shape(n) for n in range(len(case.samples))]
-    feed = Feed(source, case.family, plan, seat, llm_stage_of(stages))
-    prepared = feed.prepare(make_step_plan(plan, batch, 0, text_only_slot=False))
-    healthy = torch.ones(len(batch), dtype=torch.bool)
-    tokens = sum(s.num_supervised_tokens for s in batch)
-    trace = engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
-    reducer.reduce()
-    norm, loss = reducer.norm_and_loss(trace.loss)
-    return loss, norm, {n: p.grad for stage in stages for n, p in stage.names.items()}
+def plan_of(family: Family, layout: str) -> Plan:
+    (encoder,) = family.towers
+    if layout.startswith("encoder dp2"):
+        return make_plan({encoder: (1, 2), LLM: (2, 1)}, num_microbatches=2, of=family)
+    if layout.startswith("encoder pp2"):
+        return make_plan({encoder: (2, 1), LLM: (1, 2)}, num_microbatches=2, of=family)
+    depth = {s.module: s.num_layers for s in family.specs()}
+    stages = [{encoder: depth[encoder] - 1}, {encoder: 1, LLM: depth[LLM]}]
+    return make_inline_plan(stages, dp=1, num_microbatches=2)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_equal_hugging_face(name, tmp_path):
-    case = CASES[name]
-    plain, losses, num_tokens = case.plain(), [], 0
-    for number in range(len(case.samples)):
-        sample = case.sample(number)
-        num_tokens += int((sample.labels[1:] != IGNORE_LABEL).sum())
-        logits = plain(**case.hf_inputs(sample), use_cache=False).logits[0]
-        losses.append(torch.nn.functional.cross_entropy(logits[:-1], sample.labels[1:], reduction="sum"))
-    loss = sum(losses) / num_tokens
-    loss.backward()
-    expected = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
-    norm = float(torch.stack([g.norm() for g in expected.values()]).norm())
-    (encoder,) = case.family.towers
-    ranks = run_ranks(worker, 4, tmp_path, name, {encoder: (1, 2), LLM: (2, 1)})
-    covered = set()
-    for got_loss, got_norm, gradients in ranks:
-        assert got_loss == pytest.approx(float(loss.detach()), rel=1e-5)
-        assert got_norm == pytest.approx(norm, rel=1e-4)
-        covered |= set(gradients)
-        for parameter, got in gradients.items():
-            want = expected.get(parameter, torch.zeros_like(got))
-            # Without rope, attention does not depend on a key's bias: all of its gradient is rounding.
-            least = 1e-7 if parameter.endswith("k_proj.bias") else 0.0
-            assert float((got - want).abs().max()) <= max(1e-4 * float(want.abs().max()), least), parameter
-    assert set(expected) <= covered
+cached_reference = cache(reference)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_equal_hugging_face(name, layout, tmp_path):
+    subject = Tiny(name)
+    plan = plan_of(subject.family, layout)
+    plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
+    assert_equal_steps(run_trial(Trial(subject, plan, plans), tmp_path), cached_reference(subject))
