@@ -1,9 +1,9 @@
 """Turn each rank's partial gradients into the gradient of the global batch, and its norm.
 
-The loss is already divided by the global token count, so replicas SUM (never average) in one flat all-reduce per
-step; a parameter that saw no sample contributes zeros. A tied embedding lives on the first and on the last LLM stage:
-its copies are summed over both, which keeps them equal for ever. Clipping uses one norm over all stages, each
-parameter counted once.
+The loss is already divided by the global token count, so replicas SUM (never average) after the step's last
+microbatch; a parameter that saw no sample contributes zeros. Gradients accumulate and are summed in float32, whatever
+the weights' type. A tied embedding lives on the first and on the last LLM stage: its copies are summed over both, which
+keeps them equal for ever. Clipping uses one norm over all stages, each parameter counted once.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
+from dflop.train.flat import run_flat
+from dflop.train.zero import Owners, reduce_to_owners
 
 
 class GradientReducer:
@@ -24,37 +27,49 @@ class GradientReducer:
     Args:
         plan: The layout.
         seat: This rank's place.
-        stages: Its parameters.
+        stages: Its parameters; from now on their gradients are float32.
         groups: Process groups.
         sharded: Names of the parameters of which tensor-parallel ranks hold a part each.
+        owners: Replica that alone needs a parameter's gradient, as the optimizer says; where none is named, all do.
     """
 
     def __init__(
-        self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str] = ()
-    ) -> None:
-        self._groups = groups
+        self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str] = (),
+        *, owners: Owners | None = None,
+    ) -> None:  # fmt: skip
+        self._groups, self._dp_rank, self._owners = groups, seat.dp_rank, owners or {}
         names = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
+        for p in names.values():
+            p.grad_dtype = torch.float32
         llm = next((s for s in stages if isinstance(s, LlmStage)), None)
         # On one stage it is one parameter, which gets both gradients by itself.
         tied_name = llm.tied if llm is not None and not (llm.is_first and llm.is_last) else ""
-        self._tied = [p for n, p in names.items() if n == tied_name]
-        self._own = [p for n, p in names.items() if n != tied_name]
+        self._tied = {n: p for n, p in names.items() if n == tied_name}
+        self._owned = {n: p for n, p in names.items() if n != tied_name and n in self._owners}
+        self._shared = {n: p for n, p in names.items() if n != tied_name and n not in self._owners}
         self._num_replicas = plan.module(seat.module).parallel.dp
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._counted = [
-            p for n, p in names.items() if n != skipped and seat.dp_rank == 0 and (seat.tp_rank == 0 or n in sharded)
+            p
+            for n, p in names.items()
+            if n != skipped and self._owners.get(n, 0) == seat.dp_rank and (seat.tp_rank == 0 or n in sharded)
         ]
 
     def reduce(self) -> None:
         """Sum gradients over the replicas that hold the same parameters; missing ones become zeros."""
-        for p in (*self._own, *self._tied):
+        for p in self._parameters():
             # The same with one replica as with many, so that weight decay treats an unused parameter alike.
             if p.grad is None:
-                p.grad = torch.zeros_like(p)
+                p.grad = torch.zeros_like(p, dtype=torch.float32)
         if self._num_replicas > 1:
-            _sum_flat(self._own, self._groups.replicas)
+            _sum(self._shared.values(), self._groups.replicas)
+            reduce_to_owners(self._owned, self._owners, self._groups.replicas)
         if self._tied and self._groups.tied is not None:
-            _sum_flat(self._tied, self._groups.tied)
+            # Every rank of both stages gets the sum, so that the owners on either make the same update.
+            _sum(self._tied.values(), self._groups.tied)
+            for name, p in self._tied.items():
+                if self._owners.get(name, self._dp_rank) != self._dp_rank:
+                    p.grad = None
 
     def norm_and_loss(self, loss: float) -> tuple[float, float]:
         """(gradient norm over the whole model, global mean loss) from every rank's share of the loss."""
@@ -67,14 +82,13 @@ class GradientReducer:
         """Scale gradients so that the model's norm is at most `max_norm`."""
         scale = max_norm / (norm + 1e-6)
         if scale < 1:
-            for p in (*self._own, *self._tied):
+            for p in self._parameters():
                 if p.grad is not None:
                     p.grad.mul_(scale)
 
+    def _parameters(self) -> list[nn.Parameter]:
+        return [*self._shared.values(), *self._owned.values(), *self._tied.values()]
 
-def _sum_flat(parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup) -> None:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    dist.all_reduce(flat, group=group)
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+
+def _sum(parameters: Collection[nn.Parameter], group: dist.ProcessGroup) -> None:
+    run_flat([p.grad for p in parameters if p.grad is not None], lambda flat: dist.all_reduce(flat, group=group))

@@ -1,0 +1,150 @@
+"""AdamW for the parameters of one seat, with float32 states under global parameter names.
+
+A 16-bit weight has 8 bits of mantissa: an update a few hundred times smaller than the weight would be rounded away,
+step after step. So what AdamW updates is always float32: the parameter itself, or a master copy of which the parameter
+is the rounded value. Replicas may share the states out (`zero.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dflop.models.build import Stage
+from dflop.parallel.topology import Groups, Seat
+from dflop.records import Plan
+from dflop.train.zero import Owners, broadcast_from_owners, owners_of
+
+State = dict[str, dict[str, torch.Tensor]]
+"""Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, and `master` where the parameter is not float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Numbers of AdamW (arXiv 1711.05101), in torch's meaning."""
+
+    learning_rate: float
+    weight_decay: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+
+def make_optimizer(
+    plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str],
+    settings: OptimizerSettings,
+) -> Optimizer:  # fmt: skip
+    """The optimizer of a seat's parameters that train.
+
+    Args:
+        plan: Says which modules share out their optimizer's states over the replicas.
+        seat: This rank's place.
+        stages: Its parameters; frozen ones are left alone, weight decay included.
+        groups: Process groups.
+        sharded: Names of the parameters of which tensor-parallel ranks hold a part each; AdamW works element by
+            element, so a part is updated like a whole.
+        settings: Of AdamW.
+    """
+    trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
+    return Optimizer(trained, settings, owners=owners_of(plan, seat, stages), replicas=groups.replicas)
+
+
+class Optimizer:
+    """AdamW over named parameters.
+
+    Args:
+        parameters: Those that train, by global name.
+        settings: Of AdamW.
+        owners: Which replica updates which parameter, the same on every replica; what is missing, all do.
+        replicas: Where owners send what they updated; needed with owners.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, owners: Owners | None = None,
+        replicas: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
+        self.parameters, self.owners, self._replicas = dict(parameters), dict(owners or {}), replicas
+        me = replicas.rank() if replicas is not None else 0
+        self._updated: dict[str, torch.Tensor] = {
+            name: p if p.dtype == torch.float32 else p.detach().float()
+            for name, p in self.parameters.items()
+            if self.owners.get(name, me) == me
+        }
+        self._adam = _adamw(list(self._updated.values()), settings)
+
+    def step(self, lr: float) -> None:
+        """Update the weights from `.grad`; collective over the replicas where they share out the states.
+
+        Args:
+            lr: Learning rate of this step.
+        """
+        if self._adam is not None:
+            for group in self._adam.param_groups:
+                group["lr"] = lr
+            for name, updated in self._updated.items():
+                gradient = self.parameters[name].grad
+                updated.grad = None if gradient is None else gradient.float()
+            self._adam.step()
+            self._round()
+        if self.owners and self._replicas is not None:
+            shared = {name: self.parameters[name] for name in self.owners}
+            broadcast_from_owners(shared, self.owners, self._replicas)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for tensor in (*self.parameters.values(), *self._updated.values()):
+            tensor.grad = None
+
+    def state(self) -> State:
+        """What a checkpoint must hold, of the parameters that this rank updates: live tensors, zeros before a step."""
+        found: State = {}
+        for name, updated in self._updated.items():
+            assert self._adam is not None
+            found[name] = dict(self._adam.state[updated])
+            if updated is not self.parameters[name]:
+                found[name]["master"] = updated
+        return found
+
+    def wanted_state(self) -> State:
+        """Tensors for a checkpoint to fill; hand what it filled to `load_state`.
+
+        They are the live ones, so that loading takes no memory: a load that fails half-way spoils the optimizer.
+        """
+        return self.state()
+
+    def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Go on from a state; load the weights first.
+
+        Args:
+            state: As `state` returns it, of more parameters or of fewer. Where a parameter or one of its tensors is
+                missing, moments begin at zero and a master copy with the weight.
+        """
+        for name, kept in self.state().items():
+            given = state.get(name, {})
+            for key, tensor in kept.items():
+                fresh = self.parameters[name].detach() if key == "master" else torch.zeros_like(tensor)
+                tensor.detach().copy_(given.get(key, fresh))
+        self._round()
+
+    def _round(self) -> None:
+        """Set weights that are not float32 to the nearest value of their master copies."""
+        with torch.no_grad():
+            for name, updated in self._updated.items():
+                if updated is not self.parameters[name]:
+                    self.parameters[name].copy_(updated)
+
+
+def _adamw(tensors: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.AdamW | None:
+    """An optimizer with its states allocated; None for no tensors, which torch refuses."""
+    if not tensors:
+        return None
+    adam = torch.optim.AdamW(
+        tensors, settings.learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+    )
+    for tensor in tensors:
+        moments = {key: torch.zeros_like(tensor.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        adam.state[tensor] = {"step": torch.zeros((), dtype=torch.float32), **moments}
+    return adam

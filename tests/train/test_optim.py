@@ -1,0 +1,125 @@
+"""AdamW's numbers against torch's own, and what float32 master copies are for; replicas: test_zero."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dflop.train.optim import Optimizer, OptimizerSettings
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+SETTINGS = OptimizerSettings(learning_rate=0.1, weight_decay=0.0)
+
+
+def make_parameters(seed, dtype=torch.float32, shapes=((3, 4), (5,), ())):
+    generator = torch.Generator().manual_seed(seed)
+    return {f"p{n}": nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for n, shape in enumerate(shapes)}
+
+
+def set_gradients(parameters, seed, *others):
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in parameters.items():
+        gradient = torch.randn(p.shape, generator=generator)
+        for target in (p, *(other[name] for other in others)):
+            target.grad_dtype = torch.float32
+            target.grad = gradient.clone()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    rates=st.lists(st.floats(1e-5, 1e-1), min_size=1, max_size=5),
+    decay=st.sampled_from([0.0, 0.01, 0.3]),
+    betas=st.tuples(st.floats(0.0, 0.99), st.floats(0.5, 0.999)),
+)
+def test_float32_gets_exactly_the_numbers_of_torch(seed, rates, decay, betas):
+    ours = make_parameters(seed)
+    theirs = copy.deepcopy(ours)
+    optimizer = Optimizer(ours, OptimizerSettings(rates[0], decay, betas))
+    reference = torch.optim.AdamW(theirs.values(), betas=betas, weight_decay=decay)
+    for step, rate in enumerate(rates):
+        set_gradients(ours, 100 * seed + step, theirs)
+        optimizer.step(rate)
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+    for name, p in ours.items():
+        assert torch.equal(p, theirs[name])
+        assert all(torch.equal(optimizer.state()[name][key], reference.state[theirs[name]][key]) for key in MOMENTS)
+        assert "master" not in optimizer.state()[name]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), num_steps=st.integers(1, 5))
+def test_bfloat16_is_the_rounded_value_of_what_float32_would_be(seed, num_steps):
+    rounded = make_parameters(seed, torch.bfloat16)
+    exact = {name: nn.Parameter(p.detach().float()) for name, p in rounded.items()}
+    optimizer, reference = Optimizer(rounded, SETTINGS), Optimizer(exact, SETTINGS)
+    for step in range(num_steps):
+        set_gradients(rounded, 100 * seed + step, exact)
+        optimizer.step(1e-2)
+        reference.step(1e-2)
+    for name, p in rounded.items():
+        assert torch.equal(optimizer.state()[name]["master"], exact[name])
+        assert torch.equal(p, exact[name].bfloat16())
+
+
+def test_updates_too_small_for_bfloat16_are_not_lost():
+    weight, num_steps, rate = nn.Parameter(torch.ones(8, dtype=torch.bfloat16)), 40, 1e-3
+    plain = nn.Parameter(weight.detach().clone())
+    optimizer, without_master = Optimizer({"weight": weight}, SETTINGS), torch.optim.AdamW([plain], lr=rate)
+    for _ in range(num_steps):
+        set_gradients({"weight": weight}, 0)
+        weight.grad.fill_(1.0)
+        plain.grad = torch.ones_like(plain)
+        optimizer.step(rate)
+        without_master.step()
+    # A constant gradient moves a weight by the learning rate per step; half a unit in the last place of 1 is 0.002.
+    assert torch.equal(plain, torch.ones_like(plain)), "bfloat16 alone should have stood still"
+    torch.testing.assert_close(optimizer.state()["weight"]["master"], torch.full((8,), 1 - num_steps * rate))
+    torch.testing.assert_close(weight.float(), torch.full((8,), 1 - num_steps * rate), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_state_goes_on_as_if_nothing_had_happened(dtype):
+    straight = make_parameters(1, dtype)
+    optimizer = Optimizer(straight, SETTINGS)
+    for step in range(2):
+        set_gradients(straight, step)
+        optimizer.step(1e-2)
+    resumed = {name: nn.Parameter(p.detach().clone()) for name, p in straight.items()}
+    again = Optimizer(resumed, SETTINGS)
+    assert {n: set(s) for n, s in again.wanted_state().items()} == {n: set(s) for n, s in optimizer.state().items()}
+    again.load_state(copy.deepcopy(optimizer.state()))
+    set_gradients(straight, 7, resumed)
+    for each in (optimizer, again):
+        each.step(1e-2)
+    assert all(torch.equal(p, resumed[name]) for name, p in straight.items())
+
+
+def test_what_a_state_lacks_begins_anew():
+    parameters = make_parameters(1, torch.bfloat16)
+    optimizer = Optimizer(parameters, SETTINGS)
+    set_gradients(parameters, 0)
+    optimizer.step(1e-2)
+    kept = copy.deepcopy(optimizer.state()["p0"])
+    del kept["master"]  # as written by a run in float32
+    with torch.no_grad():
+        parameters["p0"].fill_(3.0)
+    optimizer.load_state({"p0": kept, "of another rank": kept})
+    state = optimizer.state()
+    assert torch.equal(state["p0"]["master"], torch.full((3, 4), 3.0))
+    assert torch.equal(state["p0"]["exp_avg"], kept["exp_avg"])
+    assert not any(state["p1"][key].any() for key in MOMENTS)
+    assert torch.equal(state["p1"]["master"], parameters["p1"].float())
+
+
+def test_without_parameters_there_is_nothing_to_do():
+    optimizer = Optimizer({}, SETTINGS)
+    optimizer.step(1e-2)
+    optimizer.zero_grad()
+    assert optimizer.state() == {}
