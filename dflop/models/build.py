@@ -270,7 +270,14 @@ def cut_stages(model: nn.Module, family: Family, parts: Sequence[tuple[str, tupl
 
 
 def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, int]) -> Stage:
-    """The stage of `module` that holds global layers `[first, end)`; frees the rest of the model."""
+    """The stage of `module` that holds global layers `[first, end)`; frees the rest of the model.
+
+    Raises:
+        ConfigError: the module has no such layers, or cannot be cut between them.
+    """
+    depth = next(spec.num_layers for spec in family.specs() if spec.module == module)
+    if not 0 <= layers[0] < layers[1] <= depth:
+        raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`, which has {depth}")
     if module == LLM:
         return LlmStage(model, family, layers)
     return EncoderStage(model, family.towers[module], layers)

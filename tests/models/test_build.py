@@ -101,10 +101,9 @@ def test_encoders_take_a_packed_group_like_single_items():
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("module", ["vision", "audio"])
-@pytest.mark.parametrize("layers", [(0, 1), (1, 2), (0, 3)])
-def test_an_encoder_is_not_cut_between_layers(module, layers):
-    with pytest.raises(ConfigError, match=f"encoder `{module}` cannot be cut into layers"):
+@pytest.mark.parametrize(("module", "layers"), [("vision", (0, 3)), ("audio", (1, 1)), (LLM, (-1, 2)), (LLM, (3, 5))])
+def test_layers_that_a_module_does_not_have_are_refused(module, layers):
+    with pytest.raises(ConfigError, match=rf"layers \[{layers[0]}, {layers[1]}\) of `{module}`, which has"):
         cut_stage(tiny_model(), family(), module, layers)
 
 
