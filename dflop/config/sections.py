@@ -130,7 +130,7 @@ class ModelProfileConfig(Section):
 
 
 class PlanConfig(Section):
-    """What the planner searches; runs use of it what the training engine can do so far."""
+    """What the planner searches."""
 
     global_batch_size: int = Field(default=24, ge=1)
     """Samples per optimizer step."""

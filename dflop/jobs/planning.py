@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
-from dflop.errors import InfeasiblePlanError, StoreError
+from dflop.errors import StoreError
 from dflop.jobs.inputs import run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.models.family import Family
 from dflop.plan.search import make_plans
 from dflop.plan.space import SearchSpace
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import LLM, CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
+from dflop.records import CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
@@ -27,8 +27,6 @@ from dflop.store.spool import SpoolWriter
 
 Say = Callable[[str], None]
 
-ENGINE_TP = (1,)
-"""Tensor-parallel degrees that the engine trains with."""
 FEWEST_LIKELY = 4
 """Microbatches of a plan when the configuration leaves their number open: fewer leave most of a pipeline idle."""
 
@@ -60,18 +58,6 @@ def max_probe_samples(config: Config) -> int:
     return max(1, config.plan.global_batch_size // min(config.plan.microbatch_choices, default=FEWEST_LIKELY))
 
 
-def runnable_specs(specs: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
-    """Modules with the degrees that the training engine can run today; costs know more of them."""
-    return tuple(
-        replace(
-            spec,
-            tp_choices=tuple(tp for tp in spec.tp_choices if tp in ENGINE_TP),
-            max_pp=spec.max_pp if spec.module == LLM else 1,
-        )
-        for spec in specs
-    )
-
-
 def search_space(config: Config) -> SearchSpace:
     """What the configuration lets the planner choose."""
     wanted = config.plan
@@ -81,22 +67,6 @@ def search_space(config: Config) -> SearchSpace:
         shard_optimizer=wanted.shard_optimizer,
         microbatches=wanted.microbatch_choices,
     )
-
-
-def runnable_space(config: Config) -> SearchSpace:
-    """The part of it that the training engine can run today: split layouts, nothing recomputed or shared out.
-
-    Raises:
-        InfeasiblePlanError: the configuration leaves none of it.
-    """
-    wanted = search_space(config)
-    if "split" not in wanted.layouts or False not in wanted.recompute:
-        raise InfeasiblePlanError(
-            f"the training engine runs layout `split` without recomputation; plan.layouts is {list(wanted.layouts)}, "
-            f"plan.recompute is {list(wanted.recompute)}",
-            hint="add them, or only plan: dflop plan CONFIG",
-        )
-    return replace(wanted, layouts=("split",), recompute=(False,), shard_optimizer=False)
 
 
 def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
@@ -153,21 +123,27 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     cost = CostModel(costs.tables, specs=family.specs(), links=costs.links)
     plans = make_plans(
         run_id=run.run_id,
-        specs=runnable_specs(used_modules(family, shapes)),
+        specs=used_modules(family, shapes),
         cluster=config.cluster.spec(),
         cost=cost,
         batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
         global_batch_size=config.plan.global_batch_size,
         snapshot_seq=costs.snapshot.seq,
-        space=runnable_space(config),
+        space=search_space(config),
         top=config.plan.top,
         progress=say,
     )
-    used = [cost.table(m.module, m.parallel.tp) for m in plans[0].modules]
+    used = [cost.table(m.module, m.parallel.tp, m.recompute) for m in plans[0].modules]
     run.write_plan(plans[0], used)
+    # Schedulers read them from the store, those of a runner-up if somebody lets that one run.
+    all_used = {
+        table.table_id: table
+        for plan in plans
+        for table in (cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules)
+    }
     with SpoolWriter(config.store, run.run_id, "plan") as spool:
-        for table in used:
-            if table.source == "derived" and table not in costs.tables:  # the scheduler reads it from the store
+        for table in all_used.values():
+            if table.source == "derived" and table not in costs.tables:
                 spool.append(table)
         for plan in plans:
             spool.append(plan)

@@ -24,12 +24,13 @@ def preflight(config: Config, config_file: Path) -> None:
 
     Raises:
         ConfigError: unknown family or media limit, missing dataset, no Slurm here, hardware label missing.
-        InfeasiblePlanError: fewer processes than the modules the data needs.
+        InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
     family = trainable_of(config)
     _check_dataset(config, config_file)
     _check_cluster(config, config_file)
-    check_processes(modules_named(family, config), config.cluster.spec().num_processes)
+    if config.plan.layouts == ("split",):
+        check_processes(modules_named(family, config), config.cluster.spec().num_processes)
 
 
 def modules_named(family: Family, config: Config) -> tuple[str, ...]:

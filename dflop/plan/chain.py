@@ -42,7 +42,7 @@ class Chain:
     recompute: bool
     num_microbatches: int
     unit_layers: Ints
-    """`[modules, units]`: what can be cut off. One layer, or all layers of a module that must stay on one stage."""
+    """`[modules, units]`: what can be cut off. One layer, or the layers of a module that must stay on one stage."""
     unit_s: tuple[tuple[float, ...], ...]
     """Seconds of every unit at the typical load of 1, 2, 4, ... buckets."""
     heaviest_s: tuple[tuple[Floats, Floats], ...]
@@ -50,7 +50,7 @@ class Chain:
 
     @classmethod
     def of(cls, problem: Problem, tp: int, recompute: bool, num_microbatches: int) -> Chain:
-        sizes = [[s.num_layers] if s.max_pp == 1 else [1] * s.num_layers for s in problem.specs]
+        sizes = [_unit_sizes(spec) for spec in problem.specs]
         owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
         unit_layers = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
         buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
@@ -190,3 +190,10 @@ class Chain:
 
     def _shards(self, dp: Ints) -> Bools:
         return self.problem.space.shard_optimizer & (dp > 1)
+
+
+def _unit_sizes(spec: ModuleSpec) -> list[int]:
+    """Layers of each unit of a module."""
+    if spec.max_pp == 1:
+        return [spec.num_layers]
+    return [spec.num_entry_layers, *[1] * (spec.num_layers - spec.num_entry_layers)]

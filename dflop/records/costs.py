@@ -21,6 +21,9 @@ class ModuleSpec:
     max_pp: int
     """Deepest pipeline the engine can cut the module into."""
     tp_choices: tuple[int, ...]
+    """Tensor-parallel degrees that the engine can share it out to."""
+    num_entry_layers: int = 1
+    """First layers that stay together: behind them the features of media are added."""
 
 
 @dataclass(frozen=True, slots=True)

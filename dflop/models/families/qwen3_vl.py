@@ -70,10 +70,9 @@ class Qwen3Vl(NativeFamily):
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         # The layers that add deepstack features must all be on the first stage.
-        text = self._text
-        max_pp = max(1, text["num_hidden_layers"] // max(1, self.num_deep))
+        entry = max(1, self.num_deep)
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
-        return counts.qwen3_vision(self.vision), counts.decoder(text, tied=tied, max_pp=max_pp)
+        return counts.qwen3_vision(self.vision), counts.decoder(self._text, tied=tied, num_entry_layers=entry)
 
     def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
         entries = super().shallow_entries(module, num_layers)

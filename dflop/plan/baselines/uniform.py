@@ -1,8 +1,8 @@
 """Megatron-style plans: one (tp, pp, dp) for the whole model, layers cut by count, encoders in the first stages.
 
 Every device is used and data is not looked at. Replicas share out the optimizer's states where that is allowed, for it
-saves memory and costs no time; layers recompute where memory asks for it. A module is cut into no more stages than its
-`max_pp`: a uniform plan is one that can run here.
+saves memory and costs no time; layers recompute where memory asks for it. A module is cut where the
+engine can cut it: a uniform plan is one that can run here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import layer_and_edge_seconds, recompute_ways
+from dflop.plan.check import can_cut
 from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.memory import ends_and_edge
 from dflop.plan.space import Problem
@@ -112,8 +113,8 @@ def _degrees(problem: Problem, tps: Iterable[int]) -> Iterator[ParallelSpec]:
         for pp in range(1, min(num_layers, num_processes // tp) + 1):
             dp, rest = divmod(num_processes, tp * pp)
             chain = even_chain(problem.specs, pp)
-            can_cut = all(np.count_nonzero(chain[spec.module]) <= spec.max_pp for spec in problem.specs)
-            if rest == 0 and dp <= problem.global_batch_size and can_cut:
+            can_run = all(can_cut(spec, chain[spec.module]) for spec in problem.specs)
+            if rest == 0 and dp <= problem.global_batch_size and can_run:
                 yield ParallelSpec(tp, pp, dp)
 
 

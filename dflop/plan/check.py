@@ -1,0 +1,76 @@
+"""Whether the training engine can run a plan: it may have been written by hand, or be of a model that has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dflop.errors import ConfigError
+from dflop.records import LLM, ModulePlan, ModuleSpec, Plan
+
+
+def can_cut(spec: ModuleSpec, layers_per_stage: Sequence[int]) -> bool:
+    """Whether a module can be cut so; stages without layers of it do not count."""
+    held = [n for n in layers_per_stage if n]
+    return len(held) <= spec.max_pp and (len(held) == 1 or held[0] >= spec.num_entry_layers)
+
+
+def check_plan(plan: Plan, specs: Sequence[ModuleSpec]) -> None:
+    """Refuse a plan that cannot be trained, with everything that is wrong with it.
+
+    Args:
+        plan: What is to run.
+        specs: Of the model's modules; encoders that the data brings no work to may be missing from the plan.
+
+    Raises:
+        ConfigError: the plan and the model do not go together.
+    """
+    found = list(_problems(plan, {spec.module: spec for spec in specs}))
+    if found:
+        raise ConfigError("; ".join(found), where=f"plan {plan.plan_id}", hint="plan again, or correct plan.json")
+
+
+def _problems(plan: Plan, specs: dict[str, ModuleSpec]) -> Iterator[str]:
+    names = [m.module for m in plan.modules]
+    if names[-1:] != [LLM] or len(set(names)) < len(names):
+        yield f"modules are {', '.join(names) or 'none'}: each may be there once, `{LLM}` is the last"
+        return
+    for m in plan.modules:
+        if m.module not in specs:
+            yield f"the model has no module `{m.module}`"
+        else:
+            yield from _module_problems(m, specs[m.module])
+    yield from _chain_problems(plan) if plan.is_inline else _rank_problems(plan)
+
+
+def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
+    layers, tp = m.layers_per_stage, m.parallel.tp
+    if tp not in spec.tp_choices:
+        yield f"`{m.module}` cannot be shared by {tp} tensor-parallel ranks, only by {list(spec.tp_choices)}"
+    if len(layers) != m.parallel.pp or sum(layers) != spec.num_layers or min(layers, default=0) < 0:
+        yield f"`{m.module}` has {spec.num_layers} layers for {m.parallel.pp} stages, the plan says {list(layers)}"
+    elif not can_cut(spec, layers):
+        together = f", the first with {spec.num_entry_layers} layers" if spec.num_entry_layers > 1 else ""
+        yield f"`{m.module}` can be cut into {spec.max_pp} stages at most{together}; the plan has {list(layers)}"
+
+
+def _chain_problems(plan: Plan) -> Iterator[str]:
+    grid = plan.modules[-1]
+    if any((m.parallel, m.first_rank) != (grid.parallel, 0) for m in plan.modules):
+        yield "modules of an inline plan have one grid, from rank 0 on"
+        return
+    held = {m.module: [stage for stage, n in enumerate(m.layers_per_stage) if n] for m in plan.modules}
+    begins = min(held[LLM], default=0)
+    for encoder in plan.encoders:
+        if max(held[encoder.module], default=0) > begins:
+            yield f"`{encoder.module}` ends on a stage behind the one where `{LLM}` begins"
+    if set().union(*held.values()) != set(range(grid.parallel.pp)):
+        yield "a stage holds no layer"
+
+
+def _rank_problems(plan: Plan) -> Iterator[str]:
+    ranks = [m.first_rank + rank for m in plan.modules for rank in range(m.parallel.num_processes)]
+    if sorted(ranks) != list(range(len(ranks))):
+        yield "processes of the modules overlap or leave a rank out"
+    for m in plan.modules:
+        if 0 in m.layers_per_stage:
+            yield f"a stage of `{m.module}` holds no layer"
