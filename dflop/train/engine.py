@@ -22,6 +22,7 @@ from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
 from dflop.records import LLM, Plan
 from dflop.simulate.order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
+from dflop.train.activity import Activity
 from dflop.train.chain import Crossing, Trains, crossings, needs_grad
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.sends import Sends
@@ -98,15 +99,17 @@ class Engine:
         hidden_size: Of the LLM.
         row_width: Of the rows that encoders hand to the LLM; the hidden size unless deep features stand beside it.
         trains: Which modules train on which stages, the same on every rank; None: all of them.
+        activity: Told what the thread that runs steps does.
     """
 
     def __init__(
         self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, device: torch.device,
-        *, hidden_size: int, row_width: int, trains: Trains | None = None,
+        *, hidden_size: int, row_width: int, trains: Trains | None = None, activity: Activity | None = None,
     ) -> None:  # fmt: skip
         if trains is None:
             trains = {(m.module, s): n > 0 for m in plan.modules for s, n in enumerate(m.layers_per_stage)}
         self._plan, self._seat, self._groups, self._device = plan, seat, groups, device
+        self._activity = activity or Activity()
         self._parts = list(zip(seat.parts, stages, strict=True))
         self._stage_of = {part.module: stage for part, stage in self._parts}
         self._hidden_size, self._row_width = hidden_size, row_width
@@ -152,6 +155,7 @@ class Engine:
                     self._backward(action.microbatch, timings[action.microbatch])
             except Exception as error:
                 raise self._located(error, action) from error
+        self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
         return StepTrace(self._loss, timings, max(sends.most_held for sends in self._sends.values()))
@@ -169,9 +173,11 @@ class Engine:
         self, k: int, given: MicrobatchInput, healthy: torch.Tensor, num_loss_tokens: int, timing: Timing
     ) -> None:
         state = _InFlight()
+        self._activity.waits(f"forward of microbatch {k}, what it needs")
         carry = self._receive_carry(k, given, state)
         rows = self._receive_rows(k, given, state)
         timing.forward_start_s, compute_s = self._now()
+        self._activity.works(f"forward of microbatch {k}")
         for part, stage in self._parts:
             if isinstance(stage, LlmStage):
                 assert given.llm is not None, "a rank with layers of the LLM has its input"
@@ -239,8 +245,10 @@ class Engine:
 
     def _backward(self, k: int, timing: Timing) -> None:
         state = self._in_flight.pop(k)
+        self._activity.waits(f"backward of microbatch {k}, what it needs")
         gradients = [self._receive_gradient(output.tensor, output.ways) for output in state.outputs]
         timing.backward_start_s, compute_s = self._now()
+        self._activity.works(f"backward of microbatch {k}")
         # Behind some tensors nothing trains: a text through a frozen LLM. Where something must, torch says if not.
         reached = [
             (output.tensor, gradient)

@@ -73,10 +73,22 @@ class GradientReducer:
 
     def norm_and_loss(self, loss: float) -> tuple[float, float]:
         """(gradient norm over the whole model, global mean loss) from every rank's share of the loss."""
+        return self.totals(loss)[:2]
+
+    def totals(self, loss: float, flags: Sequence[bool] = ()) -> tuple[float, float, tuple[bool, ...]]:
+        """What all ranks learn of a step in one all-reduce.
+
+        Args:
+            loss: This rank's share of the loss.
+            flags: What this rank raises; as many on every rank.
+
+        Returns:
+            Gradient norm over the whole model, global mean loss, and which flags any rank has raised.
+        """
         squares = sum(float(p.grad.float().pow(2).sum()) for p in self._counted if p.grad is not None)
-        totals = torch.tensor([squares, loss], dtype=torch.float64)
+        totals = torch.tensor([squares, loss, *flags], dtype=torch.float64)
         dist.all_reduce(totals, group=self._groups.control)
-        return float(totals[0]) ** 0.5, float(totals[1])
+        return float(totals[0]) ** 0.5, float(totals[1]), tuple(bool(raised) for raised in totals[2:])
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale gradients so that the model's norm is at most `max_norm`."""
