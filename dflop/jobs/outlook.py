@@ -18,9 +18,9 @@ from dflop.errors import CostError
 from dflop.jobs import planning, submit
 from dflop.jobs.follow import Say, stored_profile
 from dflop.jobs.profiling import data_profile, own_run
+from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
-from dflop.profile.ways import WAYS
 from dflop.records import SampleShape
 from dflop.store.reader import Reader
 

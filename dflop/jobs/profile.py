@@ -14,10 +14,10 @@ from dflop.config import Config
 from dflop.jobs.planning import max_probe_samples
 from dflop.jobs.ranks import joined, take_device
 from dflop.jobs.rundir import RunDir, family_of, open_run, tokenizer_of
+from dflop.models.ways import WAYS
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
-from dflop.profile.ways import WAYS
 from dflop.records import Measurement
 from dflop.store.spool import SpoolWriter
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from dflop.cost.curve import evaluate
 from dflop.models import load_family
 from dflop.models.family import Family
+from dflop.models.ways import TRAIN, Way
 from dflop.profile.groups import load_on, probe_groups
 from dflop.profile.run import MIN_GROUPS, num_runs, used_modules
-from dflop.profile.ways import TRAIN, Way
 from dflop.records import CostTable, ModuleLoad, SampleShape
 
 

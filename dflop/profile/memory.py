@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from dflop.models.family import Family
+from dflop.models.ways import TRAIN, Way
 from dflop.profile.groups import ProbeGroup
 from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.profile.ways import TRAIN, Way
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ import torch.distributed as dist
 from dflop.models import load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
+from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.parallel.tensor import shard_stage
 from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import CacheFlush, half_iqr, no_garbage_collection, optimizer_step_s, time_phases
-from dflop.profile.ways import TRAIN, Way, apply_way
 from dflop.records import LLM, Measurement, MediaItem, ModuleLoad
 
 

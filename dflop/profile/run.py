@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 from dflop.errors import DataError
 from dflop.models.family import Family
+from dflop.models.ways import TRAIN, Way
 from dflop.profile.adaptive import Design
 from dflop.profile.groups import ProbeGroup, probe_groups, random_groups
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
-from dflop.profile.ways import TRAIN, Way
 from dflop.records import Measurement, SampleShape
 from dflop.units import percent
 

@@ -22,10 +22,10 @@ from dflop.cost.devices import find_device
 from dflop.errors import CostError
 from dflop.models import load_family
 from dflop.models.family import Family
+from dflop.models.ways import WAYS
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
-from dflop.profile.ways import WAYS
 from dflop.records import Measurement, MediaItem, SampleShape
 from dflop.store import schema
 

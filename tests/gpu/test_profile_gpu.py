@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from dflop.cost.fit import fit_cost_tables
+from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.profile.run import profile_model
 from dflop.profile.timing import time_phases
-from dflop.profile.ways import TRAIN, WAYS
 from dflop.records import LLM
 from tests.train import synthetic
 

@@ -7,10 +7,10 @@ import torch
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from dflop.models import load_family
+from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.memory import IntegersAreReal, fake_stage
 from dflop.profile.saved import saved_bytes
-from dflop.profile.ways import TRAIN, WAYS
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, new_probe, users
 from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.models import load_family
+from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe
 from dflop.profile.run import MIN_GROUPS, profile_model
-from dflop.profile.ways import TRAIN, WAYS
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, SETTINGS, users
 from tests.train import synthetic

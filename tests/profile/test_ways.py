@@ -5,8 +5,8 @@ import torch
 
 from dflop.errors import ConfigError
 from dflop.models.build import build_model, cut_stage
+from dflop.models.ways import TRAIN, WAYS, Way, apply_way, recompute_layers
 from dflop.profile.groups import make_group
-from dflop.profile.ways import TRAIN, WAYS, Way, apply_way, recompute_layers
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, new_probe, probe, users
 from tests.train.synthetic import HIDDEN_SIZE, family, hf_config

@@ -48,7 +48,7 @@ def apply_way(stage: nn.Module, way: Way) -> None:
         stage.requires_grad_(False)
     if way.recompute and not recompute_layers(stage):
         raise ConfigError(
-            f"no layer of {type(stage).__name__} can be recomputed", hint="profile this module without `recompute`"
+            f"no layer of {type(stage).__name__} can be recomputed", hint="run this module without `recompute`"
         )
 
 
