@@ -32,6 +32,8 @@ class ModelConfig(Section):
     """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
+    frozen: tuple[str, ...] = ()
+    """Modules whose weights do not train (`vision`, `audio`, `llm`); an encoder's projector goes with it."""
 
 
 class DatasetConfig(Section):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
+from dflop.errors import ConfigError
 from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stages
 from dflop.models.family import Family
+from dflop.models.ways import Way, apply_way
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
+from dflop.records import Plan
+from dflop.train.chain import Trains
 
 
 def make_stages(
@@ -34,6 +39,34 @@ def make_stages(
         for stage in stages:
             sharded |= _shard(stage, family, tensor_group)
     return stages, sharded
+
+
+def prepare_stages(stages: Sequence[Stage], plan: Plan, seat: Seat, *, frozen: Collection[str]) -> Trains:
+    """Set a rank's stages up to run as the plan and the configuration say.
+
+    Args:
+        stages: One per part of the seat.
+        plan: Says whose layers run again in the backward pass.
+        seat: The rank's place.
+        frozen: Modules whose weights do not train; those that the plan lacks are passed over, as the data may have
+            nothing for an encoder.
+
+    Returns:
+        Which modules train on which stages. It follows from the arguments that all ranks share, not from the stages,
+        so that both ends of every message agree on whether a gradient comes back.
+
+    Raises:
+        ConfigError: no module trains, or recomputation is planned for a module that cannot do it.
+    """
+    if all(module.module in frozen for module in plan.modules):
+        raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
+    for part, stage in zip(seat.parts, stages, strict=True):
+        apply_way(stage, Way(is_frozen=part.module in frozen, recompute=plan.module(part.module).recompute))
+    return {
+        (module.module, number): num_layers > 0 and module.module not in frozen
+        for module in plan.modules
+        for number, num_layers in enumerate(module.layers_per_stage)
+    }
 
 
 def llm_stage_of(stages: tuple[Stage, ...]) -> LlmStage | None:
