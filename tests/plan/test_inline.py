@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.cost.model import has_edge
+from dflop.plan.check import check_plan
 from dflop.plan.drafts import fits
 from dflop.plan.inline import inline_choices
 from dflop.plan.partition import best_cuts
@@ -98,6 +99,22 @@ def test_every_choice_is_a_valid_plan(encoders, max_pp):
     assert {dataclasses.astuple(p.module(LLM).parallel) for _, p in found} == expected
     assert len(found) == len(expected)
     assert inline_choices(problem, 4, top=1) == found[:1]
+
+
+def test_first_layers_that_belong_together_are_on_one_stage():
+    problem = make_problem("vision", num_processes=6, max_pp=4)
+    vision, llm = problem.specs
+
+    def first_parts(num_entry_layers: int) -> set[int]:
+        specs = (vision, dataclasses.replace(llm, num_entry_layers=num_entry_layers))
+        plans = [plan for _, plan in inline_choices(dataclasses.replace(problem, specs=specs), 4, top=None)]
+        for plan in plans:
+            check_plan(plan, specs)
+        assert {plan.module(LLM).parallel.pp for plan in plans} == {1, 2, 3, 4}
+        return {next(n for n in plan.module(LLM).layers_per_stage if n) for plan in plans}
+
+    assert min(first_parts(1)) < 3
+    assert min(first_parts(3)) == 3
 
 
 def seconds(problem: Problem, name: str, load, *, num_layers: int, edge: bool, tp: int = 1, recompute: bool = False):
