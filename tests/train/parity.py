@@ -23,7 +23,7 @@ from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, SampleSource
 from dflop.train.reduce import GradientReducer
-from dflop.train.stages import llm_stage_of, make_stages
+from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
 from tests.train import synthetic
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, make_shapes
@@ -152,9 +152,10 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     seat, family = seat_of(plan, rank), subject.family
     groups = make_groups(plan, rank, timeout_s=60)
     stages, sharded = make_stages(subject.build(), family, seat, groups.tensor)
+    trains = prepare_stages(stages, plan, seat, frozen=trial.frozen)
     hidden = int(family.configs[LLM]["hidden_size"])
     width = hidden * (1 + family.decoder.num_deep_features)
-    engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=hidden, row_width=width)
+    engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=hidden, row_width=width, trains=trains)
     reducer = GradientReducer(plan, seat, stages, groups, sharded)
     trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
     steps = []
