@@ -1,24 +1,43 @@
-"""Checkpoints in torch's distributed format under global parameter names, so that another plan can load them.
+"""Checkpoints in torch's distributed format under global parameter names, so that any other plan can load them.
 
-A checkpoint is written to a temporary folder, renamed when every rank is done, and only then named by `latest.json`
-(written, fsynced, renamed). Whatever kills the job, `latest.json` names a complete checkpoint or does not exist.
+`save` copies the state to host memory and returns; a thread writes it while training goes on. All ranks write into a
+temporary folder, which becomes the newest checkpoint (`manifest.py`) only when every rank's files are on disk and
+summed up. Whatever kills the job, `latest.json` names a complete checkpoint or does not exist. A checkpoint that was
+damaged later is found out by its checksums before anything is loaded, and the one before it is loaded instead.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
+from dflop.parallel.part import Part
+from dflop.parallel.topology import Groups
+from dflop.train import manifest, state
+from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, blocks_of
+from dflop.train.manifest import read_latest
+from dflop.train.state import HostCopies, OptimizerState
+
+__all__ = ["Checkpointer", "read_latest"]
+
+T = TypeVar("T")
+_NUM_NAMED = 3
+
+
+def _say(error: TrainError) -> None:
+    print(error, file=sys.stderr, flush=True)
 
 
 class Checkpointer:
@@ -27,112 +46,244 @@ class Checkpointer:
     Args:
         folder: Shared by all ranks.
         stages: Holders of the parameters.
-        optimizer: AdamW over the same parameters.
-        group: Process group for the coordination.
+        optimizer: Of the same parameters.
+        groups: Process groups.
+        sharded: What the rank holds of the parameters that it does not hold whole.
         keep: Finished checkpoints to keep.
+        on_failure: Told on every rank of a write that failed, by the thread that writes.
     """
 
     def __init__(
-        self, folder: Path, stages: Sequence[Stage], optimizer: torch.optim.AdamW, group: dist.ProcessGroup, keep: int
+        self,
+        folder: Path,
+        stages: Sequence[Stage],
+        optimizer: OptimizerState,
+        groups: Groups,
+        sharded: Mapping[str, Part],
+        *,
+        keep: int,
+        on_failure: Callable[[TrainError], None] = _say,
     ) -> None:
-        self._folder, self._optimizer, self._group, self._keep = folder, optimizer, group, keep
-        self._names = {n: p for stage in stages for n, p in stage.names.items()}
+        self._folder, self._stages, self._optimizer, self._keep = folder, stages, optimizer, keep
+        self._parts, self._group, self._on_failure = sharded, groups.checkpoint, on_failure
+        self._rank, self._num_ranks = self._group.rank(), self._group.size()
+        # Ranks of a tensor-parallel group must draw the same random numbers.
+        self._random_rank = self._rank - groups.tensor.rank()
+        self._host = HostCopies()
+        self._mine: frozenset[BlockId] | None = None
+        self._writing: threading.Thread | None = None
+        self._failure: TrainError | None = None
 
     def save(self, next_step: int, meta: Mapping[str, Any]) -> None:
-        """Save the state reached before `next_step`.
+        """Save the state reached before `next_step`: returns when it is copied, once the write before has ended.
 
         Args:
             next_step: First step a resumed job will run.
-            meta: JSON values kept beside the tensors (seed, plan id).
+            meta: JSON values kept beside the tensors (seed, plan id, corrections).
+        """
+        self._join()
+        self._failure = None  # has been told; this is the next try
+        blocks = [
+            *state.model_blocks(self._stages, self._parts),
+            *state.optimizer_blocks(self._optimizer.state(), self._parts),
+            *state.rng_blocks(self._rank),
+        ]
+        if self._mine is None:
+            self._mine = state.share_out(blocks, self._group)
+        copies = self._host.copy(block for block in blocks if block.id in self._mine)
+        about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step), "num_ranks": self._num_ranks}
+        self._writing = threading.Thread(target=self._write, args=(copies, about), name="checkpoint", daemon=True)
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on disk.
 
         Raises:
-            TrainError: the folder cannot be written.
+            TrainError: it could not be written.
         """
-        name = f"step-{next_step:08d}"
-        temporary, final = self._folder / f".tmp-{name}", self._folder / name
-        try:
-            if dist.get_rank() == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
-                self._folder.mkdir(parents=True, exist_ok=True)
-            dist.barrier(group=self._group)
-            dcp.save(self._state(), checkpoint_id=str(temporary), process_group=self._group, no_dist=False)
-            dist.barrier(group=self._group)
-            if dist.get_rank() == 0:
-                shutil.rmtree(final, ignore_errors=True)
-                os.replace(temporary, final)
-                _write_json(self._folder / "latest.json", {"next_step": next_step, "name": name, **meta})
-                self._forget_older_than(name)
-        except (OSError, dcp.CheckpointException) as error:
-            raise TrainError(f"cannot write checkpoint: {_reason(error)}", where=str(final)) from error
-        dist.barrier(group=self._group)
+        self._join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Wait until nothing is being written, whatever becomes of it."""
+        self._join()
 
     def load_latest(self) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint into the stage and the optimizer.
+        """Load the newest checkpoint whose files are what was written, and set the random generators.
 
         Returns:
-            Its metadata with `next_step`, or None when there is none.
+            Its metadata with `next_step`, and `fell_back_from` where a newer one is damaged; None when there is none.
 
         Raises:
-            TrainError: the checkpoint cannot be read, or belongs to another model.
+            TrainError: there are checkpoints but all are damaged, or the one to load belongs to another model.
         """
-        latest = read_latest(self._folder)
-        if latest is None:
+        self._join()
+        self._together(self._sweep)
+        names = self._together(lambda: manifest.candidates(self._folder) if self._rank == 0 else [])[0]
+        damaged: list[str] = []
+        for name in names:
+            problem = self._problem(self._folder / name)
+            if not problem:
+                break
+            damaged.append(f"{name}: {problem}")
+            if self._rank == 0:
+                print(f"checkpoint {damaged[-1]}; taking the one before it", file=sys.stderr, flush=True)
+        else:
+            if damaged:
+                raise TrainError(
+                    f"every checkpoint is damaged: {damaged[0]}",
+                    where=str(self._folder),
+                    hint=f"to start over, move {self._folder} away",
+                )
             return None
-        state, folder = self._state(), self._folder / latest["name"]
+        meta, _ = manifest.read_manifest(self._folder / name)
+        self._load(self._folder / name, meta)
+        return {**meta, **({"fell_back_from": damaged[0]} if damaged else {})}
+
+    def _join(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+    def _write(self, copies: Sequence[Block], about: Mapping[str, Any]) -> None:
+        """Body of the thread."""
+        temporary = self._folder / f"{manifest.TMP_PREFIX}{about['name']}"
         try:
-            dcp.load(state, checkpoint_id=str(folder), process_group=self._group)
+            self._together(lambda: self._make(temporary))
+            writer = dcp.FileSystemWriter(temporary, per_thread_copy_ahead=0)
+            dcp.save({}, storage_writer=writer, planner=BlockSavePlanner(copies), process_group=self._group)
+            states = self._together(lambda: self._states_of_files(temporary))
+            files = {name: of_file for found in states for name, of_file in found.items()}
+            self._together(lambda: self._publish(temporary, about, files))
+        except Exception as error:  # nobody is there to catch it: whoever waits is told
+            where = str(self._folder / str(about["name"]))
+            self._failure = TrainError(f"cannot write checkpoint: {_reason(error)}", where=where)
+            if self._rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            self._on_failure(self._failure)
+
+    def _sweep(self) -> None:
+        if self._rank == 0:
+            manifest.sweep(self._folder)
+
+    def _make(self, temporary: Path) -> None:
+        if self._rank == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            manifest.sweep(self._folder)
+            temporary.mkdir()
+
+    def _states_of_files(self, folder: Path) -> dict[str, manifest.FileState]:
+        """Of the files this rank has written; rank 0 wrote DCP's own metadata, too."""
+        mine = [*folder.glob(f"__{self._rank}_*"), *([folder / ".metadata"] if self._rank == 0 else [])]
+        return {path.name: manifest.file_state(path) for path in mine}
+
+    def _publish(self, temporary: Path, about: Mapping[str, Any], files: Mapping[str, manifest.FileState]) -> None:
+        if self._rank == 0:
+            manifest.publish(temporary, about, files, self._keep)
+
+    def _problem(self, checkpoint: Path) -> str:
+        """What is wrong with a checkpoint, equal on all ranks; each reads its share of the files."""
+
+        def look() -> str:
+            try:
+                _, files = manifest.read_manifest(checkpoint)
+            except ValueError as error:
+                return str(error)
+            mine = sorted(files)[self._rank :: self._num_ranks]
+            return next(filter(None, (manifest.content_problem(checkpoint / name, files[name]) for name in mine)), "")
+
+        return next(filter(None, self._together(look)), "")
+
+    def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
+        reader = dcp.FileSystemReader(checkpoint)
+        stored = _sizes(reader.read_metadata())
+        model = list(state.model_blocks(self._stages, self._parts))
+        self._check_names(model, stored, checkpoint)
+        wanted = {
+            name: {key: tensor for key, tensor in tensors.items() if f"{state.OPTIMIZER}/{name}/{key}" in stored}
+            for name, tensors in self._optimizer.wanted_state().items()
+        }
+        is_same_world = meta.get("num_ranks") == self._num_ranks
+        random = _empty_rng(stored, self._rank) if is_same_world else {}
+        blocks = [
+            *model,
+            *state.optimizer_blocks(wanted, self._parts),
+            *(b for key, t in random.items() for b in blocks_of(f"{state.RNG}/{self._rank}/{key}", t, None)),
+        ]
+        try:
+            dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), process_group=self._group)
         except (OSError, dcp.CheckpointException) as error:
+            raise TrainError(f"cannot load checkpoint: {_reason(error)}", where=str(checkpoint)) from error
+        self._optimizer.load_state(wanted)
+        if random:
+            state.restore_rng(random)
+        else:
+            state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
+
+    def _check_names(self, model: Iterable[Block], stored: Mapping[str, torch.Size], checkpoint: Path) -> None:
+        """Refuse, on all ranks, a checkpoint whose parameters are not the model's."""
+        here = {block.name: block.shape for block in model}
+        found = self._together(lambda: here)
+        shapes = {name: shape for held in found for name, shape in held.items()}
+        names = {name for name in stored if name.startswith(f"{state.MODEL}/")}
+        problems = {
+            "missing from it": sorted(shapes.keys() - names),
+            "unknown to the model": sorted(names - shapes.keys()),
+            "of another shape": sorted(n for n in names & shapes.keys() if tuple(stored[n]) != shapes[n]),
+        }
+        told = [f"{len(found)} {what}, e.g. {_few(found)}" for what, found in problems.items() if found]
+        if told:
             raise TrainError(
-                f"cannot load checkpoint: {_reason(error)}",
-                where=str(folder),
+                f"the checkpoint is of another model; parameters {'; '.join(told)}",
+                where=str(checkpoint),
                 hint=f"to start over, move {self._folder} away",
-            ) from error
-        for name, p in self._names.items():
-            self._optimizer.state[p] = {k: state["optimizer"][f"{name}/{k}"] for k in _ADAM}
-        return latest
+            )
 
-    def _state(self) -> dict[str, Any]:
-        model = {name: p.data for name, p in self._names.items()}
-        moments: dict[str, torch.Tensor] = {}
-        for name, p in self._names.items():
-            known = self._optimizer.state.get(p) or {
-                "step": torch.zeros((), dtype=torch.float32),
-                "exp_avg": torch.zeros_like(p.data),
-                "exp_avg_sq": torch.zeros_like(p.data),
-            }
-            moments |= {f"{name}/{k}": known[k] for k in _ADAM}
-        return {"model": model, "optimizer": moments}
-
-    def _forget_older_than(self, name: str) -> None:
-        # A crash before `latest.json` can leave a later one, which must not push out the one just written.
-        older = sorted(p for p in self._folder.glob("step-*") if p.name < name)
-        for old in older[: max(0, len(older) + 1 - self._keep)]:
-            shutil.rmtree(old, ignore_errors=True)
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """Results of all ranks' work; what fails on one raises on all."""
+        outcome: tuple[T | None, str]
+        try:
+            outcome = work(), ""
+        except OSError as error:
+            outcome = None, error.strerror or str(error)
+        outcomes: list[Any] = [None] * self._num_ranks
+        dist.all_gather_object(outcomes, outcome, group=self._group)
+        for rank, (_, reason) in enumerate(outcomes):
+            if reason:
+                raise _Failed(f"rank {rank}: {reason}")
+        return [result for result, _ in outcomes]
 
 
-_ADAM = ("step", "exp_avg", "exp_avg_sq")
+class _Failed(OSError):
+    """Something that failed on another rank, or on this one."""
 
 
-def read_latest(folder: Path) -> dict[str, Any] | None:
-    """Metadata of the newest complete checkpoint in `folder`, or None."""
-    try:
-        latest: dict[str, Any] = json.loads((folder / "latest.json").read_text())
-    except FileNotFoundError:
-        return None
-    return latest
+def _sizes(metadata: Metadata) -> dict[str, torch.Size]:
+    """Shapes of all tensors in a checkpoint, by name."""
+    found = metadata.state_dict_metadata
+    return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
 
 
-def _reason(error: OSError | dcp.CheckpointException) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    rank, (cause, _) = min(error.failures.items())
-    return f"rank {rank}: {str(cause).splitlines()[0]}"
+def _empty_rng(stored: Mapping[str, torch.Size], rank: int) -> dict[str, torch.Tensor]:
+    prefix = f"{state.RNG}/{rank}/"
+    return {
+        name.removeprefix(prefix): torch.empty(size, dtype=torch.uint8)
+        for name, size in stored.items()
+        if name.startswith(prefix)
+    }
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".tmp-{path.name}")
-    with open(temporary, "w", encoding="utf-8") as f:
-        json.dump(value, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name.partition('/')[2]}`" for name in names[:_NUM_NAMED])
+
+
+def _reason(error: BaseException) -> str:
+    """One line; of an error that DCP collected, the first rank's."""
+    if isinstance(error, dcp.CheckpointException):
+        rank, (cause, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(cause)}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,161 @@
+"""Checkpoint folders on disk: which are complete, which is the newest, and what may be deleted.
+
+`step-00000020/` holds the files of every rank and `manifest.json`: what the run says of the checkpoint, and size and
+checksum of every file. It is renamed into place when all of it is on disk, then named by `latest.json`; a folder is
+believed only if its files are what the manifest says. Nothing here knows torch or other ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST, LATEST = "manifest.json", "latest.json"
+TMP_PREFIX = ".tmp-"
+_CHUNK_BYTES = 4 << 20
+
+FileState = tuple[int, int]
+"""(bytes, CRC-32)."""
+
+
+def name_of(next_step: int) -> str:
+    """Name of the checkpoint of the state before `next_step`; names sort like steps."""
+    return f"step-{next_step:08d}"
+
+
+def read_latest(folder: Path) -> dict[str, Any] | None:
+    """What the run says of the newest checkpoint in `folder` that has all its files, or None."""
+    for name in candidates(folder):
+        try:
+            meta, files = read_manifest(folder / name)
+        except ValueError:
+            continue
+        if not any(size_problem(folder / name / file, state) for file, state in files.items()):
+            return meta
+    return None
+
+
+def candidates(folder: Path) -> list[str]:
+    """Checkpoints that may be loaded, newest first.
+
+    What is newer than `latest.json` says was never announced: the job died before it could. Where that file is missing
+    or damaged, all are candidates.
+    """
+    try:
+        newest = str(json.loads((folder / LATEST).read_text())["name"])
+    except (OSError, ValueError, TypeError, KeyError):
+        newest = ""
+    present = {path.name for path in folder.glob("step-*")}
+    # Also what is named but gone, so that it is missed.
+    return sorted({name for name in present if not newest or name <= newest} | {newest} - {""}, reverse=True)
+
+
+def read_manifest(checkpoint: Path) -> tuple[dict[str, Any], dict[str, FileState]]:
+    """(what the run says of a checkpoint, state of its files by name).
+
+    Raises:
+        ValueError: missing or damaged.
+    """
+    try:
+        content = json.loads((checkpoint / MANIFEST).read_text())
+        meta = {"next_step": 0, "name": "", **content["meta"]}
+        return meta, {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
+    except OSError as error:
+        raise ValueError(f"{MANIFEST}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"{MANIFEST} is damaged") from None
+
+
+def file_state(path: Path) -> FileState:
+    """Size and checksum of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    crc = num_bytes = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+            num_bytes += len(chunk)
+    return num_bytes, crc
+
+
+def size_problem(path: Path, expected: FileState) -> str:
+    """Why a file cannot be the one that was written, as far as its size tells; empty where it can."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        return f"{path.name}: {error.strerror or error}"
+    return "" if found == expected[0] else f"{path.name} has {found} bytes instead of {expected[0]}"
+
+
+def content_problem(path: Path, expected: FileState) -> str:
+    """As `size_problem`, after reading all of it."""
+    try:
+        return size_problem(path, expected) or ("" if file_state(path) == expected else f"{path.name} has changed")
+    except OSError as error:
+        return f"{path.name}: {error.strerror or error}"
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file that is on disk when this returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(temporary: Path, meta: Mapping[str, Any], files: Mapping[str, FileState], keep: int) -> None:
+    """Make a written folder the newest checkpoint, and delete what is more than `keep`.
+
+    Args:
+        temporary: Beside the checkpoints, complete but for the manifest.
+        meta: What the run says of it; `name` is the one it gets.
+        files: Its files.
+        keep: Checkpoints that stay, this one among them.
+
+    Raises:
+        OSError: the disk is full or failing; the checkpoints before it are as they were.
+    """
+    folder, name = temporary.parent, str(meta["name"])
+    write_json(temporary / MANIFEST, {"meta": dict(meta), "files": dict(files)})
+    # All bytes are on disk before the first name changes: a full disk changes nothing.
+    write_json(folder / f"{TMP_PREFIX}{LATEST}", meta)
+    _fsync_folder(temporary)
+    if (folder / name).exists():
+        os.replace(folder / name, folder / f"{TMP_PREFIX}old-{name}")
+    os.replace(temporary, folder / name)
+    os.replace(folder / f"{TMP_PREFIX}{LATEST}", folder / LATEST)
+    _fsync_folder(folder)
+    # A folder that is newer was never announced, or fell to damage; it must not push out the one just written.
+    older = sorted(path for path in folder.glob("step-*") if path.name < name)
+    for old in older[: max(0, len(older) + 1 - keep)]:
+        shutil.rmtree(old, ignore_errors=True)
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers left that were killed; no write may be going on."""
+    for path in folder.glob(f"{TMP_PREFIX}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

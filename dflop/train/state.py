@@ -1,0 +1,141 @@
+"""What a checkpoint holds of one rank, and its copy in host memory, from which a thread writes while training goes on.
+
+Names in the checkpoint: `model/NAME`, `optimizer/NAME/KEY` with global parameter names, `rng/RANK/GENERATOR`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dflop.models.build import Stage
+from dflop.parallel.part import Part
+from dflop.train.blocks import Block, BlockId, blocks_of
+
+MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
+
+
+class OptimizerState(Protocol):
+    """What a checkpoint asks of an optimizer; see `dflop.train.optim.Optimizer`."""
+
+    def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]: ...
+
+    def wanted_state(self) -> Mapping[str, Mapping[str, torch.Tensor]]: ...
+
+    def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None: ...
+
+
+def model_blocks(stages: Iterable[Stage], parts: Mapping[str, Part]) -> Iterator[Block]:
+    """Parameters of a rank's stages, views of the live ones."""
+    for stage in stages:
+        for name, p in stage.names.items():
+            yield from blocks_of(f"{MODEL}/{name}", p, parts.get(name))
+
+
+def optimizer_blocks(
+    state: Mapping[str, Mapping[str, torch.Tensor]], parts: Mapping[str, Part]
+) -> Iterator[Block]:  # fmt: skip
+    """Optimizer state by parameter; of a part, what has the part's shape is cut like it, a count of steps is not."""
+    for name, tensors in state.items():
+        for key, tensor in tensors.items():
+            yield from blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, parts.get(name) if tensor.dim() else None)
+
+
+def rng_blocks(rank: int) -> Iterator[Block]:
+    """States of every random generator of this process, as bytes."""
+    for key, tensor in rng_state().items():
+        yield from blocks_of(f"{RNG}/{rank}/{key}", tensor, None)
+
+
+def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[BlockId]:
+    """Which of its blocks a rank writes: every block is written by one of those that hold a copy; collective.
+
+    Replicas share out the bytes, the largest block first and always to whoever has least.
+
+    Args:
+        blocks: What this rank holds.
+        group: All ranks that hold any.
+    """
+    held: list[dict[BlockId, int]] = [{}] * group.size()
+    dist.all_gather_object(held, {block.id: block.tensor.nbytes for block in blocks}, group=group)
+    holders: dict[BlockId, list[int]] = {}
+    for rank, ids in enumerate(held):
+        for block_id in ids:
+            holders.setdefault(block_id, []).append(rank)
+    loads, mine = [0] * len(held), set()
+    for block_id, ranks in sorted(holders.items(), key=lambda item: (-held[item[1][0]][item[0]], item[0])):
+        writer = min(ranks, key=lambda rank: loads[rank])
+        loads[writer] += held[writer][block_id]
+        if writer == group.rank():
+            mine.add(block_id)
+    return frozenset(mine)
+
+
+class HostCopies:
+    """Host memory for blocks, allocated once and used again by every copy."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[BlockId, torch.Tensor] = {}
+
+    def copy(self, blocks: Iterable[Block]) -> list[Block]:
+        """The blocks with their content as of now; the former copies are overwritten."""
+        copies, devices = [], set()
+        for block in blocks:
+            buffer = self._buffers.get(block.id)
+            if buffer is None:
+                shape, is_cuda = block.tensor.shape, block.tensor.is_cuda
+                buffer = torch.empty(shape, dtype=block.tensor.dtype, pin_memory=is_cuda)
+                self._buffers[block.id] = buffer
+            buffer.copy_(block.tensor, non_blocking=True)
+            if block.tensor.is_cuda:
+                devices.add(block.tensor.device)
+            copies.append(Block(block.name, block.offsets, block.shape, buffer))
+        for device in devices:
+            torch.cuda.synchronize(device)
+        return copies
+
+
+def rng_state() -> dict[str, torch.Tensor]:
+    """States of torch's, numpy's and Python's global generators, and of CUDA's where there is one, as bytes."""
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002, what libraries draw from without being asked
+    kind, keys, *rest = numpy_state
+    found = {
+        "torch": torch.get_rng_state(),
+        "numpy": _to_bytes([kind, keys.tolist(), *rest]),
+        "python": _to_bytes(random.getstate()),
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def restore_rng(state: Mapping[str, torch.Tensor]) -> None:
+    """Set the generators to what `rng_state` returned."""
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(tuple(_from_bytes(state["numpy"])))  # noqa: NPY002
+    version, internal, gauss_next = _from_bytes(state["python"])
+    random.setstate((version, tuple(internal), gauss_next))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def reseed(seed: int, step: int, rank: int) -> None:
+    """Set the generators by numbers: for ranks that no state was saved of."""
+    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, step, rank]).generate_state(3)
+    torch.manual_seed(int(torch_seed))  # CUDA's, too
+    np.random.seed(int(numpy_seed))  # noqa: NPY002
+    random.seed(int(python_seed))
+
+
+def _to_bytes(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(content: torch.Tensor) -> Any:
+    return json.loads(content.numpy().tobytes())
