@@ -58,6 +58,47 @@ class StepObservation:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSpan:
+    """One thing a rank did in a traced step, and for how long.
+
+    What starts within a step follows one another and leaves only the engine's own time between. Two do not:
+    `data_wait` comes before the step and `checkpoint` after it; `schedule_wait` was another thread's, one step ahead.
+    """
+
+    run_id: str
+    attempt: int
+    step: int
+    rank: int
+    module: str
+    stage: int
+    dp_rank: int
+    tp_rank: int
+    name: str
+    """`forward`, `backward`, `receive_wait`, `send`, `reduce`, `optimizer`, `data_wait`, `schedule_wait` or
+    `checkpoint`."""
+    microbatch: int
+    """-1 for what belongs to the whole step."""
+    start_s: float
+    """From the start of the step; negative for what came before it."""
+    duration_s: float
+    num_bytes: int
+    """Received or handed over to be sent; 0 for everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlops:
+    """What one step asks of the hardware and what the hardware could do."""
+
+    run_id: str
+    attempt: int
+    step: int
+    model_flops: float
+    """Of the model's own matmuls and attention, forward and backward; what is run twice to save memory counts once."""
+    peak_flops_per_s: float
+    """Of all devices of the plan together; NaN where no data sheet of the device is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Correction:
     """Multiplicative correction of a module's predicted seconds, learnt from what a run observed."""
 

@@ -93,6 +93,8 @@ CLASSES: tuple[type[Any], ...] = (
     records.Plan,
     records.StepPlan,
     records.StepObservation,
+    records.StepFlops,
+    records.RankSpan,
     records.Correction,
 )
 

@@ -42,6 +42,18 @@ samples as (
     group by all
 ),
 
+flops as (
+    select
+        run_id,
+        attempt,
+        step,
+        max(model_flops) filter (where not isnan(model_flops)) as model_flops,
+        max(peak_flops_per_s) filter (where not isnan(peak_flops_per_s)) as peak_flops_per_s
+    from step_flops
+    where run_id in (select unnest($run_ids))
+    group by all
+),
+
 step as (
     select
         run_id,
@@ -63,7 +75,10 @@ step as (
 select
     step.*,
     tokens.num_llm_tokens,
-    samples.num_samples
+    samples.num_samples,
+    flops.model_flops,
+    flops.peak_flops_per_s
 from step
 left join tokens using (run_id, attempt, step, policy)
 left join samples using (run_id, step)
+left join flops using (run_id, attempt, step)

@@ -1,4 +1,5 @@
--- idle_frac is everything but forward and backward compute, as a share of num_ranks * step_s.
+-- idle_frac is everything but forward and backward compute, as a share of num_ranks * step_s. mfu_frac counts what the
+-- model asks for, not what recomputation adds, and is null where the peak of the devices is not known.
 create or replace view v_step as
 select
     run_id,
@@ -15,7 +16,9 @@ select
     observed_at_s,
     num_samples,
     num_llm_tokens,
-    num_llm_tokens / nullif(step_s, 0) as llm_tokens_per_s
+    num_llm_tokens / nullif(step_s, 0) as llm_tokens_per_s,
+    model_flops,
+    model_flops / nullif(step_s * peak_flops_per_s, 0) as mfu_frac
 from step_rollup;
 
 comment on view v_step is

@@ -11,7 +11,8 @@ select
     -- Steps whose tokens are unknown count neither as tokens nor as time.
     sum(num_llm_tokens) over recent
     / nullif(sum(step_s) filter (where num_llm_tokens is not null) over recent, 0) as recent_llm_tokens_per_s,
-    idle_frac
+    idle_frac,
+    mfu_frac
 from v_step
 window recent as (partition by run_id, attempt, policy order by step rows between 9 preceding and current row);
 

@@ -47,6 +47,16 @@ def observation(draw: st.DrawFn) -> r.StepObservation:
     )
 
 
+SPAN_NAMES = ("forward", "receive_wait", "checkpoint")
+
+
+@st.composite
+def span(draw: st.DrawFn) -> r.RankSpan:
+    run_id, attempt, step, rank = draw(st.sampled_from(["a", "b"])), *(draw(st.integers(0, n)) for n in (1, 2, 1))
+    name, microbatch = draw(st.sampled_from(SPAN_NAMES)), draw(st.integers(-1, 2))
+    return r.RankSpan(run_id, attempt, step, rank, "llm", 0, rank, 0, name, microbatch, 0.0, draw(SECONDS), 8)
+
+
 def table(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[Any, ...]]:
     return sorted(con.execute(f'select * from "{name}"').fetchall(), key=repr)
 
@@ -72,8 +82,31 @@ def steps_in_python(observed: list[r.StepObservation]) -> dict[tuple[Any, ...], 
     return found
 
 
+def times_in_python(observed: list[r.StepObservation], spans: list[r.RankSpan]) -> dict[Any, tuple[Any, ...]]:
+    step_s: dict[Any, float] = defaultdict(float)
+    for o in observed:
+        key = (o.run_id, o.attempt, o.step, o.rank)
+        step_s[key] = max(step_s[key], o.step_s)
+    groups: dict[Any, list[r.RankSpan]] = defaultdict(list)
+    traced: dict[Any, set[Any]] = defaultdict(set)
+    for s in spans:
+        step = (s.run_id, s.attempt, s.step, s.rank)
+        if step in step_s:
+            groups[s.run_id, s.rank, s.name].append(s)
+            traced[s.run_id, s.rank] |= {step} if s.name != "checkpoint" else set()
+    return {
+        key: (
+            len(traced[key[:2]]),
+            len(group),
+            sum(s.duration_s for s in group),
+            sum(step_s[step] for step in traced[key[:2]]),
+        )
+        for key, group in groups.items()
+    }
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(observation(), max_size=6), min_size=1, max_size=3))
+@given(st.lists(st.lists(observation() | span(), max_size=8), min_size=1, max_size=3))
 def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, passes) -> None:
     root: Path = tmp_path_factory.mktemp("rollup")
     for observed in passes:
@@ -81,18 +114,22 @@ def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, pass
             with SpoolWriter(root, o.run_id, "p") as writer:
                 writer.append(o)
         ingest(root)
-    everything = [o for observed in passes for o in observed]
+    everything = [o for observed in passes for o in observed if isinstance(o, r.StepObservation)]
+    spans = [o for observed in passes for o in observed if isinstance(o, r.RankSpan)]
     names = [rollup._table(path) for path in (resources.path("sql") / "rollups").glob("*.sql")]
     with live.open_live(root) as con:
         kept = {name: table(con, name) for name in names}
         columns = "run_id, attempt, step, policy, num_ranks, step_s, busy_s, loss, num_llm_tokens"
         steps = {row[:4]: row[4:] for row in con.execute(f"select {columns} from step_rollup").fetchall()}
+        columns = "run_id, rank, name, num_steps, num_spans, duration_s, step_s"
+        times = {row[:3]: row[3:] for row in con.execute(f"select {columns} from span_rollup").fetchall()}
         with live.transaction(con):
             live.set_meta(con, "rollups_sha256", "as if a file had been edited")
             rollup.refresh(con)
         assert {name: table(con, name) for name in names} == kept
         assert con.execute("select count(*) from dirty_run").fetchone() == (0,)
     assert steps == steps_in_python(everything)  # halves and quarters add exactly
+    assert times == times_in_python(everything, spans)
 
 
 def test_only_runs_with_new_observations_are_computed(tmp_path: Path, make) -> None:

@@ -121,6 +121,39 @@ def test_a_step_is_as_slow_as_its_slowest_rank(filled: Path) -> None:
     assert one(filled, "v_step", run_id="run", step=1, attempt=1)["loss"] == 1.0  # NaN of the other rank is no loss
 
 
+def test_utilisation_is_known_where_the_peak_is(tmp_path: Path, make) -> None:
+    peaks = (80.0, math.nan)
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        for step, peak in enumerate(peaks):
+            writer.append(make.observation(step, step_s=2.0))
+            writer.append(r.StepFlops("run", 0, step, 40.0, peak))
+        writer.append(make.observation(2))
+    ingest(tmp_path)
+    found = sorted(rows(tmp_path, "v_throughput", run_id="run"), key=lambda row: row["step"])
+    assert [row["mfu_frac"] for row in found] == [0.25, None, None]
+    flops = {row["step"]: row["model_flops"] for row in rows(tmp_path, "v_step")}
+    assert flops == {0: 40.0, 1: 40.0, 2: None}
+
+
+def test_time_of_a_rank_adds_up_to_its_steps(tmp_path: Path, make) -> None:
+    seat = (3, "llm", 1, 0, 0)
+    spans = [("data_wait", -1, -0.5, 0.5), ("receive_wait", 0, 0.0, 0.25), ("forward", 0, 0.25, 0.5)]
+    with SpoolWriter(tmp_path, "run", "p") as writer:
+        for step in (0, 1):
+            writer.append(make.observation(step, rank=3, step_s=2.0))
+        for name, microbatch, start_s, duration_s in spans:
+            writer.append(r.RankSpan("run", 0, 0, *seat, name, microbatch, start_s, duration_s, 7))
+        writer.append(r.RankSpan("run", 0, 1, *seat, "checkpoint", -1, 2.0, 9.0, 0))
+    ingest(tmp_path)
+    found = {row["name"]: row for row in rows(tmp_path, "v_rank_time", run_id="run", rank=3)}
+    shares = {"receive_wait": 0.125, "forward": 0.25, "other": 0.625, "data_wait": None, "checkpoint": None}
+    assert {name: row["step_frac"] for name, row in found.items()} == shares
+    assert {row["num_steps"] for row in found.values()} == {1}, "step 1 was not traced"
+    assert found["checkpoint"]["duration_s"] == 9.0
+    line = console.query(tmp_path, console.named_query("timeline").sql, {"run_id": "run", "step": 0})[1]
+    assert [row[5] for row in line] == ["data_wait", "receive_wait", "forward"]
+
+
 def test_stage_time_is_split_without_remainder(filled: Path) -> None:
     row = one(filled, "v_stage_idle", run_id="run/compare", policy="arrival")
     assert row["busy_frac"] == pytest.approx(2 * 0.5 / (3 + 4))
