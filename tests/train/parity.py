@@ -113,7 +113,8 @@ def reference(subject: Subject, *, frozen: Collection[str] = (), bad_positions: 
         denominator, loss = sum(batch[p].num_supervised_tokens for p in kept), 0.0
         for position in kept:
             part = subject.loss_sum(plain, batch, position)
-            (part / denominator).backward()
+            if part.requires_grad:  # not that of a text through a frozen LLM
+                (part / denominator).backward()
             loss += float(part.detach()) / denominator
         gradients = {n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None}
         norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
