@@ -1,0 +1,95 @@
+"""What one step of one rank took: microbatch by microbatch, and in traced steps everything between them, too.
+
+The engine notes when an action of its schedule began and ended, a tuple each. Its compute lies between two clock
+readings that the engine takes anyway, and waits for the device only there, so what comes before is the wait for
+messages and what comes after is handing them over: tracing adds no synchronisation and nothing to a step that is not
+traced but the tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+WHOLE_STEP = -1
+"""Microbatch of what belongs to none."""
+
+
+class Span(NamedTuple):
+    """One thing a rank did; see `dflop.records.RankSpan`."""
+
+    name: str
+    microbatch: int
+    start_s: float
+    duration_s: float
+    num_bytes: int = 0
+
+
+class Visit(NamedTuple):
+    """One action of the schedule, with the messages before and behind it. Seconds from the start of the engine."""
+
+    is_forward: bool
+    microbatch: int
+    start_s: float
+    end_s: float
+    received_bytes: int
+    sent_bytes: int
+
+
+@dataclass(slots=True)
+class Timing:
+    """One microbatch on this stage: wall seconds from the start of the step, and compute seconds.
+
+    Where processes share cores, compute is thread CPU time, which waiting for a core does not inflate; on a GPU the
+    two are equal.
+    """
+
+    forward_start_s: float = 0.0
+    forward_s: float = 0.0
+    backward_start_s: float = 0.0
+    backward_s: float = 0.0
+    forward_compute_s: float = 0.0
+    backward_compute_s: float = 0.0
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """What `Engine.run` measured."""
+
+    loss: float
+    """This rank's share of the global mean loss; 0 off the last LLM stage."""
+    timings: dict[int, Timing]
+    """Microbatches this rank had work in."""
+    most_sends_held: int = 0
+    """Of one direction at one time."""
+    started_at_s: float = 0.0
+    """When the engine began, on the clock of `time.perf_counter`."""
+    elapsed_s: float = 0.0
+    """From there to its end."""
+    visits: list[Visit] = field(default_factory=list)
+    """In the order in which they were made."""
+
+    @property
+    def busy_s(self) -> float:
+        return sum(t.forward_s + t.backward_s for t in self.timings.values())
+
+    def spans(self, step_started_at_s: float) -> Iterator[Span]:
+        """Everything between the messages and the compute of the step, in order.
+
+        Args:
+            step_started_at_s: What the spans' starts count from, on the clock of `started_at_s`.
+        """
+        offset_s = self.started_at_s - step_started_at_s
+        end_s = 0.0
+        for visit in self.visits:
+            k, timing, end_s = visit.microbatch, self.timings[visit.microbatch], visit.end_s
+            if visit.is_forward:
+                name, start_s, busy_s = "forward", timing.forward_start_s, timing.forward_s
+            else:
+                name, start_s, busy_s = "backward", timing.backward_start_s, timing.backward_s
+            received, sent = visit.received_bytes, visit.sent_bytes
+            yield Span("receive_wait", k, offset_s + visit.start_s, start_s - visit.start_s, received)
+            yield Span(name, k, offset_s + start_s, busy_s)
+            yield Span("send", k, offset_s + start_s + busy_s, end_s - start_s - busy_s, sent)
+        yield Span("send", WHOLE_STEP, offset_s + end_s, self.elapsed_s - end_s)
