@@ -26,38 +26,7 @@ from dflop.train.activity import Activity
 from dflop.train.chain import Crossing, Trains, crossings, needs_grad
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.sends import Sends
-
-
-@dataclass(slots=True)
-class Timing:
-    """One microbatch on this stage: wall seconds from the start of the step, and compute seconds.
-
-    Where processes share cores, compute is thread CPU time, which waiting for a core does not inflate; on a GPU the
-    two are equal.
-    """
-
-    forward_start_s: float = 0.0
-    forward_s: float = 0.0
-    backward_start_s: float = 0.0
-    backward_s: float = 0.0
-    forward_compute_s: float = 0.0
-    backward_compute_s: float = 0.0
-
-
-@dataclass(slots=True)
-class StepTrace:
-    """What `Engine.run` measured."""
-
-    loss: float
-    """This rank's share of the global mean loss; 0 off the last LLM stage."""
-    timings: dict[int, Timing]
-    """Microbatches this rank had work in."""
-    most_sends_held: int = 0
-    """Of one direction at one time."""
-
-    @property
-    def busy_s(self) -> float:
-        return sum(t.forward_s + t.backward_s for t in self.timings.values())
+from dflop.train.trace import StepTrace, Timing, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +113,13 @@ class Engine:
         self._start_s = 0.0
         self._start_s, _ = self._now()
         timings = {k: Timing() for k, x in enumerate(inputs) if x is not None}
+        visits: list[Visit] = []
         for action in one_f_one_b(len(inputs), self._num_stages_after):
             given = inputs[action.microbatch]
             if given is None:
                 continue
+            self._received_bytes = self._sent_bytes = 0
+            began_s = self._wall_s()
             try:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens, timings[action.microbatch])
@@ -155,10 +127,13 @@ class Engine:
                     self._backward(action.microbatch, timings[action.microbatch])
             except Exception as error:
                 raise self._located(error, action) from error
+            moved = self._received_bytes, self._sent_bytes
+            visits.append(Visit(action.phase == "F", action.microbatch, began_s, self._wall_s(), *moved))
         self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
-        return StepTrace(self._loss, timings, max(sends.most_held for sends in self._sends.values()))
+        most_held = max(sends.most_held for sends in self._sends.values())
+        return StepTrace(self._loss, timings, most_held, self._start_s, self._wall_s(), visits)
 
     def _located(self, error: Exception, action: Action) -> TrainError:
         """The error with this rank, its stage and the microbatch, which no code below the loop knows."""
@@ -339,14 +314,20 @@ class Engine:
     def _receive(self, shape: tuple[int, int], way: _Way, *, is_forward: bool) -> torch.Tensor:
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
         dist.recv(buffer, way.peers.takes_from, group=self._group(is_forward), tag=way.tag)
+        self._received_bytes += buffer.nbytes
         return buffer
 
     def _send(self, tensor: torch.Tensor, way: _Way, *, is_forward: bool) -> None:
         group, sends = self._group(is_forward), self._sends[is_forward]
         sends.send(tensor, way.peers, self._microbatch(way), group=group, tag=way.tag)
+        self._sent_bytes += tensor.nbytes * len(way.peers.gives_to)
+
+    def _wall_s(self) -> float:
+        """Seconds since the step began, whatever the device is at."""
+        return time.perf_counter() - self._start_s
 
     def _now(self) -> tuple[float, float]:
-        """(seconds since the step began, compute seconds of this thread)."""
+        """(seconds since the step began, compute seconds of this thread), once the device has done all it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             now_s = time.perf_counter()
