@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dflop.records import StepObservation
+
 WHOLE_STEP = -1
 """Microbatch of what belongs to none."""
 
@@ -93,3 +95,22 @@ class StepTrace:
             yield Span(name, k, offset_s + start_s, busy_s)
             yield Span("send", k, offset_s + start_s + busy_s, end_s - start_s - busy_s, sent)
         yield Span("send", WHOLE_STEP, offset_s + end_s, self.elapsed_s - end_s)
+
+
+def step_spans(trace: StepTrace, seen: StepObservation, started_at_s: float, asked_at_s: float) -> list[Span]:
+    """Spans of one step, those of its own in order.
+
+    Args:
+        trace: The engine's part.
+        seen: The rest. A device may still be at the update: what is left of it is in the next step.
+        started_at_s: When the step began, on the clock of `time.perf_counter`.
+        asked_at_s: When another thread began to wait for its plan, on the same clock.
+    """
+    updated_s = seen.step_s - seen.optimizer_s
+    return [
+        Span("schedule_wait", WHOLE_STEP, asked_at_s - started_at_s, seen.schedule_wait_s),
+        Span("data_wait", WHOLE_STEP, -seen.data_wait_s, seen.data_wait_s),
+        *trace.spans(started_at_s),
+        Span("reduce", WHOLE_STEP, updated_s - seen.reduce_s, seen.reduce_s),
+        Span("optimizer", WHOLE_STEP, updated_s, seen.optimizer_s),
+    ]
