@@ -159,18 +159,34 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between two checkpoints."""
+    checkpoint_every_s: float = Field(default=0, ge=0)
+    """A further checkpoint when the last one is so long ago; 0: none."""
     keep_checkpoints: int = Field(default=2, ge=1)
     schedule_ahead: int = Field(default=2, ge=1, le=8)
     """Steps the scheduler works ahead of training, at once where cores are free."""
     schedule_patience_frac: float = Field(default=0.5, ge=0, le=1)
     """Share of a step that rank 0 waits, while it runs, for the next one's plan before it makes a quick one; the rest
     of the step is for decoding."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Processes per rank that decode media, beside ranks that need some; 0: the rank decodes for itself, one file after
+    another and without `decode_timeout_s`. Default: 4 beside a GPU, as far as there are cores; 0 on a CPU, whose cores
+    are taken."""
+    prefetch_steps: int = Field(default=2, ge=1)
+    """Steps ahead of the one that runs whose media workers decode, once there are plans for them (`schedule_ahead`)."""
+    prefetch_gib: float = Field(default=4, ge=0)
+    """Decoded media a rank may hold of steps behind the next one."""
+    decode_timeout_s: float = Field(default=60, gt=0)
+    """A file that takes a worker longer is quarantined; half of `timeout_s` where that is less."""
     scheduler_restarts: int = Field(default=2, ge=0)
     """How often a scheduler that died is started again; then training goes on with quick plans."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sample order."""
     timeout_s: float = Field(default=120, gt=0)
     """A collective or a message slower than this ends the job."""
+    stall_s: float = Field(default=0, ge=0)
+    """A rank that for so long gives no sign of life, or keeps all others waiting, ends the job and is named;
+    0: half of `timeout_s`."""
 
 
 class CompareConfig(Section):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from dflop.data.annotations import BadSample, MediaRef
-from dflop.data.headers import BadMedia
-from dflop.data.load import load_item
+from dflop.config import Config
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import header_of, place
 from dflop.data.tokens import ChatTokenizer
+from dflop.jobs.reader import DatasetReader
 from dflop.models.family import TrainableFamily
 from dflop.records import SampleShape
-from dflop.train.feed import MediaError, TokenizedSample
+from dflop.train.feed import TokenizedSample
+from dflop.train.prefetch import Prefetcher
+
+_NUM_WORKERS_BESIDE_GPU = 4
 
 
 class DatasetSource:
@@ -28,7 +31,8 @@ class DatasetSource:
 
     def __init__(self, dataset: DatasetRef, family: TrainableFamily, shapes: Sequence[SampleShape]) -> None:
         self._family = family
-        self._rows = dataset.open()
+        self.reader = DatasetReader(dataset, family)
+        self._rows = self.reader.rows
         self._tokenizer = ChatTokenizer(dataset.tokenizer, family, dataset.chat_template)
         self._shapes = {s.sample_index: s for s in shapes}
 
@@ -44,9 +48,18 @@ class DatasetSource:
 
     def array(self, sample_index: int, item: int) -> np.ndarray:
         shape = self._shapes[sample_index]
-        media = shape.items[item]
-        try:
-            source = self._rows.open_media(sample_index, MediaRef(media.kind, media.path))
-            return load_item(source, media, self._family, shape.media_level)
-        except (BadMedia, BadSample, ValueError) as error:
-            raise MediaError(str(error)) from error
+        return self.reader(sample_index, shape.items[item], shape.media_level)
+
+
+def make_prefetcher(config: Config, source: DatasetSource, device: torch.device) -> Prefetcher | None:
+    """The workers of one rank as the configuration has them; None: the rank decodes for itself."""
+    t, cluster = config.train, config.cluster.spec()
+    num_workers = t.num_workers
+    if num_workers is None:
+        # One core is the rank's own.
+        spare_cores = cluster.num_cores_per_node // cluster.num_processes_per_node - 1
+        num_workers = max(1, min(_NUM_WORKERS_BESIDE_GPU, spare_cores)) if device.type == "cuda" else 0
+    if not num_workers:
+        return None
+    timeout_s = min(t.decode_timeout_s, t.timeout_s / 2)  # other ranks wait for this one
+    return Prefetcher(source.reader, num_workers, timeout_s=timeout_s, max_ahead_bytes=int(t.prefetch_gib * 2**30))

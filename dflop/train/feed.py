@@ -2,10 +2,14 @@
 
 A whole step is prepared before it starts (one step ahead, in a thread), so that a file that turns out to be broken is
 known to every rank in time: its rows become zeros, its sample carries no loss, and nobody else's gradient changes.
+
+A rank reads what its own stages take and nothing else. The ranks of a tensor-parallel group take the same input, and
+each reads it for itself: sharing it would tie their feeds together by one more collective per step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,11 +23,9 @@ from dflop.models.family import Family
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Peers, Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
+from dflop.train.decode_worker import MediaError
+from dflop.train.prefetch import Prefetcher, Wanted
 from dflop.train.routes import routes
-
-
-class MediaError(Exception):
-    """A media item cannot be decoded; the message is the quarantine reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +128,60 @@ class Feed:
         plan: The layout.
         seat: This rank's place in it.
         llm_stage: The rank's own stage when it serves the LLM (for rope positions), else None.
+        prefetcher: Decodes media in workers; None: `source` does, here and one after the other.
+        dtype: What encoders take.
+        pins: Whether tensors lie in page-locked memory, from which copies to a GPU need not be waited for.
     """
 
     def __init__(
-        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, llm_stage: LlmStage | None
-    ) -> None:
+        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, llm_stage: LlmStage | None, *,
+        prefetcher: Prefetcher | None = None, dtype: torch.dtype = torch.float32, pins: bool = False,
+    ) -> None:  # fmt: skip
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
-        self._llm_stage = llm_stage
+        self._llm_stage, self._prefetcher, self._dtype, self._pins = llm_stage, prefetcher, dtype, pins
 
-    def prepare(self, step_plan: StepPlan) -> PreparedStep:
+    def prepare(self, step_plan: StepPlan, later: Sequence[StepPlan] = ()) -> PreparedStep:
         """Decode or tokenize this rank's part of a global batch.
+
+        Args:
+            step_plan: The step.
+            later: Steps behind it whose media workers begin to decode when they are done with this one's.
 
         Raises:
             TrainError: a sample is not what was profiled.
         """
+        if self._prefetcher is not None:
+            self._prefetcher.begin(step_plan.step, self._wanted(step_plan))
+        self.look_ahead(later)
         bad: dict[int, tuple[str, str]] = {}
         inputs = tuple(self._microbatch(step_plan, k, bad) for k in range(step_plan.num_microbatches))
+        if self._prefetcher is not None:
+            self._prefetcher.finish(step_plan.step)
         return PreparedStep(step_plan, inputs, bad)
+
+    def look_ahead(self, later: Sequence[StepPlan]) -> None:
+        """Let workers begin with the media of later steps, in order, as far as there is room for them."""
+        if self._prefetcher is not None:
+            for step_plan in later:
+                if not self._prefetcher.begin(step_plan.step, self._wanted(step_plan), if_room=True):
+                    return
+
+    def close(self) -> None:
+        """End the workers; whoever is in `prepare` gets an error."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+    def _wanted(self, step_plan: StepPlan) -> dict[tuple[str, int], Wanted]:
+        """Media that this rank's encoder stages take, by (module, item), in the order in which they do."""
+        found = {}
+        for k in range(step_plan.num_microbatches):
+            for part in (p for p in self._seat.parts if p.module != LLM and p.is_first):
+                work = step_plan.of(part.module)
+                for item in work.owner[k][self._seat.dp_rank]:
+                    index, media = self._media(step_plan, work, item)
+                    size_bytes = 4 * math.prod(self._family.array_shape(part.module, media.grid))
+                    found[part.module, item] = Wanted(index, media, self._source.shape(index).media_level, size_bytes)
+        return found
 
     def _microbatch(self, step_plan: StepPlan, k: int, bad: dict[int, tuple[str, str]]) -> MicrobatchInput | None:
         if not step_plan.of(self._seat.module).owner[k][self._seat.dp_rank]:
@@ -161,30 +200,54 @@ class Feed:
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
-        arrays, sizes = [], []
-        for item in items:
-            position, rank_in_sample = work.item_sample[item], work.item_rank_in_sample[item]
-            index = step_plan.sample_index[position]
-            media = self._source.shape(index).items[rank_in_sample]
-            sizes.append(self._family.item_size(media))
-            if part is None or not part.is_first:
-                continue
-            try:
-                arrays.append(self._source.array(index, rank_in_sample))
-            except MediaError as error:
-                bad[position] = (media.path, str(error))
-                arrays.append(np.zeros(self._family.array_shape(module, media.grid), dtype=np.float32))
-        axis = self._family.towers[module].data_axis
-        data = torch.from_numpy(np.concatenate(arrays, axis=axis)) if arrays else None
+        media = [self._media(step_plan, work, item)[1] for item in items]
+        data = self._pack(step_plan, work, items, bad) if part is not None and part.is_first else None
         sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
-        return EncoderInput(data, torch.tensor(sizes), sum(work.item_rows[i] for i in items), sends)
+        sizes = self._placed(torch.tensor([self._family.item_size(m) for m in media]))
+        return EncoderInput(data, sizes, sum(work.item_rows[i] for i in items), sends)
+
+    def _pack(
+        self, step_plan: StepPlan, work: ModuleWork, items: Sequence[int], bad: dict[int, tuple[str, str]]
+    ) -> torch.Tensor:
+        """Arrays of some items side by side; of those that cannot be had, zeros."""
+        axis = self._family.towers[work.module].data_axis
+        shapes = [self._family.array_shape(work.module, self._media(step_plan, work, item)[1].grid) for item in items]
+        whole = list(shapes[0])
+        whole[axis] = sum(shape[axis] for shape in shapes)
+        data = torch.empty(whole, dtype=self._dtype, pin_memory=self._pins)
+        for item, place in zip(items, data.split([shape[axis] for shape in shapes], dim=axis), strict=True):
+            try:
+                place.copy_(torch.from_numpy(self._array(step_plan, work, item, tuple(place.shape))))
+            except MediaError as error:
+                bad[work.item_sample[item]] = (self._media(step_plan, work, item)[1].path, str(error))
+                place.zero_()
+        return data
+
+    def _array(self, step_plan: StepPlan, work: ModuleWork, item: int, shape: tuple[int, ...]) -> np.ndarray:
+        if self._prefetcher is not None:
+            array = self._prefetcher.take(step_plan.step, (work.module, item))
+        else:
+            index, _ = self._media(step_plan, work, item)
+            array = self._source.array(index, work.item_rank_in_sample[item])
+        if array.shape != shape:
+            raise MediaError(f"decodes to an array of shape {array.shape}, not {shape} as its profile promised")
+        return array
+
+    def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:
+        """(sample index, media item)."""
+        index = step_plan.sample_index[work.item_sample[item]]
+        return index, self._source.shape(index).items[work.item_rank_in_sample[item]]
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where the engine takes it from."""
+        return tensor.pin_memory() if self._pins else tensor
 
     def _sends(self, step_plan: StepPlan, module: str, k: int) -> tuple[Transfer, ...]:
         if self._plan.is_inline:
             return ()
         llm, tp = self._plan.module(LLM), self._plan.module(module).parallel.tp
         return tuple(
-            Transfer(module, peers_of(self._seat, tp, llm, 0, r.llm_dp), _index(r.source_rows))
+            Transfer(module, peers_of(self._seat, tp, llm, 0, r.llm_dp), self._placed(_index(r.source_rows)))
             for r in routes(step_plan, module, k)
             if r.encoder_dp == self._seat.dp_rank
         )
@@ -201,12 +264,11 @@ class Feed:
             where.append(supervised + start)
             targets.append(sample.labels[supervised + 1])
             owner.append(np.full(len(supervised), position))
+        rope = [self._positions(step_plan.sample_index[p], s) for p, s in zip(positions, samples, strict=True)]
         return LlmInput(
-            input_ids=torch.from_numpy(np.concatenate([s.input_ids for s in samples])),
-            position_ids=torch.cat(
-                [self._positions(step_plan.sample_index[p], s) for p, s in zip(positions, samples, strict=True)], dim=1
-            ),
-            cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
+            input_ids=self._placed(torch.from_numpy(np.concatenate([s.input_ids for s in samples]))),
+            position_ids=self._placed(torch.cat(rope, dim=1)),
+            cu_seqlens=self._placed(torch.from_numpy(starts.astype(np.int32))),
             transfers=() if self._plan.is_inline else self._receives(step_plan, k, packed),
             own_rows=self._own_rows(step_plan, k, packed) if self._plan.is_inline else {},
             loss_where=torch.from_numpy(np.concatenate(where)),
@@ -244,7 +306,8 @@ class Feed:
             for route in routes(step_plan, encoder.module, k):
                 if route.llm_dp == self._seat.dp_rank:
                     peers = peers_of(self._seat, tp, encoder, encoder.parallel.pp - 1, route.encoder_dp)
-                    transfers.append(Transfer(encoder.module, peers, _placeholders(work, route.items, packed)))
+                    rows = self._placed(_placeholders(work, route.items, packed))
+                    transfers.append(Transfer(encoder.module, peers, rows))
         return tuple(transfers)
 
     def _own_rows(
@@ -254,7 +317,7 @@ class Feed:
         for encoder in self._plan.encoders:
             work = step_plan.of(encoder.module)
             if items := work.owner[k][self._seat.dp_rank]:
-                found[encoder.module] = _placeholders(work, items, packed)
+                found[encoder.module] = self._placed(_placeholders(work, items, packed))
         return found
 
 

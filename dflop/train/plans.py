@@ -134,6 +134,15 @@ class PlanSource:
             time.sleep(POLL_S)
         self.settle(before=before)
 
+    def published_after(self, step: int, num_steps: int) -> list[StepPlan]:
+        """Plans of the steps right behind `step`, up to `num_steps`, that are there already; waits for nobody."""
+        found = []
+        for later in range(step + 1, step + 1 + num_steps):
+            if not is_published(self._store, later):
+                break
+            found.append(PlanMessage.decode(self._store.get(plan_key(later))).step_plan)
+        return found
+
     def settle(self, *, before: int = sys.maxsize) -> None:
         """Hand on plans of steps below `before` that no scheduler has recorded; on rank 0, by any thread."""
         with self._settling:

@@ -1,0 +1,231 @@
+"""Media decoded ahead of time, in processes of their own.
+
+Why processes: pillow and FFmpeg let go of the interpreter's lock, so threads would decode as fast (measured: a training
+loop beside a decoding thread is held up by at most 10 ms), but a file that hangs or crashes its decoder would take the
+rank with it. A thread per process waits for it, which makes every answer a `Future`.
+
+What is held: the media of the step that is prepared, whatever they take, and of `prefetch_steps - 1` steps behind it
+as far as they fit into `max_ahead_bytes`. Sizes are known from the profile before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dflop.errors import TrainError
+from dflop.records import MediaItem
+from dflop.train.decode_worker import MediaError, Reader, receive, send
+from dflop.units import seconds
+
+Key = tuple[str, int]
+"""(module, item) of a step's plan."""
+_START_TIMEOUT_S = 120.0
+"""For imports and for finding the rows of the dataset, on a file system that is busy."""
+_GRACE_S = 5.0
+"""Beyond its own limit: a process that hangs in the file system does not end when it is told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A media item to decode."""
+
+    sample_index: int
+    media: MediaItem
+    level: int
+    """The sample's `media_level`."""
+    size_bytes: int
+    """Of the decoded array."""
+
+
+class Prefetcher:
+    """Decodes the media of whole steps, in the order in which they are begun.
+
+    Args:
+        reader: Decodes one item; picklable.
+        num_workers: Processes, started when there is something to decode.
+        timeout_s: Seconds one item may take.
+        max_ahead_bytes: Decoded media that may be held of steps begun with `if_room`.
+    """
+
+    def __init__(self, reader: Reader, num_workers: int, *, timeout_s: float, max_ahead_bytes: int) -> None:
+        self._workers = _Workers(reader, num_workers, timeout_s)
+        self._max_ahead_bytes = max_ahead_bytes
+        self._begun: dict[int, dict[Key, Future[np.ndarray]]] = {}
+        self._ahead_bytes: dict[int, int] = {}
+
+    def begin(self, step: int, wanted: Mapping[Key, Wanted], *, if_room: bool = False) -> bool:
+        """Start decoding a step's media unless that was done; False where there is no room."""
+        if step not in self._begun:
+            size_bytes = sum(w.size_bytes for w in wanted.values())
+            if if_room and sum(self._ahead_bytes.values()) + size_bytes > self._max_ahead_bytes:
+                return False
+            self._ahead_bytes[step] = size_bytes
+            self._begun[step] = {key: self._workers.submit(w) for key, w in wanted.items()}
+        if not if_room:
+            self._ahead_bytes.pop(step, None)  # it is the step that is prepared now
+        return True
+
+    def take(self, step: int, key: Key) -> np.ndarray:
+        """An item of a step that was begun, once: waits for it and lets go of it.
+
+        Raises:
+            MediaError: it cannot be decoded, or its decoder took too long, or died of it twice.
+            TrainError: workers do not start, or the reader raised something else.
+        """
+        return self._begun[step].pop(key).result()
+
+    def finish(self, step: int) -> None:
+        """Forget a step, and any before it."""
+        for done in [s for s in self._begun if s <= step]:
+            for future in self._begun.pop(done).values():
+                future.cancel()
+            self._ahead_bytes.pop(done, None)
+
+    def close(self) -> None:
+        """End all processes, also those in the middle of a file; whoever waits for an item gets an error."""
+        self._workers.close()
+
+
+class _Workers:
+    """A fixed number of places for worker processes; a place is empty until it is needed and after a death."""
+
+    def __init__(self, reader: Reader, num_workers: int, timeout_s: float) -> None:
+        self._reader, self._timeout_s = reader, timeout_s
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
+        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(num_workers):
+            self._places.put(None)
+        self._alive: set[_Worker] = set()
+        self._closing = threading.Lock()
+        self._is_closed = False
+
+    def submit(self, wanted: Wanted) -> Future[np.ndarray]:
+        return self._threads.submit(self._decode, wanted)
+
+    def close(self) -> None:
+        with self._closing:
+            self._is_closed = True
+            workers = list(self._alive)
+        for worker in workers:
+            worker.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _decode(self, wanted: Wanted) -> np.ndarray:
+        for is_last_try in (False, True):
+            worker = self._places.get()
+            try:
+                worker = worker or self._start()
+                return worker.decode(wanted)
+            except _DiedError as death:
+                if worker is not None:
+                    self._alive.discard(worker)
+                worker = None
+                if self._is_closed:
+                    raise TrainError("media are no longer decoded: the job is ending") from None
+                if death.exit_code == -signal.SIGALRM:
+                    raise MediaError(f"not decoded within {seconds(self._timeout_s)}") from None
+                if is_last_try:
+                    # Once may be bad luck, of whoever is the largest when memory runs out.
+                    raise MediaError(f"its decoder died twice: {_cause(death.exit_code)}") from None
+                print(f"decoder of {wanted.media.path} died: {_cause(death.exit_code)}; trying again", file=sys.stderr)
+            finally:
+                self._places.put(worker)
+        raise AssertionError("unreachable")
+
+    def _start(self) -> _Worker:
+        with self._closing:
+            if self._is_closed:
+                raise TrainError("media are no longer decoded: the job is ending")
+            worker = _Worker()
+            self._alive.add(worker)
+        worker.begin(self._reader, self._timeout_s)
+        return worker
+
+
+class _DiedError(Exception):
+    """A worker process ended."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class _Worker:
+    """One process and the socket to it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        with theirs:
+            # Not the `multiprocessing` module: its children import the program's main file, and so torch, once more.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from dflop.train.decode_worker import main; main({theirs.fileno()})"],
+                pass_fds=(theirs.fileno(),), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def begin(self, reader: Reader, timeout_s: float) -> None:
+        """Hand over the reader.
+
+        Raises:
+            TrainError: the process ends before it has it.
+        """
+        try:
+            self._ask((reader, timeout_s), _START_TIMEOUT_S)
+        except _DiedError as death:
+            raise TrainError(
+                f"a decode worker does not start: {_cause(death.exit_code)}",
+                hint="its own error is above, on stderr; train.num_workers=0 decodes without workers",
+            ) from None
+        self._answers_within_s = timeout_s + _GRACE_S
+
+    def decode(self, wanted: Wanted) -> np.ndarray:
+        answer = self._ask((wanted.sample_index, wanted.media, wanted.level), self._answers_within_s)
+        if isinstance(answer, np.ndarray):
+            return answer
+        kind, text = answer
+        if kind == "bad":
+            raise MediaError(text)
+        raise TrainError(
+            f"reading `{wanted.media.path}` failed: {text.strip().splitlines()[-1]}",
+            where=f"annotation row {wanted.sample_index}",
+            hint=f"not an error of the file but of the program:\n{text}",
+        )
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+
+    def _ask(self, message: Any, within_s: float) -> Any:
+        self._socket.settimeout(within_s)
+        try:
+            send(self._socket, message)
+            return receive(self._socket)
+        except TimeoutError:
+            self.kill()
+            exit_code = -signal.SIGALRM
+        except (EOFError, OSError):
+            exit_code = self._process.wait()
+        self._socket.close()
+        raise _DiedError(exit_code)
+
+
+def _cause(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    killed = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
+    return f"{signal.Signals(-exit_code).name}{killed}"
