@@ -6,7 +6,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_HUNG_UP = re.compile(
+    r"connection (closed|reset|refused|aborted|was likely closed)|broken pipe|socket (timeout|closed)|pair closure|"
+    r"ncclRemoteError|remote process exited|timed out waiting|connectFullMesh",
+    re.IGNORECASE,
+)
 
 
 class DflopError(Exception):
@@ -81,6 +88,17 @@ class CostError(DflopError):
 
 class TrainError(DflopError):
     """Training stopped; the message names rank, stage and microbatch."""
+
+
+class Interrupted(DflopError):
+    """A job was told to stop and did; everything it had reached is on disk, and started again it goes on from there."""
+
+    exit_code = 75
+
+
+def is_echo(text: str) -> bool:
+    """Whether an error only says that somebody else hung up or never answered (gloo, NCCL, sockets)."""
+    return _HUNG_UP.search(text) is not None
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from prefect.states import Failed
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary
-from dflop.errors import DflopError, InfrastructureError, StoreError
+from dflop.errors import DflopError, InfrastructureError, Interrupted, StoreError
 from dflop.jobs import planning, profiling, results, runs, submit
 from dflop.jobs.follow import follow_job, ingest_run
 from dflop.jobs.preflight import preflight
@@ -71,7 +71,8 @@ async def pipeline(config_path: str, overrides: list[str] | None = None) -> str 
         if config.compare.num_batches:
             await train(run, launcher, COMPARE)
     except DflopError as error:
-        runs.note(run, config, runs.FAILED, config_key=key)
+        state = runs.INTERRUPTED if isinstance(error, Interrupted) else runs.FAILED
+        runs.note(run, config, state, config_key=key)
         if not isinstance(error, StoreError):
             await asyncio.to_thread(ingest, config.store)
         # A state, not a raise: Prefect would log a traceback above a message that already says what to do.

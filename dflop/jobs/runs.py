@@ -17,7 +17,7 @@ from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import RunRecord
 from dflop.store.spool import SpoolWriter
 
-RUNNING, DONE, FAILED = "running", "done", "failed"
+RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
 
 
 def begin(config: Config) -> tuple[RunDir, bool]:

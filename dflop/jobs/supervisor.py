@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -89,8 +90,14 @@ class Supervisor:
         self._num_starts += 1
         command = [sys.executable, "-m", SCHEDULER_MODULE, *self._args, str(self._num_starts)]
         env = os.environ | kernel_environment(os.environ)
-        with open(self._log, "ab") as out:
-            return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        # Slurm sends its warning to every process of a task. This one must live until rank 0 has acted on it, and
+        # inherits what is blocked here.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        try:
+            with open(self._log, "ab") as out:
+                return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _end(code: int) -> str:

@@ -13,33 +13,38 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
-from dflop.errors import ConfigError, DflopError, did_you_mean
+from dflop.errors import ConfigError, DflopError, Interrupted, did_you_mean
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
 from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
-from dflop.jobs.source import DatasetSource
+from dflop.jobs.source import DatasetSource, make_prefetcher
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
 from dflop.jobs.supervisor import Supervisor
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import build_model
 from dflop.models.family import Family
-from dflop.parallel.topology import make_groups, seat_of
+from dflop.parallel.topology import make_groups, seat_of, seats
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
-from dflop.train.checkpoint import Checkpointer
+from dflop.train.activity import Activities
+from dflop.train.checkpoint import Checkpointer, read_latest
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import Guard, Patience, PlanSource
-from dflop.train.stages import llm_stage_of, make_stages
+from dflop.train.signals import StopRequest
+from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
+from dflop.train.watch import Watch
 from dflop.train.wire import Store
 from dflop.units import seconds
 
@@ -62,7 +67,11 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     Raises:
         ConfigError: no such run or mode, or not as many processes as the plan has.
         TrainError: training stopped.
+        SystemExit: with 75 on every rank, when the job was told to stop by SIGUSR2 or SIGTERM and has left a
+            checkpoint.
     """
+    stop = StopRequest()
+    stop.listen()
     if mode not in (TRAIN, COMPARE):
         raise ConfigError(f"unknown mode `{mode}`", hint=did_you_mean(mode, (TRAIN, COMPARE)))
     run = open_run(run_path)
@@ -80,14 +89,19 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
     attempt, port = _agree((begun.attempt, begun.store.port) if begun else (0, 0))
     store = begun.store if begun else wire.open_store(_host(), port, is_server=False, timeout_s=timeout_s)
-    rank_context = _Rank(run, config, plan, mode, attempt, device, store, begun.supervisor if begun else None)
+    rank = _Rank(run, config, plan, mode, attempt, device, store, begun.supervisor if begun else None, stop)
     try:
-        first = rank_context.train()
-        dist.barrier()
-    except BaseException:
-        rank_context.close(failed=True)
+        first = rank.train()
+    except Interrupted as stopped:
+        rank.leave(at_once=True)
+        if begun:
+            _say(f"train: {stopped.what}; started again, the job goes on from there")
+        raise SystemExit(stopped.exit_code) from None
+    except BaseException as error:
+        rank.watch.report(error)
+        rank.close(at_once=True)
         raise
-    rank_context.close(failed=False)
+    rank.leave(at_once=False)
     dist.destroy_process_group()
     return {"first_step": first, "num_steps": len(job_steps(config, mode))}
 
@@ -97,10 +111,10 @@ class _Rank:
 
     def __init__(
         self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, device: torch.device,
-        store: Store, supervisor: Supervisor | None,
+        store: Store, supervisor: Supervisor | None, stop: StopRequest,
     ) -> None:  # fmt: skip
         self.run, self.config, self.plan, self.mode, self.attempt = run, config, plan, mode, attempt
-        self.device, self.store, self.supervisor = device, store, supervisor
+        self.device, self.store, self.supervisor, self.stop = device, store, supervisor, stop
         self.seat = seat_of(plan, dist.get_rank())
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
@@ -109,11 +123,27 @@ class _Rank:
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
         self.plans = self._plans()
+        self.activities = Activities.fresh()
+        self.watch = Watch(
+            store,
+            self.seat.rank,
+            [f"rank {s.rank} ({s.module} stage {s.stage} replica {s.dp_rank})" for s in seats(plan)],
+            self.activities,
+            stall_s=config.train.stall_s or config.train.timeout_s / 2,
+            on_end=lambda: self.close(at_once=True),
+        )
+        self.watch.start()
 
-    def close(self, *, failed: bool) -> None:
-        """Write what is left; a failed job ends its scheduler, which waits for observations that never come."""
+    def leave(self, *, at_once: bool) -> None:
+        """End together with all other ranks: the first process that is gone ends a job, and rank 0 serves the store."""
+        self.watch.close()
+        self.close(at_once=at_once)
+        dist.barrier()
+
+    def close(self, *, at_once: bool) -> None:
+        """Write what is left. A scheduler whose job ends early waits for observations that never come."""
         if self.supervisor is not None:
-            self.supervisor.stop(at_once=failed)
+            self.supervisor.stop(at_once=at_once)
             self.plans.settle()
         self.spool.close()
 
@@ -123,17 +153,18 @@ class _Rank:
         family = trainable_of(config, tokenizer.vocab_size)
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
         stages, sharded = make_stages(_build_model(config, family, tokenizer), family, seat, groups.tensor)
+        trains = prepare_stages(stages, self.plan, seat, frozen=config.model.frozen)
         for stage in stages:
             stage.to(self.device)
-        # Weight decay would change tables that the model itself keeps fixed.
-        trained = [p for stage in stages for p in stage.names.values() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=config.train.learning_rate, weight_decay=config.train.weight_decay)
+        settings = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
+        optimizer = make_optimizer(self.plan, seat, stages, groups, sharded, settings)
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
         source = DatasetSource(dataset_ref(config), family, self.shapes)
         checkpointer = None
         if self.mode == TRAIN:
-            keep = config.train.keep_checkpoints
-            checkpointer = Checkpointer(self.run.checkpoints, stages, optimizer, groups.control, keep)
+            checkpointer = Checkpointer(
+                self.run.checkpoints, stages, optimizer, groups, sharded, keep=config.train.keep_checkpoints
+            )
         trainer = Trainer(
             settings=self._settings(),
             plan=self.plan,
@@ -149,15 +180,36 @@ class _Rank:
                 self.device,
                 hidden_size=hidden_size,
                 row_width=hidden_size * (1 + family.decoder.num_deep_features),
+                trains=trains,
+                activity=self.activities.main,
             ),
-            feed=Feed(source, family, self.plan, seat, llm_stage_of(stages)),
+            feed=Feed(
+                source,
+                family,
+                self.plan,
+                seat,
+                llm_stage_of(stages),
+                prefetcher=make_prefetcher(config, source, self.device),
+                dtype=getattr(torch, config.model.dtype),
+                pins=self.device.type == "cuda",
+            ),
             source=source,
             plans=self.plans,
             optimizer=optimizer,
-            hooks=Hooks(self._observed, self._bad_sample, self._before_checkpoint),
+            hooks=self._hooks(),
             checkpointer=checkpointer,
+            activities=self.activities,
         )
         return trainer.run()
+
+    def _hooks(self) -> Hooks:
+        return Hooks(
+            self._observed,
+            self._bad_sample,
+            self._before_checkpoint,
+            self._checkpoint_meta,
+            is_told_to_stop=self.stop.is_set,
+        )
 
     def _settings(self) -> LoopSettings:
         t = self.config.train
@@ -169,6 +221,8 @@ class _Rank:
             warmup_steps=t.warmup_steps,
             max_grad_norm=t.max_grad_norm,
             checkpoint_every=t.checkpoint_every,
+            checkpoint_every_s=t.checkpoint_every_s,
+            prefetch_steps=t.prefetch_steps,
         )
 
     def _plans(self) -> PlanSource:
@@ -199,11 +253,16 @@ class _Rank:
                 f"step {seen.step + 1}/{len(self.steps)}  loss {seen.loss:.4f}  {seconds(seen.step_s)} "
                 f"(predicted {seconds(seen.predicted_step_s)})  {seen.policy}"
             )
-            self.supervisor.tend(seen.step, self._event)
+            # A signal to all processes of the job has ended it, too.
+            if not self.stop.is_set():
+                self.supervisor.tend(seen.step, self._event)
 
     def _before_checkpoint(self, next_step: int) -> None:
         self.plans.leave_behind(next_step)
         self.spool.flush()
+
+    def _checkpoint_meta(self) -> dict[str, Any]:
+        return {"seed": self.config.train.seed, "corrections": wire.factors_in_force(self.store)}
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
@@ -240,6 +299,9 @@ def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
     """Serve the key-value store and start the scheduler process."""
     attempt = run.claim_attempt(mode)
     store = wire.open_store(_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
+    latest = read_latest(run.checkpoints) if mode == TRAIN else None
+    # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
+    wire.note_factors(store, latest.get("corrections", {}) if latest else {})
     log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
     log.parent.mkdir(exist_ok=True)
     _say(f"scheduler starts, log in {log}")

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple, Protocol
 from dflop.errors import LaunchError
 from dflop.records import from_dict
 
+CHECKPOINTED = "its state is on disk"
+"""Why a job is INTERRUPTED."""
+
 
 class JobState(StrEnum):
     """Where a job is in its life, in the same words for every backend."""
@@ -32,6 +35,8 @@ class JobState(StrEnum):
     OOM = "oom"
     NODE_FAIL = "node_fail"
     PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
+    """It was told to stop and left a checkpoint (exit code 75); the same job submitted again goes on from there."""
     LOST = "lost"
     """Nobody knows the job any more and it left no result."""
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from submitit.local.local import LocalExecutor, LocalJob
 
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder, write_json
+from dflop.errors import Interrupted
+from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, make_folder, write_json
 from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.process import ProcessId, end_family
 from dflop.launch.results import collect_values, has_all_results, result_path, status_from_results
@@ -205,6 +206,8 @@ def _status_from_exit(handle: JobHandle, record: dict[str, Any]) -> JobStatus:
             return JobStatus(JobState.FAILED, f"rank {rank} died (signal {-code})")
         if result_path(handle, rank).exists():
             return status_from_results(handle)
+        if code == Interrupted.exit_code:
+            return JobStatus(JobState.INTERRUPTED, CHECKPOINTED)
         return JobStatus(JobState.FAILED, f"rank {rank} exited with code {code} and no traceback")
     return status_from_results(handle)
 

@@ -13,16 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import InfrastructureError, LaunchError
+from dflop.errors import InfrastructureError, Interrupted, LaunchError, is_echo
 from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
 
 TAIL_LINES = 20
 
-_ECHO = re.compile(
-    r"connection (closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)|ncclRemoteError|"
-    r"remote process exited|timed out waiting|connectFullMesh",
-    re.IGNORECASE,
-)
 _NOT_REQUEUED = "Job not requeued because: timed-out"
 
 
@@ -46,7 +41,7 @@ class TaskResult:
     @property
     def is_echo(self) -> bool:
         """The task failed because another one had."""
-        return not self.ok and _ECHO.search(self.headline) is not None
+        return not self.ok and is_echo(self.headline)
 
     @property
     def is_timeout(self) -> bool:
@@ -105,10 +100,15 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
         dead_rank: Task known to have been killed by a signal; it outranks any traceback.
 
     Raises:
+        Interrupted: the job was told to stop and left a checkpoint.
         LaunchError: with the first real error, its rank and its log.
     """
     if not status.state.is_final:
         raise LaunchError(f"{handle} is still {status.state}", hint="wait for it before collecting")
+    if status.state is JobState.INTERRUPTED:
+        raise Interrupted(
+            f"{handle} was told to stop: {status.reason}", hint="start it again, and it goes on from there"
+        )
     results = read_results(handle)
     if status.state is JobState.DONE and len(results) == handle.num_tasks and all(r.ok for r in results):
         return [r.value for r in results]

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from dflop.errors import LaunchError
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, log_paths, make_folder
+from dflop.errors import Interrupted, LaunchError
+from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, log_paths, make_folder
 from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.results import collect_values, first_error, has_all_results, read_results, status_from_results
 from dflop.launch.watch import SlurmWatcher, run_command
 
+_STOPPED = f"Exited with exit code {Interrupted.exit_code}"
 _DEAD_TASK = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+)[^:]*: (?P<how>.+)")
 
 
@@ -116,6 +117,7 @@ class SlurmLauncher:
         """Return value of every task, by rank.
 
         Raises:
+            Interrupted: the job was told to stop.
             LaunchError: the job failed, was cancelled or is still running.
         """
         status = self.poll(handle)
@@ -203,6 +205,8 @@ def _explain(handle: JobHandle, status: JobStatus) -> JobStatus:
         return JobStatus(JobState.FAILED, dead.reason)
     if first_error(read_results(handle)) is not None:
         return status_from_results(handle)
+    if dead is not None and _STOPPED in dead.reason:
+        return JobStatus(JobState.INTERRUPTED, CHECKPOINTED)
     return JobStatus(status.state, dead.reason) if dead else status
 
 

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dflop.errors import Interrupted
 from dflop.models.build import Stage
 from dflop.parallel.topology import Groups, Seat
-from dflop.records import MicrobatchSpan, Plan, StepObservation
+from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
+from dflop.train.activity import Activities
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.engine import Engine, StepTrace
+from dflop.train.engine import Engine
 from dflop.train.feed import Feed, PreparedStep, SampleSource
+from dflop.train.optim import Optimizer
 from dflop.train.plans import PlanSource
 from dflop.train.reduce import GradientReducer
+from dflop.train.trace import WHOLE_STEP, Span, StepTrace, step_spans
 from dflop.train.wire import PlanMessage
 
 
@@ -38,6 +43,9 @@ class LoopSettings:
     warmup_steps: int
     max_grad_norm: float
     checkpoint_every: int
+    checkpoint_every_s: float = 0.0
+    prefetch_steps: int = 1
+    trace_every_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,12 @@ class Hooks:
     before_checkpoint: Callable[[int], None] = lambda next_step: None
     """(next step) on every rank. What the run says of the steps before it must outlive the job once this returns: no
     resumed job says it again. The only hook that may block."""
+    checkpoint_meta: Callable[[], Mapping[str, Any]] = dict
+    """JSON values that a checkpoint keeps."""
+    is_told_to_stop: Callable[[], bool] = lambda: False
+    """Asked once per step on every rank; when any says yes, all stop."""
+    on_spans: Callable[[int, Sequence[Span]], None] = lambda step, spans: None
+    """(step, what happened in it), of traced steps; of the others their checkpoint only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,8 @@ class _ReadyStep:
     healthy: torch.Tensor
     """bool `[global batch]`, the same on every rank."""
     num_loss_tokens: int
+    asked_at_s: float
+    """When its plan was asked for, on the clock of `time.perf_counter`."""
     schedule_wait_s: float
 
 
@@ -79,74 +95,144 @@ class Trainer:
         feed: Feed,
         source: SampleSource,
         plans: PlanSource,
-        optimizer: torch.optim.AdamW,
+        optimizer: Optimizer,
         hooks: Hooks,
         checkpointer: Checkpointer | None = None,
         sharded: Collection[str] = (),
+        activities: Activities | None = None,
     ) -> None:
         self._settings, self._plan, self._seat, self._groups = settings, plan, seat, groups
         self._engine, self._feed, self._source, self._plans = engine, feed, source, plans
         self._optimizer, self._hooks, self._checkpointer = optimizer, hooks, checkpointer
-        self._reducer = GradientReducer(plan, seat, stages, groups, sharded)
+        self._reducer = GradientReducer(plan, seat, stages, groups, sharded, owners=optimizer.owners)
+        self._activities = activities or Activities.fresh()
+        self._saved_at_s = time.monotonic()
 
     def run(self) -> int:
-        """Train to the last step, resuming from the newest checkpoint; returns the first step that was run."""
+        """Train to the last step, resuming from the newest checkpoint; returns the first step that was run.
+
+        Raises:
+            Interrupted: the job was told to stop; what it had reached is on disk.
+        """
+        self._activities.main.may_last("loads the newest checkpoint")
         latest = self._checkpointer.load_latest() if self._checkpointer else None
         first = int(latest["next_step"]) if latest else 0
-        last = self._settings.num_steps
-        with ThreadPoolExecutor(1, thread_name_prefix="feed") as ahead:
-            pending = ahead.submit(self._prepare, first) if first < last else None
-            for step in range(first, last):
-                assert pending is not None
-                waiting_since = time.perf_counter()
-                ready = pending.result()
-                data_wait_s = time.perf_counter() - waiting_since
-                pending = ahead.submit(self._prepare, step + 1) if step + 1 < last else None
-                self._step(step, ready, data_wait_s)
-                if self._checkpointer and ((step + 1) % self._settings.checkpoint_every == 0 or step + 1 == last):
-                    self._hooks.before_checkpoint(step + 1)
-                    self._checkpointer.save(step + 1, {"plan_id": self._plan.plan_id})
+        self._saved_at_s = time.monotonic()
+        if self._is_anybody_told_to_stop() and first < self._settings.num_steps:
+            raise Interrupted(f"told to stop before step {first + 1} of {self._settings.num_steps}")
+        ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        try:
+            self._run(first, ahead)
+        except BaseException:
+            # Its thread may be waiting for ranks that will never come.
+            ahead.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            self._feed.close()
+        ahead.shutdown()
         return first
 
+    def _run(self, first: int, ahead: ThreadPoolExecutor) -> None:
+        last, main = self._settings.num_steps, self._activities.main
+        pending: Future[_ReadyStep] | None = ahead.submit(self._prepare, first) if first < last else None
+        for step in range(first, last):
+            assert pending is not None
+            main.step = step
+            main.waits("its data")
+            waiting_since = time.perf_counter()
+            ready = pending.result()
+            data_wait_s = time.perf_counter() - waiting_since
+            pending = ahead.submit(self._prepare, step + 1) if step + 1 < last else None
+            must_stop, is_late = self._step(step, ready, data_wait_s)
+            is_last = step + 1 == last
+            if is_late or must_stop or is_last or (step + 1) % self._settings.checkpoint_every == 0:
+                self._save(step + 1, is_on_disk=must_stop or is_last)
+            if must_stop and not is_last:
+                raise Interrupted(f"told to stop: step {step + 1} of {last} was the last")
+
+    def _save(self, next_step: int, *, is_on_disk: bool) -> None:
+        """Save a checkpoint; when it is needed by whoever comes next, return only when it is written."""
+        self._saved_at_s = time.monotonic()
+        if self._checkpointer is None:
+            return
+        self._activities.main.may_last("checkpoint")
+        began = time.perf_counter()
+        self._hooks.before_checkpoint(next_step)
+        self._checkpointer.save(next_step, {"plan_id": self._plan.plan_id, **self._hooks.checkpoint_meta()})
+        if is_on_disk:
+            self._checkpointer.wait()
+        if self._settings.trace_every_steps:
+            duration_s = time.perf_counter() - began
+            span = Span("checkpoint", WHOLE_STEP, began - self._started_at_s, duration_s)
+            self._hooks.on_spans(next_step - 1, [span])
+
     def _prepare(self, step: int) -> _ReadyStep:
+        feed = self._activities.feed
+        feed.step = step
+        feed.waits("its plan")
         since = time.perf_counter()
         message = self._plans.get(step)
         schedule_wait_s = time.perf_counter() - since
-        prepared = self._feed.prepare(message.step_plan)
+        feed.works("its data")
+        prepared = self._feed.prepare(message.step_plan, self._published_after(step))
+        feed.waits("what others know of broken media")
         healthy = self._agree_on_health(step, prepared)
         num_loss_tokens = sum(
             self._source.shape(index).num_supervised_tokens
             for index, good in zip(message.step_plan.sample_index, healthy.tolist(), strict=True)
             if good
         )
-        return _ReadyStep(message, prepared, healthy, num_loss_tokens, schedule_wait_s)
+        self._feed.look_ahead(self._published_after(step))
+        feed.waits("the step before")
+        return _ReadyStep(message, prepared, healthy, num_loss_tokens, since, schedule_wait_s)
 
-    def _step(self, step: int, ready: _ReadyStep, data_wait_s: float) -> None:
-        started = time.perf_counter()
+    def _published_after(self, step: int) -> list[StepPlan]:
+        """Plans of later steps whose media may be decoded ahead."""
+        num_steps = min(self._settings.prefetch_steps - 1, self._settings.num_steps - step - 1)
+        return self._plans.published_after(step, num_steps) if num_steps > 0 else []
+
+    def _step(self, step: int, ready: _ReadyStep, data_wait_s: float) -> tuple[bool, bool]:
+        """Run a step; whether any rank was told to stop, and whether a checkpoint is due by the clock."""
+        started = self._started_at_s = time.perf_counter()
         trace = self._engine.run(
             ready.prepared.microbatches, healthy=ready.healthy, num_loss_tokens=ready.num_loss_tokens
         )
         computed = time.perf_counter()
+        self._activities.main.waits("sum of gradients")
         self._reducer.reduce()
-        norm, loss = self._reducer.norm_and_loss(trace.loss)
+        flags = (self._hooks.is_told_to_stop(), self._is_late())
+        norm, loss, (must_stop, is_late) = self._reducer.totals(trace.loss, flags)
         reduced = time.perf_counter()
+        self._activities.main.works("update of the weights")
         self._reducer.clip(norm, self._settings.max_grad_norm)
         self._update(step)
         ended = time.perf_counter()
-        self._hooks.on_observation(
-            self._observe(
-                step,
-                ready,
-                trace,
-                loss,
-                norm,
-                step_s=ended - started,
-                data_wait_s=data_wait_s,
-                schedule_wait_s=ready.schedule_wait_s,
-                reduce_s=reduced - computed,
-                optimizer_s=ended - reduced,
-            )
+        seen = self._observe(
+            step,
+            ready,
+            trace,
+            loss,
+            norm,
+            step_s=ended - started,
+            data_wait_s=data_wait_s,
+            schedule_wait_s=ready.schedule_wait_s,
+            reduce_s=reduced - computed,
+            optimizer_s=ended - reduced,
         )
+        self._hooks.on_observation(seen)
+        if self._settings.trace_every_steps and step % self._settings.trace_every_steps == 0:
+            self._hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
+        return must_stop, is_late
+
+    def _is_late(self) -> bool:
+        """Whether the last checkpoint is too long ago, by the clock of one rank."""
+        every_s = self._settings.checkpoint_every_s
+        return every_s > 0 and self._seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
+
+    def _is_anybody_told_to_stop(self) -> bool:
+        flag = torch.tensor([self._hooks.is_told_to_stop()], dtype=torch.int32)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._groups.control)
+        return bool(flag)
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:
         """Samples that no rank failed to decode; every rank's feed thread comes here once per step, in step order."""
@@ -158,10 +244,8 @@ class Trainer:
         return bad == 0
 
     def _update(self, step: int) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(step, self._settings)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step(learning_rate(step, self._settings))
+        self._optimizer.zero_grad()
 
     def _observe(
         self,

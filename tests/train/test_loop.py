@@ -14,6 +14,7 @@ from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, MediaError
 from dflop.train.loop import Hooks, LoopSettings, Trainer, learning_rate
+from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
 from dflop.train.stages import llm_stage_of, make_stages
 from tests.train import synthetic
@@ -48,7 +49,7 @@ def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None
     stages, _ = make_stages(tiny_model(), family(), seat, groups.tensor)
     (stage,) = stages
     width = synthetic.HIDDEN_SIZE
-    optimizer = torch.optim.AdamW(stage.names.values(), lr=settings.learning_rate)
+    optimizer = make_optimizer(plan, seat, stages, groups, {}, OptimizerSettings(settings.learning_rate, 0.01))
     seen, bad = [], []
     trainer = Trainer(
         settings=settings,
@@ -62,7 +63,7 @@ def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None
         plans=FixedPlans(plan, shapes, ends_at),
         optimizer=optimizer,
         hooks=Hooks(seen.append, lambda *event: bad.append(event)),
-        checkpointer=Checkpointer(folder, stages, optimizer, groups.control, 2) if folder else None,
+        checkpointer=Checkpointer(folder, stages, optimizer, groups, {}, keep=2) if folder else None,
     )
     return trainer, stage, (seen, bad)
 
@@ -85,6 +86,7 @@ def test_a_resumed_job_ends_where_an_uninterrupted_one_does(one_rank, tmp_path):
     trainer, _, (first_seen, _) = trainer_in("cut", ends_at=2)
     with pytest.raises(ConnectionError, match="killed"):
         trainer.run()
+    trainer._checkpointer.close()  # the write that was under way
     trainer, resumed, (rest_seen, _) = trainer_in("cut")
     assert trainer.run() == 2
     assert [o.step for o in first_seen + rest_seen] == [0, 1, 2, 3]

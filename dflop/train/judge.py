@@ -1,0 +1,113 @@
+"""From what ranks say of themselves: who keeps the others waiting. Pure: signs and a clock in, a failure out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from dflop.train.activity import Mode
+from dflop.units import seconds
+
+NUM_NAMED = 8
+"""Ranks named where all wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job ends."""
+
+    rank: int
+    """Who is to blame; -1: nobody can say."""
+    what: str
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Failure:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """What one thread of a rank has been doing, and for how long."""
+
+    what: str
+    mode: str
+    age_s: float
+    place: str = ""
+    """Line of code it is at, where it has been there for long."""
+
+    def __str__(self) -> str:
+        return f"{self.what}, for {seconds(self.age_s)}" + (f", at {self.place}" if self.place else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a rank says of itself, again and again."""
+
+    number: int
+    """One more each time."""
+    main: Spell
+    feed: Spell
+    was_hung_up_on: bool = False
+    """A peer broke off a connection: somebody has died."""
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Sign:
+        data = json.loads(text)
+        return cls(data["number"], Spell(**data["main"]), Spell(**data["feed"]), data["was_hung_up_on"])
+
+
+class Judge:
+    """Hears every rank and says who has failed.
+
+    Args:
+        labels: Per rank, how people call it.
+        now_s: Monotonic, like all times here; from now on every rank should be heard.
+        stall_s: How long a rank may be silent, and nothing in the job move.
+        gone_s: How long a rank may be silent when peers say that somebody has died.
+    """
+
+    def __init__(self, labels: Sequence[str], now_s: float, *, stall_s: float, gone_s: float) -> None:
+        self._labels, self._stall_s, self._gone_s = labels, stall_s, gone_s
+        self._signs: dict[int, Sign] = {}
+        self._heard_at_s = dict.fromkeys(range(len(labels)), now_s)
+
+    def hear(self, rank: int, sign: Sign, now_s: float) -> None:
+        """Take note of the newest sign of a rank, which may be one that is known already."""
+        known = self._signs.get(rank)
+        if known is None or known.number != sign.number:
+            self._signs[rank], self._heard_at_s[rank] = sign, now_s
+
+    def verdict(self, now_s: float) -> Failure | None:
+        """The failure that explains what is seen; None while all is well, or nobody can know better yet."""
+        limit_s = self._gone_s if any(s.was_hung_up_on for s in self._signs.values()) else self._stall_s
+        silent = [rank for rank, at_s in self._heard_at_s.items() if now_s - at_s > limit_s]
+        if silent:
+            # The one that was heard least: others may have died of it.
+            return self._gone(min(silent, key=lambda rank: self._heard_at_s[rank]))
+        if len(self._signs) < len(self._labels) or not all(self._is_stuck(s.main) for s in self._signs.values()):
+            return None
+        spells = [(rank, spell) for rank, sign in self._signs.items() for spell in (sign.main, sign.feed)]
+        working = [(rank, spell) for rank, spell in spells if spell.mode == Mode.WORKS and self._is_stuck(spell)]
+        if not working:
+            return self._nobody_moves()
+        rank, spell = max(working, key=lambda found: found[1].age_s)
+        return Failure(rank, f"{self._labels[rank]} is stuck: {spell}")
+
+    def _is_stuck(self, spell: Spell) -> bool:
+        return spell.mode != Mode.MAY_LAST and spell.age_s > self._stall_s
+
+    def _gone(self, rank: int) -> Failure:
+        seen = f"last seen in {self._signs[rank].main.what}" if rank in self._signs else "it was never seen"
+        why = "it was killed or stopped, or its node is gone"
+        return Failure(rank, f"{self._labels[rank]} gives no sign of life: {why}; {seen}")
+
+    def _nobody_moves(self) -> Failure:
+        named = [f"{self._labels[rank]}: {sign.main}" for rank, sign in sorted(self._signs.items())[:NUM_NAMED]]
+        return Failure(-1, "\n".join(["all ranks wait for one another:", *named]))

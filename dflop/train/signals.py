@@ -1,0 +1,41 @@
+"""A signal that tells a job to stop is noted at once and obeyed between two steps, by all ranks together.
+
+Slurm sends SIGUSR2 some time before a limit and SIGTERM with scancel, torchrun hands SIGTERM on to its workers, a
+person may send either to one rank. Whoever gets one raises a flag that the ranks sum in the step's last all-reduce
+(`GradientReducer.totals`), so that all of them stop after the same step, with one checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether this process was told to stop."""
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+
+    def is_set(self) -> bool:
+        """True from the first of the signals on; later ones change nothing."""
+        return self._signal is not None
+
+    def listen(self) -> None:
+        """Take the signals from whoever handled them: submitit would end rank 0 on SIGUSR2 and ignore SIGTERM.
+
+        Python lets only the main thread do so; a job that somebody runs in another one cannot be told to stop.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal is None:
+            self._signal = signal.Signals(number)
+            # Not print: the signal may have come in the middle of one.
+            os.write(2, f"{self._signal.name}: stops behind the step that runs, with a checkpoint\n".encode())
