@@ -12,28 +12,25 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import manifest, state
-from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, blocks_of
+from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
 from dflop.train.manifest import read_latest
 from dflop.train.state import HostCopies, OptimizerState
 
 __all__ = ["Checkpointer", "read_latest"]
 
 T = TypeVar("T")
-_NUM_NAMED = 3
 
 
 def _say(error: TrainError) -> None:
@@ -152,12 +149,12 @@ class Checkpointer:
         temporary = self._folder / f"{manifest.TMP_PREFIX}{about['name']}"
         try:
             self._together(lambda: self._make(temporary))
-            writer = dcp.FileSystemWriter(temporary, per_thread_copy_ahead=0)
-            dcp.save({}, storage_writer=writer, planner=BlockSavePlanner(copies), process_group=self._group)
+            planner = BlockSavePlanner(copies)
+            dcp.save({}, storage_writer=BlockWriter(temporary), planner=planner, process_group=self._group)
             states = self._together(lambda: self._states_of_files(temporary))
             files = {name: of_file for found in states for name, of_file in found.items()}
             self._together(lambda: self._publish(temporary, about, files))
-        except Exception as error:  # nobody is there to catch it: whoever waits is told
+        except (Exception, dcp.CheckpointException) as error:  # nobody is there to catch it: whoever waits is told
             where = str(self._folder / str(about["name"]))
             self._failure = TrainError(f"cannot write checkpoint: {_reason(error)}", where=where)
             if self._rank == 0:
@@ -198,15 +195,17 @@ class Checkpointer:
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
         reader = dcp.FileSystemReader(checkpoint)
-        stored = _sizes(reader.read_metadata())
+        stored = state.shapes_in(reader.read_metadata())
         model = list(state.model_blocks(self._stages, self._parts))
-        self._check_names(model, stored, checkpoint)
+        held = self._together(lambda: {block.name: block.shape for block in model})
+        if problem := state.name_problem({n: shape for names in held for n, shape in names.items()}, stored):
+            raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
         wanted = {
             name: {key: tensor for key, tensor in tensors.items() if f"{state.OPTIMIZER}/{name}/{key}" in stored}
             for name, tensors in self._optimizer.wanted_state().items()
         }
         is_same_world = meta.get("num_ranks") == self._num_ranks
-        random = _empty_rng(stored, self._rank) if is_same_world else {}
+        random = state.empty_rng(stored, self._rank) if is_same_world else {}
         blocks = [
             *model,
             *state.optimizer_blocks(wanted, self._parts),
@@ -221,25 +220,6 @@ class Checkpointer:
             state.restore_rng(random)
         else:
             state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
-
-    def _check_names(self, model: Iterable[Block], stored: Mapping[str, torch.Size], checkpoint: Path) -> None:
-        """Refuse, on all ranks, a checkpoint whose parameters are not the model's."""
-        here = {block.name: block.shape for block in model}
-        found = self._together(lambda: here)
-        shapes = {name: shape for held in found for name, shape in held.items()}
-        names = {name for name in stored if name.startswith(f"{state.MODEL}/")}
-        problems = {
-            "missing from it": sorted(shapes.keys() - names),
-            "unknown to the model": sorted(names - shapes.keys()),
-            "of another shape": sorted(n for n in names & shapes.keys() if tuple(stored[n]) != shapes[n]),
-        }
-        told = [f"{len(found)} {what}, e.g. {_few(found)}" for what, found in problems.items() if found]
-        if told:
-            raise TrainError(
-                f"the checkpoint is of another model; parameters {'; '.join(told)}",
-                where=str(checkpoint),
-                hint=f"to start over, move {self._folder} away",
-            )
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Results of all ranks' work; what fails on one raises on all."""
@@ -258,25 +238,6 @@ class Checkpointer:
 
 class _Failed(OSError):
     """Something that failed on another rank, or on this one."""
-
-
-def _sizes(metadata: Metadata) -> dict[str, torch.Size]:
-    """Shapes of all tensors in a checkpoint, by name."""
-    found = metadata.state_dict_metadata
-    return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
-
-
-def _empty_rng(stored: Mapping[str, torch.Size], rank: int) -> dict[str, torch.Tensor]:
-    prefix = f"{state.RNG}/{rank}/"
-    return {
-        name.removeprefix(prefix): torch.empty(size, dtype=torch.uint8)
-        for name, size in stored.items()
-        if name.startswith(prefix)
-    }
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name.partition('/')[2]}`" for name in names[:_NUM_NAMED])
 
 
 def _reason(error: BaseException) -> str:

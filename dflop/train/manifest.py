@@ -47,7 +47,8 @@ def candidates(folder: Path) -> list[str]:
     or damaged, all are candidates.
     """
     try:
-        newest = str(json.loads((folder / LATEST).read_text())["name"])
+        # Not its name: that of a damaged file could be anything.
+        newest = name_of(int(json.loads((folder / LATEST).read_text())["next_step"]))
     except (OSError, ValueError, TypeError, KeyError):
         newest = ""
     present = {path.name for path in folder.glob("step-*")}

@@ -13,12 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.train.blocks import Block, BlockId, blocks_of
 
 MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
+_PREFIX = f"{MODEL}/"
+_NUM_NAMED = 3
 
 
 class OptimizerState(Protocol):
@@ -51,6 +54,33 @@ def rng_blocks(rank: int) -> Iterator[Block]:
     """States of every random generator of this process, as bytes."""
     for key, tensor in rng_state().items():
         yield from blocks_of(f"{RNG}/{rank}/{key}", tensor, None)
+
+
+def shapes_in(metadata: Metadata) -> dict[str, torch.Size]:
+    """Shapes of all tensors in a checkpoint, by name."""
+    found = metadata.state_dict_metadata
+    return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
+
+
+def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, torch.Size]) -> str:
+    """What tells a checkpoint's parameters from the model's, naming a few; empty where they are the same.
+
+    Args:
+        shapes: Of the whole model, over all ranks.
+        stored: Of the checkpoint.
+    """
+    names = {name for name in stored if name.startswith(f"{MODEL}/")}
+    differences = {
+        "missing from it": sorted(shapes.keys() - names),
+        "unknown to the model": sorted(names - shapes.keys()),
+        "of another shape": sorted(n for n in names & shapes.keys() if tuple(stored[n]) != shapes[n]),
+    }
+    told = [
+        f"{len(found)} {what}, e.g. {', '.join(f'`{n.removeprefix(_PREFIX)}`' for n in found[:_NUM_NAMED])}"
+        for what, found in differences.items()
+        if found
+    ]
+    return f"the checkpoint is of another model; parameters {'; '.join(told)}" if told else ""
 
 
 def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[BlockId]:
@@ -113,6 +143,16 @@ def rng_state() -> dict[str, torch.Tensor]:
     if torch.cuda.is_available():
         found["cuda"] = torch.cuda.get_rng_state()
     return found
+
+
+def empty_rng(stored: Mapping[str, torch.Size], rank: int) -> dict[str, torch.Tensor]:
+    """Room for the states that a checkpoint has of a rank's generators."""
+    prefix = f"{RNG}/{rank}/"
+    return {
+        name.removeprefix(prefix): torch.empty(size, dtype=torch.uint8)
+        for name, size in stored.items()
+        if name.startswith(prefix)
+    }
 
 
 def restore_rng(state: Mapping[str, torch.Tensor]) -> None:

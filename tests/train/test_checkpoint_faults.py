@@ -1,0 +1,335 @@
+"""Checkpoints on disks that fill up, under kills, and after damage: what is loaded is always complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dflop.errors import TrainError
+from dflop.models.build import Stage
+from dflop.parallel.topology import make_groups
+from dflop.records import LLM
+from dflop.train import manifest
+from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.optim import Optimizer, OptimizerSettings
+from tests.train.ranks import run_ranks
+from tests.train.synthetic import make_plan
+
+STEP = "step-{:08d}"
+
+
+def small(folder, *, num_ranks=1, rank=0, keep=2, value=0.0, size=3, name="w", **settings):
+    """A checkpointer of one parameter per rank; two replicas hold the same."""
+    groups = make_groups(make_plan({LLM: (1, num_ranks)}, num_microbatches=1), rank, timeout_s=60)
+    stage = Stage({name: torch.nn.Parameter(torch.full((size,), value))})
+    optimizer = Optimizer(stage.names, OptimizerSettings(0.1, 0.0))
+    return stage, Checkpointer(folder, [stage], optimizer, groups, {}, keep=keep, **settings)
+
+
+def saved(folder, *steps, **settings):
+    """A folder with a checkpoint per step, whose weights are the step."""
+    stage, checkpointer = small(folder, **settings)
+    for step in steps:
+        stage.names["w"].data.fill_(step)
+        checkpointer.save(step, {})
+    checkpointer.wait()
+    return stage, checkpointer
+
+
+def loaded(folder):
+    stage, checkpointer = small(folder)
+    latest = checkpointer.load_latest()
+    return latest, stage.names["w"].tolist()
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load(one_rank, tmp_path):
+    assert loaded(tmp_path / "none") == (None, [0.0] * 3)
+    assert read_latest(tmp_path / "none") is None
+
+
+def test_only_the_newest_are_kept(one_rank, tmp_path):
+    saved(tmp_path / "c", 1, 2, 3, 4, 5, keep=3)
+    assert names_in(tmp_path / "c") == ["latest.json", *(STEP.format(n) for n in (3, 4, 5))]
+    latest, weights = loaded(tmp_path / "c")
+    assert latest == {"next_step": 5, "name": STEP.format(5), "num_ranks": 1}
+    assert weights == [5.0] * 3
+
+
+def test_training_changes_weights_while_the_old_ones_are_written(one_rank, tmp_path, monkeypatch):
+    """The writer is held up until training has gone on; the next save waits for it."""
+    may_write, write = threading.Event(), torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data
+
+    def held_up(*args, **kwargs):
+        assert may_write.wait(60)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data", held_up)
+    stage, checkpointer = small(tmp_path / "c", value=1.0)
+    checkpointer.save(1, {})
+    stage.names["w"].data.fill_(2.0)
+    assert read_latest(tmp_path / "c") is None
+    may_write.set()
+    checkpointer.save(2, {})
+    assert read_latest(tmp_path / "c")["next_step"] == 1
+    checkpointer.wait()
+    assert read_latest(tmp_path / "c")["next_step"] == 2
+    assert loaded(tmp_path / "c")[1] == [2.0] * 3
+    shutil.rmtree(tmp_path / "c" / STEP.format(2))
+    assert loaded(tmp_path / "c")[1] == [1.0] * 3
+
+
+def test_what_a_crash_leaves_behind_is_ignored_and_removed(one_rank, tmp_path):
+    saved(tmp_path / "c", 1)
+    half_written = tmp_path / "c" / ".tmp-step-00000002"
+    half_written.mkdir()
+    (half_written / "__7_0.distcp").write_bytes(b"half")
+    (tmp_path / "c" / ".tmp-latest.json").write_text('{"next_st')
+    assert loaded(tmp_path / "c")[1] == [1.0] * 3
+    assert names_in(tmp_path / "c") == ["latest.json", STEP.format(1)]
+
+
+def test_a_later_checkpoint_that_was_never_named_does_not_push_out_the_one_in_use(one_rank, tmp_path):
+    saved(tmp_path / "other", 9)
+    saved(tmp_path / "c", 3)
+    shutil.copytree(tmp_path / "other" / STEP.format(9), tmp_path / "c" / STEP.format(9))
+    assert loaded(tmp_path / "c")[1] == [3.0] * 3
+    saved(tmp_path / "c", 4, keep=1)
+    assert loaded(tmp_path / "c")[1] == [4.0] * 3
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "tensors truncated": ("__0_0.distcp", truncate, "bytes instead of"),
+    "a bit flipped": ("__0_0.distcp", flip, "__0_0.distcp has changed"),
+    "tensors gone": ("__0_0.distcp", Path.unlink, "__0_0.distcp: No such file"),
+    "DCP's metadata truncated": (".metadata", truncate, ".metadata has"),
+    "DCP's metadata changed": (".metadata", flip, ".metadata has changed"),
+    "manifest truncated": ("manifest.json", truncate, "manifest.json is damaged"),
+    "manifest gone": ("manifest.json", Path.unlink, "manifest.json: No such file"),
+    "manifest of something else": ("manifest.json", lambda p: p.write_text("[1]"), "manifest.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(one_rank, tmp_path, kind, capsys):
+    file, damage, reason = DAMAGE[kind]
+    saved(tmp_path, 1, 2)
+    damage(tmp_path / STEP.format(2) / file)
+    latest, weights = loaded(tmp_path)
+    assert (latest["next_step"], weights) == (1, [1.0] * 3)
+    assert latest["fell_back_from"].startswith(f"{STEP.format(2)}: ")
+    assert reason in latest["fell_back_from"]
+    assert latest["fell_back_from"] in capsys.readouterr().err
+    # Who only asks where a run stands does not read the tensors, so a flipped bit stays unseen.
+    assert read_latest(tmp_path)["next_step"] == (2 if damage is flip else 1)
+
+
+@pytest.mark.parametrize("content", ["", '{"next_st', "[]", '{"next_step": "x"}', None])
+def test_without_a_readable_latest_the_newest_complete_one_is_taken(one_rank, tmp_path, content):
+    saved(tmp_path, 1, 2)
+    (tmp_path / "latest.json").unlink()
+    if content is not None:
+        (tmp_path / "latest.json").write_text(content)
+    latest, weights = loaded(tmp_path)
+    assert (latest["next_step"], weights) == (2, [2.0] * 3)
+
+
+def test_training_does_not_start_over_by_itself_where_all_is_damaged(one_rank, tmp_path):
+    saved(tmp_path, 1, 2)
+    for step in (1, 2):
+        truncate(tmp_path / STEP.format(step) / "__0_0.distcp")
+    with pytest.raises(TrainError, match="every checkpoint is damaged: step-00000002: ") as caught:
+        loaded(tmp_path)
+    assert "move" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [({"size": 4}, "1 of another shape, e.g. `w`"), ({"name": "v"}, "1 missing from it, e.g. `v`; 1 unknown to the")],
+)
+def test_a_checkpoint_of_another_model_is_refused(one_rank, tmp_path, other, told):
+    saved(tmp_path, 1)
+    _, checkpointer = small(tmp_path, **other)
+    with pytest.raises(TrainError, match="the checkpoint is of another model") as caught:
+        checkpointer.load_latest()
+    assert told in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_is_named(one_rank, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    told = []
+    _, checkpointer = small(tmp_path / "file", on_failure=told.append)
+    checkpointer.save(1, {})
+    with pytest.raises(TrainError, match="cannot write checkpoint: rank 0: File exists") as caught:
+        checkpointer.wait()
+    assert caught.value.where == str(tmp_path / "file" / STEP.format(1))
+    assert told == [caught.value]
+    checkpointer.wait()  # said once
+
+
+@pytest.mark.parametrize("place", ["write_data", "finish"])
+def test_a_full_disk_costs_one_checkpoint_and_not_the_run(one_rank, tmp_path, monkeypatch, place):
+    told = []
+    stage, checkpointer = saved(tmp_path, 1, on_failure=told.append)
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"torch.distributed.checkpoint.filesystem.FileSystemWriter.{place}", full)
+        stage.names["w"].data.fill_(2.0)
+        checkpointer.save(2, {})
+        checkpointer.close()
+    assert [e.what for e in told] == ["cannot write checkpoint: rank 0: No space left on device"]
+    assert names_in(tmp_path) == ["latest.json", "rendezvous-one", STEP.format(1)]
+    assert loaded(tmp_path)[1] == [1.0] * 3
+    stage.names["w"].data.fill_(3.0)
+    checkpointer.save(3, {})  # the next period tries again
+    checkpointer.wait()
+    assert loaded(tmp_path)[1] == [3.0] * 3
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of one MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_really_full(one_rank, tiny_disk):
+    size = 50_000  # parameter and two moments: 600 kB, so one checkpoint fits
+    told = []
+    _, checkpointer = small(tiny_disk / "c", size=size, value=1.0, on_failure=told.append)
+    checkpointer.save(1, {})
+    checkpointer.save(2, {})
+    checkpointer.close()
+    assert ["No space left on device" in e.what for e in told] == [True]
+    assert names_in(tiny_disk / "c") == ["latest.json", STEP.format(1)]
+    fresh, other = small(tiny_disk / "c", size=size)
+    assert other.load_latest()["next_step"] == 1
+    assert set(fresh.names["w"].tolist()) == {1.0}
+    checkpointer.save(3, {})
+    with pytest.raises(TrainError, match="No space left on device"):
+        checkpointer.wait()
+
+
+def fail_on_rank_one(rank, folder):
+    """Rank 1's disk is full while the others' are not."""
+    _, checkpointer = small(folder / "c", num_ranks=3, rank=rank, value=1.0, size=1000)
+    checkpointer.save(1, {})
+    checkpointer.wait()
+    filesystem, found = torch.distributed.checkpoint.filesystem, []
+    write = filesystem.FileSystemWriter.write_data
+
+    def full(*args, **kwargs):
+        if rank == 1:
+            raise OSError(28, "No space left on device")
+        return write(*args, **kwargs)
+
+    filesystem.FileSystemWriter.write_data = full
+    checkpointer.save(2, {})
+    try:
+        checkpointer.wait()
+    except TrainError as error:
+        found.append(error.what)
+    dist.barrier()
+    found += [names_in(folder / "c"), checkpointer.load_latest()["next_step"]]
+    filesystem.FileSystemWriter.write_data = write
+    checkpointer.save(3, {})
+    checkpointer.wait()
+    return [*found, checkpointer.load_latest()["next_step"]]
+
+
+def test_one_full_disk_of_many_fails_the_checkpoint_on_all_ranks(tmp_path):
+    seen = run_ranks(fail_on_rank_one, 3, tmp_path)
+    told = "cannot write checkpoint: rank 1: No space left on device"
+    assert seen == [[told, ["latest.json", STEP.format(1)], 1, 3]] * 3
+
+
+def fall_back(rank, folder):
+    """Only one rank reads the damaged file; all must agree."""
+    stage, checkpointer = small(folder / "c", num_ranks=3, rank=rank, value=1.0, size=1000)
+    for step in (1, 2):
+        stage.names["w"].data.fill_(step)
+        checkpointer.save(step, {})
+    checkpointer.wait()
+    dist.barrier()
+    if rank == 0:
+        flip(folder / "c" / STEP.format(2) / "__1_0.distcp")
+    dist.barrier()
+    latest = checkpointer.load_latest()
+    return latest["next_step"], latest["fell_back_from"], stage.names["w"][0].item()
+
+
+def test_all_ranks_fall_back_together(tmp_path):
+    reason = f"{STEP.format(2)}: __1_0.distcp has changed"
+    assert run_ranks(fall_back, 3, tmp_path) == [(1, reason, 1.0)] * 3
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from tests.train.test_checkpoint_faults import small
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-endless", rank=0, world_size=1)
+stage, checkpointer = small(folder / "c", size=300_000)
+latest = checkpointer.load_latest()
+step = latest["next_step"] if latest else 0
+assert set(stage.names["w"].tolist()) == {float(step)}, "weights of another step"
+print(step, flush=True)
+while True:
+    step += 1
+    stage.names["w"].data.fill_(step)
+    checkpointer.save(step, {})
+"""
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_a_checkpoint_that_loads(tmp_path):
+    """Killed again and again as soon as a temporary folder is there, then started again on what is left."""
+    root, first_steps, num_half_written = Path(__file__).parents[2], [], 0
+    for _ in range(4):
+        (tmp_path / "rendezvous-endless").unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENDLESS, tmp_path], cwd=root, stdout=subprocess.PIPE, text=True
+        )
+        first_steps.append(int(process.stdout.readline()))
+        start = first_steps[-1]
+        while (manifest.read_latest(tmp_path / "c") or {"next_step": 0})["next_step"] < start + 2:
+            assert process.poll() is None
+        while not any((tmp_path / "c").glob(".tmp-step-*/*.distcp")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        num_half_written += any((tmp_path / "c").glob(".tmp-step-*"))
+    assert first_steps == sorted(set(first_steps))
+    assert num_half_written
+    assert json.loads((tmp_path / "c" / "latest.json").read_text())["next_step"] >= first_steps[-1] + 2
