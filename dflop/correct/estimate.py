@@ -4,6 +4,8 @@ One factor per module, estimated in log space (a 2x over- and under-prediction a
 the median over its spans, so that a straggling microbatch does not count; a mean with one pseudo-observation of "the
 prediction is right" starts the estimate, an exponential average follows drift. Factors within 3 % of what is in force
 are not emitted: acting on noise costs more than it gains (0.6-1.5 % of a step in simulation).
+
+What several modules took together on one stage is told apart first (`attribute.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dflop.correct.attribute import StageTime, module_factors
 from dflop.records import Correction, StepObservation
 
 MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
 DEAD_ZONE_FRAC = 0.03
 SMOOTHING = 0.15
 """Weight of the newest step once enough were seen."""
+SpanKey = tuple[str, int, int, int]
+"""(module, stage, dp rank, microbatch)."""
 WINDOW_STEPS = 32
 """Steps over which the residual of the uncorrected prediction is reported."""
 
@@ -54,23 +59,28 @@ class ModuleCorrector:
         """The newest factor emitted per module."""
         return {module: state.in_force[-1][1] for module, state in self._states.items()}
 
-    def observe(self, observations: Sequence[StepObservation]) -> None:
+    def observe(
+        self, observations: Sequence[StepObservation], shares: Mapping[SpanKey, Mapping[str, float]] | None = None
+    ) -> None:
         """Learn from one step: the observations of as many ranks as are at hand.
 
         The first step of an attempt is ignored: lazy initialisation and page faults make it slow in every module.
+
+        Args:
+            observations: Of one step.
+            shares: Predicted seconds per module of every span, where stages hold several modules; nothing is learnt
+                from spans that are missing. None: every stage holds the module that its observations name.
         """
-        ratios: dict[str, list[float]] = {}
-        for seen in observations:
-            if seen.step <= self._first_step.setdefault(seen.attempt, seen.step) or seen.module not in self._states:
-                continue
-            active = math.log(self._factor_at(seen.module, seen.step))
-            for span in seen.spans:
-                measured_s = span.forward_compute_s + span.backward_compute_s
-                predicted_s = span.predicted_forward_s + span.predicted_backward_s
-                if measured_s > 0 and predicted_s > 0:
-                    ratios.setdefault(seen.module, []).append(math.log(measured_s / predicted_s) + active)
-        for module, logs in ratios.items():
-            _update(self._states[module], logs)
+        times = [
+            time
+            for seen in observations
+            if seen.step > self._first_step.setdefault(seen.attempt, seen.step)
+            for time in self._times(seen, shares)
+        ]
+        mixed = {module for time in times if len(time.expected_s) > 1 for module in time.expected_s}
+        self._learn_alone(times, mixed)
+        if mixed:
+            self._learn_together([time for time in times if mixed & time.expected_s.keys()], sorted(mixed))
 
     def corrections(self, run_id: str, effective_step: int, now_s: float) -> list[Correction]:
         """Corrections that should replace those in force from `effective_step` on; empty when nothing changed by 3 %.
@@ -97,15 +107,46 @@ class ModuleCorrector:
             )
         return found
 
+    def _times(
+        self, seen: StepObservation, shares: Mapping[SpanKey, Mapping[str, float]] | None
+    ) -> Iterator[StageTime]:
+        """What there is to learn from of one rank's step."""
+        for span in seen.spans:
+            predicted_s: Mapping[str, float] = {seen.module: span.predicted_forward_s + span.predicted_backward_s}
+            if shares is not None:
+                predicted_s = shares.get((seen.module, seen.stage, seen.dp_rank, span.microbatch), {})
+            working = {module: seconds for module, seconds in predicted_s.items() if seconds > 0}
+            measured_s = span.forward_compute_s + span.backward_compute_s
+            if measured_s > 0 and working and working.keys() <= self._states.keys():
+                yield StageTime(measured_s, {m: s / self._factor_at(m, seen.step) for m, s in working.items()})
+
+    def _learn_alone(self, times: Sequence[StageTime], mixed: Collection[str]) -> None:
+        """From the spans of modules that never share a stage."""
+        ratios: dict[str, list[float]] = {}
+        for time in times:
+            for module, expected_s in time.expected_s.items():
+                if module not in mixed:
+                    ratios.setdefault(module, []).append(math.log(time.measured_s / expected_s))
+        for module, logs in ratios.items():
+            _update(self._states[module], statistics.median(logs), len(logs))
+
+    def _learn_together(self, times: Sequence[StageTime], modules: Sequence[str]) -> None:
+        """From the spans of modules that share a stage somewhere."""
+        factors = module_factors(times, {module: math.exp(self._states[module].log_factor) for module in modules})
+        for module, factor in factors.items():
+            num_spans = sum(module in time.expected_s for time in times)
+            _update(self._states[module], math.log(max(factor, MIN_FACTOR)), num_spans)
+
     def _factor_at(self, module: str, step: int) -> float:
         in_force = self._states[module].in_force
         return next((factor for since, factor in reversed(in_force) if since <= step), in_force[0][1])
 
 
-def _update(state: _ModuleState, logs: list[float]) -> None:
-    observed = min(max(statistics.median(logs), math.log(MIN_FACTOR)), math.log(MAX_FACTOR))
+def _update(state: _ModuleState, observed: float, num_spans: int) -> None:
+    """Take in the logarithm of the factor that the spans of one step speak for."""
+    observed = min(max(observed, math.log(MIN_FACTOR)), math.log(MAX_FACTOR))
     state.num_steps += 1
-    state.num_spans += len(logs)
+    state.num_spans += num_spans
     state.window.append(observed)
     gain = max(1.0 / (state.num_steps + 1), SMOOTHING)
     state.log_factor += gain * (observed - state.log_factor)

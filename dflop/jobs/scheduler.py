@@ -16,12 +16,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from dflop.config import Config
-from dflop.correct.estimate import ModuleCorrector
+from dflop.correct.estimate import ModuleCorrector, SpanKey
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError
 from dflop.jobs.inputs import read_costs, run_input
@@ -29,7 +29,7 @@ from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps
 from dflop.records import Plan, RunEvent, SampleShape, StepObservation, from_dict
 from dflop.schedule.policies import Effort
-from dflop.schedule.scheduler import predicted_spans, schedule_step
+from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
 from dflop.schedule.warm import warm
 from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
@@ -101,6 +101,7 @@ class Scheduler:
         self._effort = Effort() if self._concurrency is None else SHARED_CORES_EFFORT
         self._num_threads = _num_threads(config.train.schedule_ahead)
         self._is_behind = False
+        self._shares: dict[int, Mapping[SpanKey, Mapping[str, float]]] = {}
         self._unflushed: list[int] = []
         self.warm_up = _in_thread(warm)
         self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
@@ -175,12 +176,14 @@ class Scheduler:
         )
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
-        spans = predicted_spans(self._plan, step_plan, batch, cost)
+        predicted = predicted_spans(self._plan, step_plan, batch, cost)
+        if self._plan.is_inline:
+            self._shares[step] = stage_shares(self._plan, predicted)
         return PlanMessage(
             step_plan,
             {
                 (*node, s.microbatch): (s.num_items, s.num_tokens, s.sum_sq_tokens, s.forward_s, s.backward_s)
-                for node, found in spans.items()
+                for node, found in stage_spans(self._plan, predicted).items()
                 for s in found
             },
             self._start,
@@ -188,6 +191,7 @@ class Scheduler:
 
     def _publish(self, store: Store, message: PlanMessage) -> None:
         if not wire.publish(store, message):
+            self._shares.pop(message.step_plan.step, None)
             return
         self._spool.append(message.step_plan)
         self._unflushed.append(message.step_plan.step)
@@ -206,7 +210,9 @@ class Scheduler:
         found = wire.take_observations(store, seen, self._plan.num_processes)
         if found is None:
             return False
-        self._corrector.observe([from_dict(StepObservation, data) for data in found])
+        # What an earlier start planned, or rank 0, is not known here: nothing is learnt from mixed stages then.
+        shares = self._shares.pop(seen, {}) if self._plan.is_inline else None
+        self._corrector.observe([from_dict(StepObservation, data) for data in found], shares)
         first_affected = min(next_step, len(self._steps))
         corrections = self._corrector.corrections(self._run_id, first_affected, time.time())
         for correction in corrections:

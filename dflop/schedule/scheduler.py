@@ -6,8 +6,8 @@ loses against not scheduling. What exceeds the plan's memory does not stand for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from dflop.records import Plan, SampleShape, StepPlan
 from dflop.schedule.items import module_items, owner_loads, stage_durations
 from dflop.schedule.policies import POLICIES, Effort, StepJob
 from dflop.simulate.jit import IS_COMPILED
-from dflop.simulate.step import Node
+from dflop.simulate.step import Node, step_nodes
 
 
 def schedule_step(
@@ -115,3 +115,40 @@ def predicted_spans(
             found.append(PredictedSpan(k, num_items, num_tokens, sum_sq_tokens, forward_s, backward_s))
         spans[node] = tuple(found)
     return spans
+
+
+def stage_spans(plan: Plan, spans: Mapping[Node, Sequence[PredictedSpan]]) -> dict[Node, tuple[PredictedSpan, ...]]:
+    """Predicted spans as ranks measure them: of an inline plan one node per stage, with the seconds of all modules.
+
+    Its loads are those of the LLM: the samples that the microbatch has.
+    """
+    if not plan.is_inline:
+        return {node: tuple(found) for node, found in spans.items()}
+    parts = [m.module for m in plan.modules]
+    return {
+        (module, stage, rank): tuple(
+            replace(
+                span,
+                forward_s=sum(spans[part, stage, rank][k].forward_s for part in parts),
+                backward_s=sum(spans[part, stage, rank][k].backward_s for part in parts),
+            )
+            for k, span in enumerate(spans[module, stage, rank])
+        )
+        for module, stage, rank in step_nodes(plan)
+    }
+
+
+def stage_shares(
+    plan: Plan, spans: Mapping[Node, Sequence[PredictedSpan]]
+) -> dict[tuple[str, int, int, int], dict[str, float]]:
+    """Per span of `stage_spans`, as (*node, microbatch), the predicted seconds of each module that is on its stage."""
+    parts = [m.module for m in plan.modules]
+    return {
+        (module, stage, rank, k): {
+            part: both
+            for part in (parts if plan.is_inline else [module])
+            if (both := spans[part, stage, rank][k].forward_s + spans[part, stage, rank][k].backward_s) > 0
+        }
+        for module, stage, rank in step_nodes(plan)
+        for k in range(plan.num_microbatches)
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from concurrent.futures import Future
 
 import pytest
@@ -19,7 +20,7 @@ from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, open_store, publish, send_observation
-from tests.builders import make_cost, make_plan, make_table, random_batch
+from tests.builders import make_cost, make_inline_plan, make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
 
 NUM_STEPS, AHEAD = 6, 2
@@ -58,13 +59,16 @@ def observe(store, run, step, measured_over_predicted=0.0):
     for rank, module in enumerate(("vision", LLM)):
         ratio = measured_over_predicted
         span = MicrobatchSpan(0, 1, 10, 100, 0.1, 0.2, 0.0, 0.1, 0.1, 0.2, 0.1 * ratio, 0.2 * ratio)
-        seen = StepObservation(
-            run_id=run.run_id, attempt=1, step=step, policy="balanced", rank=rank, module=module, stage=0, dp_rank=0,
-            predicted_step_s=0.5, step_s=0.5, busy_s=0.4, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0,
-            optimizer_s=0.0, loss=2.0, grad_norm=1.0, num_supervised_tokens=80, observed_at_s=1.0,
-            spans=(span,) if ratio else (),
-        )  # fmt: skip
+        seen = observation(run, step, rank, module, 0, (span,) if ratio else ())
         send_observation(store, step, rank, to_dict(seen))
+
+
+def observation(run, step, rank, module, dp_rank, spans):
+    return StepObservation(
+        run_id=run.run_id, attempt=1, step=step, policy="balanced", rank=rank, module=module, stage=0, dp_rank=dp_rank,
+        predicted_step_s=0.5, step_s=0.5, busy_s=0.4, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0,
+        optimizer_s=0.0, loss=2.0, grad_norm=1.0, num_supervised_tokens=80, observed_at_s=1.0, spans=spans,
+    )  # fmt: skip
 
 
 def messages(store, steps):
@@ -126,6 +130,43 @@ def test_it_works_only_so_far_ahead(run, store, num_threads):
         (step, min(step + AHEAD, NUM_STEPS - 1), min(step + AHEAD + 1, NUM_STEPS)) for step in range(NUM_STEPS)
     ]
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_of_stages_that_hold_several_modules_it_learns_each(run, store, is_ours):
+    tables = run.cost_tables()
+    ids = tuple(t.table_id for t in tables)
+    run.write_plan(dataclasses.replace(make_inline_plan(2, global_batch_size=8), table_ids=ids), tables)
+    slower = {"vision": 2.0, LLM: 1.0}
+
+    class Watched(Scheduler):
+        def _listen(self, store, seen, next_step):
+            (message,) = messages(store, [seen])
+            shares = self._shares[seen]
+            for rank in (0, 1):
+                spans = []
+                for k in range(message.step_plan.num_microbatches):
+                    if not (of := shares[LLM, 0, rank, k]):
+                        continue
+                    *loads, forward_s, backward_s = message.predicted[LLM, 0, rank, k]
+                    assert forward_s + backward_s == pytest.approx(sum(of.values()))
+                    took_s = sum(s * slower[m] for m, s in of.items())
+                    spans.append(MicrobatchSpan(k, *loads, forward_s, backward_s, 0.0, 0.0, 0.0, 0.0, took_s, 0.0))
+                send_observation(store, seen, rank, to_dict(observation(run, seen, rank, LLM, rank, tuple(spans))))
+            if not is_ours:
+                self._shares[seen] = {}  # as where an earlier start of the scheduler has planned the step
+            return super()._listen(store, seen, next_step)
+
+    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
+    service._corrector.corrections = lambda *_: []  # so that all steps are predicted alike
+    service.serve(store)
+    service.close(store)
+    learnt = {m: math.exp(state.log_factor) for m, state in service._corrector._states.items()}
+    if is_ours:
+        assert learnt["vision"] > 1.5
+        assert learnt[LLM] == pytest.approx(1.0, abs=0.15)
+    else:
+        assert learnt == {"vision": 1.0, LLM: 1.0}
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])
