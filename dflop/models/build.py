@@ -21,6 +21,7 @@ from dflop.models.encoders import ENCODERS
 from dflop.models.family import Decoder, Family, Tower
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
+from dflop.models.taps import taken_states
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -91,7 +92,8 @@ class EncoderStage(Stage):
         self.shell = shell
         self.name = name
         self._encode = ENCODERS[tower.call]
-        self._slice = None if self.is_first and self.is_last else TowerSlice(module, tower, self_layers, self._dtype)
+        is_whole, taken = self.is_first and self.is_last, taken_states(model.config)
+        self._slice = None if is_whole else TowerSlice(module, tower, self_layers, taken, self._dtype)
 
     @property
     def module(self) -> nn.Module:

@@ -7,14 +7,12 @@ and for the published models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dflop.records import LLM, ModuleSpec
 
 Config = Mapping[str, Any]
-FeatureLayer = int | Sequence[int]
-"""Layer, or layers, whose output a projector takes; negative ones count from the end."""
 
 _QWEN2 = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
@@ -95,21 +93,18 @@ def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
     return ModuleSpec(LLM, depth, h, heads, kv_heads, layer, edge, max_pp, degrees, num_entry_layers)
 
 
-def siglip(c: Config, num_projector_params: int, feature_layer: FeatureLayer = -1) -> ModuleSpec:
-    """SigLIP's vision transformer with a projector, which takes the output of `feature_layer`."""
+def siglip(c: Config, num_projector_params: int) -> ModuleSpec:
+    """SigLIP's vision transformer with a projector."""
     h, mlp = c["hidden_size"], c["intermediate_size"]
     edge = _patches(c) + (c["image_size"] // c["patch_size"]) ** 2 * h + 2 * h
     if c["vision_use_head"]:
         edge += h + linear(h, 3 * h) + linear(h, h) + 2 * h + _mlp(h, mlp)
     layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
-    return _tower("vision", c, layer, edge + num_projector_params, feature_layer)
+    return _tower("vision", c, layer, edge + num_projector_params)
 
 
-def internvit(c: Config, num_projector_params: int, feature_layer: FeatureLayer = -1) -> ModuleSpec:
-    """InternVL's vision transformer with a projector; image and patch sizes are one number, squares.
-
-    The projector takes the output of `feature_layer`.
-    """
+def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
+    """InternVL's vision transformer with a projector; image and patch sizes are one number, squares."""
     h, mlp = c["hidden_size"], c["intermediate_size"]
     norm = {"layer_norm": 2 * h, "rms_norm": h}[c["norm_type"]]
     layer = 3 * linear(h, h, c["attention_bias"]) + linear(h, h) + _mlp(h, mlp) + 2 * norm + 2 * h
@@ -117,7 +112,7 @@ def internvit(c: Config, num_projector_params: int, feature_layer: FeatureLayer 
     positions = (c["image_size"] // c["patch_size"]) ** 2 + 1
     edge = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
     edge += 0 if c["use_mean_pooling"] else 2 * h
-    return _tower("vision", c, layer, edge + num_projector_params, feature_layer, can_split=not c["use_qk_norm"])
+    return _tower("vision", c, layer, edge + num_projector_params, can_split=not c["use_qk_norm"])
 
 
 def qwen2_5_vision(c: Config) -> ModuleSpec:
@@ -174,16 +169,11 @@ def _native(c: Config, layer: int, edge: int) -> ModuleSpec:
     return ModuleSpec("vision", c["depth"], c["hidden_size"], heads, heads, layer, edge, c["depth"], degrees)
 
 
-def _tower(
-    module: str, c: Config, layer: int, edge: int, feature_layer: FeatureLayer, *, can_split: bool = True
-) -> ModuleSpec:
+def _tower(module: str, c: Config, layer: int, edge: int, *, can_split: bool = True) -> ModuleSpec:
     heads, mlp = c["num_attention_heads"], c["intermediate_size"]
     degrees = _degrees(heads, heads, mlp) if can_split else (1,)
     depth = c["num_hidden_layers"]
-    taken = [feature_layer] if isinstance(feature_layer, int) else feature_layer
-    # A last stage knows what enters it and what its layers put out, counted from the end; no other layer's output.
-    max_pp = depth if all(layer in (-1, -2) for layer in taken) else 1
-    return ModuleSpec(module, depth, c["hidden_size"], heads, heads, layer, edge, max_pp, degrees)
+    return ModuleSpec(module, depth, c["hidden_size"], heads, heads, layer, edge, depth, degrees)
 
 
 def _degrees(heads: int, kv_heads: int, mlp: int) -> tuple[int, ...]:

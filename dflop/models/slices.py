@@ -8,12 +8,13 @@ that a stage holds and computes no more than its own. Packing, windows and posit
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from dflop.models.taps import DeepFeatures, HiddenStates, Taps
 
 Shape = tuple[int, ...]
 
@@ -144,26 +145,29 @@ class TowerSlice:
         module: The whole tower.
         tower: How it is called, and where its layers are.
         layers: Global indices, `[first, end)`; not all of them.
+        taken: Numbers of the hidden states that the projector takes, where it is for the caller to choose.
         dtype: Of the parameters.
     """
 
-    def __init__(self, module: Any, tower: Any, layers: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, module: Any, tower: Any, layers: tuple[int, int], taken: Sequence[int], dtype: torch.dtype
+    ) -> None:
         first, end = layers
         self._module, self._call, self._dtype = module, tower.call, dtype
         parent, _, name = tower.layers.rpartition(".")
         holder = module.get_submodule(parent) if parent else module
         whole = getattr(holder, name)
-        self._is_first, self._is_last = first == 0, end == len(whole)
         self._width = _width(tower.call, module)
         self._unit = int(getattr(module, "spatial_merge_unit", 1))
-        self._enter = None if self._is_first else Enter(in_tuple=tower.call == "mel")
-        self._cut_deep_features(first, end)
-        kept: list[nn.Module] = [*([self._enter] if self._enter else []), *whole[first:end]]
-        setattr(holder, name, nn.ModuleList([*kept, *([] if self._is_last else [Leave()])]))
-        if hasattr(module.config, "num_hidden_layers"):  # transformers counts hidden states from the end with it
-            module.config = copy.copy(module.config)
-            module.config.num_hidden_layers = end - first
+        self._enter = Enter(in_tuple=tower.call == "mel") if first else None
         shift = first - (self._enter is not None)
+        self._taps = Taps()
+        if hasattr(module, "deepstack_visual_indexes"):
+            self._taps = DeepFeatures(module, first, end, shift)
+        elif tower.call in ("tiles", "anyres"):
+            self._taps = HiddenStates(module, whole, taken, first, end, self._width)
+        kept: list[nn.Module] = [*([self._enter] if self._enter else []), *whole[first:end]]
+        setattr(holder, name, nn.ModuleList([*kept, *([Leave()] if end < len(whole) else [])]))
         if hasattr(module, "fullatt_block_indexes"):
             module.fullatt_block_indexes = [i - shift for i in module.fullatt_block_indexes if first <= i < end]
         if self._enter is not None:
@@ -171,17 +175,21 @@ class TowerSlice:
                 setattr(module, entry, stand_in)
 
     def carry_shape(self, sizes: torch.Tensor) -> tuple[int, int]:
-        """`[rows, width]` of what enters: hidden states, and beside those of a merged patch its deep features."""
+        """`[rows, width]` of what enters: hidden states, and beside those of a merged patch what came up on the way."""
         tokens = num_tokens(self._call, self._module, sizes)
-        if not self._num_before:
+        if not self._taps.num_before:
             return tokens, self._width
-        return tokens // self._unit, self._unit * self._width + self._num_before * self._feature_width
+        return tokens // self._unit, sum(self._widths)
+
+    @property
+    def _widths(self) -> list[int]:
+        return [self._unit * self._width, *[self._taps.width] * self._taps.num_before]
 
     def run(
         self, encode: Callable[[torch.Tensor], torch.Tensor], data: torch.Tensor | None, carry: torch.Tensor | None,
         sizes: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Hidden states behind the slice (and deep features so far beside them), or the encoder's rows.
+        """Hidden states behind the slice (and beside them what came up so far), or the encoder's rows.
 
         Args:
             encode: The tower's usual call.
@@ -192,42 +200,19 @@ class TowerSlice:
         before: tuple[torch.Tensor, ...] = ()
         if self._enter is not None:
             assert carry is not None
-            if self._num_before:
-                hidden, *features = carry.split(
-                    [self._unit * self._width, *[self._feature_width] * self._num_before], dim=1
-                )
-                carry, before = hidden, tuple(features)
+            if self._taps.num_before:
+                carry, *rest = carry.split(self._widths, dim=1)
+                before = tuple(rest)
             self._enter.carry = carry
             data = placeholder(self._call, self._module, sizes, self._dtype, carry.device)
         assert data is not None
-        self._features: list[torch.Tensor] = []
-        try:
-            rows = encode(data)
-        except Left as left:
-            hidden = left.hidden.reshape(-1, self._width)
-            found = (*before, *self._features)
-            return torch.cat([hidden.reshape(-1, self._unit * self._width), *found], dim=1) if found else hidden
-        finally:
-            if self._enter is not None:
-                self._enter.carry = None
-        if not before:
-            return rows
-        width = self._feature_width
-        return torch.cat([rows[:, :width], *before, rows[:, width:]], dim=1)
-
-    def _cut_deep_features(self, first: int, end: int) -> None:
-        """Keep the mergers of the slice's own layers, and notice what they make before the forward is left."""
-        self._features = []
-        self._num_before, self._feature_width = 0, 0
-        module = self._module
-        if not hasattr(module, "deepstack_visual_indexes"):
-            return
-        indexes, mergers = list(module.deepstack_visual_indexes), list(module.deepstack_merger_list)
-        self._num_before = sum(i < first for i in indexes)
-        self._feature_width = int(module.config.out_hidden_size)
-        mine = [n for n, i in enumerate(indexes) if first <= i < end]
-        shift = first - (self._enter is not None)
-        module.deepstack_visual_indexes = [indexes[n] - shift for n in mine]
-        module.deepstack_merger_list = nn.ModuleList([mergers[n] for n in mine])
-        for merger in module.deepstack_merger_list:
-            merger.register_forward_hook(lambda _module, _given, feature: self._features.append(feature))
+        with self._taps.listening(before) as found:
+            try:
+                rows = encode(data)
+            except Left as left:
+                hidden = left.hidden.reshape(-1, self._width)
+                return torch.cat([hidden.reshape(-1, self._unit * self._width), *found], dim=1) if found else hidden
+            finally:
+                if self._enter is not None:
+                    self._enter.carry = None
+        return self._taps.rows(rows, before)

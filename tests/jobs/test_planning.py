@@ -13,7 +13,6 @@ from dflop.cost.devices import A100
 from dflop.cost.model import CostModel
 from dflop.errors import ConfigError
 from dflop.jobs.planning import search_space
-from dflop.models import load_family
 from dflop.models.build import LlmStage
 from dflop.parallel.tensor import shard_layers
 from dflop.parallel.topology import Seat, SeatPart, seats
@@ -27,7 +26,7 @@ from dflop.records import ModuleSpec, Plan, SampleShape
 from dflop.train.stages import make_stages
 from tests.builders import make_cluster
 from tests.jobs.configs import make_config
-from tests.models.tiny_families import CASES, LLAVA, Case
+from tests.models.tiny_families import CASES, Case
 
 NUM_PROCESSES, NUM_MICROBATCHES, BATCH_SIZE = 8, 2, 16
 
@@ -100,13 +99,6 @@ def test_a_module_is_shared_by_no_other_number_of_ranks(name):
 
 def whole(spec: ModuleSpec) -> Seat:
     return Seat(0, spec.module, 0, 0, 0, (SeatPart(spec.module, (0, spec.num_layers), True, True),))
-
-
-@pytest.mark.parametrize(("layer", "max_pp"), [(-1, 4), (-2, 4), ([-2, -1], 4), (-3, 1), (2, 1), ([-3, -1], 1)])
-def test_a_tower_is_not_cut_behind_a_layer_whose_output_its_projector_takes(layer, max_pp):
-    vision = {**LLAVA["vision_config"], "num_hidden_layers": 4}
-    config = {**LLAVA, "vision_config": vision, "vision_feature_layer": layer}
-    assert load_family("llava_onevision", config, {}).specs()[0].max_pp == max_pp
 
 
 def test_features_behind_the_first_layers_keep_those_together():

@@ -80,7 +80,7 @@ def test_a_packed_microbatch_has_the_loss_and_gradients_of_single_samples_in_hug
         # Without rope, attention does not depend on a key's bias: all of its gradient is rounding.
         least = 1e-7 if name.endswith("k_proj.bias") else 0.0
         assert error <= max(1e-4 * float(reference.abs().max()), least), (name, float(error))
-    assert num_used > 0.8 * len(found)
+    assert num_used > 0.6 * len(found), "of some towers the projector takes what the first layers make"
 
 
 def drawn_media(kind: str, rng: np.random.Generator):

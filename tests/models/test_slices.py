@@ -81,4 +81,7 @@ def test_slices_in_a_row_are_the_encoder(name, build, family, module):
                 if want is None:
                     assert p.grad is None or not p.grad.any(), parameter
                 else:
-                    assert torch.allclose(p.grad, want, atol=1e-5 * float(want.abs().max())), (cut, parameter)
+                    # Without rope, attention does not depend on a key's bias: all of its gradient is rounding.
+                    least = 2e-6 if parameter.endswith("k_proj.bias") else 0.0
+                    atol = max(least, 1e-5 * float(want.abs().max()))
+                    assert torch.allclose(p.grad, want, atol=atol), (cut, parameter)

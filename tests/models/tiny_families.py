@@ -203,7 +203,8 @@ CASES = {
     "LLaVA-OneVision with Llama": Case(
         "llava_onevision",
         LLAVA | {
-            "text_config": LLAMA_TEXT | {"attention_bias": True, "mlp_bias": True}, "vision_feature_layer": [-2, -1],
+            "text_config": LLAMA_TEXT | {"attention_bias": True, "mlp_bias": True}, "vision_feature_layer": [3, 1, -1],
+            "vision_config": LLAVA["vision_config"] | {"num_hidden_layers": 4},
         },
         {}, llava_media, IMAGES,
     ),
@@ -215,10 +216,10 @@ CASES = {
     "InternVL with InternViT-6B": Case(
         "internvl",
         {
-            "tie_word_embeddings": False, "text_config": LLAMA_TEXT,
+            "tie_word_embeddings": False, "text_config": LLAMA_TEXT, "vision_feature_layer": -3,
             "vision_config": {
                 "image_size": [28, 28], "patch_size": [14, 14], "use_qk_norm": True, "norm_type": "rms_norm",
-                "use_mean_pooling": False, **VIT,
+                "use_mean_pooling": False, **VIT, "num_hidden_layers": 3,
             },
         },
         {"max_tiles": 4, "video_frames": 3}, internvl_media, IMAGES,

@@ -79,8 +79,7 @@ class InternVl(Family):
         projector = 2 * width + counts.two_layer_projector(width, text["hidden_size"])
         # Hugging Face ties this family's embeddings unless the top of the config says otherwise.
         tied = bool(self.hf_config.get("tie_word_embeddings", True))
-        feature_layer = self.hf_config.get("vision_feature_layer", -1)
-        return counts.internvit(vision, projector, feature_layer), counts.decoder(text, tied=tied)
+        return counts.internvit(vision, projector), counts.decoder(text, tied=tied)
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px

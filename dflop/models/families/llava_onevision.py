@@ -88,7 +88,7 @@ class LlavaOnevision(Family):
         width = vision["hidden_size"] * (1 if isinstance(features, int) else len(features))
         has_bias = bool(self.hf_config.get("multimodal_projector_bias", True))
         projector = counts.two_layer_projector(width, text["hidden_size"], has_bias) + text["hidden_size"]
-        return counts.siglip(vision, projector, features), counts.decoder(text, tied=self._is_tied)
+        return counts.siglip(vision, projector), counts.decoder(text, tied=self._is_tied)
 
     def item_size(self, item: MediaItem) -> tuple[int, ...]:
         """(tiles, height, width, fitted height, fitted width), all but the first in pixels.
