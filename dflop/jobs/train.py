@@ -129,7 +129,7 @@ class _Rank:
             self.seat.rank,
             [f"rank {s.rank} ({s.module} stage {s.stage} replica {s.dp_rank})" for s in seats(plan)],
             self.activities,
-            stall_s=config.train.stall_s or config.train.timeout_s / 2,
+            stall_s=config.train.stall_s or 0.75 * config.train.timeout_s,
             on_end=lambda: self.close(at_once=True),
         )
         self.watch.start()
@@ -190,6 +190,7 @@ class _Rank:
                 seat,
                 llm_stage_of(stages),
                 prefetcher=make_prefetcher(config, source, self.device),
+                activity=self.activities.feed,
                 dtype=getattr(torch, config.model.dtype),
                 pins=self.device.type == "cuda",
             ),

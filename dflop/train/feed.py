@@ -24,6 +24,7 @@ from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Peers, Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
 from dflop.train.decode_worker import MediaError
+from dflop.train.activity import Activity
 from dflop.train.prefetch import Prefetcher, Wanted
 from dflop.train.routes import routes
 
@@ -131,14 +132,17 @@ class Feed:
         prefetcher: Decodes media in workers; None: `source` does, here and one after the other.
         dtype: What encoders take.
         pins: Whether tensors lie in page-locked memory, from which copies to a GPU need not be waited for.
+        activity: Told what the thread that prepares does.
     """
 
     def __init__(
         self, source: SampleSource, family: Family, plan: Plan, seat: Seat, llm_stage: LlmStage | None, *,
         prefetcher: Prefetcher | None = None, dtype: torch.dtype = torch.float32, pins: bool = False,
+        activity: Activity | None = None,
     ) -> None:  # fmt: skip
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
         self._llm_stage, self._prefetcher, self._dtype, self._pins = llm_stage, prefetcher, dtype, pins
+        self._activity = activity or Activity()
 
     def prepare(self, step_plan: StepPlan, later: Sequence[StepPlan] = ()) -> PreparedStep:
         """Decode or tokenize this rank's part of a global batch.
@@ -202,6 +206,7 @@ class Feed:
             return None
         media = [self._media(step_plan, work, item)[1] for item in items]
         data = self._pack(step_plan, work, items, bad) if part is not None and part.is_first else None
+        self._activity.works("its data")
         sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
         sizes = self._placed(torch.tensor([self._family.item_size(m) for m in media]))
         return EncoderInput(data, sizes, sum(work.item_rows[i] for i in items), sends)
@@ -216,10 +221,12 @@ class Feed:
         whole[axis] = sum(shape[axis] for shape in shapes)
         data = torch.empty(whole, dtype=self._dtype, pin_memory=self._pins)
         for item, place in zip(items, data.split([shape[axis] for shape in shapes], dim=axis), strict=True):
+            path = self._media(step_plan, work, item)[1].path
+            self._activity.works(f"media {path}")
             try:
                 place.copy_(torch.from_numpy(self._array(step_plan, work, item, tuple(place.shape))))
             except MediaError as error:
-                bad[work.item_sample[item]] = (self._media(step_plan, work, item)[1].path, str(error))
+                bad[work.item_sample[item]] = (path, str(error))
                 place.zero_()
         return data
 
