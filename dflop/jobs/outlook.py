@@ -115,7 +115,7 @@ def _outlook(config: Config, profile_key: str, device: str) -> Outlook:
 
 
 def _costs(config: Config, device: str) -> tuple[CostModel, str]:
-    specs = planning.bound_family(config).specs()
+    specs, frozen = planning.bound_family(config).specs(), config.model.frozen
     if device:
         sheet, cluster = find_device(device), config.cluster
         links = analytic_link_costs(  # an explanation asks what one node more would do
@@ -124,8 +124,9 @@ def _costs(config: Config, device: str) -> tuple[CostModel, str]:
             num_processes_per_node=cluster.num_processes_per_node,
             profile_key="",
         )
-        tables = analytic_cost_tables(specs, sheet, profile_key="")
-        return CostModel(tables, specs=specs, links=links), f"analytic, {sheet.name}: never measured"
+        tables = analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen)
+        cost = CostModel(tables, specs=specs, links=links, frozen=frozen)
+        return cost, f"analytic, {sheet.name}: never measured"
     key, hardware, _ = planning.model_profile_key(config)
     tables = []
     if stored_profile(config.store, key) is not None:
@@ -137,4 +138,4 @@ def _costs(config: Config, device: str) -> tuple[CostModel, str]:
             where=str(config.store),
             hint="measure them: dflop profile CONFIG; or plan from a data sheet: --device h100",
         )
-    return CostModel(tables, specs=specs, links=link_costs), f"measured on {hardware}"
+    return CostModel(tables, specs=specs, links=link_costs, frozen=frozen), f"measured on {hardware}"

@@ -120,7 +120,7 @@ def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[P
     """
     costs = cost_tables(run, config, profile_key, say)
     shapes, family = run.shapes(), bound_family(config)
-    cost = CostModel(costs.tables, specs=family.specs(), links=costs.links)
+    cost = CostModel(costs.tables, specs=family.specs(), links=costs.links, frozen=config.model.frozen)
     plans = make_plans(
         run_id=run.run_id,
         specs=used_modules(family, shapes),

@@ -32,6 +32,7 @@ from dflop.launch.ranks import srun_environment
 from dflop.models.build import build_model
 from dflop.models.family import Family
 from dflop.parallel.topology import make_groups, seat_of, seats
+from dflop.plan.check import check_plan
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
@@ -151,6 +152,7 @@ class _Rank:
         config, seat = self.config, self.seat
         tokenizer = tokenizer_of(config)
         family = trainable_of(config, tokenizer.vocab_size)
+        check_plan(self.plan, family.specs())
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
         stages, sharded = make_stages(_build_model(config, family, tokenizer), family, seat, groups.tensor)
         trains = prepare_stages(stages, self.plan, seat, frozen=config.model.frozen)

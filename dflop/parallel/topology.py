@@ -89,7 +89,7 @@ def grids(plan: Plan) -> tuple[ModulePlan, ...]:
 
 def seats(plan: Plan) -> Iterator[Seat]:
     """Every seat of the plan in rank order."""
-    for grid in grids(plan):
+    for grid in sorted(grids(plan), key=lambda grid: grid.first_rank):
         p = grid.parallel
         for stage in range(p.pp):
             parts = tuple(_parts(plan.modules if plan.is_inline else (grid,), stage))

@@ -16,15 +16,16 @@ DEGREES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
 
 @st.composite
 def plans(draw):
-    """Plans with tensor parallelism as well, which the engine does not run yet but the ranks allow for."""
+    """Plans of any degrees, the processes of the modules in any order."""
     base = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=1)
-    modules, first_rank = [], 0
-    for name in ("vision", "audio", LLM):
+    modules, first_rank = {}, 0
+    for name in draw(st.permutations(("vision", "audio", LLM))):
         tp, pp, dp = draw(DEGREES)
         layers = tuple(draw(st.lists(st.integers(1, 5), min_size=pp, max_size=pp)))
-        modules.append(ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, layers, (0,) * pp))
+        modules[name] = ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, layers, (0,) * pp)
         first_rank += tp * pp * dp
-    return type(base)(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, "modules": tuple(modules)})
+    in_order = tuple(modules[m.module] for m in base.modules)
+    return type(base)(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, "modules": in_order})
 
 
 @given(plans())
