@@ -12,6 +12,8 @@ from dflop.models.arrays import SAMPLE_RATE_HZ
 from dflop.models.family import TrainableFamily
 from dflop.records import MediaItem
 
+_AUDIO_SLACK_S, _AUDIO_SLACK_FRAC = 0.5, 0.05
+
 
 def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.float32]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
@@ -27,6 +29,7 @@ def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, lev
     """
     if item.kind == "audio":
         media: npt.NDArray[np.generic] = decode_audio(source, SAMPLE_RATE_HZ)
+        _check_duration(len(media) / SAMPLE_RATE_HZ, item.duration_s)
     elif item.kind == "image":
         media = decode_image(source)[None]
     else:
@@ -40,6 +43,12 @@ def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, lev
         media = resize(media, family.frame_size_px(item.grid))
     array: npt.NDArray[np.float32] = family.item_array(item.kind, media, item.grid)
     return array
+
+
+def _check_duration(found_s: float, profiled_s: float) -> None:
+    """Headers are a little off: codecs pad, and some containers only estimate. Another clip is something else."""
+    if abs(found_s - profiled_s) > _AUDIO_SLACK_S + _AUDIO_SLACK_FRAC * profiled_s:
+        raise BadMedia(f"audio is {found_s:.1f} s long but was profiled as {profiled_s:.1f} s")
 
 
 def resize(frames_THWC: npt.NDArray[np.generic], size_px: tuple[int, int]) -> npt.NDArray[np.uint8]:

@@ -1,0 +1,239 @@
+"""Real files through reader, workers and feed: who reads what, and what becomes of files that changed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dflop.data.demo_media import write_audio, write_video
+from dflop.data.demo_text import train_tokenizer
+from dflop.data.mixture import Dataset
+from dflop.data.profile import DatasetRef, profile_shard
+from dflop.data.tokens import ChatTokenizer
+from dflop.jobs.source import DatasetSource
+from dflop.models.build import build_model, cut_stage
+from dflop.models.family import Family
+from dflop.parallel.topology import seats
+from dflop.records import LLM
+from dflop.train.feed import Feed
+from dflop.train.prefetch import Prefetcher
+from tests.data.conftest import shared_media  # noqa: F401
+from tests.train.synthetic import HF_CONFIG, family, make_inline_plan, make_plan, make_step_plan
+
+ROWS = [["image"], ["audio"], [], ["image", "image"], ["video"], ["image", "audio"], ["video", "image"], []]
+
+
+def write_image(path, size=(60, 40), seed=0):
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), np.uint8)).save(path)
+
+
+def write_clip(path, num_frames=10, size=(64, 48)):
+    write_video([np.full((size[1], size[0], 3), 9 * i, np.uint8) for i in range(num_frames)], path, Fraction(10))
+
+
+def write_tone(path, duration_s=2.0):
+    write_audio(np.sin(np.arange(int(16_000 * duration_s)) / 5).astype(np.float32) / 2, path)
+
+
+WRITERS = {"image": (write_image, "png"), "video": (write_clip, "mp4"), "audio": (write_tone, "flac")}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
+    return path
+
+
+@pytest.fixture
+def dataset(tmp_path, tokenizer_file):
+    """Rows with the media of `ROWS`, every item in a file of its own: `<row>-<place>.<suffix>`."""
+    lines = []
+    for number, kinds in enumerate(ROWS):
+        row, text = {"id": f"row-{number}"}, "look at the cat"
+        for place, kind in enumerate(kinds):
+            write, suffix = WRITERS[kind]
+            name = f"{number}-{place}.{suffix}"
+            write(tmp_path / name)
+            row.setdefault(kind, []).append(name)
+            text = f"<{kind}>{text}"
+        row["conversations"] = [{"from": "human", "value": text}, {"from": "gpt", "value": "the cat sat"}]
+        lines.append(json.dumps(row))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    return DatasetRef.of_file(tmp_path / "rows.jsonl", tmp_path, tokenizer_file, 4096)
+
+
+def profiled(dataset, rules):
+    shapes, quarantined = profile_shard(dataset, rules, 0, 1)
+    return shapes, {q.sample_index for q in quarantined}
+
+
+@pytest.fixture
+def prepare():
+    """Prepares a step on some ranks of a plan; with workers where their number is not 0."""
+    prefetchers = []
+
+    def run(source, plan, step_plan, ranks, num_workers=0, llm_stage=None):
+        found = {}
+        for seat in seats(plan):
+            if seat.rank in ranks:
+                ahead = None
+                if num_workers:
+                    ahead = Prefetcher(source.reader, num_workers, timeout_s=60, max_ahead_bytes=0)
+                    prefetchers.append(ahead)
+                stage = llm_stage if seat.part(LLM) else None
+                found[seat.rank] = Feed(source, family(), plan, seat, stage, prefetcher=ahead).prepare(step_plan)
+        return found
+
+    yield run
+    for prefetcher in prefetchers:
+        prefetcher.close()
+
+
+def llm_stage_for(dataset):
+    """A decoder that knows the dataset's tokens."""
+    tokenizer = ChatTokenizer(dataset.tokenizer, family(), dataset.chat_template)
+    config = {**HF_CONFIG, **family().token_ids(tokenizer.special_ids)}
+    config["text_config"] = {**HF_CONFIG["text_config"], "vocab_size": tokenizer.vocab_size}
+    return cut_stage(build_model(family(), config, seed=0, dtype=torch.float32), family(), LLM, (0, 1))
+
+
+PLANS = {
+    "split": make_plan({"vision": (2, 2), "audio": (1, 1), LLM: (2, 2)}, num_microbatches=3),
+    "split, tensor parallel": make_plan({"vision": (1, 1, 2), "audio": (2, 1), LLM: (1, 1, 2)}, num_microbatches=2),
+    "inline": make_inline_plan([{"vision": 2, "audio": 1}, {"audio": 1, LLM: 2}, {LLM: 2}], dp=2, num_microbatches=2),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_opens_only_the_files_of_its_own_samples_that_its_stages_take(dataset, prepare, monkeypatch, name):
+    plan, (shapes, _) = PLANS[name], profiled(dataset, family())
+    step_plan, source, llm_stage = make_step_plan(plan, shapes, 0), DatasetSource(dataset, family(), shapes), None
+    llm_stage = llm_stage_for(dataset)
+    opened, read = [], []
+    open_media, sample = Dataset.open_media, Dataset.sample
+    monkeypatch.setattr(Dataset, "open_media", lambda s, i, ref: (opened.append(ref.path), open_media(s, i, ref))[1])
+    monkeypatch.setattr(Dataset, "sample", lambda s, i: (read.append(i), sample(s, i))[1])
+    everything = []
+    for seat in seats(plan):
+        opened.clear(), read.clear()
+        prepare(source, plan, step_plan, {seat.rank}, llm_stage=llm_stage)
+        files, rows = [], []
+        for work in step_plan.work:
+            part = seat.part(work.module)
+            mine = [i for slot in work.owner for i in slot[seat.dp_rank]] if part else []
+            if work.module == LLM:
+                rows = [step_plan.sample_index[work.item_sample[i]] for i in mine]
+            elif part is not None and part.is_first:
+                files += [shapes[work.item_sample[i]].items[work.item_rank_in_sample[i]].path for i in mine]
+        assert sorted(opened) == sorted(files)
+        assert sorted(read) == sorted(rows)
+        everything += opened if seat.tp_rank == 0 else []
+    assert sorted(everything) == sorted(i.path for s in shapes for i in s.items), "every file once in the whole step"
+
+
+def delete(path):
+    path.unlink()
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def become_text(path):
+    path.write_text("<html>404 Not Found</html>\n" * 20)
+
+
+def become_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def become_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)  # opening it would wait for ever
+
+
+def become_another(path):
+    {
+        ".png": lambda: write_image(path, (40, 60)),
+        ".mp4": lambda: write_clip(path, 4),
+        ".flac": lambda: write_tone(path, 7.0),
+    }[path.suffix]()
+
+
+def become_larger(path):
+    {
+        ".png": lambda: write_image(path, (600, 400)),
+        ".mp4": lambda: write_clip(path, 10, (128, 96)),
+        ".flac": lambda: write_tone(path, 60.0),
+    }[path.suffix]()
+
+
+DAMAGES = {
+    "deleted": (delete, "file not found"),
+    "empty": (empty, "empty file"),
+    "truncated": (truncate, "broken|truncated|video ends after|damaged|No more"),
+    "text": (become_text, "not an image|broken container|no audio samples"),
+    "folder": (become_a_folder, "not a regular file"),
+    "pipe": (become_a_pipe, "not a regular file"),
+    "another": (become_another, "but was profiled as|video ends after 4 frames"),
+    "larger": (become_larger, "but was profiled as"),
+}
+
+
+@pytest.mark.parametrize(("damage", "num_workers"), [*((d, 0) for d in DAMAGES), ("deleted", 2), ("another", 2)])
+@pytest.mark.parametrize("name", ["3-1.png", "4-0.mp4", "1-0.flac"])
+def test_a_file_that_changed_since_the_profile_costs_its_own_sample(
+    dataset, prepare, tmp_path, damage, name, num_workers
+):
+    hurt, reason = DAMAGES[damage]
+    shapes, _ = profiled(dataset, family())
+    plan = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=2)
+    step_plan, source = make_step_plan(plan, shapes, 0), DatasetSource(dataset, family(), shapes)
+    rank, module = (1, "audio") if name.endswith("flac") else (0, "vision")
+    before = prepare(source, plan, step_plan, {rank})[rank]
+    assert before.bad_samples == {}
+    hurt(tmp_path / name)
+    after = prepare(source, plan, step_plan, {rank}, num_workers)[rank]
+    ((position, (path, found)),) = after.bad_samples.items()
+    assert (shapes[position].sample_id, path) == (f"row-{name[0]}", name)
+    assert any(text in found for text in reason.split("|")), found
+    num_zeroed = 0
+    for mine, reference in zip(after.microbatches, before.microbatches, strict=True):
+        if mine is None:
+            continue
+        mine, reference = mine.encoders[module], reference.encoders[module]
+        assert mine.data.shape == reference.data.shape
+        differs = mine.data != reference.data
+        assert not mine.data[differs].any()
+        num_zeroed += int(differs.sum())
+    assert num_zeroed > 0
+
+
+def test_every_hostile_file_that_passed_the_profile_is_trained_on_or_left_out(shared_media, tokenizer_file, prepare):  # noqa: F811
+    path = shared_media / "hostile.jsonl"
+    dataset = DatasetRef.of_file(path, shared_media, tokenizer_file, 8192)
+    rules: Family = family()
+    shapes, _ = profiled(dataset, rules)
+    plan = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=2)
+    step_plan, source = make_step_plan(plan, shapes, 0), DatasetSource(dataset, rules, shapes)
+    found = prepare(source, plan, step_plan, {0, 1}, 2)
+    bad = {shapes[p].sample_id for one in found.values() for p in one.bad_samples}
+    assert bad == {"hostile-truncated", "hostile-bitflips"}
+    for rank, module in ((0, "vision"), (1, "audio")):
+        given = [m.encoders[module] for m in found[rank].microbatches if m is not None]
+        stage = cut_stage(build_model(rules, {**HF_CONFIG}, seed=0, dtype=torch.float32), rules, module, (0, 2))
+        for encoder_input in given:
+            with torch.no_grad():
+                assert len(stage(encoder_input.data, encoder_input.sizes)) == encoder_input.num_rows
