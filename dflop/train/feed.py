@@ -23,8 +23,8 @@ from dflop.models.family import Family
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Peers, Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
-from dflop.train.decode_worker import MediaError
 from dflop.train.activity import Activity
+from dflop.train.decode_worker import MediaError
 from dflop.train.prefetch import Prefetcher, Wanted
 from dflop.train.routes import routes
 
