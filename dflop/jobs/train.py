@@ -24,10 +24,12 @@ from dflop.errors import ConfigError, DflopError, Interrupted, did_you_mean
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
 from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
+from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.source import DatasetSource, make_prefetcher
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
 from dflop.jobs.supervisor import Supervisor
+from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import build_model
 from dflop.models.family import Family
@@ -84,6 +86,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             where=str(run.path / "plan.json"),
             hint="start as many tasks as the plan has processes",
         )
+    check_tensorboard(config, str(run.config_file))
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = _begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
@@ -123,6 +126,7 @@ class _Rank:
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
+        self.telemetry = Telemetry(run, config, self.seat, self.run_id, attempt, self.spool)
         self.plans = self._plans()
         self.activities = Activities.fresh()
         self.watch = Watch(
@@ -146,6 +150,7 @@ class _Rank:
         if self.supervisor is not None:
             self.supervisor.stop(at_once=at_once)
             self.plans.settle()
+        self.telemetry.close()
         self.spool.close()
 
     def train(self) -> int:
@@ -167,6 +172,9 @@ class _Rank:
             checkpointer = Checkpointer(
                 self.run.checkpoints, stages, optimizer, groups, sharded, keep=config.train.keep_checkpoints
             )
+        if self.supervisor is not None:
+            counter = SpeedCounter(config, family, self.batches, self.steps, self.plan.num_processes)
+            self.telemetry.count_speed(counter)
         trainer = Trainer(
             settings=self._settings(),
             plan=self.plan,
@@ -212,6 +220,7 @@ class _Rank:
             self._before_checkpoint,
             self._checkpoint_meta,
             is_told_to_stop=self.stop.is_set,
+            on_spans=self.telemetry.traced,
         )
 
     def _settings(self) -> LoopSettings:
@@ -226,6 +235,7 @@ class _Rank:
             checkpoint_every=t.checkpoint_every,
             checkpoint_every_s=t.checkpoint_every_s,
             prefetch_steps=t.prefetch_steps,
+            trace_every_steps=t.trace_every_steps,
         )
 
     def _plans(self) -> PlanSource:
@@ -246,16 +256,15 @@ class _Rank:
 
     def _event(self, step: int, kind: str, detail: str) -> None:
         _say(f"step {step + 1}: {kind.replace('_', ' ')}: {detail}")
+        if kind.startswith("scheduler_"):
+            self.telemetry.scheduler_event()
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
 
     def _observed(self, seen: StepObservation) -> None:
-        self.spool.put(seen)
+        line = self.telemetry.observed(seen)
         wire.send_observation(self.store, seen.step, seen.rank, to_dict(seen))
         if self.supervisor is not None:
-            _say(
-                f"step {seen.step + 1}/{len(self.steps)}  loss {seen.loss:.4f}  {seconds(seen.step_s)} "
-                f"(predicted {seconds(seen.predicted_step_s)})  {seen.policy}"
-            )
+            _say(f"step {seen.step + 1}/{len(self.steps)}  {line}")
             # A signal to all processes of the job has ended it, too.
             if not self.stop.is_set():
                 self.supervisor.tend(seen.step, self._event)
@@ -270,6 +279,7 @@ class _Rank:
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
         _say(f"step {step + 1}: sample `{shape.sample_id}` carries no loss: {path}: {reason}")
+        self.telemetry.skipped_sample()
         self.spool.put(
             QuarantinedSample(
                 profile_key=shape.profile_key,

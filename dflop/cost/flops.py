@@ -1,0 +1,81 @@
+"""Floating point operations that a global batch asks of a model, and how many its devices could do: the parts of MFU.
+
+Model FLOPs, as in PaLM's model FLOPs utilisation: what the mathematics needs, so that recomputation, padding and tricks
+of kernels count for nothing. A matmul takes two per parameter and token; attention over u tokens takes 4 u^2 h, half of
+that where it is causal (with heads that are together as wide as the model); a backward pass takes twice its forward, or
+once where only activations need a gradient. The head works on tokens that carry loss. Embeddings are looked up. An
+encoder's patch embedding and projector are left out, some percent of an encoder, and norms and biases inside the layers
+are counted as matmuls, some thousandths: utilisation comes out low rather than high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+from dflop.cost.devices import find_device
+from dflop.errors import CostError
+from dflop.records import LLM, ModuleSpec, SampleShape
+
+SLOWER_VARIANTS = ("pcie", "nvl", "mig")
+"""In device names: other boards of the same chip, and slices of one, whose peak is another."""
+
+
+class FlopCounter:
+    """Counts the FLOPs of global batches of one model.
+
+    Args:
+        specs: Modules of the model.
+        vocab_size: Rows of the head.
+        frozen: Names of modules whose weights take no gradients.
+    """
+
+    def __init__(self, specs: Sequence[ModuleSpec], vocab_size: int, frozen: Collection[str] = ()) -> None:
+        passes = {spec.module: _passes(spec.module, specs, frozen) for spec in specs}
+        # Per module, of forward and backward together: for a token, and for a squared token.
+        self._per_token = {s.module: passes[s.module] * s.num_layers * 2.0 * s.num_layer_params for s in specs}
+        self._per_sq_token = {
+            s.module: passes[s.module] * s.num_layers * (2.0 if s.module == LLM else 4.0) * s.hidden_size for s in specs
+        }
+        hidden_size = next(s.hidden_size for s in specs if s.module == LLM)
+        self._per_loss_token = passes[LLM] * 2.0 * vocab_size * hidden_size
+
+    def count(self, batch: Iterable[SampleShape]) -> float:
+        """FLOPs of forward and backward of a global batch, all modules together; microseconds per sample."""
+        tokens = dict.fromkeys(self._per_token, 0)
+        sq_tokens = dict.fromkeys(self._per_token, 0)
+        num_loss_tokens = 0
+        for shape in batch:
+            num_loss_tokens += shape.num_supervised_tokens
+            tokens[LLM] += shape.num_llm_tokens
+            sq_tokens[LLM] += shape.num_llm_tokens**2
+            for item in shape.items:
+                tokens[item.module] += item.num_tokens
+                sq_tokens[item.module] += item.sum_sq_tokens
+        layers = sum(
+            self._per_token[name] * tokens[name] + self._per_sq_token[name] * sq_tokens[name] for name in tokens
+        )
+        return layers + self._per_loss_token * num_loss_tokens
+
+
+def peak_flops_per_s(hardware: str, dtype: str) -> float:
+    """Dense peak of one device by its data sheet; NaN where none is known for this device and type.
+
+    Args:
+        hardware: Name of the device, as its driver or a person gives it.
+        dtype: Of the model; data sheets here tell bfloat16 alone.
+    """
+    if dtype != "bfloat16" or any(variant in hardware.lower() for variant in SLOWER_VARIANTS):
+        return math.nan
+    try:
+        return find_device(hardware).peak_bf16_flops
+    except CostError:
+        return math.nan
+
+
+def _passes(module: str, specs: Sequence[ModuleSpec], frozen: Collection[str]) -> float:
+    """Forward passes that forward and backward of a module are worth."""
+    if module not in frozen:
+        return 3.0
+    has_trained_input = module == LLM and any(s.module not in frozen for s in specs if s.module != LLM)
+    return 2.0 if has_trained_input else 1.0

@@ -1,0 +1,118 @@
+"""What a rank is at, as a text file that Prometheus' node exporter collects: no server, no port, nobody to wait for.
+
+The file is replaced as a whole, at most every few seconds, by a thread of its own. A folder that is full, slow or gone
+costs the metrics and nothing else; that is said once. What became of a job that ended shows in the file's age, which
+the node exporter reports (`node_textfile_mtime_seconds`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+WRITE_EVERY_S = 5.0
+END_S = 5.0
+"""A disk that hangs keeps no job from ending."""
+
+METRICS: dict[str, tuple[str, str]] = {
+    "dflop_step": ("gauge", "Optimizer step that ended last, from 0."),
+    "dflop_loss": ("gauge", "Mean loss over the supervised tokens of the global batch."),
+    "dflop_grad_norm": ("gauge", "Norm of the gradient over the whole model, before clipping."),
+    "dflop_step_seconds": ("gauge", "Length of the last step on this rank."),
+    "dflop_predicted_step_seconds": ("gauge", "What the scheduler expected of the pipeline of the last step."),
+    "dflop_idle_fraction": ("gauge", "Share of the last step that this rank spent outside forward and backward."),
+    "dflop_tokens_per_second": ("gauge", "Tokens of the global batch through the LLM per second; rank 0 tells it."),
+    "dflop_mfu": ("gauge", "Model FLOPs utilisation of all devices in the last step; rank 0, where the peak is known."),
+    "dflop_data_wait_seconds_total": ("counter", "Waits for the input of a step."),
+    "dflop_schedule_wait_seconds_total": ("counter", "Waits for the plan of a step, most of them hidden by a step."),
+    "dflop_skipped_samples_total": ("counter", "Samples without loss because this rank could not decode their media."),
+    "dflop_scheduler_events_total": ("counter", "Deaths, restarts and delays of the scheduler; rank 0 tells them."),
+    "dflop_checkpoint_step": ("gauge", "Step with which the newest complete checkpoint goes on; rank 0 tells it."),
+}
+"""Type and meaning of every metric. Counters count from the start of the process."""
+
+
+class MetricsFile:
+    """The metrics of one rank; its thread writes them when they have changed.
+
+    Args:
+        path: Ends in `.prom`.
+        labels: Of every metric.
+        look: Asked by the thread before it writes, for gauges that somebody else keeps.
+        every_s: Seconds between two writes, at least.
+    """
+
+    def __init__(
+        self, path: Path, labels: Mapping[str, str], *, look: Callable[[], Mapping[str, float]] = dict,
+        every_s: float = WRITE_EVERY_S,
+    ) -> None:  # fmt: skip
+        self._path, self._labels, self._look, self._every_s = path, dict(labels), look, every_s
+        self._values: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._has_changed, self._is_closing = threading.Event(), threading.Event()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def update(self, values: Mapping[str, float], counts: Mapping[str, float] | None = None) -> None:
+        """Replace gauges and add to counters; returns at once.
+
+        Args:
+            values: Names of `METRICS` and their values now.
+            counts: Names of counters and what is added to them.
+        """
+        with self._lock:
+            self._values |= values
+            for name, amount in (counts or {}).items():
+                self._values[name] = self._values.get(name, 0.0) + amount
+        self._has_changed.set()
+
+    def close(self) -> None:
+        """Write what was told last and end the thread."""
+        self._is_closing.set()
+        self._has_changed.set()
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            self._has_changed.wait()
+            self._has_changed.clear()
+            self._write()
+            self._is_closing.wait(self._every_s)
+        self._write()
+
+    def _write(self) -> None:
+        # The collector reads every file that ends in .prom, finished or not.
+        temporary = self._path.with_name(f"{self._path.name}.tmp")
+        try:
+            looked = self._look()
+            with self._lock:
+                text = render({**self._values, **looked}, self._labels)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            if not self._has_failed:
+                print(f"metrics cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
+            self._has_failed = True
+
+
+def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    """Metrics in Prometheus' text format, each with its help and type.
+
+    Raises:
+        KeyError: a name that is not in `METRICS`.
+    """
+    text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    lines = []
+    for name, value in values.items():
+        kind, meaning = METRICS[name]
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name}{{{text}}} {float(value)!r}"]
+    return "\n".join([*lines, ""])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

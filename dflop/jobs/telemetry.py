@@ -1,0 +1,190 @@
+"""What a rank says of its steps: rows for the store, metrics for Prometheus, curves for TensorBoard, lines for people.
+
+Called by the thread that trains, between two steps; whatever touches a disk happens in threads behind it. What concerns
+the whole job is told by rank 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.config import Config
+from dflop.cost.flops import FlopCounter, peak_flops_per_s
+from dflop.jobs.metrics import MetricsFile
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.scalars import Scalars
+from dflop.jobs.spooling import SpoolThread
+from dflop.jobs.steps import GlobalBatches, StepSpec
+from dflop.models.family import Family
+from dflop.parallel.topology import Seat
+from dflop.profile.hardware import hardware_name
+from dflop.records import LLM, RankSpan, StepFlops, StepObservation
+from dflop.train.checkpoint import read_latest
+from dflop.train.trace import Span
+from dflop.units import count, percent, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a step was, as rank 0 saw it."""
+
+    num_tokens: int
+    """Of the global batch, through the LLM."""
+    flops: StepFlops
+    step_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.step_s
+
+    @property
+    def mfu_frac(self) -> float:
+        """NaN where the peak of the devices is not known."""
+        return self.flops.model_flops / (self.flops.peak_flops_per_s * self.step_s)
+
+    def utilisation(self, name: str) -> dict[str, float]:
+        """`mfu_frac` under a name, where it is known."""
+        return {} if math.isnan(self.mfu_frac) else {name: self.mfu_frac}
+
+
+class SpeedCounter:
+    """Knows what is in a global batch, what it asks of the model and what the devices could do.
+
+    Args:
+        config: Of the run.
+        family: Of the model, with the tokenizer's vocabulary.
+        batches: Global batches of the run.
+        steps: Of the job.
+        num_ranks: Of the plan, one device each.
+    """
+
+    def __init__(
+        self, config: Config, family: Family, batches: GlobalBatches, steps: Sequence[StepSpec], num_ranks: int
+    ) -> None:
+        self._batches, self._steps = batches, steps
+        self._counter = FlopCounter(family.specs(), int(family.configs[LLM]["vocab_size"]), config.model.frozen)
+        hardware = config.cluster.hardware
+        hardware = hardware_name(config.cluster.device) if hardware == "auto" else hardware
+        self._peak_flops_per_s = num_ranks * peak_flops_per_s(hardware, config.model.dtype)
+
+    def of(self, seen: StepObservation) -> Speed:
+        """Speed of a step; takes microseconds per sample of its global batch."""
+        batch = self._batches.at(self._steps[seen.step].batch_step)
+        flops = StepFlops(seen.run_id, seen.attempt, seen.step, self._counter.count(batch), self._peak_flops_per_s)
+        return Speed(sum(shape.num_llm_tokens for shape in batch), flops, seen.step_s)
+
+
+class Telemetry:
+    """Everything that is told of one rank's steps.
+
+    Args:
+        run: Run directory.
+        config: Of the run.
+        seat: The rank's place.
+        run_id: In the records: that of the run, or of its comparison.
+        attempt: Number of this start of the job.
+        spool: Takes the rows; not closed here.
+    """
+
+    def __init__(self, run: RunDir, config: Config, seat: Seat, run_id: str, attempt: int, spool: SpoolThread) -> None:
+        self._run, self._config, self._seat = run, config, seat
+        self._run_id, self._attempt, self._spool = run_id, attempt, spool
+        self._speed: SpeedCounter | None = None
+        self._scalars: Scalars | None = None
+        labels = {"run_id": run_id, "module": seat.module, "stage": str(seat.stage), "rank": str(seat.rank)}
+        self._metrics = MetricsFile(_metrics_file(run, config, seat.rank), labels, look=self._checkpoint_step)
+        self._metrics.update({}, dict.fromkeys(COUNTED, 0.0))
+
+    def count_speed(self, counter: SpeedCounter) -> None:
+        """From now on tell how fast steps are, on rank 0."""
+        self._speed = counter
+
+    def observed(self, seen: StepObservation) -> str:
+        """Tell of a step; returns the line about it, on rank 0."""
+        self._spool.put(seen)
+        speed = self._speed.of(seen) if self._speed is not None else None
+        idle_frac = 1 - seen.busy_s / seen.step_s
+        values = {
+            "dflop_step": seen.step,
+            "dflop_loss": seen.loss,
+            "dflop_grad_norm": seen.grad_norm,
+            "dflop_step_seconds": seen.step_s,
+            "dflop_predicted_step_seconds": seen.predicted_step_s,
+            "dflop_idle_fraction": idle_frac,
+        }
+        if speed is not None:
+            self._spool.put(speed.flops)
+            values |= {"dflop_tokens_per_second": speed.tokens_per_s} | speed.utilisation("dflop_mfu")
+            self._draw(seen, speed, idle_frac)
+        waits = {
+            "dflop_data_wait_seconds_total": seen.data_wait_s,
+            "dflop_schedule_wait_seconds_total": seen.schedule_wait_s,
+        }
+        self._metrics.update(values, waits)
+        return "" if speed is None else _line(seen, speed, idle_frac)
+
+    def traced(self, step: int, spans: Sequence[Span]) -> None:
+        """Leave what happened in a step in the store."""
+        s = self._seat
+        place = (self._run_id, self._attempt, step, s.rank, s.module, s.stage, s.dp_rank, s.tp_rank)
+        for span in spans:
+            self._spool.put(RankSpan(*place, *span))
+
+    def skipped_sample(self) -> None:
+        """A sample carries no loss, because this rank could not decode its media; by any thread."""
+        self._metrics.update({}, {"dflop_skipped_samples_total": 1})
+
+    def scheduler_event(self) -> None:
+        """Something went otherwise than planned with the scheduler; by any thread."""
+        self._metrics.update({}, {"dflop_scheduler_events_total": 1})
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._metrics.close()
+        if self._scalars is not None:
+            self._scalars.close()
+
+    def _draw(self, seen: StepObservation, speed: Speed, idle_frac: float) -> None:
+        if not self._config.train.tensorboard:
+            return
+        if self._scalars is None:
+            mode = self._run_id.removeprefix(self._run.run_id).lstrip("/") or "train"
+            self._scalars = Scalars(self._run.path / "tensorboard" / mode, seen.step)
+        curves = {
+            "train/loss": seen.loss,
+            "train/grad_norm": seen.grad_norm,
+            "time/step_s": seen.step_s,
+            "time/predicted_step_s": seen.predicted_step_s,
+            "time/data_wait_s": seen.data_wait_s,
+            "speed/idle_frac": idle_frac,
+            "speed/llm_tokens_per_s": speed.tokens_per_s,
+            **speed.utilisation("speed/mfu_frac"),
+        }
+        self._scalars.add(seen.step, curves, seen.observed_at_s)
+
+    def _checkpoint_step(self) -> dict[str, float]:
+        """Asked by the thread that writes metrics."""
+        latest = read_latest(self._run.checkpoints) if self._seat.rank == 0 else None
+        return {"dflop_checkpoint_step": float(latest["next_step"])} if latest else {}
+
+
+COUNTED = ("dflop_skipped_samples_total", "dflop_scheduler_events_total")
+"""Shown before they happen, so that their rate is known when they do."""
+
+
+def _metrics_file(run: RunDir, config: Config, rank: int) -> Path:
+    """In the run directory, or in a folder that runs share."""
+    if config.train.metrics_dir is None:
+        return run.path / "metrics" / f"rank-{rank}.prom"
+    return config.train.metrics_dir / f"dflop-{run.run_id}-rank-{rank}.prom"
+
+
+def _line(seen: StepObservation, speed: Speed, idle_frac: float) -> str:
+    mfu = "" if math.isnan(speed.mfu_frac) else f"  MFU {percent(speed.mfu_frac)}"
+    return (
+        f"loss {seen.loss:.4f}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {seen.policy}  "
+        f"{count(round(speed.tokens_per_s))} tokens/s  rank 0 idle {percent(idle_frac)}{mfu}"
+    )
