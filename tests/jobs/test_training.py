@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import QUICK
 from dflop.records import RunEvent, StepObservation, StepPlan
 from dflop.store.spool import read_spool
-from tests.jobs.training import planned_run, run_ranks
+from tests.jobs.training import fresh, losses_of, planned_run, run_ranks
 
 NUM_STEPS = 16
 STEPS = list(range(NUM_STEPS))
@@ -43,19 +42,6 @@ def train(planned, tmp_path) -> Callable[[str], RunDir]:
     return run
 
 
-def fresh(planned: RunDir, folder: Path) -> RunDir:
-    """The run and its store in a folder of their own."""
-    old = planned.path.parents[1]
-    for name in ("runs", "store"):
-        shutil.copytree(old / name, folder / name, symlinks=True)
-    run = RunDir(folder / "runs" / planned.run_id)
-    text = run.config_file.read_text()
-    for name in ("runs", "store"):
-        text = text.replace(f"{old}/{name}", f"{folder}/{name}")
-    run.config_file.write_text(text)
-    return run
-
-
 def events(run: RunDir) -> list[tuple[int, str, str]]:
     found = sorted(read_spool(run.config().store, RunEvent), key=lambda e: e.observed_at_s)
     return [(e.step, e.kind, e.detail) for e in found]
@@ -76,7 +62,7 @@ def policies(run: RunDir) -> list[str]:
 
 
 def losses(run: RunDir) -> list[float]:
-    found = {o.step: o.loss for o in read_spool(run.config().store, StepObservation)}
+    found = losses_of(run)
     return [found[step] for step in STEPS]
 
 

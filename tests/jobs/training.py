@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from dflop.jobs import data
 from dflop.jobs.planning import bound_family
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch.kernels import kernel_environment
-from dflop.records import LLM, Plan
+from dflop.records import LLM, Plan, StepObservation
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import SpoolWriter, read_spool
 from tests.builders import make_plan, make_table
 from tests.jobs.configs import make_config
 
@@ -60,6 +61,24 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
     return run
 
 
+def fresh(planned: RunDir, folder: Path) -> RunDir:
+    """The run and its store in a folder of their own."""
+    old = planned.path.parents[1]
+    for name in ("runs", "store"):
+        shutil.copytree(old / name, folder / name, symlinks=True)
+    run = RunDir(folder / "runs" / planned.run_id)
+    text = run.config_file.read_text()
+    for name in ("runs", "store"):
+        text = text.replace(f"{old}/{name}", f"{folder}/{name}")
+    run.config_file.write_text(text)
+    return run
+
+
+def losses_of(run: RunDir) -> dict[int, float]:
+    """By step, over all starts of the job."""
+    return {o.step: o.loss for o in read_spool(run.config().store, StepObservation)}
+
+
 def _compile_kernels(run: RunDir) -> None:
     """Where schedulers look for them: without, they make quick plans for half a minute, and jobs here are shorter."""
     code = (
@@ -85,23 +104,32 @@ class Ended:
     stderr: tuple[str, ...]
 
 
-def run_ranks(run: RunDir, entry: str, *args: str) -> Ended:
-    """`python -m entry *args` in every process of the run's plan, to the end."""
+def start_ranks(run: RunDir, entry: str, *args: str) -> list[subprocess.Popen[bytes]]:
+    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     num_ranks = run.plan().num_processes
-    logs = [run.path / f"rank-{rank}.log" for rank in range(num_ranks)]
     ranks = []
-    for rank, log in enumerate(logs):
+    for rank in range(num_ranks):
         place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
         env = os.environ | {name: str(value) for name, value in place.items()}
-        with log.open("w") as out:
+        with log_of(run, rank).open("w") as out:
             ranks.append(subprocess.Popen([sys.executable, "-m", entry, *args], env=env, stdout=out, stderr=out))
+    return ranks
+
+
+def log_of(run: RunDir, rank: int) -> Path:
+    return run.path / f"rank-{rank}.log"
+
+
+def run_ranks(run: RunDir, entry: str, *args: str) -> Ended:
+    """The same, to the end."""
+    ranks = start_ranks(run, entry, *args)
     try:
         codes = tuple(rank.wait(LIMIT_S) for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
-    return Ended(codes, tuple(log.read_text() for log in logs))
+    return Ended(codes, tuple(log_of(run, rank).read_text() for rank in range(len(ranks))))
