@@ -8,6 +8,7 @@ from pathlib import Path
 from dflop.config import Config
 from dflop.errors import ConfigError
 from dflop.jobs.rundir import dataset_ref, trainable_of
+from dflop.jobs.scalars import check_tensorboard
 from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
@@ -23,12 +24,14 @@ def preflight(config: Config, config_file: Path) -> None:
         config_file: Named in the errors.
 
     Raises:
-        ConfigError: unknown family or media limit, missing dataset, no Slurm here, hardware label missing.
+        ConfigError: unknown family or media limit, missing dataset, no Slurm or TensorBoard here, hardware label
+            missing.
         InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
     family = trainable_of(config)
     _check_dataset(config, config_file)
     _check_cluster(config, config_file)
+    check_tensorboard(config, str(config_file))
     if config.plan.layouts == ("split",):
         check_processes(modules_named(family, config), config.cluster.spec().num_processes)
 
