@@ -170,8 +170,8 @@ class Engine:
     def _encode(
         self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        data = None if given.data is None else given.data.to(self._device, self._dtype)
-        out: torch.Tensor = stage(data, given.sizes.to(self._device), carry.pop(part.module, None))
+        data = None if given.data is None else self._here(given.data).to(self._dtype)
+        out: torch.Tensor = stage(data, self._here(given.sizes), carry.pop(part.module, None))
         if part.is_last and len(out) != given.num_rows:
             raise TrainError(
                 f"`{part.module}` produced {len(out)} rows where the plan promised {given.num_rows}",
@@ -184,17 +184,17 @@ class Engine:
         rows: list[tuple[torch.Tensor, torch.Tensor]], healthy: torch.Tensor, num_loss_tokens: int,
     ) -> torch.Tensor:  # fmt: skip
         if part.is_first:
-            own = [(carry.pop(name), where.to(self._device)) for name, where in given.own_rows.items()]
+            own = [(carry.pop(name), self._here(where)) for name, where in given.own_rows.items()]
             groups = [*rows, *own]
-            hidden = stage.embed(given.input_ids.to(self._device), [r for r, _ in groups], [w for _, w in groups])
+            hidden = stage.embed(self._here(given.input_ids), [r for r, _ in groups], [w for _, w in groups])
         else:
             hidden = carry[LLM]
-        hidden = stage(hidden, given.position_ids.to(self._device), given.cu_seqlens.to(self._device))
+        hidden = stage(hidden, self._here(given.position_ids), self._here(given.cu_seqlens))
         if not part.is_last:
             result: torch.Tensor = hidden
             return result
         kept = healthy[given.loss_sample]
-        where, targets = given.loss_where[kept].to(self._device), given.loss_targets[kept].to(self._device)
+        where, targets = self._here(given.loss_where[kept]), self._here(given.loss_targets[kept])
         loss: torch.Tensor = stage.loss_sum(hidden, where, targets) / max(num_loss_tokens, 1)
         self._loss += float(loss.detach()) if self._seat.tp_rank == 0 else 0.0
         return loss
@@ -212,7 +212,7 @@ class Engine:
         for module, encoder in given.encoders.items():
             if encoder.transfers:
                 tag, grad = self._tag(k, module), self._rows_need_grad[module]
-                leave(module, [_Way(t.peers, tag, grad, t.rows.to(self._device)) for t in encoder.transfers])
+                leave(module, [_Way(t.peers, tag, grad, self._here(t.rows)) for t in encoder.transfers])
         llm = self._seat.part(LLM)
         if llm is not None and llm.is_last:
             leave(LLM, [])
@@ -275,7 +275,7 @@ class Engine:
         for transfer in given.llm.transfers:
             way = _Way(transfer.peers, self._tag(k, transfer.module), self._rows_need_grad[transfer.module])
             leaf = self._receive_leaf((len(transfer.rows), self._row_width), way, state)
-            found.append((leaf, transfer.rows.to(self._device)))
+            found.append((leaf, self._here(transfer.rows)))
         return found
 
     def _receive_leaf(self, shape: tuple[int, int], way: _Way, state: _InFlight) -> torch.Tensor:
@@ -301,6 +301,10 @@ class Engine:
             rows = self._receive((len(way.rows), output.shape[1]), way, is_forward=False)
             gradient.index_copy_(0, way.rows, rows)
         return gradient
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on this device; from page-locked memory the copy is only queued before what uses it."""
+        return tensor.to(self._device, non_blocking=True)
 
     def _tag(self, k: int, module: str) -> int:
         return k * len(self._number) + self._number[module]
