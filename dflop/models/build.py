@@ -56,6 +56,10 @@ class Stage(nn.Module):
     def __init__(self, names: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
         self.names = dict(names)
+        self.dtype = next(iter(self.names.values())).dtype
+        """In which it computes."""
+        self.shards: dict[str, torch.Tensor] = {}
+        """Where replicas share out the parameters: the tensors of which `names` then holds this rank's rows."""
 
     @property
     def param_bytes(self) -> int:

@@ -25,6 +25,7 @@ from dflop.simulate.step import num_stages_after
 from dflop.train.activity import Activity
 from dflop.train.chain import Crossing, Trains, crossings, needs_grad
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
+from dflop.train.fsdp import before_backward
 from dflop.train.sends import Sends
 from dflop.train.trace import StepTrace, Timing, Visit
 
@@ -82,7 +83,7 @@ class Engine:
         self._parts = list(zip(seat.parts, stages, strict=True))
         self._stage_of = {part.module: stage for part, stage in self._parts}
         self._hidden_size, self._row_width = hidden_size, row_width
-        self._dtype = next(p for stage in stages for p in stage.names.values()).dtype
+        self._dtype = stages[0].dtype
         self._number = {m.module: n for n, m in enumerate(plan.modules)}
         grid = plan.module(seat.module)
         self._entering: tuple[Crossing, ...] = crossings(plan, seat, seat.stage, trains)
@@ -124,6 +125,7 @@ class Engine:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens, timings[action.microbatch])
                 else:
+                    before_backward(self._stage_of, inputs, action.microbatch)
                     self._backward(action.microbatch, timings[action.microbatch])
             except Exception as error:
                 raise self._located(error, action) from error
@@ -184,7 +186,7 @@ class Engine:
         rows: list[tuple[torch.Tensor, torch.Tensor]], healthy: torch.Tensor, num_loss_tokens: int,
     ) -> torch.Tensor:  # fmt: skip
         if part.is_first:
-            own = [(carry.pop(name), self._here(where)) for name, where in given.own_rows.items()]
+            own = [(carry.pop(name)[: len(where)], self._here(where)) for name, where in given.own_rows.items()]
             groups = [*rows, *own]
             hidden = stage.embed(self._here(given.input_ids), [r for r, _ in groups], [w for _, w in groups])
         else:
@@ -210,9 +212,12 @@ class Engine:
                 way = _Way(self._next, self._tag(k, crossing.module), crossing.needs_grad)
                 leave(crossing.module, [way] if len(carry[crossing.module]) else [])
         for module, encoder in given.encoders.items():
-            if encoder.transfers:
+            part = self._seat.part(module)
+            if part is not None and part.is_last and not self._plan.is_inline:
                 tag, grad = self._tag(k, module), self._rows_need_grad[module]
-                leave(module, [_Way(t.peers, tag, grad, self._here(t.rows)) for t in encoder.transfers])
+                # Rows go in their order, so who takes as many as there are takes them as they lie: no copy.
+                taken = [(t.peers, None if len(t.rows) == encoder.num_rows else t.rows) for t in encoder.transfers]
+                leave(module, [_Way(p, tag, grad, r if r is None else self._here(r)) for p, r in taken])
         llm = self._seat.part(LLM)
         if llm is not None and llm.is_last:
             leave(LLM, [])

@@ -18,6 +18,7 @@ from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.flat import run_flat
+from dflop.train.fsdp import sum_with_other_end, take_gradients
 from dflop.train.zero import Owners, reduce_to_owners
 
 
@@ -37,7 +38,9 @@ class GradientReducer:
         self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str] = (),
         *, owners: Owners | None = None,
     ) -> None:  # fmt: skip
-        self._groups, self._dp_rank, self._owners = groups, seat.dp_rank, owners or {}
+        self._plan, self._seat, self._stages, self._groups = plan, seat, stages, groups
+        self._owners = owners or {}
+        self._rows = {name for stage in stages for name in stage.shards}
         names = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
         for p in names.values():
             p.grad_dtype = torch.float32
@@ -46,17 +49,23 @@ class GradientReducer:
         tied_name = llm.tied if llm is not None and not (llm.is_first and llm.is_last) else ""
         self._tied = {n: p for n, p in names.items() if n == tied_name}
         self._owned = {n: p for n, p in names.items() if n != tied_name and n in self._owners}
-        self._shared = {n: p for n, p in names.items() if n != tied_name and n not in self._owners}
+        self._shared = {
+            n: p for n, p in names.items() if n != tied_name and n not in self._owners and n not in self._rows
+        }
+        self._summed = [p for n, p in names.items() if n != tied_name and n in self._rows]
         self._num_replicas = plan.module(seat.module).parallel.dp
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._counted = [
             p
             for n, p in names.items()
-            if n != skipped and self._owners.get(n, 0) == seat.dp_rank and (seat.tp_rank == 0 or n in sharded)
+            if n != skipped
+            and (n in self._rows or self._owners.get(n, 0) == seat.dp_rank)
+            and (seat.tp_rank == 0 or n in sharded)
         ]
 
     def reduce(self) -> None:
         """Sum gradients over the replicas that hold the same parameters; missing ones become zeros."""
+        take_gradients(self._stages)
         for p in self._parameters():
             # The same with one replica as with many, so that weight decay treats an unused parameter alike.
             if p.grad is None:
@@ -64,12 +73,19 @@ class GradientReducer:
         if self._num_replicas > 1:
             _sum(self._shared.values(), self._groups.replicas)
             reduce_to_owners(self._owned, self._owners, self._groups.replicas)
-        if self._tied and self._groups.tied is not None:
-            # Every rank of both stages gets the sum, so that the owners on either make the same update.
-            _sum(self._tied.values(), self._groups.tied)
-            for name, p in self._tied.items():
-                if self._owners.get(name, self._dp_rank) != self._dp_rank:
-                    p.grad = None
+        for name, p in self._tied.items():
+            self._sum_tied(name, p)
+
+    def _sum_tied(self, name: str, p: nn.Parameter) -> None:
+        assert self._groups.tied is not None
+        assert p.grad is not None
+        if name in self._rows:
+            sum_with_other_end(p.grad, self._plan, self._seat, self._groups)
+            return
+        # Every rank of both stages gets the sum, so that the owners on either make the same update.
+        dist.all_reduce(p.grad, group=self._groups.tied)
+        if self._owners.get(name, self._seat.dp_rank) != self._seat.dp_rank:
+            p.grad = None
 
     def norm_and_loss(self, loss: float) -> tuple[float, float]:
         """(gradient norm over the whole model, global mean loss) from every rank's share of the loss."""
@@ -99,7 +115,7 @@ class GradientReducer:
                     p.grad.mul_(scale)
 
     def _parameters(self) -> list[nn.Parameter]:
-        return [*self._shared.values(), *self._owned.values(), *self._tied.values()]
+        return [*self._shared.values(), *self._owned.values(), *self._tied.values(), *self._summed]
 
 
 def _sum(parameters: Collection[nn.Parameter], group: dist.ProcessGroup) -> None:

@@ -23,7 +23,7 @@ Owners = Mapping[str, int]
 
 
 def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]:
-    """Owners of a seat's trained parameters, equal on all replicas of its stage.
+    """Owners of a seat's trained parameters, equal on all replicas of its stage; none of what they hold rows of.
 
     The largest parameter goes first and always to whoever has least, so no replica has more than the mean and one
     parameter.
@@ -37,7 +37,7 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
     sizes = {
         name: p.numel()
         for part, stage in zip(seat.parts, stages, strict=True)
-        if plan.module(part.module).shard_optimizer and dp > 1
+        if plan.module(part.module).shard_optimizer and dp > 1 and not stage.shards
         for name, p in stage.names.items()
         if p.requires_grad
     }

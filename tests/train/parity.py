@@ -18,10 +18,12 @@ import torch
 import torch.distributed as dist
 
 from dflop.models.family import Family
-from dflop.parallel.topology import make_groups, seat_of
+from dflop.parallel.topology import Groups, make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, SampleSource
+from dflop.train.fillers import Fillers
+from dflop.train.fsdp import shard_parameters
 from dflop.train.reduce import GradientReducer
 from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
 from tests.train import synthetic
@@ -99,6 +101,8 @@ class Trial:
     """Modules whose weights do not train."""
     bad_positions: tuple[int, ...] = ()
     """Of every batch, samples that carry no loss."""
+    shard_parameters: bool = False
+    """Whether replicas share out parameters."""
 
 
 def reference(subject: Subject, *, frozen: Collection[str] = (), bad_positions: Collection[int] = ()) -> list[Step]:
@@ -154,6 +158,8 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     groups = make_groups(plan, rank, timeout_s=60)
     stages, sharded = make_stages(subject.build(), family, seat, groups.tensor)
     trains = prepare_stages(stages, plan, seat, frozen=trial.frozen)
+    if trial.shard_parameters:
+        sharded |= shard_parameters(stages, plan, seat, groups)
     hidden = int(family.configs[LLM]["hidden_size"])
     width = hidden * (1 + family.decoder.num_deep_features)
     engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=hidden, row_width=width, trains=trains)
@@ -161,25 +167,29 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
     steps = []
     for batch, step_plan in zip(subject.batches, trial.step_plans, strict=True):
-        feed = Feed(subject.source(batch), family, plan, seat, llm_stage_of(stages))
+        given = subject.source(batch), family, plan, seat, llm_stage_of(stages)
+        prepared = Feed(*given).prepare(step_plan)
+        if trial.shard_parameters:
+            prepared = Fillers(*given).fill(prepared)
         healthy = torch.tensor([p not in trial.bad_positions for p in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
-        trace = engine.run(feed.prepare(step_plan).microbatches, healthy=healthy, num_loss_tokens=tokens)
+        trace = engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
         reducer.reduce()
         norm, loss = reducer.norm_and_loss(trace.loss)
-        steps.append((loss, norm, {n: _whole(n, p, sharded, groups.tensor) for n, p in trained.items()}))
+        steps.append((loss, norm, {n: _whole(n, p, sharded, groups) for n, p in trained.items()}))
         descend(trained.values())
     return steps
 
 
-def _whole(name: str, parameter: torch.Tensor, sharded: Collection[str], tensor_group: dist.ProcessGroup) -> Any:
-    """A gradient, or the parts of it that tensor-parallel ranks hold."""
+def _whole(name: str, parameter: torch.Tensor, sharded: Collection[str], groups: Groups) -> Any:
+    """A gradient, put together where replicas hold rows of it, or the parts of it that tensor-parallel ranks hold."""
     assert parameter.grad is not None, f"{name} has no gradient"
     if name not in sharded:
         return parameter.grad.clone()
-    parts = [torch.empty(0)] * tensor_group.size()
-    dist.all_gather_object(parts, parameter.grad, group=tensor_group)
-    return parts
+    group = groups.tensor if groups.tensor.size() > 1 else groups.replicas
+    parts = [torch.empty(0)] * group.size()
+    dist.all_gather_object(parts, parameter.grad, group=group)
+    return parts if group is groups.tensor else torch.cat(parts)
 
 
 def assert_equal_steps(ranks: Sequence[Sequence[Step]], expected: Sequence[Step]) -> None:

@@ -1,0 +1,167 @@
+"""Parameters, gradients and optimizer states shared out over a stage's replicas, by torch's FSDP2 (`fully_shard`).
+
+A rank keeps its rows of every matrix in float32. A layer's weights are gathered when it runs, in the model's type, and
+let go of behind it; gradients are summed, never averaged, and shared out once per step, in the backward pass of the
+last microbatch. All of that is collective, so replicas must run the same modules in the same microbatches:
+`fillers.py` gives those that have no work something to run.
+
+To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
+to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole: it has neither
+gradients nor states to share out, and a frozen LLM runs a backward pass only where there are media.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from dflop.errors import ConfigError
+from dflop.models.build import EncoderStage, LlmStage, Stage
+from dflop.parallel.part import Part
+from dflop.parallel.topology import Groups, Seat, rank_of
+from dflop.records import LLM, Plan
+from dflop.train.feed import MicrobatchInput
+
+
+def shard_parameters(stages: Sequence[Stage], plan: Plan, seat: Seat, groups: Groups) -> dict[str, Part]:
+    """Share a rank's stages out over its replicas, in place; for stages on their device, set up to run.
+
+    Returns:
+        What this rank holds of every parameter that is shared out, by global name.
+
+    Raises:
+        ConfigError: the plan has tensor parallelism, which cuts the same matrices.
+    """
+    if any(module.parallel.tp > 1 for module in plan.modules):
+        raise ConfigError(
+            "parameters cannot be shared out over replicas and tensor-parallel ranks at once",
+            where="train.shard_parameters",
+            hint="set it to false, or plan without tensor parallelism",
+        )
+    found: dict[str, Part] = {}
+    if groups.replicas.size() > 1:
+        for stage in stages:
+            if any(p.requires_grad for p in stage.names.values()):
+                found |= _shard(stage, groups.replicas)
+    return found
+
+
+def _shard(stage: Stage, replicas: dist.ProcessGroup) -> dict[str, Part]:
+    paths = {p: path for path, p in stage.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in stage.names.items()}
+    where = {name: paths[p] for name, p in stage.names.items()}
+    device = next(iter(stage.names.values())).device.type
+    mesh = DeviceMesh.from_group(replicas, device)
+    policy = _in_float32(stage)
+    for layer in _layers(stage):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for method in ("embed", "loss_sum") if isinstance(stage, LlmStage) else ():
+        register_fsdp_forward_method(stage, method)
+    for module in sharded_modules(stage):
+        # Both: gloo cannot scale while it sums.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    shards = dict(stage.named_parameters())
+    stage.shards = {name: shards[path] for name, path in where.items()}
+    stage.names = {name: nn.Parameter(_rows(p), p.requires_grad) for name, p in stage.shards.items()}
+    return {name: _part(shape, replicas) for name, shape in shapes.items()}
+
+
+def _in_float32(stage: Stage) -> MixedPrecisionPolicy:
+    """Turn a stage's parameters to float32; the policy that runs it in the type it had."""
+    dtype = next(iter(stage.names.values())).dtype
+    if dtype == torch.float32:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    for p in stage.parameters():
+        p.data = p.data.float()
+    return MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+
+
+def _layers(stage: Stage) -> Iterable[nn.Module]:
+    if isinstance(stage, LlmStage):
+        layers: Iterable[nn.Module] = stage.decoder.layers
+        return layers
+    assert isinstance(stage, EncoderStage)
+    return stage.layers
+
+
+def _rows(shard: torch.Tensor) -> torch.Tensor:
+    assert isinstance(shard, DTensor)
+    return shard.to_local().detach()
+
+
+def _part(shape: tuple[int, ...], replicas: dist.ProcessGroup) -> Part:
+    """Rows of a rank as FSDP2 cuts them: as many for everyone, what is missing is missing at the end."""
+    each = -(-shape[0] // replicas.size())
+    first = min(replicas.rank() * each, shape[0])
+    return Part(shape, 0, ((first, min(first + each, shape[0])),))
+
+
+def sharded_modules(stage: nn.Module) -> Iterator[FSDPModule]:
+    """The units of a stage that are gathered and shared out; none of one that is whole."""
+    return (module for module in stage.modules() if isinstance(module, FSDPModule))
+
+
+def before_backward(
+    stages: Mapping[str, Stage], inputs: Sequence[MicrobatchInput | None], microbatch: int
+) -> None:  # fmt: skip
+    """Have gradients summed over the replicas if this is a module's last backward of the step, else kept.
+
+    Args:
+        stages: Of a rank, by module.
+        inputs: Of the step.
+        microbatch: Whose backward begins.
+    """
+    for module, stage in stages.items():
+        if isinstance(stage, FSDPModule):
+            runs = [k for k, given in enumerate(inputs) if given is not None and _is_in(module, given)]
+            is_last = bool(runs) and microbatch == runs[-1]
+            stage.set_requires_gradient_sync(is_last)
+            stage.set_is_last_backward(is_last)
+
+
+def _is_in(module: str, given: MicrobatchInput) -> bool:
+    return given.llm is not None if module == LLM else module in given.encoders
+
+
+def take_gradients(stages: Iterable[Stage]) -> None:
+    """Hand the gradients of this rank's rows from FSDP to `Stage.names`."""
+    for stage in stages:
+        for name, shard in stage.shards.items():
+            gradient, shard.grad = shard.grad, None
+            stage.names[name].grad = None if gradient is None else _rows(gradient)
+
+
+def sum_with_other_end(gradient: torch.Tensor, plan: Plan, seat: Seat, groups: Groups) -> None:
+    """Add the gradient of a tied embedding's rows on the other end of the LLM to that on this end.
+
+    Args:
+        gradient: Of the rows that this rank holds, the same rows as its counterpart's; changed in place.
+        plan: The layout.
+        seat: On the first or the last LLM stage.
+        groups: Process groups.
+    """
+    llm = plan.module(LLM)
+    ends = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
+    other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.dp_rank)
+    theirs = torch.empty_like(gradient)
+    exchange = [
+        dist.P2POp(dist.isend, gradient, other, groups.tied),
+        dist.P2POp(dist.irecv, theirs, other, groups.tied),
+    ]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    gradient.add_(theirs)
