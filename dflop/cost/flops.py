@@ -2,10 +2,11 @@
 
 Model FLOPs, as in PaLM's model FLOPs utilisation: what the mathematics needs, so that recomputation, padding and tricks
 of kernels count for nothing. A matmul takes two per parameter and token; attention over u tokens takes 4 u^2 h, half of
-that where it is causal (with heads that are together as wide as the model); a backward pass takes twice its forward, or
-once where only activations need a gradient. The head works on tokens that carry loss. Embeddings are looked up. An
-encoder's patch embedding and projector are left out, some percent of an encoder, and norms and biases inside the layers
-are counted as matmuls, some thousandths: utilisation comes out low rather than high.
+that where it is causal (with heads that are together as wide as the model). A backward pass takes twice its forward;
+where weights are frozen and what is before them is not, matmuls with weights take once. The head works on tokens that
+carry loss, embeddings are looked up. An encoder's patch embedding and projector are left out, some percent of an
+encoder, and norms and biases inside the layers count as matmuls, less than a thousandth: utilisation comes out low
+rather than high.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ class FlopCounter:
     """
 
     def __init__(self, specs: Sequence[ModuleSpec], vocab_size: int, frozen: Collection[str] = ()) -> None:
-        passes = {spec.module: _passes(spec.module, specs, frozen) for spec in specs}
-        # Per module, of forward and backward together: for a token, and for a squared token.
-        self._per_token = {s.module: passes[s.module] * s.num_layers * 2.0 * s.num_layer_params for s in specs}
-        self._per_sq_token = {
-            s.module: passes[s.module] * s.num_layers * (2.0 if s.module == LLM else 4.0) * s.hidden_size for s in specs
-        }
-        hidden_size = next(s.hidden_size for s in specs if s.module == LLM)
-        self._per_loss_token = passes[LLM] * 2.0 * vocab_size * hidden_size
+        # Of forward and backward together.
+        self._per_token: dict[str, float] = {}
+        self._per_sq_token: dict[str, float] = {}
+        for spec in specs:
+            weights, attention = _passes(spec.module, specs, frozen)
+            sq_flops = (2.0 if spec.module == LLM else 4.0) * spec.hidden_size
+            self._per_token[spec.module] = weights * spec.num_layers * 2.0 * spec.num_layer_params
+            self._per_sq_token[spec.module] = attention * spec.num_layers * sq_flops
+            if spec.module == LLM:
+                self._per_loss_token = weights * 2.0 * vocab_size * spec.hidden_size
 
     def count(self, batch: Iterable[SampleShape]) -> float:
         """FLOPs of forward and backward of a global batch, all modules together; microseconds per sample."""
@@ -73,9 +76,9 @@ def peak_flops_per_s(hardware: str, dtype: str) -> float:
         return math.nan
 
 
-def _passes(module: str, specs: Sequence[ModuleSpec], frozen: Collection[str]) -> float:
-    """Forward passes that forward and backward of a module are worth."""
+def _passes(module: str, specs: Sequence[ModuleSpec], frozen: Collection[str]) -> tuple[float, float]:
+    """Forward passes that forward and backward are worth: of matmuls with weights, of attention, which has none."""
     if module not in frozen:
-        return 3.0
+        return 3.0, 3.0
     has_trained_input = module == LLM and any(s.module not in frozen for s in specs if s.module != LLM)
-    return 2.0 if has_trained_input else 1.0
+    return (2.0, 3.0) if has_trained_input else (1.0, 1.0)

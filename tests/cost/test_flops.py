@@ -1,0 +1,100 @@
+"""FLOPs of a batch against torch's own counter, which watches real-size models run on the meta device."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM, SiglipVisionConfig, SiglipVisionModel
+
+from dflop.cost.flops import FlopCounter, peak_flops_per_s
+from dflop.models import counts
+from dflop.records import LLM, ModuleSpec
+from tests.builders import make_sample
+
+NUM_TOKENS, VOCAB = 512, 152064
+TEXT = counts.DEFAULTS["qwen2"] | {
+    "model_type": "qwen2", "vocab_size": VOCAB, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+}  # fmt: skip
+VIT = counts.DEFAULTS["siglip_vision_model"] | {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+    "image_size": 384, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+TEXT_SPEC = counts.decoder(TEXT, tied=False)
+VIT_SPEC = counts.siglip(VIT, 0)
+
+
+@cache
+def counted_llm(is_frozen: bool, num_loss_tokens: int) -> int:
+    """FLOPs of Hugging Face's model; its attention computes every score, masked or not."""
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM._from_config(Qwen2Config(**TEXT), attn_implementation="eager")
+        model.requires_grad_(not is_frozen)
+        embedded = torch.zeros(1, NUM_TOKENS, TEXT["hidden_size"], requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            kept = slice(0, num_loss_tokens)
+            model.lm_head(model.model(inputs_embeds=embedded).last_hidden_state[:, kept]).sum().backward()
+    return counter.get_total_flops()
+
+
+def masked_flops() -> float:
+    """Half of all scores, forward and backward: those that a causal mask lets nobody see."""
+    return 3 * TEXT["num_hidden_layers"] * 2.0 * NUM_TOKENS**2 * TEXT["hidden_size"]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_language_model_takes_what_torch_counts(is_frozen):
+    counter = FlopCounter([VIT_SPEC, TEXT_SPEC], VOCAB, [LLM] if is_frozen else [])
+    found = counter.count([make_sample(0, NUM_TOKENS, num_supervised_tokens=100)])
+    assert found == pytest.approx(counted_llm(is_frozen, 100) - masked_flops(), rel=1e-3)
+
+
+def test_an_encoder_takes_what_torch_counts_but_for_its_edge():
+    with torch.device("meta"):
+        model = SiglipVisionModel._from_config(SiglipVisionConfig(**VIT), attn_implementation="eager")
+        with FlopCounterMode(display=False) as watched:
+            model(torch.zeros(2, 3, 384, 384)).last_hidden_state.sum().backward()
+    counted = watched.get_total_flops()
+    patches = (384 // 14) ** 2
+    # An image is a sequence of its own; the sample has no text to count.
+    counter = FlopCounter([VIT_SPEC, TEXT_SPEC], VOCAB)
+    with_images = counter.count([make_sample(0, 8, [("vision", patches), ("vision", patches)])])
+    rows = 2 * (patches // 4)
+    found = with_images - counter.count([make_sample(0, 8 + rows)])
+    assert counted * 0.98 < found < counted
+
+
+def test_a_frozen_encoder_has_no_backward():
+    media, specs = [("vision", 729)], [VIT_SPEC, TEXT_SPEC]
+    text = FlopCounter(specs, VOCAB).count([make_sample(0, 8 + 729 // 4)])
+    found = [FlopCounter(specs, VOCAB, frozen).count([make_sample(0, 8, media)]) - text for frozen in ([], ["vision"])]
+    assert found[1] == pytest.approx(found[0] / 3)
+
+
+def test_samples_add_up():
+    tiny = ModuleSpec(LLM, 2, 16, 2, 2, 1000, 10, 2, (1,))
+    counter = FlopCounter([tiny], 7)
+    # Layers: 2 * 1000 per token and 2 * 16 per squared token, twice; head: 2 * 7 * 16 per token that carries loss.
+    expected = [3 * (2 * (2000 * n + 32 * n * n) + 224 * 10) for n in (5, 9)]
+    samples = [make_sample(0, 5), make_sample(1, 9)]
+    assert [counter.count([s]) for s in samples] == expected
+    assert counter.count(samples) == sum(expected)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype", "peak"),
+    [
+        ("cuda: NVIDIA H200", "bfloat16", 989.5e12),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
+        ("cuda: NVIDIA H100 80GB HBM3", "float32", math.nan),
+        ("cuda: NVIDIA H100 PCIe", "bfloat16", math.nan),
+        ("cuda: NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", math.nan),
+        ("cpu: AMD EPYC 9R14", "bfloat16", math.nan),
+    ],
+)
+def test_a_peak_is_what_a_data_sheet_says_or_unknown(hardware, dtype, peak):
+    assert peak_flops_per_s(hardware, dtype) == pytest.approx(peak, nan_ok=True)
