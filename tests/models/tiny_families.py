@@ -22,6 +22,10 @@ TEXT = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 4,
     "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
+WINDOWED = TEXT | {
+    "use_sliding_window": True, "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
 VIT = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
 NATIVE = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": HIDDEN,
@@ -210,7 +214,7 @@ CASES = {
     ),
     "InternVL": Case(
         "internvl",
-        {"vision_config": {"image_size": 28, "patch_size": 7, "attention_bias": True, **VIT}, "text_config": TEXT},
+        {"vision_config": {"image_size": 28, "patch_size": 7, "attention_bias": True, **VIT}, "text_config": WINDOWED},
         {"max_tiles": 4, "video_frames": 3}, internvl_media, IMAGES,
     ),
     "InternVL with InternViT-6B": Case(
@@ -227,7 +231,7 @@ CASES = {
     "Qwen2.5-VL": Case(
         "qwen2_5_vl",
         {
-            "text_config": TEXT | {"rope_parameters": MROPE},
+            "text_config": WINDOWED | {"rope_parameters": MROPE},
             "vision_config": NATIVE | {"window_size": 56, "fullatt_block_indexes": [2], "tokens_per_second": 2},
         },
         NATIVE_LIMITS, native_media, IMAGES,
