@@ -1,13 +1,14 @@
-"""A planned run that two processes of this machine train in seconds, without profiling anything for it."""
+"""A planned run that a few processes of this machine train in seconds, without profiling anything for it."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.config import dump_config
@@ -21,11 +22,21 @@ from dflop.records import LLM, Plan, StepObservation
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
-from tests.builders import make_plan, make_table
+from tests.builders import make_table
 from tests.jobs.configs import make_config
+from tests.train.synthetic import make_plan as make_split_plan
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("vision", LLM)
+TABLES = {
+    (module, tp, recompute): make_table(
+        module, tp=tp, recompute=recompute, table_id=f"{module}-tp{tp}" + "-recomputed" * recompute
+    )
+    for module in MODULES
+    for tp in (1, 2)
+    for recompute in (False, True)
+}
+"""Cost tables of every way that plans here run a module."""
 NUM_SAMPLES, BATCH_SIZE = 48, 8
 LIMIT_S = 180
 
@@ -36,7 +47,7 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
     config = make_config(
         folder,
         f"model={ROOT}/configs/models/tiny_omni.yaml",
-        "cluster.num_processes_per_node=2",
+        "cluster.num_processes_per_node=4",
         f"dataset.annotations={folder}/data/annotations.jsonl",
         f"plan.global_batch_size={BATCH_SIZE}",
         "train.learning_rate=0.0001",
@@ -47,18 +58,24 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
     run.config_file.write_text(dump_config(config))
     key = profile_key(dataset_ref(config), rules_of(config))
     data.main(str(run.path), key, "0", "1")
-    tables = [make_table(module) for module in MODULES]
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
-        for table in tables:
+        for table in TABLES.values():
             spool.append(table)
     ingest(config.store)
     with Reader(config.store) as reader:
         shapes = [s for s in reader.shapes(key) if all(item.module == MODULES[0] for item in s.items)]
     small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:NUM_SAMPLES]
     run.write_shapes(sorted(small, key=lambda s: s.sample_index))
-    run.write_plan(_plan(run, tuple(t.table_id for t in tables)), tables)
+    give_plan(run, make_split_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=4, of=bound_family(config)))
     _compile_kernels(run)
     return run
+
+
+def give_plan(run: RunDir, plan: Plan) -> None:
+    """Make this the plan of a run."""
+    tables = [TABLES[m.module, m.parallel.tp, m.recompute] for m in plan.modules]
+    ids = tuple(t.table_id for t in tables)
+    run.write_plan(dataclasses.replace(plan, global_batch_size=BATCH_SIZE, table_ids=ids), tables)
 
 
 def fresh(planned: RunDir, folder: Path) -> RunDir:
@@ -87,13 +104,6 @@ def _compile_kernels(run: RunDir) -> None:
     )
     env = os.environ | {"PYTHONPATH": str(ROOT)} | kernel_environment(os.environ)
     subprocess.run([sys.executable, "-c", code, run.path], env=env, check=True, timeout=LIMIT_S)
-
-
-def _plan(run: RunDir, table_ids: tuple[str, ...]) -> Plan:
-    plan = make_plan(dict.fromkeys(MODULES, 1), num_microbatches=4, global_batch_size=BATCH_SIZE)
-    layers = {spec.module: spec.num_layers for spec in bound_family(run.config()).specs()}
-    modules = tuple(replace(m, layers_per_stage=(layers[m.module],)) for m in plan.modules)
-    return replace(plan, modules=modules, table_ids=table_ids)
 
 
 @dataclass(frozen=True)
