@@ -8,7 +8,7 @@ for the other families.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import pytest
@@ -22,7 +22,9 @@ from tests.models.tiny_families import CASES, Case
 from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
-LAYOUTS = ("encoder dp2 + llm pp2", "encoder pp2 + llm dp2", "inline pp2, mixed stage")
+LAYOUTS = (
+    "encoder dp2 + llm pp2", "encoder pp2 + llm dp2", "encoder pp2 + llm dp2, recomputed", "inline pp2, mixed stage",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def plan_of(family: Family, layout: str) -> Plan:
     if layout.startswith("encoder dp2"):
         return make_plan({encoder: (1, 2), LLM: (2, 1)}, num_microbatches=2, of=family)
     if layout.startswith("encoder pp2"):
-        return make_plan({encoder: (2, 1), LLM: (1, 2)}, num_microbatches=2, of=family)
+        plan = make_plan({encoder: (2, 1), LLM: (1, 2)}, num_microbatches=2, of=family)
+        modules = tuple(replace(m, recompute=layout.endswith("recomputed")) for m in plan.modules)
+        return replace(plan, modules=modules)
     depth = {s.module: s.num_layers for s in family.specs()}
     stages = [{encoder: depth[encoder] - 1}, {encoder: 1, LLM: depth[LLM]}]
     return make_inline_plan(stages, dp=1, num_microbatches=2)
