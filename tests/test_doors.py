@@ -50,7 +50,10 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 PURE = {"cost", "simulate", "schedule", "correct", "plan"}
 EFFECTS = {"asyncio", "datetime", "os", "random", "socket", "subprocess", "tempfile", "threading", "time", "urllib"}
-TORCH_FILES_OF_MODELS = {"build.py", "slices.py", "attention.py", "encoders.py", "positions.py", "ways.py"}
+TORCH_FILES_OF_MODELS = {
+    "build.py", "slices.py", "attention.py", "encoders.py", "positions.py", "ways.py", "weights.py", "export.py",
+    "taps.py",
+}  # fmt: skip
 SPOOL_FILES = ("store/__init__.py", "store/spool.py", "store/schema.py", "store/durable.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -32,6 +32,9 @@ class ModelConfig(Section):
     """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
+    weights: Path | None = None
+    """Folder of a Hugging Face model to start from (`model.safetensors` or several with an index); its vocabulary is
+    the model's. Without one weights are random."""
     frozen: tuple[str, ...] = ()
     """Modules whose weights do not train (`vision`, `audio`, `llm`); an encoder's projector goes with it."""
 

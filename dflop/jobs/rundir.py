@@ -159,7 +159,8 @@ def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFami
 
 def _hf_config(config: Config, vocab_size: int | None) -> dict[str, Any]:
     hf_config = dict(config.model.hf_config)
-    if vocab_size is not None:
+    # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows.
+    if vocab_size is not None and config.model.weights is None:
         hf_config["text_config"] = {**(hf_config.get("text_config") or {}), "vocab_size": vocab_size}
     return hf_config
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from dflop.config import Config
-from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, Interrupted, did_you_mean
+from dflop.jobs.building import build_stages
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
 from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
@@ -31,8 +31,6 @@ from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.ranks import srun_environment
-from dflop.models.build import build_model
-from dflop.models.family import Family
 from dflop.parallel.topology import make_groups, seat_of, seats
 from dflop.plan.check import check_plan
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
@@ -46,7 +44,7 @@ from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
-from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
+from dflop.train.stages import llm_stage_of, prepare_stages
 from dflop.train.watch import Watch
 from dflop.train.wire import Store
 from dflop.units import seconds
@@ -159,10 +157,8 @@ class _Rank:
         family = trainable_of(config, tokenizer.vocab_size)
         check_plan(self.plan, family.specs())
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
-        stages, sharded = make_stages(_build_model(config, family, tokenizer), family, seat, groups.tensor)
+        stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, self.device)
         trains = prepare_stages(stages, self.plan, seat, frozen=config.model.frozen)
-        for stage in stages:
-            stage.to(self.device)
         settings = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
         optimizer = make_optimizer(self.plan, seat, stages, groups, sharded, settings)
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
@@ -292,11 +288,6 @@ class _Rank:
                 step=step,
             )
         )
-
-
-def _build_model(config: Config, family: Family, tokenizer: ChatTokenizer) -> torch.nn.Module:
-    hf_config = {**family.hf_config, **family.token_ids(tokenizer.special_ids)}
-    return build_model(family, hf_config, seed=config.model.seed, dtype=getattr(torch, config.model.dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ def blocks_of(name: str, tensor: torch.Tensor, part: Part | None) -> Iterator[Bl
         yield Block(name, (0,) * tensor.dim(), tuple(tensor.shape), tensor)
         return
     for offsets, view in part.pieces(tensor):
-        yield Block(name, offsets, part.shape, view)
+        if view.numel():  # more ranks than rows leave some without any
+            yield Block(name, offsets, part.shape, view)
 
 
 class BlockSavePlanner(DefaultSavePlanner):

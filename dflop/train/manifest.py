@@ -103,6 +103,25 @@ def content_problem(path: Path, expected: FileState) -> str:
         return f"{path.name}: {error.strerror or error}"
 
 
+def newest_sound(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """What the run says of the newest checkpoint whose files are what was written, and what is wrong with newer ones.
+
+    Reads all of it, in one process; ranks share that out among themselves (`checkpoint.py`).
+    """
+    damaged = []
+    for name in candidates(folder):
+        try:
+            meta, files = read_manifest(folder / name)
+        except ValueError as error:
+            damaged.append(f"{name}: {error}")
+            continue
+        problem = next(filter(None, (content_problem(folder / name / file, files[file]) for file in files)), "")
+        if not problem:
+            return meta, damaged
+        damaged.append(f"{name}: {problem}")
+    return None, damaged
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file that is on disk when this returns.
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
-from dflop.train.blocks import Block, BlockId, blocks_of
+from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, blocks_of
 
 MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
 _PREFIX = f"{MODEL}/"
@@ -81,6 +86,29 @@ def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, tor
         if found
     ]
     return f"the checkpoint is of another model; parameters {'; '.join(told)}" if told else ""
+
+
+def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every parameter of a checkpoint by global name, in the type it was saved in, in one process.
+
+    Raises:
+        TrainError: it cannot be read.
+    """
+    reader, prefix = FileSystemReader(checkpoint), f"{MODEL}/"
+    try:
+        found = reader.read_metadata().state_dict_metadata
+        tensors = {
+            name: torch.empty(stored.size, dtype=stored.properties.dtype)
+            for name, stored in found.items()
+            if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
+        }
+        blocks = [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are no other processes
+            dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), no_dist=True)
+    except (OSError, dcp.CheckpointException) as error:
+        raise TrainError(f"cannot read checkpoint: {error}", where=str(checkpoint)) from error
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[BlockId]:

@@ -1,0 +1,61 @@
+"""The model of a configuration: what Hugging Face is told of it, and a rank's stages with their first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dflop.config import Config
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import ConfigError
+from dflop.models.build import Stage, build_model
+from dflop.models.family import Family
+from dflop.models.weights import WeightFolder, build_empty
+from dflop.parallel.part import Part
+from dflop.parallel.topology import Seat
+from dflop.train.filling import fill_stages
+from dflop.train.stages import make_stages
+
+
+def full_config(family: Family, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """Keyword arguments of the family's config class, with the tokenizer's ids of special tokens."""
+    return {**family.hf_config, **family.token_ids(tokenizer.special_ids)}
+
+
+def build_stages(
+    config: Config, family: Family, tokenizer: ChatTokenizer, seat: Seat, tensor_group: dist.ProcessGroup | None,
+    device: torch.device,
+) -> tuple[tuple[Stage, ...], dict[str, Part]]:  # fmt: skip
+    """Stages of a seat on their device, with the weights of `model.weights` or random ones, as `make_stages`.
+
+    Random weights are drawn for the whole model on every rank, so that they do not depend on the plan. With weights a
+    rank never holds more of them than its own.
+
+    Raises:
+        ConfigError: the model cannot be cut as the plan wants it, or the weights are another model's.
+    """
+    hf_config, dtype = full_config(family, tokenizer), getattr(torch, config.model.dtype)
+    if config.model.weights is None:
+        model = build_model(family, hf_config, seed=config.model.seed, dtype=dtype)
+        stages, parts = make_stages(model, family, seat, tensor_group)
+    else:
+        model = build_empty(family, hf_config, dtype)
+        _check_vocabulary(model, tokenizer)
+        weights = WeightFolder(config.model.weights, model)
+        stages, parts = make_stages(model, family, seat, tensor_group)
+        fill_stages(stages, parts, weights, device)
+    for stage in stages:
+        stage.to(device)
+    return stages, parts
+
+
+def _check_vocabulary(model: Any, tokenizer: ChatTokenizer) -> None:
+    num_rows = model.get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > num_rows:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
+            where="model.weights",
+            hint="use the tokenizer.json that came with the weights",
+        )

@@ -1,0 +1,209 @@
+"""Weights in a Hugging Face folder: a model whose parameters take no memory yet, and the tensors to fill them with.
+
+Folders name tensors as they were named when the family was published; how those names map to the model's own is
+transformers' knowledge, and asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from dflop.errors import ConfigError
+from dflop.models import attention
+from dflop.models.build import Stage
+from dflop.models.family import Family
+
+_NUM_NAMED = 3
+_NEVER_NEEDED = r"rotary_emb\.inv_freq"
+"""Tables that old releases wrote although they follow from the configuration."""
+
+
+def build_empty(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The family's model with parameters on the meta device, which take no memory; buffers are real.
+
+    Args:
+        family: Names the transformers classes.
+        hf_config: Keyword arguments of the config class, token ids included.
+        dtype: Parameter type.
+    """
+    import transformers
+
+    attention.register()
+    config = getattr(transformers, family.config_class)(**hf_config)
+    with _parameters_on_meta():
+        model: nn.Module = getattr(transformers, family.model_class)._from_config(
+            config, attn_implementation=attention.PACKED, dtype=dtype
+        )
+    return model.train()
+
+
+def materialise(stage: Stage, device: torch.device) -> None:
+    """Give a stage's parameters memory; their values are arbitrary."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in stage.modules():
+        for name, p in module._parameters.items():
+            if p is None or not p.is_meta:
+                continue
+            if p not in made:
+                made[p] = nn.Parameter(torch.empty_like(p, device=device), requires_grad=p.requires_grad)
+                made[p]._backward_hooks = p._backward_hooks  # tensor parallelism sums some gradients in hooks
+            module._parameters[name] = made[p]
+    stage.names = {name: made.get(p, p) for name, p in stage.names.items()}
+
+
+class WeightFolder:
+    """Tensors of a folder by global name; nothing but headers is read before a tensor is asked for.
+
+    Args:
+        path: Folder with `model.safetensors`, or several files and `model.safetensors.index.json`.
+        model: Whole model, which may be empty.
+
+    Raises:
+        ConfigError: no such folder, or its tensors are not the model's.
+    """
+
+    def __init__(self, path: Path, model: nn.Module) -> None:
+        self._path = path
+        self._place = self._places(model)
+        expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        wrong = [n for n, shape in expected.items() if n in self._place and self._shape(n) != shape]
+        told = [_told(expected.keys() - self._place.keys(), "missing from it"), _told(wrong, "of another shape")]
+        if any(told):
+            raise self._refusal(f"parameters of the model {'; '.join(filter(None, told))}")
+
+    def read(self, name: str, axis: int = 0, ranges: Sequence[tuple[int, int]] | None = None) -> torch.Tensor:
+        """A tensor, or parts of it.
+
+        Args:
+            name: Global name.
+            axis: Along which to cut.
+            ranges: `[first, end)` of the parts, which are put one behind the other; None: everything.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        file, key = self._place[name]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                if ranges is None:
+                    whole: torch.Tensor = opened.get_tensor(key)
+                    return whole
+                lazy, before = opened.get_slice(key), (slice(None),) * axis
+                return torch.cat([lazy[(*before, slice(first, end))] for first, end in ranges], dim=axis)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"cannot read weights: {error}", where=str(file)) from error
+
+    def _places(self, model: Any) -> dict[str, tuple[Path, str]]:
+        """Global name -> (file, name in it)."""
+        files = self._files()
+        names = {*dict(model.named_parameters()), *model.state_dict()}
+        renamed = _renaming(model, names)
+        places, unknown = {}, []
+        # What is tied has one name among the parameters, and any of its names in files.
+        tied = {n: source for n, source in getattr(model, "all_tied_weights_keys", {}).items()}
+        ignored = [_NEVER_NEEDED, *(model._keys_to_ignore_on_load_unexpected or ())]
+        for file, keys in files.items():
+            for key in keys:
+                name = renamed(key)
+                if name in names:
+                    places[name] = (file, key)
+                elif not any(re.search(pattern, text) for pattern in ignored for text in (key, name)):
+                    unknown.append(key)
+        if unknown:
+            raise self._refusal(f"tensors in it {_told(unknown, 'unknown to the model')}")
+        for name, source in tied.items():
+            if source not in places and name in places:
+                places[source] = places[name]
+        return places
+
+    def _files(self) -> dict[Path, list[str]]:
+        """Names of tensors by file."""
+        index = self._path / "model.safetensors.index.json"
+        try:
+            if index.is_file():
+                by_name: dict[str, str] = json.loads(index.read_text())["weight_map"]
+                files = [self._path / name for name in sorted(set(by_name.values()))]
+            else:
+                files = [self._path / "model.safetensors"]
+            found = {}
+            for file in files:
+                with safe_open(file, framework="pt") as opened:
+                    found[file] = list(opened.keys())
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ConfigError(
+                f"cannot read weights: {error}",
+                where=str(self._path),
+                hint="model.weights is a folder with config.json and model.safetensors, or their index",
+            ) from error
+        return found
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        file, key = self._place[name]
+        with safe_open(file, framework="pt") as opened:
+            return tuple(opened.get_slice(key).get_shape())
+
+    def _refusal(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"the weights are of another model: {what}",
+            where=str(self._path),
+            hint="compare model.hf_config with the folder's config.json",
+        )
+
+
+def _renaming(model: Any, names: Collection[str]) -> Any:
+    """What turns a tensor's name in a file into the model's.
+
+    Raises:
+        ConfigError: of a tensor that transformers would compute from several, when it is renamed.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    transforms = get_model_conversion_mapping(model)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    present = dict.fromkeys(names, True)
+
+    def rename(key: str) -> str:
+        name, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, present)
+        if converter is not None:
+            raise ConfigError(
+                f"`{key}` is stored in a form that has to be converted",
+                where="model.weights",
+                hint="load and save it with transformers once",
+            )
+        return str(name)
+
+    return rename
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within it, parameters are created without memory; buffers, which no file holds, are computed as ever."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _told(names: Collection[str], what: str) -> str:
+    if not names:
+        return ""
+    return f"{len(names)} {what}, e.g. {', '.join(f'`{name}`' for name in sorted(names)[:_NUM_NAMED])}"
