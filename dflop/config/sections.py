@@ -31,6 +31,9 @@ class ModelConfig(Section):
     media: dict[str, Any] = Field(default_factory=dict)
     """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "flash", "varlen", "sdpa"] = "auto"
+    """`flash`: the flash-attn package; `varlen`: torch's own variable-length kernel; `sdpa`: one call per length, the
+    only one on a CPU or in float32; `auto`: the first of them that can run."""
     seed: int = Field(default=0, ge=0)
     weights: Path | None = None
     """Folder of a Hugging Face model to start from (`model.safetensors` or several with an index); its vocabulary is
@@ -161,6 +164,10 @@ class TrainConfig(Section):
     warmup_steps: int = Field(default=4, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    shard_parameters: bool = False
+    """Whether data-parallel replicas share out weights, gradients and optimizer states (FSDP2) and gather a layer's
+    weights when it runs: less memory than plans reckon with, more messages. Plans are then without tensor parallelism.
+    """
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between two checkpoints."""
     checkpoint_every_s: float = Field(default=0, ge=0)

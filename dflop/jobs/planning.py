@@ -63,6 +63,7 @@ def search_space(config: Config) -> SearchSpace:
     wanted = config.plan
     return SearchSpace(
         layouts=wanted.layouts,
+        tps=(1,) if config.train.shard_parameters else None,
         recompute=wanted.recompute,
         shard_optimizer=wanted.shard_optimizer,
         microbatches=wanted.microbatch_choices,

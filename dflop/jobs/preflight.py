@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from dflop.config import Config
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, did_you_mean
 from dflop.jobs.rundir import dataset_ref, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.models.family import Family
@@ -24,11 +24,12 @@ def preflight(config: Config, config_file: Path) -> None:
         config_file: Named in the errors.
 
     Raises:
-        ConfigError: unknown family or media limit, missing dataset, no Slurm or TensorBoard here, hardware label
-            missing.
+        ConfigError: unknown family, module or media limit, missing dataset, no Slurm or TensorBoard here, hardware
+            label missing.
         InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
     family = trainable_of(config)
+    _check_frozen(config, family, config_file)
     _check_dataset(config, config_file)
     _check_cluster(config, config_file)
     check_tensorboard(config, str(config_file))
@@ -51,6 +52,15 @@ def modules_named(family: Family, config: Config) -> tuple[str, ...]:
     kinds = [kind for kind in family.media_tokens if f'"{kind}'.encode() in content]
     placed = {family.place(k, width_px=224, height_px=224, num_frames=8, duration_s=1.0).module for k in kinds}
     return tuple(m for m in family.modules if m == LLM or m in placed)
+
+
+def _check_frozen(config: Config, family: Family, config_file: Path) -> None:
+    where = f"{config_file}: model.frozen"
+    for name in config.model.frozen:
+        if name not in family.modules:
+            raise ConfigError(f"unknown module `{name}`", where=where, hint=did_you_mean(name, family.modules))
+    if set(config.model.frozen) == set(family.modules):
+        raise ConfigError("every module is frozen: there is nothing to train", where=where)
 
 
 def _check_dataset(config: Config, config_file: Path) -> None:

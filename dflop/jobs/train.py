@@ -40,6 +40,8 @@ from dflop.train.activity import Activities
 from dflop.train.checkpoint import Checkpointer, read_latest
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
+from dflop.train.fillers import Fillers
+from dflop.train.fsdp import shard_parameters
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import Guard, Patience, PlanSource
@@ -159,10 +161,14 @@ class _Rank:
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
         stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, self.device)
         trains = prepare_stages(stages, self.plan, seat, frozen=config.model.frozen)
+        source, llm_stage = DatasetSource(dataset_ref(config), family, self.shapes), llm_stage_of(stages)
+        fillers = None
+        if config.train.shard_parameters:
+            sharded = {**sharded, **shard_parameters(stages, self.plan, seat, groups)}
+            fillers = Fillers(source, family, self.plan, seat, llm_stage)
         settings = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
         optimizer = make_optimizer(self.plan, seat, stages, groups, sharded, settings)
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
-        source = DatasetSource(dataset_ref(config), family, self.shapes)
         checkpointer = None
         if self.mode == TRAIN:
             checkpointer = Checkpointer(
@@ -194,7 +200,7 @@ class _Rank:
                 family,
                 self.plan,
                 seat,
-                llm_stage_of(stages),
+                llm_stage,
                 prefetcher=make_prefetcher(config, source, self.device),
                 activity=self.activities.feed,
                 dtype=getattr(torch, config.model.dtype),
@@ -206,6 +212,7 @@ class _Rank:
             hooks=self._hooks(),
             checkpointer=checkpointer,
             activities=self.activities,
+            fillers=fillers,
         )
         return trainer.run()
 

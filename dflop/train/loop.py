@@ -25,6 +25,7 @@ from dflop.train.activity import Activities
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, PreparedStep, SampleSource
+from dflop.train.fillers import Fillers
 from dflop.train.optim import Optimizer
 from dflop.train.plans import PlanSource
 from dflop.train.reduce import GradientReducer
@@ -100,12 +101,13 @@ class Trainer:
         checkpointer: Checkpointer | None = None,
         sharded: Collection[str] = (),
         activities: Activities | None = None,
+        fillers: Fillers | None = None,
     ) -> None:
         self._settings, self._plan, self._seat, self._groups = settings, plan, seat, groups
         self._engine, self._feed, self._source, self._plans = engine, feed, source, plans
         self._optimizer, self._hooks, self._checkpointer = optimizer, hooks, checkpointer
         self._reducer = GradientReducer(plan, seat, stages, groups, sharded, owners=optimizer.owners)
-        self._activities = activities or Activities.fresh()
+        self._activities, self._fillers = activities or Activities.fresh(), fillers
         self._saved_at_s = time.monotonic()
 
     def run(self) -> int:
@@ -175,6 +177,8 @@ class Trainer:
         schedule_wait_s = time.perf_counter() - since
         feed.works("its data")
         prepared = self._feed.prepare(message.step_plan, self._published_after(step))
+        if self._fillers is not None:
+            prepared = self._fillers.fill(prepared)
         feed.waits("what others know of broken media")
         healthy = self._agree_on_health(step, prepared)
         num_loss_tokens = sum(

@@ -45,6 +45,8 @@ def test_the_demo_dataset_may_still_be_missing(tmp_path):
         ("model.family=llava", "unknown model family `llava`"),
         ("model.media={max_pixel: 1}", "unknown media limit `max_pixel`"),
         ("cluster.backend=inline", "cannot train"),
+        ("model.frozen=[visio]", "unknown module `visio`"),
+        ("model.frozen=[vision, audio, llm]", "nothing to train"),
     ],
 )
 def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):
@@ -110,3 +112,14 @@ def test_nothing_is_created(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     check(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_tensorboard_that_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    config = make_config(tmp_path, "train.tensorboard=true")
+    preflight(config, tmp_path / "run.yaml")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="TensorBoard is not installed here") as caught:
+        preflight(config, tmp_path / "run.yaml")
+    assert caught.value.where == f"{tmp_path / 'run.yaml'}: train.tensorboard"
+    preflight(make_config(tmp_path), tmp_path / "run.yaml")
