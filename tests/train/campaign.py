@@ -1,0 +1,249 @@
+"""A training job whose ranks are killed: started, killed at a chosen moment, and started again until it is done.
+
+Ranks run the real loop, engine and checkpointer on synthetic samples; there is no store, no scheduler and no launcher,
+so that ten kills take a minute. What the driver waits for are messages of the ranks, never time. Rank 0 writes down
+every step it has made, with the samples of its global batch.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from dflop.data.order import SampleOrder
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import Plan, SampleShape, StepObservation
+from dflop.train.checkpoint import Checkpointer
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed
+from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.optim import OptimizerSettings, make_optimizer
+from dflop.train.plans import PlanMessage
+from dflop.train.stages import llm_stage_of, make_stages
+from tests.train import synthetic
+from tests.train.ranks import PRELOAD
+from tests.train.synthetic import SyntheticSource, family, make_shapes, make_step_plan, tiny_model
+
+STEP = "step"
+WRITES = ("files begun", "files written", "rename", "latest")
+"""Moments of a checkpoint, the last two on rank 0 only: before its files, behind them, before the folder gets its name,
+before it is named as the newest."""
+PATIENCE_S = 150.0
+GRACE_S = 5.0
+"""How long survivors have to end by themselves."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained."""
+
+    folder: Path
+    num_steps: int
+    num_samples: int
+    batch_size: int
+    checkpoint_every: int = 2
+
+    @property
+    def order(self) -> SampleOrder:
+        return SampleOrder(5, self.num_samples, self.batch_size)
+
+    @property
+    def shapes(self) -> list[SampleShape]:
+        return make_shapes(self.num_samples, seed=3, kinds=("image", "video"))
+
+    @property
+    def records_file(self) -> Path:
+        return self.folder / "records.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL of one rank."""
+
+    rank: int
+    moment: str
+    """`STEP` or one of `WRITES`."""
+    number: int
+    """Behind how many steps of this start; or in which of its checkpoints, from 1."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A step, as rank 0 saw it."""
+
+    attempt: int
+    step: int
+    loss: float
+    grad_norm: float
+    samples: tuple[int, ...]
+
+
+class EpochPlans:
+    """Step plans over the batches of `Job.order`."""
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self._order, self._shapes, self._plan = job.order, job.shapes, plan
+
+    def get(self, step: int) -> PlanMessage:
+        batch = [self._shapes[i] for i in self._order.batch(step)]
+        return PlanMessage(make_step_plan(self._plan, batch, step, text_only_slot=False), {})
+
+
+def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) -> None:
+    """One start of the job, to its end or until a rank is killed; returns when no process is left.
+
+    Raises:
+        AssertionError: the job ended before the kill, or did not end well without one.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOAD, __name__])
+    job.folder.mkdir(exist_ok=True)
+    ranks, readers = [], {}
+    for rank in range(plan.num_processes):
+        reader, writer = context.Pipe(duplex=False)
+        held = kill if kill is not None and kill.rank == rank else None
+        ranks.append(context.Process(target=_train, args=(rank, job, plan, attempt, held, writer)))
+        ranks[-1].start()
+        writer.close()
+        readers[reader] = rank
+    try:
+        if kill is not None:
+            _wait_for(kill, readers)
+            ranks[kill.rank].kill()
+        for process in ranks:
+            process.join(GRACE_S if kill else PATIENCE_S)
+        if kill is None:
+            assert [p.exitcode for p in ranks] == [0] * len(ranks), _log(job, attempt)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def _wait_for(kill: Kill, readers: dict[Connection, int]) -> None:
+    wanted = (kill.moment, kill.number)
+    while True:
+        ready = wait(list(readers), PATIENCE_S)
+        assert ready, f"{kill}: nothing happened for {PATIENCE_S:g} s"
+        for reader in ready:
+            try:
+                message = reader.recv()
+            except EOFError:
+                assert readers.pop(reader) != kill.rank, f"{kill}: the rank ended first"
+                continue
+            if readers[reader] == kill.rank and message == wanted:
+                return
+
+
+def records(job: Job) -> list[Record]:
+    """All steps that rank 0 has made, also those that were made again later."""
+    rows = (json.loads(line) for line in job.records_file.read_text().splitlines())
+    return [Record(**{**row, "samples": tuple(row["samples"])}) for row in rows]
+
+
+def _train(rank: int, job: Job, plan: Plan, attempt: int, kill: Kill | None, writer: Connection) -> None:
+    """Body of a rank."""
+    with (job.folder / f"log-{attempt}-{rank}.txt").open("w") as log:
+        os.dup2(log.fileno(), 2)
+    torch.set_num_threads(1)
+    rendezvous = f"file://{job.folder}/rendezvous-{attempt}"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=plan.num_processes)
+    with ExitStack() as patches:
+        if kill is not None and kill.moment != STEP:
+            patches.enter_context(_held(kill, writer))
+        made = 0
+
+        def note(seen: StepObservation) -> None:
+            nonlocal made
+            made += 1
+            if rank == 0:
+                _write_down(job, attempt, seen)
+            writer.send((STEP, made))
+
+        trainer = _trainer(rank, job, plan, Hooks(note, _no_bad_sample))
+        writer.send((STEP, 0))
+        trainer.run()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _write_down(job: Job, attempt: int, seen: StepObservation) -> None:
+    samples = [int(i) for i in job.order.batch(seen.step)]
+    with job.records_file.open("a") as file:
+        row = {"attempt": attempt, "step": seen.step, "loss": seen.loss, "grad_norm": seen.grad_norm}
+        file.write(json.dumps({**row, "samples": samples}) + "\n")
+
+
+def _no_bad_sample(*event: Any) -> None:
+    raise AssertionError(event)
+
+
+def _trainer(rank: int, job: Job, plan: Plan, hooks: Hooks) -> Trainer:
+    seat, width = seat_of(plan, rank), synthetic.HIDDEN_SIZE
+    groups = make_groups(plan, rank, timeout_s=PATIENCE_S)
+    stages, sharded = make_stages(tiny_model(), family(), seat, groups.tensor)
+    source = SyntheticSource(job.shapes)
+    settings = LoopSettings("campaign", 0, job.num_steps, 0.003, 3, 1.0, job.checkpoint_every)
+    optimizer = make_optimizer(plan, seat, stages, groups, sharded, OptimizerSettings(settings.learning_rate, 0.01))
+    return Trainer(
+        settings=settings, plan=plan, seat=seat, stages=stages, groups=groups, sharded=sharded,
+        engine=Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=width, row_width=width),
+        feed=Feed(source, family(), plan, seat, llm_stage_of(stages)), source=source, plans=EpochPlans(job, plan),
+        optimizer=optimizer, hooks=hooks,
+        checkpointer=Checkpointer(job.checkpoints, stages, optimizer, groups, sharded, keep=2),
+    )  # fmt: skip
+
+
+def _held(kill: Kill, writer: Connection) -> Any:
+    """Makes the rank's checkpoint number `kill.number` stop for ever at a moment, and say so, while it trains on."""
+    number, moment = 0, kill.moment
+
+    def hold(at: str) -> None:
+        if at == moment and number == kill.number:
+            writer.send((moment, number))
+            threading.Event().wait()
+
+    def write_data(*args: Any, **kwargs: Any) -> Any:
+        nonlocal number
+        number += 1
+        hold("files begun")
+        result = written(*args, **kwargs)
+        hold("files written")
+        return result
+
+    def replace(source: Any, target: Any) -> None:
+        hold("latest" if Path(target).name == "latest.json" else "rename")
+        renamed(source, target)
+
+    written, renamed = dcp.FileSystemWriter.write_data, os.replace
+    patches = ExitStack()
+    patches.enter_context(mock.patch.object(dcp.FileSystemWriter, "write_data", write_data))
+    patches.enter_context(mock.patch("os.replace", replace))
+    return patches
+
+
+def _log(job: Job, attempt: int) -> str:
+    return "\n".join(path.read_text() for path in sorted(job.folder.glob(f"log-{attempt}-*.txt")))
+
+
+def counted(found: Sequence[Record]) -> Iterator[Record]:
+    """Of every step the run of it that counts: the last one, for what came before it was lost with its job."""
+    last = {record.step: record for record in found}
+    return iter(sorted(last.values(), key=lambda record: record.step))
