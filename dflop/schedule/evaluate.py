@@ -43,7 +43,7 @@ class StepEvaluator:
     ) -> None:
         self.plan, self.items, self.cost, self.compiled = plan, items, cost, compiled
         self.shape: StepShape = step_shape(plan)
-        contended = max_concurrency is not None and max_concurrency < self.shape.num_nodes
+        contended = max_concurrency is not None and max_concurrency < plan.num_processes
         self.max_concurrency = max_concurrency if contended else None
         self._p2p = _latency_and_rate(cost)
 

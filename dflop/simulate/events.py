@@ -28,6 +28,12 @@ class OpGraph:
     """Per operation those of other nodes it waits for; order within a node is implied."""
     delays_s: tuple[float, ...] = ()
     """Per operation the time its result travels: those that wait for it start no earlier; empty: none."""
+    num_processes: tuple[int, ...] = ()
+    """Per node those that compute its operations together, as tensor-parallel ranks do; empty: one each."""
+
+    def processes_of(self, node: int) -> int:
+        """Processes that compute while a node does."""
+        return self.num_processes[node] if self.num_processes else 1
 
     def arrival_s(self, end: Sequence[float], op: int) -> float:
         """When the result of an operation that ended is where it is needed."""
@@ -85,9 +91,9 @@ def simulate(graph: OpGraph) -> Timeline:
 
 
 def simulate_reference(graph: OpGraph, *, max_concurrency: int | None = None) -> Timeline:
-    """Timeline when at most `max_concurrency` nodes' worth of compute is available (no limit if None).
+    """Timeline when at most `max_concurrency` processes' worth of compute is available (no limit if None).
 
-    With `n` operations running, each progresses at rate `min(1, max_concurrency / n)` (processor sharing).
+    With `n` processes computing, each operation progresses at rate `min(1, max_concurrency / n)` (processor sharing).
 
     Raises:
         DeadlockError: the dependencies contain a cycle.
@@ -106,7 +112,7 @@ def simulate_reference(graph: OpGraph, *, max_concurrency: int | None = None) ->
         if not running and all(at == math.inf for at in ready.values()):
             break
         limit = math.inf if max_concurrency is None else max_concurrency
-        computing = sum(left > 0 for left in running.values())
+        computing = sum(graph.processes_of(node) for node, left in running.items() if left > 0)
         rate = min(1.0, limit / computing) if computing else 1.0
         next_start = min((at for at in ready.values() if at > now), default=math.inf)
         least = min(running.values(), default=math.inf)

@@ -40,7 +40,7 @@ def simulate_step(
         plan: Layout; its `num_microbatches` is the length of every `durations` entry.
         work: Owners of every module of the plan.
         durations: Per module, inline plans too. Ignored where the owner of a microbatch is empty.
-        max_concurrency: Nodes that can compute at the same time; None when each has a device of its own.
+        max_concurrency: Processes that can compute at the same time; None when each has a device of its own.
         delays: Of `step_nodes(plan)`; None: nothing travels.
     """
     return run_graph(step_graph(plan, work, durations, delays), max_concurrency)
@@ -48,7 +48,8 @@ def simulate_step(
 
 def run_graph(graph: OpGraph, max_concurrency: int | None) -> Timeline:
     """Timeline by the fast pass where nothing contends, by the reference where it does."""
-    if max_concurrency is None or max_concurrency >= len(graph.node_ops):
+    num_processes = sum(graph.processes_of(node) for node in range(len(graph.node_ops)))
+    if max_concurrency is None or max_concurrency >= num_processes:
         return simulate(graph)
     return simulate_reference(graph, max_concurrency=max_concurrency)
 
@@ -103,7 +104,8 @@ def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, d
             depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
     orders = [one_f_one_b(m, num_stages_after(plan, module, stage)) for module, stage, _ in nodes]
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
-    return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel))
+    num_processes = tuple(plan.module(module).parallel.tp for module, _, _ in nodes)
+    return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel), num_processes)
 
 
 def with_slot_order(graph: OpGraph, num_microbatches: int, slots: Sequence[int]) -> OpGraph:

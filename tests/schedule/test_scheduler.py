@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.cost.model import CostModel
 from dflop.errors import ConfigError
 from dflop.records import LLM, ModuleLoad
 from dflop.schedule.items import split_evenly
 from dflop.schedule.pack import token_cap
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
-from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
+from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, make_table, random_batch
 
 ENCODERS = ("vision", "audio")
 
@@ -186,6 +187,19 @@ def test_contention_is_part_of_the_prediction():
     spans = predicted_spans(plan, contended, batch, cost)
     compute_s = sum(s.forward_s + s.backward_s for node in spans.values() for s in node)
     assert contended.predicted_step_s >= compute_s * (1 - 1e-9) > free.predicted_step_s
+
+
+def test_ranks_that_share_layers_compete_for_cores_like_any_others():
+    batch = random_batch(16, encoders=("vision",))
+    tables = [make_table(m, tp=tp, table_id=f"{m}-{tp}") for m in ("vision", LLM) for tp in (1, 2)]
+    cost = CostModel(tables)  # no faster at tp 2
+    alone, shared = make_inline_plan(2), make_inline_plan(2, tp=2)
+    assert shared.num_processes == 4
+    for concurrency, slower in ((4, 1.0), (2, 2.0), (1, 4.0)):
+        step_s = schedule(shared, batch, cost, concurrency, policy="arrival").predicted_step_s
+        assert step_s == pytest.approx(
+            slower * schedule(alone, batch, cost, policy="arrival").predicted_step_s, rel=0.2
+        )
 
 
 def test_unknown_policy_lists_the_valid_ones():

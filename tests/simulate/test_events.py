@@ -63,6 +63,12 @@ def test_three_equal_operations_on_two_cores_share():
     assert timeline.idle_frac == pytest.approx(0.0)
 
 
+def test_a_node_of_two_processes_takes_two_cores():
+    graph = OpGraph(((0,), (1,)), (2.0, 2.0), ((), ()), num_processes=(2, 1))
+    assert simulate_reference(graph, max_concurrency=3).end_s == (2.0, 2.0)
+    assert simulate_reference(graph, max_concurrency=2).end_s == pytest.approx((3.0, 3.0))
+
+
 def test_chain_with_delay_and_idle_fraction():
     graph = OpGraph(((0,), (1,)), (1.0, 2.0), ((), (0,)), delays_s=(0.5, 0.5))
     timeline = simulate(graph)
