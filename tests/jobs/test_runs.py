@@ -32,7 +32,7 @@ def note(run, config, state):
 
 def test_a_new_run_is_private_and_holds_its_configuration_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = make_config(tmp_path, "runs=there", "store=here", "dataset.media_root=media")
+    config = make_config(tmp_path, "runs=there", "store=here", "dataset.media_root=media", "train.metrics_dir=seen")
     run, is_resumed = runs.begin(config)
     assert not is_resumed
     assert run.path.parent == tmp_path / "there"
@@ -40,7 +40,7 @@ def test_a_new_run_is_private_and_holds_its_configuration_with_absolute_paths(tm
     resolved = run.config()
     assert (resolved.store, resolved.runs) == (tmp_path / "here", tmp_path / "there")
     assert resolved.dataset.media_root == tmp_path / "media"
-    assert resolved.train == config.train
+    assert resolved.train == config.train.model_copy(update={"metrics_dir": tmp_path / "seen"})
 
 
 @pytest.mark.parametrize(("state", "is_resumed"), [(runs.RUNNING, True), (runs.FAILED, True), (runs.DONE, False)])
