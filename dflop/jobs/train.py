@@ -42,6 +42,7 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.fillers import Fillers
 from dflop.train.fsdp import shard_parameters
+from dflop.train.leave import leave, leave_at_exit
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import Guard, Patience, PlanSource
@@ -70,8 +71,8 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     Raises:
         ConfigError: no such run or mode, or not as many processes as the plan has.
         TrainError: training stopped.
-        SystemExit: with 75 on every rank, when the job was told to stop by SIGUSR2 or SIGTERM and has left a
-            checkpoint.
+
+    Told to stop by SIGUSR2 or SIGTERM, every rank ends its process with exit code 75, a checkpoint behind it.
     """
     stop = StopRequest()
     stop.listen()
@@ -97,13 +98,14 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     try:
         first = rank.train()
     except Interrupted as stopped:
-        rank.leave(at_once=True)
         if begun:
             _say(f"train: {stopped.what}; started again, the job goes on from there")
-        raise SystemExit(stopped.exit_code) from None
+        rank.leave(at_once=True)
+        leave(stopped.exit_code)
     except BaseException as error:
         rank.watch.report(error)
         rank.close(at_once=True)
+        leave_at_exit(error.exit_code if isinstance(error, DflopError) else 1)
         raise
     rank.leave(at_once=False)
     dist.destroy_process_group()

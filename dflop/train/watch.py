@@ -25,6 +25,7 @@ from types import FrameType
 from dflop.errors import DflopError, is_echo
 from dflop.train.activity import Activities, Activity
 from dflop.train.judge import Failure, Judge, Sign, Spell
+from dflop.train.leave import leave
 from dflop.train.wire import Store, open_store
 
 BEAT_S = 1.0
@@ -163,7 +164,7 @@ class Watch:
         last = threading.Thread(target=self._on_end, daemon=True)
         last.start()
         last.join(END_S)
-        os._exit(1)
+        leave(1)
 
     def _describe(self, error: BaseException) -> str:
         what = str(error) if isinstance(error, DflopError) else f"{type(error).__name__}: {error}"
