@@ -1,0 +1,342 @@
+"""Out and in again: a model trained by several processes is Hugging Face's own model afterwards, to the last logit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dflop.errors import ConfigError
+from dflop.models.build import IGNORE_LABEL, build_model
+from dflop.models.export import write_folder
+from dflop.models.weights import WeightFolder, build_empty
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import LLM
+from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed
+from dflop.train.filling import fill_stages
+from dflop.train.optim import OptimizerSettings, make_optimizer
+from dflop.train.reduce import GradientReducer
+from dflop.train.stages import llm_stage_of, make_stages
+from dflop.train.state import read_model
+from tests.models.tiny_families import CASES
+from tests.train import synthetic
+from tests.train.parity import Omni
+from tests.train.ranks import run_ranks
+from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
+from tests.train.test_parity_families import Tiny
+
+NUM_STEPS, TOLERANCE, SHARD_BYTES = 2, 1e-5, 60_000
+SUBJECTS = {
+    "Omni": Omni(kv_heads=2, num_steps=1, batch_size=8),
+    "Omni, tied": Omni(kv_heads=2, num_steps=1, batch_size=8, tied=True),
+    **{name: Tiny(name) for name in ("LLaVA-OneVision", "InternVL", "Qwen2.5-VL", "Qwen3-VL", "Qwen2-Audio")},
+}
+
+
+def config_of(subject):
+    if isinstance(subject, Tiny):
+        return subject.case.full_config
+    return synthetic.hf_config(tied=subject.tied, kv_heads=subject.kv_heads)
+
+
+def dp2_pp2(subject):
+    encoders = dict.fromkeys(subject.family.towers, (1, 1))
+    plan = make_plan({**encoders, LLM: (2, 2)}, num_microbatches=2, of=subject.family)
+    return replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
+
+
+def tp2_pp2(subject):
+    """Tensor parallelism where heads can be shared: a split plan for Omni, whose encoders have two heads, too."""
+    encoders = {m: (1, 1, 2) for m in subject.family.towers}
+    return make_plan({**encoders, LLM: (2, 1, 2)}, num_microbatches=2, of=subject.family)
+
+
+def inline(subject):
+    depth = {s.module: s.num_layers for s in subject.family.specs()}
+    return make_inline_plan([depth], dp=1, num_microbatches=2)
+
+
+class Rank:
+    """A rank that trains."""
+
+    def __init__(self, rank, subject, plan, make):
+        self.subject, self.plan, self.seat = subject, plan, seat_of(plan, rank)
+        self.groups = make_groups(plan, rank, timeout_s=120)
+        self.stages, self.parts = make(self.seat, self.groups)
+        hidden = int(subject.family.configs[LLM]["hidden_size"])
+        width = hidden * (1 + subject.family.decoder.num_deep_features)
+        device = torch.device("cpu")
+        self.engine = Engine(plan, self.seat, self.stages, self.groups, device, hidden_size=hidden, row_width=width)
+        settings = OptimizerSettings(0.01, 0.1)
+        self.optimizer = make_optimizer(plan, self.seat, self.stages, self.groups, self.parts, settings)
+        owners = self.optimizer.owners
+        self.reducer = GradientReducer(plan, self.seat, self.stages, self.groups, self.parts, owners=owners)
+
+    def step(self):
+        """(loss, logits that the head computed on this rank, in order); gradients are reduced."""
+        batch, logits, stage = self.subject.batches[0], [], llm_stage_of(self.stages)
+        feed = Feed(self.subject.source(batch), self.subject.family, self.plan, self.seat, stage)
+        prepared = feed.prepare(make_step_plan(self.plan, batch, 0, text_only_slot=False))
+        seen = None
+        if stage is not None and stage.is_last:
+            seen = stage.head.register_forward_hook(lambda _module, _given, out: logits.append(out.detach().clone()))
+        tokens = sum(s.num_supervised_tokens for s in batch)
+        healthy = torch.ones(len(batch), dtype=torch.bool)
+        trace = self.engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
+        if seen is not None:
+            seen.remove()
+        self.reducer.reduce()
+        return self.reducer.norm_and_loss(trace.loss)[1], logits
+
+
+def train_and_save(rank, folder, subject):
+    it = Rank(
+        rank, subject, dp2_pp2(subject),
+        lambda seat, groups: make_stages(subject.build(), subject.family, seat, groups.tensor),
+    )  # fmt: skip
+    for _ in range(NUM_STEPS):
+        it.step()
+        it.optimizer.step(0.01)
+        it.optimizer.zero_grad()
+    checkpointer = Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=1)
+    checkpointer.save(NUM_STEPS, {})
+    checkpointer.wait()
+    return (it.seat.dp_rank, *it.step())
+
+
+def start(rank, folder, subject, plan, dtype):
+    """Loss of the first step, and what the rank holds."""
+
+    def make(seat, groups):
+        model = build_empty(subject.family, config_of(subject), dtype)
+        weights = WeightFolder(folder / "out", model)
+        stages, parts = make_stages(model, subject.family, seat, groups.tensor)
+        assert all(p.is_meta for stage in stages for p in stage.parameters())
+        fill_stages(stages, parts, weights, torch.device("cpu"))
+        return stages, parts
+
+    it = Rank(rank, subject, plan, make)
+    for stage in it.stages:
+        assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
+    held = {n: (it.parts.get(n), p.detach()) for stage in it.stages for n, p in stage.names.items()}
+    loss = it.step()[0]
+    gradients = {n: p.grad.clone() for s in it.stages for n, p in s.names.items() if p.grad is not None}
+    return loss, held, gradients
+
+
+def logits_of(model, subject, position):
+    """Hugging Face's own logits at the supervised positions of a sample."""
+    batch = subject.batches[0]
+    if isinstance(subject, Tiny):
+        sample = subject.case.sample(position)
+        labels, inputs = sample.labels, {**subject.case.hf_inputs(sample), "use_cache": False}
+    else:
+        source = subject.source(batch)
+        sample = source.tokens(batch[position].sample_index)
+        labels, inputs = torch.from_numpy(sample.labels), synthetic.hf_inputs(source, batch[position], sample)
+    with torch.no_grad():
+        return model(**inputs).logits[0][:-1][labels[1:] != IGNORE_LABEL]
+
+
+def gradients_of(model, subject):
+    """Of the same step, by Hugging Face's own forward; what nothing depends on has none."""
+    batch = subject.batches[0]
+    tokens = sum(s.num_supervised_tokens for s in batch)
+    for position in range(len(batch)):
+        (subject.loss_sum(model, batch, position) / tokens).backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def loaded(subject, folder):
+    """By `from_pretrained`, with nothing missing and nothing left over."""
+    made, about = getattr(transformers, subject.family.model_class).from_pretrained(
+        folder, dtype="auto", attn_implementation="sdpa", output_loading_info=True
+    )
+    assert {what: found for what, found in about.items() if found} == {}
+    return made.train()
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_trained_model_leaves_and_comes_back_as_it_was(name, tmp_path):
+    subject = SUBJECTS[name]
+    plan = dp2_pp2(subject)
+    seen = run_ranks(train_and_save, plan.num_processes, tmp_path, subject)
+    latest = read_latest(tmp_path / "checkpoints")
+    weights = read_model(tmp_path / "checkpoints" / latest["name"])
+    trained_away = dict(subject.build().named_parameters())
+    assert sum(not torch.equal(weights[n], p) for n, p in trained_away.items() if p.requires_grad) > 10
+    write_folder(subject.family, config_of(subject), weights, tmp_path / "out", max_shard_bytes=SHARD_BYTES)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    model = loaded(subject, tmp_path / "out")
+    parameters = dict(model.named_parameters())
+    assert set(parameters) == set(weights)
+    for parameter, value in parameters.items():
+        assert torch.equal(value, weights[parameter]), parameter
+
+    owner = make_step_plan(plan, subject.batches[0], 0, text_only_slot=False).of(LLM).owner
+    num_logits = 0
+    for dp_rank, _, logits in seen:
+        if logits:
+            got = torch.cat(logits)
+            want = torch.cat([logits_of(model, subject, p) for slot in owner for p in slot[dp_rank]])
+            assert float((got - want).abs().max()) <= TOLERANCE * float(want.abs().max())
+            num_logits += len(got)
+    assert num_logits == sum(s.num_supervised_tokens for s in subject.batches[0])
+
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    ((loss, held, _),) = run_ranks(start, 1, tmp_path, subject, inline(subject), torch.float32)
+    assert loss == pytest.approx(seen[0][1], rel=TOLERANCE)
+    assert set(held) == set(weights)
+    for parameter, (_, value) in held.items():
+        assert torch.equal(value, weights[parameter]), parameter
+
+
+@pytest.mark.parametrize("name", ["Omni", "Omni, tied"])
+def test_ranks_that_share_matrices_read_their_parts(name, tmp_path):
+    """Of the first step the loss and every gradient, so that what hooks on the parameters do is there, too."""
+    subject = SUBJECTS[name]
+    model = subject.build()
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    write_folder(subject.family, config_of(subject), weights, tmp_path / "out", max_shard_bytes=SHARD_BYTES)
+    plan = tp2_pp2(subject)
+    ranks = run_ranks(start, plan.num_processes, tmp_path, subject, plan, torch.float32)
+    plain = loaded(subject, tmp_path / "out")
+    gradients = gradients_of(plain, subject)
+    covered = set()
+    for loss, held, found in ranks:
+        tokens = sum(s.num_supervised_tokens for s in subject.batches[0])
+        total = sum(float(subject.loss_sum(plain, subject.batches[0], p).detach()) for p in range(8))
+        assert loss == pytest.approx(total / tokens, rel=TOLERANCE)
+        covered |= set(held)
+        for parameter, (part, value) in held.items():
+            whole = weights[parameter]
+            assert torch.equal(value, part.of(whole) if part else whole), parameter
+            if parameter in gradients:
+                want = gradients[parameter]
+                want = part.of(want) if part else want
+                assert float((found[parameter] - want).abs().max()) <= TOLERANCE * max(float(want.abs().max()), 1e-2), (
+                    parameter
+                )
+    assert covered == set(weights)
+    assert any(part for _, held, _ in ranks for part, _ in held.values())
+
+
+def hold(rank, folder, name, tp):
+    """What a rank holds of a family whose query, key and value are one matrix, or whose norms have hooks."""
+    case = CASES[name]
+    plan = make_plan({"vision": (1, 1, tp), LLM: (1, 1)}, num_microbatches=1, of=case.family)
+    groups = make_groups(plan, rank, timeout_s=60)
+    model = build_empty(case.family, case.full_config, torch.bfloat16)
+    weights = WeightFolder(folder / "out", model)
+    stages, parts = make_stages(model, case.family, seat_of(plan, rank), groups.tensor)
+    fill_stages(stages, parts, weights, torch.device("cpu"))
+    return {n: (parts.get(n), p.detach()) for stage in stages for n, p in stage.names.items()}
+
+
+def test_parts_of_fused_matrices_are_read_and_types_converted(tmp_path):
+    case = CASES["Qwen2.5-VL"]
+    weights = {n: p.detach() for n, p in case.build().named_parameters()}
+    write_folder(case.family, case.full_config, weights, tmp_path / "out", max_shard_bytes=10**9)
+    fused = 0
+    for held in run_ranks(hold, 3, tmp_path, "Qwen2.5-VL", 2):
+        for name, (part, value) in held.items():
+            want = part.of(weights[name]) if part else weights[name]
+            assert value.dtype == torch.bfloat16
+            assert torch.equal(value, want.bfloat16()), name
+            fused += part is not None and len(part.ranges) == 3
+    assert fused == 2 * 3 * 2  # ranks, layers, weight and bias
+
+
+@pytest.fixture(scope="module")
+def small():
+    """(family, configuration, weights) of a tiny tied model."""
+    subject = SUBJECTS["Omni, tied"]
+    return subject.family, config_of(subject), {n: p.detach() for n, p in subject.build().named_parameters()}
+
+
+def test_types_are_kept_and_tied_weights_written_once(small, tmp_path):
+    family, config, weights = small
+    half = {n: w.bfloat16() for n, w in weights.items()}
+    write_folder(family, config, half, tmp_path / "out", max_shard_bytes=10**9)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        assert len(list(file.keys())) == len(half)
+        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118
+    model = loaded(SUBJECTS["Omni, tied"], tmp_path / "out")
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_an_empty_model_is_the_real_one_but_for_its_weights(small):
+    family, config, weights = small
+    empty, real = build_empty(family, config, torch.float32), build_model(family, config, seed=0, dtype=torch.float32)
+    assert all(p.is_meta for p in empty.parameters())
+    assert {n: p.shape for n, p in empty.named_parameters()} == {n: w.shape for n, w in weights.items()}
+    buffers = dict(real.named_buffers())
+    assert {n for n, _ in empty.named_buffers()} == set(buffers)
+    assert all(torch.equal(b, buffers[n]) for n, b in empty.named_buffers())
+
+
+@pytest.fixture
+def folder(small, tmp_path):
+    family, config, weights = small
+    write_folder(family, config, weights, tmp_path / "out", max_shard_bytes=10**9)
+    return tmp_path / "out"
+
+
+def change(folder, edit):
+    """Edit the tensors of a folder of one file."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def refusal(small, folder):
+    family, config, _ = small
+    with pytest.raises(ConfigError) as caught:
+        WeightFolder(folder, build_empty(family, config, torch.float32))
+    return str(caught.value)
+
+
+def test_weights_of_another_model_are_refused_by_name(small, folder, tmp_path):
+    names = sorted(load_file(folder / "model.safetensors"))
+    change(folder, lambda t: t.pop(names[0]))
+    assert "1 missing from it, e.g. `model.audio_tower." in refusal(small, folder)
+    change(folder, lambda t: t.update({names[0]: torch.zeros(3)}))
+    assert "1 of another shape, e.g. `model.audio_tower." in refusal(small, folder)
+    change(folder, lambda t: t.update({"model.layers.7.mlp.up_proj.weight": torch.zeros(3)}))
+    assert "1 unknown to the model, e.g. `model.layers.7.mlp.up_proj.weight`" in refusal(small, folder)
+    shutil.rmtree(folder)
+    assert "cannot read weights" in refusal(small, folder)
+
+
+def test_a_second_name_of_a_tied_weight_and_parts_of_the_whole_that_are_not_ours_are_passed_over(small, folder):
+    family, config, weights = small
+
+    def as_published(tensors):
+        renamed = {f"thinker.{name}": tensor for name, tensor in tensors.items()}
+        embedding = renamed["thinker.model.embed_tokens.weight"]
+        tensors.clear()
+        tensors.update(renamed, **{"thinker.lm_head.weight": embedding.clone(), "talker.proj.weight": torch.zeros(2)})
+
+    change(folder, as_published)
+    read = WeightFolder(folder, build_empty(family, config, torch.float32)).read
+    for name, weight in weights.items():
+        assert torch.equal(read(name), weight), name
+
+
+def test_a_tied_weight_may_have_the_heads_name_only(small, folder):
+    family, config, weights = small
+    change(folder, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))
+    read = WeightFolder(folder, build_empty(family, config, torch.float32)).read
+    (name,) = [n for n in weights if n.endswith("language_model.embed_tokens.weight")]
+    assert torch.equal(read(name), weights[name])
