@@ -94,7 +94,7 @@ def plan_of(family: Family, layout: str) -> Plan:
         modules = tuple(replace(m, recompute=layout.endswith("recomputed")) for m in plan.modules)
         return replace(plan, modules=modules)
     depth = {s.module: s.num_layers for s in family.specs()}
-    stages = [{encoder: depth[encoder] - 1}, {encoder: 1, LLM: depth[LLM]}]
+    stages = [{encoder: 1}, {encoder: depth[encoder] - 1, LLM: depth[LLM]}]
     return make_inline_plan(stages, dp=1, num_microbatches=2)
 
 
