@@ -33,7 +33,11 @@ class Ranked:
 
     plan: Plan
     noisy_step_s: float
-    """Mean simulated step under the cost model's residual noise; equal to the plan's where processes share cores."""
+    """Mean simulated step under the cost model's residual noise."""
+    first_step_s: float
+    """As `predicted_step_s` of the plan, on the first few batches alone."""
+    is_final: bool = False
+    """Whether it was simulated on all batches; the others are no match for these."""
 
 
 def nominate(drafts: Iterable[Plan], most: int) -> list[Plan]:
@@ -60,7 +64,11 @@ def rank(problem: Problem, nominees: Sequence[Plan], effort: Effort = QUICK, pol
     """
     first = [found for plan in nominees if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK, policy))]
     first.sort(key=_order)
-    second = [found for r in first[:SECOND_PLANS] if (found := _simulated(problem, r.plan, None, effort, policy))]
+    second = [
+        dataclasses.replace(found, first_step_s=r.first_step_s, is_final=True)
+        for r in first[:SECOND_PLANS]
+        if (found := _simulated(problem, r.plan, None, effort, policy))
+    ]
     return sorted(second, key=_order) + first[SECOND_PLANS:]
 
 
@@ -91,7 +99,7 @@ def _jobs(problem: Problem, plan: Plan, num_batches: int | None) -> list[StepJob
 
 def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Effort, policy: str) -> Ranked | None:
     """None when the scheduler finds nothing that keeps the token caps, which are the memory's."""
-    limit, sigma_frac = contention(problem, plan), residual_sigma_frac(problem, plan)
+    sigma_frac = residual_sigma_frac(problem, plan)
     step_s, noisy_s, arrival_s = [], [], []
     for job in _jobs(problem, plan, num_batches):
         best = job.assign(policy, effort)
@@ -100,13 +108,13 @@ def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Ef
             return None
         step_s.append(best_s)
         arrival_s.append(job.judge.step_s(job.assign("arrival", effort)))
-        noisy_s.append(best_s if limit else job.judge.noisy_step_s(best, sigma_frac, NUM_NOISE_DRAWS))
+        noisy_s.append(job.judge.noisy_step_s(best, sigma_frac, NUM_NOISE_DRAWS))
     timed = dataclasses.replace(
         plan,
         predicted_step_s=statistics.fmean(step_s) + plan.sync_s,
         baseline_step_s=statistics.fmean(arrival_s) + plan.sync_s,
     )
-    return Ranked(timed, statistics.fmean(noisy_s) + plan.sync_s)
+    return Ranked(timed, statistics.fmean(noisy_s) + plan.sync_s, timed.predicted_step_s)
 
 
 def _order(ranked: Ranked) -> tuple[float, int, str]:

@@ -99,12 +99,11 @@ def plan_problem(
     if not ranked:
         raise explain(problem)
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
-    plans = [replace(r.plan, uniform_step_s=uniform_s) for r in ranked]
-    for line in _extrapolated(plans[0], problem):
+    ranked = [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked]
+    for line in _extrapolated(ranked[0].plan, problem):
         tell(line)
     return tuple(
-        replace(plan, candidate_rank=place, reason=reason(plan, place, plans, policy))
-        for place, plan in enumerate(plans)
+        replace(r.plan, candidate_rank=place, reason=reason(r, ranked, policy)) for place, r in enumerate(ranked)
     )
 
 

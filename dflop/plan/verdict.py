@@ -22,37 +22,40 @@ def prefer_simple(ranked: Sequence[Ranked]) -> list[Ranked]:
     if not found or found[0].plan.is_inline:
         return found
     for i, candidate in enumerate(found):
-        if candidate.plan.is_inline:
+        if candidate.plan.is_inline and candidate.is_final:
             if candidate.noisy_step_s <= (1 + SIMPLICITY_FRAC) * found[0].noisy_step_s:
                 found.insert(0, found.pop(i))
             break
     return found
 
 
-def reason(plan: Plan, rank: int, plans: Sequence[Plan], policy: str = "balanced") -> str:
+def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced") -> str:
     """One paragraph on a plan: the first on why it was chosen, the others on how far behind they are.
 
     Args:
-        plan: One of `plans`.
-        rank: Its place.
-        plans: Best first.
+        ranked: One of `candidates`.
+        candidates: Best first.
         policy: What makes its microbatches.
     """
-    best = plans[0]
-    if rank > 0:
-        return f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the chosen plan"
-    sentences = [_chosen(plan, plans), _gain(plan, policy), _worth(plan)]
-    return " ".join(s for s in sentences if s)
+    best, plan = candidates[0], ranked.plan
+    if ranked is best:
+        sentences = [_chosen(plan, candidates), _gain(plan, policy), _worth(plan)]
+        return " ".join(s for s in sentences if s)
+    if ranked.is_final:
+        return f"{units.ratio(plan.predicted_step_s / best.plan.predicted_step_s)} the step time of the chosen plan"
+    return (
+        f"{units.ratio(ranked.first_step_s / best.first_step_s)} the step time of the chosen plan on the first batches"
+    )
 
 
-def _chosen(plan: Plan, plans: Sequence[Plan]) -> str:
-    fastest = min(plans, key=lambda p: p.predicted_step_s)
+def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
+    fastest = min((r.plan for r in candidates if r.is_final), key=lambda p: p.predicted_step_s)
     step = f"{units.seconds(plan.predicted_step_s)} per step with {plan.num_microbatches} microbatches {_where(plan)}"
     if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
         slower = units.ratio(plan.predicted_step_s / fastest.predicted_step_s)
         kind = "simpler, " if plan.is_inline and not fastest.is_inline else "steadier under the cost model's errors, "
-        return f"{kind}at {slower} of the fastest of {len(plans)} simulated plans: {step}."
-    return f"fastest of {len(plans)} simulated plans at {step}."
+        return f"{kind}at {slower} of the fastest of {len(candidates)} simulated plans: {step}."
+    return f"fastest of {len(candidates)} simulated plans at {step}."
 
 
 def _where(plan: Plan) -> str:

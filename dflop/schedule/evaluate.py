@@ -93,6 +93,10 @@ class StepEvaluator:
         work = self.work(assignment)
         if self.compiled and self.max_concurrency is None:
             return run_step(self.shape, work)
+        return self._graph_spans(assignment, work)
+
+    def _graph_spans(self, assignment: Assignment, work: StepWork) -> tuple[Floats, Floats]:
+        """As `spans`, by the simulators that build a graph."""
         owners = assignment.owners(self.plan, self.items)
         done = tuple(self.items[name].work(owner) for name, owner in owners.items())
         durations, delays = self._by_node(work)
@@ -113,7 +117,10 @@ class StepEvaluator:
         for _ in range(num_draws):
             factor = np.exp(rng.normal(0.0, sigma_frac, work.forward_s.shape))
             noisy = dataclasses.replace(work, forward_s=work.forward_s * factor, backward_s=work.backward_s * factor)
-            total_s += makespan_s(self.shape, noisy)
+            if self.max_concurrency is None:
+                total_s += makespan_s(self.shape, noisy)
+            else:
+                total_s += float(self._graph_spans(assignment, noisy)[1].max(initial=0.0))
         return total_s / num_draws
 
     def _seconds(self, part: ModulePlan, num_layers: int, edge: bool, load: Floats) -> tuple[Floats, Floats]:
