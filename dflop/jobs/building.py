@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
+from dflop.models import attention
 from dflop.models.build import Stage, build_model
 from dflop.models.family import Family
 from dflop.models.weights import WeightFolder, build_empty
@@ -46,8 +48,12 @@ def build_stages(
         weights = WeightFolder(config.model.weights, model)
         stages, parts = make_stages(model, family, seat, tensor_group)
         fill_stages(stages, parts, weights, device)
+    kernel = attention.resolve(config.model.attention, device.type, dtype)
+    if seat.rank == 0:
+        print(f"attention: {kernel}", file=sys.stderr, flush=True)
     for stage in stages:
         stage.to(device)
+        attention.use(stage, kernel)
     return stages, parts
 
 

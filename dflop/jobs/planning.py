@@ -45,6 +45,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
         "family": config.model.family,
         "rules_key": bound_family(config).rules_key,
         "dtype": config.model.dtype,
+        "attention": config.model.attention,
         "hardware": hardware,
         "software": software_name(),
         "settings": config.model_profile.model_dump(mode="json"),

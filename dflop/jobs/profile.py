@@ -74,6 +74,7 @@ def _measurements(
             dtype=config.model.dtype,
             num_repeats=settings.num_repeats,
             seed=config.model.seed,
+            attention=config.model.attention,
         ),
         depths=settings.num_layers,
         num_probes=settings.num_probes,

@@ -1,15 +1,20 @@
-"""Exact block-diagonal causal attention over packed sequences, registered with transformers as `dflop_packed`.
+"""Exact block-diagonal attention over packed sequences, registered with transformers as `dflop_packed`.
 
 A microbatch is one row of tokens holding several samples back to back; `cu_seq_lens_q` says where each starts. On
-CUDA in half precision the variable-length kernels do this in one call (flash-attn when it can be imported, else
-torch's varlen attention); elsewhere each segment gets its own SDPA call, so the cost is the sum of squares and never
-the square of the sum, and no T x T mask is ever built.
+CUDA in half precision a variable-length kernel does this in one call, flash-attn's or torch's own. Elsewhere segments
+of one length share an SDPA call, so the cost is the sum of squares and never the square of the sum, and no T x T mask
+is ever built.
+
+Names: transformers looks attention up by the name in a module's config, and hands a whole packed sequence only to
+implementations with `flash` in their names; the towers of Qwen would cut it into segments themselves, with a call for
+every window. `use` therefore gives modules one of several names of the same function.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +23,68 @@ import torch.nn.functional as F
 from dflop.errors import ConfigError
 
 PACKED = "dflop_packed"
+AUTO, FLASH, VARLEN, SDPA = "auto", "flash", "varlen", "sdpa"
 Window = tuple[int, int]
 """Keys before and behind a token that it attends to; -1: all."""
 
+_KEYS = {AUTO: PACKED, FLASH: "dflop_packed_fa", VARLEN: "dflop_packed_varlen", SDPA: "dflop_packed_segments"}
+_SELF_CUTTING = "dflop_flash_"
+"""Prefix of the name for modules that would cut a packed sequence themselves."""
+
 
 def register() -> None:
-    """Make `attn_implementation="dflop_packed"` known to transformers; calling it again changes nothing."""
+    """Make all names known to transformers; calling it again changes nothing."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED, packed_attention)
+    for kernel, name in _KEYS.items():
+        function = packed_attention if kernel == AUTO else functools.partial(packed_attention, kernel=kernel)
+        AttentionInterface.register(name, function)
+        AttentionInterface.register(_SELF_CUTTING + name, function)
+
+
+def use(module: torch.nn.Module, kernel: str, *, cuts_itself: bool = False) -> None:
+    """Let the layers of a module that was built with `PACKED` use a kernel.
+
+    Args:
+        module: Its own layers and those of all modules in it.
+        kernel: `auto`, or what `resolve` returned.
+        cuts_itself: Whether its Hugging Face code splits packed sequences unless told not to; where some of the modules
+            were told before, they stay so.
+    """
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        name = getattr(config, "_attn_implementation", None)
+        if isinstance(name, str) and name.removeprefix(_SELF_CUTTING) in _KEYS.values():
+            prefix = _SELF_CUTTING if cuts_itself or name.startswith(_SELF_CUTTING) else ""
+            config._attn_implementation = prefix + _KEYS[kernel]  # type: ignore[union-attr]
+
+
+def resolve(kernel: str, device_type: str, dtype: torch.dtype) -> str:
+    """The kernel that `model.attention` means on a device.
+
+    Args:
+        kernel: `auto`, `flash` (the flash-attn package), `varlen` (torch's own) or `sdpa` (a call per length).
+        device_type: `cpu` or `cuda`.
+        dtype: Of the model.
+
+    Raises:
+        ConfigError: it cannot run there.
+    """
+    is_able = device_type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    if kernel == AUTO:
+        return next((name for name in VARLEN_KERNELS if is_able and not _missing(name)), SDPA)
+    if kernel != SDPA and not is_able:
+        short = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"attention `{kernel}` runs on CUDA in bfloat16, not on {device_type} in {short}",
+            where="model.attention",
+            hint="`sdpa` runs everywhere; `auto` takes the best there is",
+        )
+    if kernel != SDPA and (reason := _missing(kernel)):
+        raise ConfigError(
+            f"attention `{kernel}` cannot be imported: {reason}", where="model.attention", hint="`auto` does without"
+        )
+    return kernel
 
 
 def packed_attention(
@@ -40,7 +98,9 @@ def packed_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
     sliding_window: int | None = None,
+    kernel: str = AUTO,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention within each packed segment.
@@ -54,9 +114,11 @@ def packed_attention(
         scaling: Factor on the scores; None means `head_dim ** -0.5`.
         dropout: Attention dropout probability.
         is_causal: Overrides the layer's own flag.
-        cu_seq_lens_q: int32 `[segments + 1]` boundaries in the sequences of the batch one after the other; None
-            means that each is one segment.
+        cu_seq_lens_q: int32 `[segments + 1]` boundaries in the sequences of the batch one after the other; segments may
+            be empty; None means that each sequence is one segment.
+        max_length_q: Tokens of the longest segment, where the caller knows it: to ask a GPU is to wait for it.
         sliding_window: Keys that a token attends to at most, itself among them; None: all before it.
+        kernel: One of `resolve`; `auto` decides from the tensors.
 
     Returns:
         `[batch, tokens, heads, head_dim]` and no weights.
@@ -71,64 +133,77 @@ def packed_attention(
         rows = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query_BHTD, key_BGTD, value_BGTD))
         query, key, value = rows
         out = packed_attention(
-            module, query, key, value, None, scaling=scaling, dropout=dropout, is_causal=is_causal,
-            cu_seq_lens_q=cu_seq_lens_q, sliding_window=sliding_window,
+            module, query, key, value, None, scaling=scaling, dropout=dropout, is_causal=is_causal, kernel=kernel,
+            cu_seq_lens_q=cu_seq_lens_q, max_length_q=max_length_q, sliding_window=sliding_window,
         )[0]  # fmt: skip
         return out.unflatten(1, (batch, length))[0], None
     scale = query_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if sliding_window is not None and not causal:
         raise ValueError(f"`{PACKED}` attention has sliding windows for causal layers only")
-    half = query_BHTD.dtype in (torch.float16, torch.bfloat16)
-    if cu_seq_lens_q is not None and query_BHTD.is_cuda and half:
-        window = (-1 if sliding_window is None else sliding_window - 1, 0) if causal else (-1, -1)
-        return _varlen_kernel()(query_BHTD, key_BGTD, value_BGTD, cu_seq_lens_q, scale, dropout, window), None
-    lengths = [query_BHTD.shape[2]] if cu_seq_lens_q is None else (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
-    segments = zip(*(x.split(lengths, dim=2) for x in (query_BHTD, key_BGTD, value_BGTD)), strict=True)
+    window = (-1 if sliding_window is None else sliding_window - 1, 0) if causal else (-1, -1)
+    chosen = resolve(AUTO, query_BHTD.device.type, query_BHTD.dtype) if kernel == AUTO else kernel
+    if cu_seq_lens_q is None or chosen == SDPA:
+        lengths = [length] if cu_seq_lens_q is None else (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
+        return _segments(query_BHTD, key_BGTD, value_BGTD, lengths, scale, dropout, window), None
+    longest = int((cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).max()) if max_length_q is None else int(max_length_q)
+    packed = [x[0].transpose(0, 1).contiguous() for x in (query_BHTD, key_BGTD, value_BGTD)]
+    out = VARLEN_KERNELS[chosen](*packed, cu_seq_lens_q.to(torch.int32), longest, scale, dropout, window)
+    return out[None], None
+
+
+def _segments(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int], scale: float, drop: float,
+    window: Window,
+) -> torch.Tensor:  # fmt: skip
+    """`[batch, tokens, heads, head_dim]`; segments of one length that are neighbours share a call."""
     pieces = []
-    for q, k, v in segments:
-        band = _band(q.shape[2], sliding_window, q.device)
-        pieces.append(
-            F.scaled_dot_product_attention(
-                q, k, v, attn_mask=band, dropout_p=dropout, is_causal=causal and band is None, scale=scale,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )
-        )  # fmt: skip
-    return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
+    runs = list(_runs(lengths))
+    cuts = [count * length for count, length in runs]
+    for (count, length), *run in zip(runs, *(x.split(cuts, dim=2) for x in (query, key, value)), strict=True):
+        # With several segments there is one sequence: `[1, heads, count * length, d]` -> `[count, heads, length, d]`.
+        q, k, v = (x if count == 1 else x[0].unflatten(1, (count, length)).transpose(0, 1) for x in run)
+        band = _band(length, window, q.device)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=band, dropout_p=drop, is_causal=window[1] == 0 and band is None, scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        ).transpose(1, 2)  # fmt: skip
+        pieces.append(out if count == 1 else out.flatten(0, 1)[None])
+    return torch.cat(pieces, dim=1)
 
 
-def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(number of segments, their length) of neighbours of one length, without empty ones unless all are."""
+    if not any(lengths):
+        yield 1, 0
+    for length, run in itertools.groupby(n for n in lengths if n):
+        yield len(list(run)), length
+
+
+def _band(length: int, window: Window, device: torch.device) -> torch.Tensor | None:
     """Mask of a causal segment that is longer than its window; None where no mask is needed."""
-    if window is None or length <= window:
+    if window[0] < 0 or length <= window[0] + 1:
         return None
-    ones = torch.ones(length, length, dtype=torch.bool, device=device)
-    return ones.tril().triu(1 - window)
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(-window[0])
 
 
-@functools.cache
-def _varlen_kernel() -> Callable[..., torch.Tensor]:
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return _torch_varlen
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
+    window: Window,
+) -> torch.Tensor:  # fmt: skip
+    from flash_attn import flash_attn_varlen_func
 
-    def flash(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, scale: float, drop: float, window: Window
-    ) -> torch.Tensor:
-        longest = int((cu[1:] - cu[:-1]).max())
-        packed = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))
-        out: torch.Tensor = flash_attn_varlen_func(
-            *packed, cu, cu, longest, longest, dropout_p=drop, softmax_scale=scale, causal=window[1] == 0,
-            window_size=window,
-        )  # fmt: skip
-        return out[None]
-
-    return flash
+    out: torch.Tensor = flash_attn_varlen_func(
+        q, k, v, cu, cu, longest, longest, dropout_p=drop, softmax_scale=scale, causal=window[1] == 0,
+        window_size=window,
+    )  # fmt: skip
+    return out
 
 
 def _torch_varlen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, scale: float, drop: float, window: Window
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
+    window: Window,
+) -> torch.Tensor:  # fmt: skip
     from torch.nn.attention.varlen import varlen_attn
 
     if drop:
@@ -137,13 +212,28 @@ def _torch_varlen(
             where="model.hf_config",
             hint="set it to 0, or install flash-attn",
         )
-    longest = int((cu[1:] - cu[:-1]).max())
+    # Not every release takes fewer heads of keys than of queries, or a scale other than 1/sqrt(head_dim).
     groups = q.shape[1] // k.shape[1]
-    query, key, value = (
-        x[0].repeat_interleave(n, dim=0).transpose(0, 1).contiguous() for x, n in ((q, 1), (k, groups), (v, groups))
-    )
-    # Some releases fix the scale at 1/sqrt(head_dim): fold any other one into the query.
-    query = query * (scale * q.shape[-1] ** 0.5)
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    query = q * (scale * q.shape[-1] ** 0.5)
     out = varlen_attn(query, key, value, cu, cu, longest, longest, window_size=window)
     assert isinstance(out, torch.Tensor)
-    return out[None]
+    return out
+
+
+VARLEN_KERNELS: dict[str, Callable[..., torch.Tensor]] = {FLASH: _flash, VARLEN: _torch_varlen}
+"""(q, k, v `[tokens, heads, head_dim]`, boundaries, longest, scale, dropout, window) -> `[tokens, heads, head_dim]`."""
+
+
+@functools.cache
+def _missing(kernel: str) -> str:
+    """Why a kernel cannot be had; empty if it can."""
+    try:
+        if kernel == FLASH:
+            from flash_attn import flash_attn_varlen_func  # noqa: F401
+        else:
+            from torch.nn.attention.varlen import varlen_attn  # noqa: F401
+    except ImportError as error:
+        # Not there, or built for another torch.
+        return str(error)
+    return ""

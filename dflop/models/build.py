@@ -17,7 +17,7 @@ from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models import attention
-from dflop.models.encoders import ENCODERS
+from dflop.models.encoders import CUT_THEMSELVES, ENCODERS
 from dflop.models.family import Decoder, Family, Tower
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
@@ -96,6 +96,7 @@ class EncoderStage(Stage):
         self.shell = shell
         self.name = name
         self._encode = ENCODERS[tower.call]
+        attention.use(module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
         is_whole, taken = self.is_first and self.is_last, taken_states(model.config)
         self._slice = None if is_whole else TowerSlice(module, tower, self_layers, taken, self._dtype)
 
@@ -229,6 +230,7 @@ class LlmStage(Stage):
             position_ids=position_ids[:, None] if self._spec.rope else position_ids[:1],
             use_cache=False,
             cu_seq_lens_q=cu_seqlens,
+            max_length_q=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
             **self._deep(hidden),
         )
         result: torch.Tensor = out.last_hidden_state[0]

@@ -87,3 +87,5 @@ def anyres(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> t
 ENCODERS: Mapping[str, Encoder] = {
     "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres,
 }  # fmt: skip
+CUT_THEMSELVES = {"native", "mel"}
+"""Those whose attention splits a packed sequence where its segments meet unless it is told not to."""

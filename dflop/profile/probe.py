@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dflop.models import load_family
+from dflop.models import attention, load_family
 from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way, apply_way
@@ -44,6 +44,8 @@ class ProbeSettings:
     dtype: str
     num_repeats: int
     seed: int = 0
+    attention: str = attention.AUTO
+    """As `model.attention`."""
 
 
 class ModuleProbe:
@@ -80,6 +82,7 @@ class ModuleProbe:
         self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers))
         if device.type != "cpu":  # fake tensors refuse even the move to where they are
             self._stage.to(device)
+        attention.use(self._stage, attention.resolve(settings.attention, device.type, dtype))
         apply_way(self._stage, way)
         if group is not None:
             self._shard(group)

@@ -1,50 +1,41 @@
-"""The variable-length kernels against SDPA on each segment alone, in bf16."""
+"""The variable-length kernels, and SDPA on each segment alone, against dense attention; values and gradients."""
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
-import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dflop.errors import ConfigError
 from dflop.models import attention
-
-LENGTHS = [1, 7, 128, 300]
-
-
-def inputs(device, heads, kv_heads, head_dim=64):
-    torch.manual_seed(0)
-    num_tokens = sum(LENGTHS)
-    q = torch.randn(1, heads, num_tokens, head_dim, device=device)
-    k, v = (torch.randn(1, kv_heads, num_tokens, head_dim, device=device) for _ in range(2))
-    cu = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32, device=device)
-    return q, k, v, cu
+from tests.models.attention_cases import HEADS, SEGMENTS, WINDOWS, assert_equals_dense
 
 
-def reference(q, k, v, causal):
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    parts = zip(*(x.split(LENGTHS, dim=2) for x in (q, k, v)), strict=True)
-    out = [F.scaled_dot_product_attention(*part, is_causal=causal) for part in parts]
-    return torch.cat(out, dim=2).transpose(1, 2)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("kv_heads", [4, 1])
-@pytest.mark.parametrize("kernel", ["torch", "flash_attn"])
-def test_packed_kernels_equal_separate_segments(cuda, monkeypatch, kernel, kv_heads, causal):
-    if kernel == "torch":
-        monkeypatch.setattr(attention, "_varlen_kernel", lambda: attention._torch_varlen)
-    elif importlib.util.find_spec("flash_attn") is None:
-        pytest.skip("no CUDA device with flash-attn installed")
-    q, k, v, cu = inputs(cuda, 4, kv_heads)
-    want = reference(q, k, v, causal)
-    half = [x.bfloat16().requires_grad_() for x in (q, k, v)]
-    got, _ = attention.packed_attention(
-        torch.nn.Module(), *half, None, scaling=64**-0.5, is_causal=causal, cu_seq_lens_q=cu
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "sdpa"])
+@given(SEGMENTS.filter(any), HEADS, WINDOWS, st.sampled_from([None, 0.5]), st.sampled_from([32, 64, 128]))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_packed_kernels_equal_dense_attention(cuda, kernel, lengths, heads, causal_window, scale, head_dim):
+    try:
+        attention.resolve(kernel, "cuda", torch.bfloat16)
+    except ConfigError as error:
+        pytest.skip(error.what)
+    assert_equals_dense(
+        lengths, heads, causal_window, scale, torch.bfloat16, kernel=kernel, device=cuda, head_dim=head_dim
     )
-    assert (got.float() - want).abs().max() < 0.03
-    got.float().pow(2).sum().backward()
-    for x in half:
-        assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "sdpa"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_long_segments(cuda, kernel, causal):
+    try:
+        attention.resolve(kernel, "cuda", torch.bfloat16)
+    except ConfigError as error:
+        pytest.skip(error.what)
+    lengths = [1, 7, 128, 0, 300, 64, 64]
+    assert_equals_dense(lengths, (4, 2), (causal, None), None, torch.bfloat16, kernel=kernel, device=cuda, head_dim=64)
+
+
+def test_in_float32_segments_have_their_own_calls(cuda):
+    assert attention.resolve("auto", "cuda", torch.float32) == "sdpa"
+    assert_equals_dense([3, 3, 0, 5], (4, 2), (True, None), None, torch.float64, device=cuda)

@@ -11,57 +11,33 @@ from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
 from dflop.models import attention
+from tests.models.attention_cases import HEADS, SEGMENTS, TOLERANCE, WINDOWS, assert_equals_dense, dense, tensors
+from tests.train.synthetic import HIDDEN_SIZE, tiny_model
 
-SEGMENTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
-HEADS = st.sampled_from([(2, 2), (4, 2), (4, 1)])
-
-
-def tensors(lengths, heads, head_dim=8, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(1, h, sum(lengths), head_dim) for h in (heads[0], heads[1], heads[1])]
-    query, key, value = (torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes)
-    return query, key, value, torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+LENGTHS = [0, 3, 3, 0, 1, 6, 0]
 
 
-def dense(query, key, value, cu_seqlens, *, causal, scale, window=None):
-    """Softmax over the whole T x T score matrix with a block-diagonal mask; `[1, tokens, heads, head_dim]`."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    segment = torch.bucketize(torch.arange(query.shape[2]), cu_seqlens[1:], right=True)
-    allowed = segment[:, None] == segment[None, :]
-    if causal:
-        allowed = allowed.tril()
-    if window is not None:
-        number = torch.arange(query.shape[2])
-        allowed &= number[:, None] - number[None, :] < window
-    scores = (query @ key.transpose(-1, -2) * scale).masked_fill(~allowed, float("-inf"))
-    return (scores.softmax(-1) @ value).transpose(1, 2)
+@given(SEGMENTS, HEADS, WINDOWS, st.sampled_from([None, 0.5]), st.sampled_from(list(TOLERANCE)))
+def test_equals_dense_masked_attention_with_its_gradients(lengths, heads, causal_window, scale, dtype):
+    assert_equals_dense(lengths, heads, causal_window, scale, dtype)
 
 
-WINDOWS = st.sampled_from([(False, None), (True, None), (True, 1), (True, 3), (True, 20)])
+def test_neighbours_of_one_length_share_a_call(monkeypatch):
+    calls, sdpa = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F, "scaled_dot_product_attention", lambda q, *a, **k: (calls.append(q.shape), sdpa(q, *a, **k))[1]
+    )
+    query, key, value, cu_seqlens = tensors([4, 4, 4, 0, 4, 2, 4], (2, 1))
+    attention.packed_attention(torch.nn.Module(), query, key, value, None, cu_seq_lens_q=cu_seqlens)
+    assert [tuple(shape) for shape in calls] == [(4, 2, 4, 8), (1, 2, 2, 8), (1, 2, 4, 8)]
 
 
-@given(SEGMENTS, HEADS, WINDOWS, st.sampled_from([None, 0.5]))
-def test_equals_dense_masked_attention_with_its_gradients(lengths, heads, causal_window, scale):
-    query, key, value, cu_seqlens = tensors(lengths, heads, dtype=torch.float64)
-    causal, window = causal_window
-    got, weights = attention.packed_attention(
-        torch.nn.Module(), query, key, value, None, scaling=scale, is_causal=causal, cu_seq_lens_q=cu_seqlens,
-        sliding_window=window,
-    )  # fmt: skip
-    assert weights is None
-    assert got.is_contiguous()
-    scale = scale or query.shape[-1] ** -0.5
-    expected = dense(query, key, value, cu_seqlens, causal=causal, scale=scale, window=window)
-    torch.testing.assert_close(got, expected)
-    weight = torch.linspace(-1, 1, got.numel(), dtype=got.dtype).view_as(got)
-    inputs = (query, key, value)
-    for mine, reference in zip(
-        torch.autograd.grad((got * weight).sum(), inputs),
-        torch.autograd.grad((expected * weight).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, reference)
+def test_several_sequences_are_packed_one_after_the_other():
+    query, key, value, cu_seqlens = tensors([2, 6, 4, 1, 3], (4, 2))
+    together, _ = attention.packed_attention(torch.nn.Module(), query, key, value, None, cu_seq_lens_q=cu_seqlens)
+    rows = (x[0].unflatten(1, (2, 8)).transpose(0, 1) for x in (query, key, value))
+    apart, _ = attention.packed_attention(torch.nn.Module(), *rows, None, cu_seq_lens_q=cu_seqlens)
+    torch.testing.assert_close(apart.flatten(0, 1)[None], together)
 
 
 @given(SEGMENTS, HEADS)
@@ -107,7 +83,7 @@ def fake_kernel(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window):
     heads_first = (x.transpose(0, 1)[None] for x in (query, key, value))
     before, behind = window
     keys = None if before < 0 else before + 1
-    return dense(*heads_first, cu_q, causal=behind == 0, scale=scale, window=keys)[0]
+    return dense(*heads_first, cu_q, causal=behind == 0, scale=scale, window=keys)[0].contiguous()
 
 
 @pytest.fixture
@@ -132,24 +108,82 @@ def kernel(request, monkeypatch):
 
         monkeypatch.setitem(sys.modules, "flash_attn", None)
         monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-    attention._varlen_kernel.cache_clear()
-    yield attention._varlen_kernel()
-    attention._varlen_kernel.cache_clear()
+    attention._missing.cache_clear()
+    yield request.param
+    attention._missing.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", ["flash", "torch"], indirect=True)
+@pytest.mark.parametrize("kernel", ["flash", "varlen"], indirect=True)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
-@pytest.mark.parametrize("window", [(-1, 0), (-1, -1), (1, 0)])
-def test_kernels_are_called_with_the_layout_they_want(kernel, heads, window):
-    query, key, value, cu_seqlens = tensors([3, 1, 6], heads)
-    got = kernel(query, key, value, cu_seqlens, 0.3, 0.0, window)
-    keys = window[0] + 1 if window[0] >= 0 else None
-    expected = dense(query, key, value, cu_seqlens, causal=window[1] == 0, scale=0.3, window=keys)
-    torch.testing.assert_close(got, expected)
+@pytest.mark.parametrize("causal_window", [(True, None), (False, None), (True, 2)])
+def test_kernels_are_called_with_the_layout_they_want(kernel, heads, causal_window):
+    assert_equals_dense(LENGTHS, heads, causal_window, 0.3, torch.float64, kernel=kernel)
 
 
-@pytest.mark.parametrize("kernel", ["torch"], indirect=True)
+@pytest.mark.parametrize("kernel", ["varlen"], indirect=True)
 def test_dropout_is_refused_where_the_kernel_has_none(kernel):
     query, key, value, cu_seqlens = tensors([3], (2, 2))
     with pytest.raises(ConfigError, match=r"no dropout \(attention_dropout is 0\.1\)"):
-        kernel(query, key, value, cu_seqlens, 0.3, 0.1, (-1, 0))
+        attention.packed_attention(
+            torch.nn.Module(), query, key, value, None, dropout=0.1, cu_seq_lens_q=cu_seqlens, kernel=kernel
+        )
+
+
+def test_a_caller_that_knows_the_longest_segment_is_believed(monkeypatch):
+    seen = []
+    kernels = {"varlen": lambda q, k, v, cu, longest, *rest: (seen.append(longest), q)[1]}
+    monkeypatch.setattr(attention, "VARLEN_KERNELS", kernels)
+    query, key, value, cu_seqlens = tensors([3, 5], (2, 2))
+    for known in ({}, {"max_length_q": 6}):
+        attention.packed_attention(
+            torch.nn.Module(), query, key, value, None, cu_seq_lens_q=cu_seqlens, kernel="varlen", **known
+        )
+    assert seen == [5, 6]
+
+
+@pytest.mark.parametrize("kernel", ["flash", "varlen"], indirect=True)
+def test_the_best_kernel_that_can_run_is_chosen(kernel):
+    assert attention.resolve("auto", "cuda", torch.bfloat16) == kernel
+    assert attention.resolve(kernel, "cuda", torch.bfloat16) == kernel
+    assert attention.resolve("sdpa", "cuda", torch.bfloat16) == "sdpa"
+    for device, dtype in (("cuda", torch.float32), ("cpu", torch.bfloat16)):
+        assert attention.resolve("auto", device, dtype) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "dtype", "message"),
+    [
+        ("flash", "cpu", torch.bfloat16, "`flash` runs on CUDA in bfloat16, not on cpu in bfloat16"),
+        ("varlen", "cuda", torch.float32, "`varlen` runs on CUDA in bfloat16, not on cuda in float32"),
+        ("flash", "cuda", torch.bfloat16, "`flash` cannot be imported: .*flash_attn"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_refused(monkeypatch, kernel, device, dtype, message):
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    attention._missing.cache_clear()
+    with pytest.raises(ConfigError, match=message) as caught:
+        attention.resolve(kernel, device, dtype)
+    attention._missing.cache_clear()
+    assert caught.value.where == "model.attention"
+    assert "`auto`" in caught.value.hint
+
+
+@pytest.mark.parametrize("kernel", ["auto", "flash", "varlen", "sdpa"])
+def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
+    model = tiny_model()
+    attention.use(model.model.visual if hasattr(model, "model") else model.visual, "auto", cuts_itself=True)
+    attention.use(model, kernel)
+    used, real = [], attention.packed_attention
+    monkeypatch.setattr(attention, "resolve", lambda kernel, *_: used.append(kernel) or "sdpa")
+    monkeypatch.setattr(
+        attention, "VARLEN_KERNELS",
+        {k: lambda q, k, v, cu, longest, scale, drop, window, name=k: used.append(name) or q
+         for k in ("flash", "varlen")},
+    )  # fmt: skip
+    decoder = next(m for n, m in model.named_modules() if n.endswith("language_model"))
+    decoder(
+        inputs_embeds=torch.zeros(1, 4, HIDDEN_SIZE), position_ids=torch.zeros(3, 1, 4, dtype=torch.long),
+        use_cache=False, cu_seq_lens_q=torch.tensor([0, 4], dtype=torch.int32),
+    )  # fmt: skip
+    assert set(used) == ({kernel} if kernel != "sdpa" else set())
+    assert real is attention.packed_attention
