@@ -135,7 +135,7 @@ class Watch:
     def _hear(self, failure: Failure) -> None:
         self._store.set(f"heard/{self._rank}", "")
         if self._rank == 0:
-            keys = [f"heard/{rank}" for rank in range(len(self._labels)) if rank != failure.rank]
+            keys = [f"heard/{rank}" for rank in range(len(self._labels))]
             deadline_s = time.monotonic() + TELL_S
             while not self._store.check(keys) and time.monotonic() < deadline_s:
                 time.sleep(BEAT_S / 20)

@@ -51,6 +51,11 @@ def leave() -> None:
     sys.exit(3)
 
 
+def stop() -> None:
+    """End as a job does that was told to stop and left a checkpoint."""
+    sys.exit(75)
+
+
 def hang(folder: str) -> None:
     """Start a child in a session of its own, note both pids, and never end."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)

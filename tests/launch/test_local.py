@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import LaunchError
-from dflop.launch import JobHandle, JobState, Resources, log_paths
+from dflop.errors import Interrupted, LaunchError
+from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId
 from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
@@ -70,6 +70,18 @@ def test_a_task_that_exits_without_a_result_fails_the_job(launcher: LocalLaunche
     assert end(launcher, handle) == (JobState.FAILED, "rank 0 exited with code 3 and no traceback")
     with pytest.raises(LaunchError, match="exited with code 3"):
         launcher.collect(handle)
+
+
+def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    spec, journal = make_spec(tmp_path / "job", "stop", num_tasks=2), Journal(tmp_path / "run", "r1")
+    for num_jobs in (1, 2):
+        with pytest.raises(Interrupted, match="was told to stop") as caught:
+            run_job(launcher, spec, journal, poll_interval_s=0.05)
+        assert caught.value.exit_code == 75
+        assert len({r.job_id for r in journal.records()}) == num_jobs
+        assert journal.records()[-1].state == "interrupted"
 
 
 def test_a_killed_rank_ends_the_job_and_its_peers(launcher: LocalLauncher, tmp_path: Path) -> None:
