@@ -31,6 +31,7 @@ from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.ranks import srun_environment
+from dflop.parallel.connect import connect
 from dflop.parallel.topology import make_groups, seat_of, seats
 from dflop.plan.check import check_plan
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
@@ -161,6 +162,8 @@ class _Rank:
         family = trainable_of(config, tokenizer.vocab_size)
         check_plan(self.plan, family.specs())
         groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
+        if self.device.type == "cuda":  # gloo has connected all ranks by now
+            connect(groups, self.plan, self.device)
         stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, self.device)
         trains = prepare_stages(stages, self.plan, seat, frozen=config.model.frozen)
         source, llm_stage = DatasetSource(dataset_ref(config), family, self.shapes), llm_stage_of(stages)
