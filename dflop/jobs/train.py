@@ -100,7 +100,8 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         first = rank.train()
     except Interrupted as stopped:
         if begun:
-            _say(f"train: {stopped.what}; started again, the job goes on from there")
+            what_next = "goes on from there" if mode == TRAIN else "starts over"
+            _say(f"train: {stopped.what}; started again, the job {what_next}")
         rank.leave(at_once=True)
         leave(stopped.exit_code)
     except BaseException as error:
