@@ -54,3 +54,19 @@ def test_a_parameter_without_gradient_gets_zeros(reducer_and_stage):
 def test_the_loss_is_summed_over_ranks(reducer_and_stage):
     reducer, _ = reducer_and_stage
     assert reducer.norm_and_loss(1.25)[1] == 1.25
+
+
+def test_gradients_of_bfloat16_weights_accumulate_in_float32(one_rank):
+    plan = make_plan({LLM: (1, 1)}, num_microbatches=1)
+    seat = seat_of(plan, 0)
+    (part,) = seat.parts
+    stage = cut_stage(tiny_model().bfloat16(), family(), LLM, part.layers)
+    reducer = GradientReducer(plan, seat, [stage], make_groups(plan, 0, timeout_s=30))
+    name, p = next(iter(stage.names.items()))
+    small = 2.0**-10  # beside 1, too small for the 8 bits of a bfloat16's mantissa
+    for gradient in (1.0, small, small):
+        (p * torch.tensor(gradient, dtype=torch.bfloat16)).sum().backward()
+    reducer.reduce()
+    assert p.grad.dtype == torch.float32, name
+    assert torch.equal(p.grad, torch.full(p.shape, 1.0 + 2 * small))
+    assert reducer.norm_and_loss(0.0)[0] == pytest.approx(p.numel() ** 0.5 * (1.0 + 2 * small))
