@@ -62,7 +62,7 @@ class StandIn(nn.Module):
     def __init__(self, shape: Callable[[torch.Tensor], Shape], dtype: torch.dtype, **attributes: Any) -> None:
         super().__init__()
         self._shape, self._dtype = shape, dtype
-        self.weight = torch.zeros(1, 1, dtype=dtype)
+        self.register_buffer("weight", torch.zeros(1, 1, dtype=dtype), persistent=False)  # towers look where it lies
         for name, value in attributes.items():
             setattr(self, name, value)
 

@@ -1,7 +1,7 @@
 """The two operators of tensor parallelism: each is a sum over the ranks in one direction, the identity in the other.
 
-Both sum in place and in the type of the tensor. A tensor without elements is not exchanged: the ranks of a group have
-the same input, so it is empty on all of them.
+And where a message between two ranks must lie. Both operators sum in place and in the type of the tensor. A tensor
+without elements is not exchanged: the ranks of a group have the same input, so it is empty on all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+
+def message_device(device: torch.device, group: dist.ProcessGroup) -> torch.device:
+    """Where a tensor must lie to be sent or received: on `device`, but gloo reads and writes host memory only.
+
+    Ranks that share one GPU have to use gloo, for NCCL wants a device per rank.
+    """
+    return torch.device("cpu") if dist.get_backend(group) == "gloo" else device
 
 
 def all_reduce(values: torch.Tensor, group: dist.ProcessGroup, *, maximum: bool = False) -> torch.Tensor:

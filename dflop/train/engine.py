@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
 from dflop.models.build import EncoderStage, LlmStage, Stage
+from dflop.parallel.exchange import message_device
 from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
 from dflop.records import LLM, Plan
 from dflop.simulate.order import Action, one_f_one_b
@@ -321,13 +322,15 @@ class Engine:
         return self._groups.forward if is_forward else self._groups.backward
 
     def _receive(self, shape: tuple[int, int], way: _Way, *, is_forward: bool) -> torch.Tensor:
-        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        dist.recv(buffer, way.peers.takes_from, group=self._group(is_forward), tag=way.tag)
+        group = self._group(is_forward)
+        buffer = torch.empty(shape, dtype=self._dtype, device=message_device(self._device, group))
+        dist.recv(buffer, way.peers.takes_from, group=group, tag=way.tag)
         self._received_bytes += buffer.nbytes
-        return buffer
+        return buffer.to(self._device)
 
     def _send(self, tensor: torch.Tensor, way: _Way, *, is_forward: bool) -> None:
         group, sends = self._group(is_forward), self._sends[is_forward]
+        tensor = tensor.to(message_device(self._device, group))
         sends.send(tensor, way.peers, self._microbatch(way), group=group, tag=way.tag)
         self._sent_bytes += tensor.nbytes * len(way.peers.gives_to)
 

@@ -85,3 +85,19 @@ def test_slices_in_a_row_are_the_encoder(name, build, family, module):
                     least = 2e-6 if parameter.endswith("k_proj.bias") else 0.0
                     atol = max(least, 1e-5 * float(want.abs().max()))
                     assert torch.allclose(p.grad, want, atol=atol), (cut, parameter)
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "family", "module"), list(encoders()), ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_everything_in_a_slice_moves_to_its_device(name, build, family, module):
+    depth = next(s.num_layers for s in family.specs() if s.module == module)
+    stage = EncoderStage(build(), family.towers[module], (depth - 1, depth)).to("meta")
+    left = [
+        f"{type(part).__name__}.{key}"
+        for part in stage.modules()
+        for key, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and not value.is_meta
+    ]
+    assert not left
+    assert all(buffer.is_meta for buffer in stage.buffers())

@@ -167,12 +167,16 @@ def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: TokenizedSamp
 
 
 def loss_sum(plain: torch.nn.Module, source: SyntheticSource, shape: SampleShape) -> torch.Tensor:
-    """Summed loss of one sample by Hugging Face's own forward."""
-    sample = source.tokens(shape.sample_index)
-    logits = plain(**hf_inputs(source, shape, sample)).logits[0]
-    return torch.nn.functional.cross_entropy(
-        logits[:-1], torch.from_numpy(sample.labels[1:]), ignore_index=-100, reduction="sum"
-    )
+    """Summed loss of one sample by Hugging Face's own forward, where the model lies and in its type."""
+    sample, weight = source.tokens(shape.sample_index), next(plain.parameters())
+    inputs = {
+        name: given.to(weight.device, weight.dtype if given.is_floating_point() else None)
+        if isinstance(given, torch.Tensor)
+        else given
+        for name, given in hf_inputs(source, shape, sample).items()
+    }
+    logits, labels = plain(**inputs).logits[0], torch.from_numpy(sample.labels[1:]).to(weight.device)
+    return torch.nn.functional.cross_entropy(logits[:-1].float(), labels, ignore_index=-100, reduction="sum")
 
 
 def make_plan(layout: dict[str, tuple[int, ...]], *, num_microbatches: int, of: Family | None = None) -> Plan:
