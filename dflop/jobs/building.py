@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models import attention
-from dflop.models.build import Stage, build_model
+from dflop.models.build import EncoderStage, Stage, build_model
 from dflop.models.family import Family
 from dflop.models.weights import WeightFolder, build_empty
 from dflop.parallel.part import Part
@@ -55,6 +56,26 @@ def build_stages(
         stage.to(device)
         attention.use(stage, kernel)
     return stages, parts
+
+
+def untrained_weights(
+    config: Config, family: Family, tokenizer: ChatTokenizer, modules: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """First weights of encoders that a plan leaves out since the data has nothing for them, by global name.
+
+    Raises:
+        ConfigError: the weights of `model.weights` are another model's.
+    """
+    if not modules:
+        return {}
+    hf_config, dtype = full_config(family, tokenizer), getattr(torch, config.model.dtype)
+    empty = build_empty(family, hf_config, dtype)
+    names = [name for module in modules for name in EncoderStage(empty, family.towers[module]).names]
+    if config.model.weights is not None:
+        folder = WeightFolder(config.model.weights, empty)
+        return {name: folder.read(name) for name in names}
+    drawn = dict(build_model(family, hf_config, seed=config.model.seed, dtype=dtype).named_parameters())
+    return {name: drawn[name].detach() for name in names}
 
 
 def _check_vocabulary(model: Any, tokenizer: ChatTokenizer) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
 
 from dflop.config import Config
 from dflop.errors import ConfigError, TrainError
-from dflop.jobs.building import full_config
+from dflop.jobs.building import full_config, untrained_weights
 from dflop.jobs.rundir import RunDir, tokenizer_of, trainable_of
 from dflop.models.export import write_folder
 from dflop.train import manifest, state
@@ -50,11 +50,11 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
         )
     config, step = run.config(), int(meta["next_step"])
     progress(f"checkpoint after step {step} of {config.train.num_steps}")
-    dtype = getattr(torch, config.model.dtype)
-    weights = {name: t.to(dtype) for name, t in state.read_model(run.checkpoints / meta["name"]).items()}
+    weights = state.read_model(run.checkpoints / meta["name"])
+    trained = {module.module for module in run.plan().modules}
     temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
     try:
-        _write(config, weights, temporary, max_shard_bytes)
+        left_out = _write(config, weights, trained, temporary, max_shard_bytes)
         if out.exists():
             out.rmdir()
         os.replace(temporary, out)
@@ -62,15 +62,25 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
         raise TrainError(f"cannot write the model: {error.strerror or error}", where=str(out)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    if left_out:
+        progress(f"not trained, since the data has nothing for it: {', '.join(left_out)}")
     return step
 
 
-def _write(config: Config, weights: dict[str, torch.Tensor], folder: Path, max_shard_bytes: int) -> None:
+def _write(
+    config: Config, weights: dict[str, torch.Tensor], trained: Collection[str], folder: Path, max_shard_bytes: int
+) -> list[str]:
+    """Write the folder; returns the modules that nobody trained, whose weights are those the run began with."""
     tokenizer = tokenizer_of(config)
     family = trainable_of(config, tokenizer.vocab_size)
+    left_out = [module for module in family.modules if module not in trained]
+    weights |= untrained_weights(config, family, tokenizer, left_out)
+    dtype = getattr(torch, config.model.dtype)
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     folder.mkdir(parents=True)
     write_folder(family, full_config(family, tokenizer), weights, folder, max_shard_bytes=max_shard_bytes)
     shutil.copyfile(config.dataset.tokenizer, folder / "tokenizer.json")
     template = Path(config.dataset.chat_template)
     if template.is_file():
         shutil.copyfile(template, folder / template.name)
+    return left_out
