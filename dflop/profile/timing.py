@@ -97,7 +97,9 @@ def _time_on_cuda(
 
 
 def optimizer_step_s(params: Iterable[torch.nn.Parameter], device: torch.device, num_repeats: int) -> float:
-    """Median seconds of an AdamW step, made as training makes it; gradients are overwritten, weights stay as they are.
+    """Median seconds of an AdamW step, made as training makes it; weights stay as they are.
+
+    What AdamW updates is float32: the weights, or master copies that 16-bit weights are rounded from.
 
     Args:
         params: Those without a gradient are left out, as the optimizer does.
@@ -107,13 +109,17 @@ def optimizer_step_s(params: Iterable[torch.nn.Parameter], device: torch.device,
     trained = [p for p in params if p.grad is not None]
     if not trained:
         return 0.0
-    for p in trained:
-        assert p.grad is not None
-        p.grad.fill_(GRADIENT)
-    optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.01)
+    updated = [p if p.dtype == torch.float32 else p.detach().float() for p in trained]
+    for tensor in updated:
+        tensor.grad = torch.full_like(tensor, GRADIENT)
+    optimizer = torch.optim.AdamW(updated, lr=0.0, weight_decay=0.01)
 
     def step() -> torch.Tensor:
         optimizer.step()
+        with torch.no_grad():
+            for p, tensor in zip(trained, updated, strict=True):
+                if tensor is not p:
+                    p.copy_(tensor)
         return trained[0]
 
     step()

@@ -25,10 +25,11 @@ def test_phases_are_timed_apart_and_run_once(monkeypatch, by_wall):
     assert (result, calls) == ((2.0, 5.0), ["forward", "backward"])
 
 
-def test_optimizer_step_leaves_weights_alone_and_skips_those_without_gradient():
-    used, unused = (torch.nn.Parameter(torch.randn(50)) for _ in "ab")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_optimizer_step_leaves_weights_alone_and_skips_those_without_gradient(dtype):
+    used, unused = (torch.nn.Parameter(torch.randn(50, dtype=dtype)) for _ in "ab")
     before = used.detach().clone()
-    used.grad = torch.randn(50)
+    used.grad = torch.randn(50, dtype=dtype)
     assert optimizer_step_s([used, unused], CPU, 3) > 0
     assert torch.equal(used, before)
     assert unused.grad is None
