@@ -1,8 +1,8 @@
 """Real steps of the same global batches under several policies: `python -m tests.bench.schedule.real [--sizes TABLE]`.
 
-Two processes, a core each, gloo between them. `encoder | llm`: our engine trains an encoder on one and a language model
-on the other. `2 replicas`: the whole model on each, gradients summed once per step. A tiny model is profiled, a few
-steps correct the costs that come out, and these schedule what is compared. A global batch is trained under every policy
+Two processes of our engine, a core each, gloo between them. `encoder | llm`: an encoder on one and a language model on
+the other. `2 replicas`: the whole model on each, gradients summed once per step. A tiny model is profiled, a few steps
+correct the costs that come out, and these schedule what is compared. A global batch is trained under every policy
 in turn, in rounds, behind a few uncounted steps; every configuration has processes of its own.
 
 arrival: samples counted into microbatches in their order. bottleneck: all modules balanced, certified. token_lpt: LLM
@@ -30,8 +30,7 @@ from tests.bench.schedule.real_cases import CASES, ENCODER_LAYERS, NUM_CORES, QU
 from tests.bench.schedule.real_compare import Outcome, compare
 from tests.bench.schedule.real_costs import Costs
 from tests.bench.schedule.real_data import GROUP_SHARES, MAX_TEXT_TOKENS, S_PER_FRAME, SIDE_FRAC, Rows
-from tests.bench.schedule.real_ranks import Job, profile, train_pipeline
-from tests.bench.schedule.real_replicas import train_replicas
+from tests.bench.schedule.real_ranks import Job, profile, train
 from tests.train.ranks import run_ranks
 
 NUM_FULL_SEEDS = 5
@@ -169,7 +168,7 @@ def _corrected(model: str, costs: Costs, rows: Rows) -> Costs:
     batches = [rows.batch(64, [CORRECTION_SEED, i], first_index=i * 64) for i in range(NUM_CORRECTION_STEPS)]
     step_plans = costs.schedule(case, batches, ("arrival",))
     job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds=1)
-    by_rank = [rounds[0] for rounds in _ranks(train_pipeline, job)]
+    by_rank = [trained.rounds[0] for trained in _ranks(train, job)]
     found = costs.corrected(case, step_plans, batches, list(zip(*by_rank, strict=True)))
     _tell(f"  {model}, corrections: {', '.join(f'{m} x{f:.2f}' for m, f in found.cost.corrections.items())}")
     return found
@@ -178,19 +177,15 @@ def _corrected(model: str, costs: Costs, rows: Rows) -> Costs:
 def _run_case(
     case: Case, costs: Costs, rows: Rows, seeds: Sequence[int], num_rounds: int
 ) -> tuple[Outcome, float | None]:
-    """The case, and of replicas how far gradients under two policies are apart."""
+    """The case, and how far gradients under two policies are apart, where two make different microbatches."""
     n = case.num_samples
     batches = [rows.batch(n, [seed, n], first_index=i * n) for i, seed in enumerate(seeds)]
     step_plans = costs.schedule(case, batches, case.policies)
     job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds)
-    error = None
-    if case.layout == "pipeline":
-        by_rank = _ranks(train_pipeline, job)
-    else:
-        found = _ranks(train_replicas, job)
-        by_rank, error = [f.rounds for f in found], max(f.gradient_error for f in found)
-    rounds = [list(zip(*of_round, strict=True)) for of_round in zip(*by_rank, strict=True)]
-    return compare(case, costs, step_plans, batches, rounds), error
+    found = _ranks(train, job)
+    rounds = [list(zip(*of_round, strict=True)) for of_round in zip(*(t.rounds for t in found), strict=True)]
+    errors = [t.gradient_error for t in found if t.gradient_error is not None]
+    return compare(case, costs, step_plans, batches, rounds), max(errors, default=None)
 
 
 def _ranks(worker: Callable[..., Any], *args: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,7 @@ from dflop.models.family import Family
 from dflop.records import LLM, ClusterSpec, Plan, SampleShape
 from tests.bench.profile.cases import VOCAB_SIZE
 from tests.bench.simulate.cases import MadeUpSource
-from tests.train.synthetic import make_plan
+from tests.train.synthetic import make_inline_plan, make_plan
 
 TILE_PX = 56
 TOKEN_ID = {"<image>": 1, "<video>": 2}
@@ -72,9 +71,8 @@ class Case:
         family = family_of(self.model)
         if self.layout == "pipeline":
             return make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=self.num_microbatches, of=family)
-        plan = make_plan({"vision": (1, 2), LLM: (1, 2)}, num_microbatches=self.num_microbatches, of=family)
-        modules = tuple(dataclasses.replace(m, first_rank=0) for m in plan.modules)
-        return dataclasses.replace(plan, layout="inline", modules=modules)
+        whole = {s.module: s.num_layers for s in family.specs()}
+        return make_inline_plan([whole], dp=2, num_microbatches=self.num_microbatches)
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -8,29 +8,34 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dflop.models.build import build_model
+from dflop.models.family import Family
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.profile.groups import make_group
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.links import profile_links
 from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.profile.run import profile_model
-from dflop.records import LLM, LinkMeasurement, Measurement, SampleShape, StepObservation, StepPlan
+from dflop.records import LLM, LinkMeasurement, Measurement, Plan, SampleShape, StepObservation, StepPlan
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed, PreparedStep
+from dflop.train.feed import Feed, PreparedStep, SampleSource
 from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
-from dflop.train.stages import llm_stage_of, make_stages
+from dflop.train.reduce import GradientReducer
+from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
 from tests.bench.profile.cases import VOCAB_SIZE
 from tests.bench.simulate.cases import MODELS, TEXT, Case, MadeUpSource, family_of, token_id
 
 CPU = torch.device("cpu")
 DEPTHS, NUM_PROBES, MAX_SAMPLES = (2, 4), 24, 6
 LINKS_BUDGET_S = 4.0
+LEARNING_RATE, MAX_GRAD_NORM = 1e-5, 1.0
 
 
 def take_core(rank: int) -> None:
@@ -122,30 +127,71 @@ class _TrainedCase:
     """One rank of one run, ready to train its steps."""
 
     def __init__(self, rank: int, run: Run) -> None:
-        family, plan = family_of(run.case.model), run.case.plan
-        seat, config = seat_of(plan, rank), {**family.hf_config, **family.token_ids(token_id(run.case.model))}
-        model = build_model(family, config, seed=0, dtype=torch.float32)
-        groups = make_groups(plan, rank, timeout_s=120)
-        stages, _ = make_stages(model, family, seat, groups.tensor)
+        family = family_of(run.case.model)
+        config = {**family.hf_config, **family.token_ids(token_id(run.case.model))}
         source = MadeUpSource(run.case.model, [shape for batch in run.batches for shape in batch])
-        feed = Feed(source, family, plan, seat, llm_stage_of(stages))
-        hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
-        num_steps = len(run.step_plans)
-        self._seen: list[StepObservation] = []
-        self._trainer = Trainer(
-            settings=LoopSettings("bench", 0, num_steps, 1e-5, 1, 1.0, num_steps),
-            plan=plan, seat=seat, stages=stages, groups=groups,
-            engine=Engine(plan, seat, stages, groups, CPU, hidden_size=hidden_size, row_width=hidden_size),
-            feed=Prepared([feed.prepare(p) for p in run.step_plans]), source=source, plans=InTurn(run.step_plans),
-            optimizer=torch.optim.AdamW([p for s in stages for p in s.names.values() if p.requires_grad], lr=1e-5),
-            hooks=Hooks(self._seen.append, complain_of_samples),
-        )  # fmt: skip
+        model = build_model(family, config, seed=0, dtype=torch.float32)
+        self._rank = EngineRank(rank, run.case.plan, family, model, source, run.step_plans)
 
     def round(self) -> list[StepObservation]:
         """Every step once."""
-        self._seen.clear()
-        self._trainer.run()
-        return list(self._seen)
+        return self._rank.first_steps(None)
+
+
+class EngineRank:
+    """One rank of the engine, ready to train steps whose inputs are made beforehand.
+
+    Args:
+        rank: This process.
+        plan: Layout.
+        family: Of the model.
+        model: The same on every rank.
+        source: Of the samples.
+        step_plans: What is trained; the first has number 0, whatever it says.
+    """
+
+    def __init__(
+        self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, source: SampleSource,
+        step_plans: Sequence[StepPlan],
+    ) -> None:  # fmt: skip
+        seat, groups = seat_of(plan, rank), make_groups(plan, rank, timeout_s=120)
+        stages, sharded = make_stages(model, family, seat, groups.tensor)
+        trains = prepare_stages(stages, plan, seat, frozen=())
+        feed = Feed(source, family, plan, seat, llm_stage_of(stages))
+        hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
+        width = hidden_size * (1 + family.decoder.num_deep_features)
+        settings = OptimizerSettings(LEARNING_RATE, weight_decay=0.01)
+        self._step_plans, self._prepared = step_plans, [feed.prepare(p) for p in step_plans]
+        self._stages, self._groups = stages, groups
+        self._engine = Engine(plan, seat, stages, groups, CPU, hidden_size=hidden_size, row_width=width, trains=trains)
+        self._optimizer = make_optimizer(plan, seat, stages, groups, sharded, settings)
+        self._reducer = GradientReducer(plan, seat, stages, groups, sharded, owners=self._optimizer.owners)
+        self._parts: dict[str, Any] = {
+            "plan": plan, "seat": seat, "stages": stages, "groups": groups, "engine": self._engine, "source": source,
+            "sharded": sharded, "optimizer": self._optimizer,
+        }  # fmt: skip
+
+    def first_steps(self, num_steps: int | None) -> list[StepObservation]:
+        """Train the first steps, or all of them, each of which begins on all ranks together."""
+        num_steps = len(self._step_plans) if num_steps is None else min(num_steps, len(self._step_plans))
+        seen: list[StepObservation] = []
+        Trainer(
+            settings=LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps),
+            feed=Prepared(self._prepared), plans=InTurn(self._step_plans),
+            hooks=Hooks(seen.append, complain_of_samples), **self._parts,
+        ).run()  # fmt: skip
+        return seen
+
+    def gradient(self, index: int) -> torch.Tensor:
+        """The reduced gradient of one step, flat; nothing is updated."""
+        prepared, step_plan = self._prepared[index], self._step_plans[index]
+        healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
+        self._engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=step_plan.num_supervised_tokens)
+        self._reducer.reduce()
+        gradients = [p.grad for p in self._optimizer.parameters.values() if p.grad is not None]
+        flat = torch.cat([g.reshape(-1) for g in gradients]).clone()
+        self._optimizer.zero_grad()
+        return flat
 
 
 class Prepared:
@@ -154,8 +200,14 @@ class Prepared:
     def __init__(self, steps: Sequence[PreparedStep]) -> None:
         self._steps = steps
 
-    def prepare(self, step_plan: StepPlan) -> PreparedStep:
+    def prepare(self, step_plan: StepPlan, later: Sequence[StepPlan] = ()) -> PreparedStep:
         return self._steps[step_plan.step]
+
+    def look_ahead(self, later: Sequence[StepPlan]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class InTurn:
