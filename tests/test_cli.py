@@ -57,7 +57,7 @@ def loaded_by(folder: Path, *args: str) -> tuple[list[str], str]:
 def test_help_lists_the_commands_and_loads_nothing_heavy(tmp_path):
     heavy, shown = loaded_by(tmp_path, "--help")
     assert heavy == []
-    for command in ("run", "config", "demo-data", "report", "sql", "store"):
+    for command in ("run", "config", "demo-data", "report", "export", "sql", "store"):
         assert f" {command} " in shown
 
 

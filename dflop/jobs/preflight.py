@@ -30,6 +30,7 @@ def preflight(config: Config, config_file: Path) -> None:
     """
     family = trainable_of(config)
     _check_frozen(config, family, config_file)
+    _check_weights(config, config_file)
     _check_dataset(config, config_file)
     _check_cluster(config, config_file)
     check_tensorboard(config, str(config_file))
@@ -61,6 +62,17 @@ def _check_frozen(config: Config, family: Family, config_file: Path) -> None:
             raise ConfigError(f"unknown module `{name}`", where=where, hint=did_you_mean(name, family.modules))
     if set(config.model.frozen) == set(family.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where=where)
+
+
+def _check_weights(config: Config, config_file: Path) -> None:
+    folder = config.model.weights
+    names = ("model.safetensors", "model.safetensors.index.json")
+    if folder is not None and not any((folder / name).is_file() for name in names):
+        raise ConfigError(
+            f"no weights in `{folder}`",
+            where=f"{config_file}: model.weights",
+            hint=f"a folder with {' or '.join(names)}; relative paths start at the working directory, {Path.cwd()}",
+        )
 
 
 def _check_dataset(config: Config, config_file: Path) -> None:

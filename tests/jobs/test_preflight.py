@@ -29,6 +29,15 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
     assert caught.value.exit_code == 2
 
 
+def test_weights_to_start_from_must_be_there(tmp_path):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match="no weights in") as caught:
+        check(tmp_path, f"model.weights={tmp_path}")
+    assert caught.value.where == f"{tmp_path / 'run.yaml'}: model.weights"
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    check(tmp_path, f"model.weights={tmp_path}")
+
+
 def test_a_folder_is_no_annotation_file(tmp_path):
     make_dataset(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
