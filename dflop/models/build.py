@@ -302,5 +302,6 @@ def _is_held(name: str, path: str, module: Any, tower: Tower, layers: tuple[int,
     if relative.partition(".")[0] in ENTRIES[tower.call]:
         return first == 0
     if relative.startswith("deepstack_merger_list."):
-        return first <= module.deepstack_visual_indexes[int(relative.split(".")[1])] < end
+        behind: int = module.deepstack_visual_indexes[int(relative.split(".")[1])]
+        return first <= behind < end
     return end == depth
