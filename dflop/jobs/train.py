@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.config import Config
-from dflop.errors import ConfigError, DflopError, Interrupted, did_you_mean
+from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
 from dflop.jobs.building import build_stages
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
@@ -178,8 +178,9 @@ class _Rank:
         checkpointer = None
         if self.mode == TRAIN:
             checkpointer = Checkpointer(
-                self.run.checkpoints, stages, optimizer, groups, sharded, keep=config.train.keep_checkpoints
-            )
+                self.run.checkpoints, stages, optimizer, groups, sharded, keep=config.train.keep_checkpoints,
+                on_failure=self._not_saved,
+            )  # fmt: skip
         if self.supervisor is not None:
             counter = SpeedCounter(config, family, self.batches, self.steps, self.plan.num_processes)
             self.telemetry.count_speed(counter)
@@ -229,6 +230,7 @@ class _Rank:
             self._before_checkpoint,
             self._checkpoint_meta,
             is_told_to_stop=self.stop.is_set,
+            on_fall_back=self._fell_back,
             on_spans=self.telemetry.traced,
         )
 
@@ -268,6 +270,17 @@ class _Rank:
         if kind.startswith("scheduler_"):
             self.telemetry.scheduler_event()
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
+
+    def _not_saved(self, error: TrainError) -> None:
+        """Of every rank, the thread that writes calls this; one of them is enough for the store."""
+        if self.seat.rank == 0:
+            self._event(self.activities.main.step, "checkpoint_failed", str(error))
+        else:
+            _say(str(error))
+
+    def _fell_back(self, next_step: int, newer: str) -> None:
+        if self.seat.rank == 0:
+            self._event(next_step, "checkpoint_damaged", f"{newer}; the one before it is taken")
 
     def _observed(self, seen: StepObservation) -> None:
         line = self.telemetry.observed(seen)

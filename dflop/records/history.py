@@ -175,6 +175,7 @@ class RunEvent:
     step: int
     """At which it was noticed."""
     kind: str
-    """`scheduler_late`, `scheduler_dead`, `scheduler_restarted`, `scheduler_given_up` or `scheduler_behind`."""
+    """`scheduler_late`, `scheduler_dead`, `scheduler_restarted`, `scheduler_given_up`, `scheduler_behind`,
+    `checkpoint_failed` or `checkpoint_damaged`."""
     detail: str
     observed_at_s: float

@@ -63,6 +63,8 @@ class Hooks:
     """JSON values that a checkpoint keeps."""
     is_told_to_stop: Callable[[], bool] = lambda: False
     """Asked once per step on every rank; when any says yes, all stop."""
+    on_fall_back: Callable[[int, str], None] = lambda next_step, newer: None
+    """(next step, what is wrong with the newer checkpoint) when an older one was loaded."""
     on_spans: Callable[[int, Sequence[Span]], None] = lambda step, spans: None
     """(step, what happened in it), of traced steps; of the others their checkpoint only."""
 
@@ -119,6 +121,8 @@ class Trainer:
         self._activities.main.may_last("loads the newest checkpoint")
         latest = self._checkpointer.load_latest() if self._checkpointer else None
         first = int(latest["next_step"]) if latest else 0
+        if latest and "fell_back_from" in latest:
+            self._hooks.on_fall_back(first, latest["fell_back_from"])
         self._saved_at_s = time.monotonic()
         if self._is_anybody_told_to_stop() and first < self._settings.num_steps:
             raise Interrupted(f"told to stop before step {first + 1} of {self._settings.num_steps}")
