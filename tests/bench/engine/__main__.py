@@ -46,7 +46,7 @@ class Size:
     """Of the probes that the scheduler's costs come from."""
 
 
-FULL = Size(num_batches=6, num_samples=24, num_microbatches=6, num_rounds=5, num_checkpoints=10, budget_s=20.0)
+FULL = Size(num_batches=5, num_samples=16, num_microbatches=8, num_rounds=3, num_checkpoints=10, budget_s=20.0)
 TINY = Size(num_batches=2, num_samples=8, num_microbatches=2, num_rounds=1, num_checkpoints=2, budget_s=2.0)
 
 
