@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.errors import Interrupted
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
-from dflop.train.checkpoint import Checkpointer
+from dflop.train.checkpoint import Checkpointer, read_latest
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, MediaError
 from dflop.train.loop import Hooks, LoopSettings, Trainer, learning_rate
@@ -41,7 +42,7 @@ class FixedPlans:
         return PlanMessage(dataclasses.replace(step_plan, predicted_step_s=0.5), predicted)
 
 
-def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None):
+def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, **hooks):
     """(trainer, stage, what it told the outside)."""
     plan = make_plan(layout, num_microbatches=3)
     seat = seat_of(plan, rank)
@@ -62,7 +63,7 @@ def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None
         source=source,
         plans=FixedPlans(plan, shapes, ends_at),
         optimizer=optimizer,
-        hooks=Hooks(seen.append, lambda *event: bad.append(event)),
+        hooks=Hooks(seen.append, lambda *event: bad.append(event), **hooks),
         checkpointer=Checkpointer(folder, stages, optimizer, groups, {}, keep=2) if folder else None,
     )
     return trainer, stage, (seen, bad)
@@ -93,6 +94,50 @@ def test_a_resumed_job_ends_where_an_uninterrupted_one_does(one_rank, tmp_path):
     assert [o.loss for o in first_seen + rest_seen] == [o.loss for o in all_seen]
     for name, p in straight.names.items():
         assert torch.equal(p, resumed.names[name]), name
+
+
+@pytest.mark.parametrize(("every_s", "expected"), [(1e-9, [1, 2, 3, 4]), (0.0, [4]), (1e9, [4])])
+def test_a_checkpoint_may_be_due_by_the_clock(one_rank, tmp_path, every_s, expected):
+    shapes, saved = text_shapes(SETTINGS.num_steps), []
+    settings = dataclasses.replace(SETTINGS, checkpoint_every=100, checkpoint_every_s=every_s)
+    source = SyntheticSource(shapes)
+    trainer, _, _ = make_trainer(
+        0, {LLM: (1, 1)}, shapes, source, settings, folder=tmp_path, before_checkpoint=saved.append
+    )
+    trainer.run()
+    assert saved == expected
+
+
+def test_a_job_told_to_stop_has_a_checkpoint_on_disk_when_it_does(one_rank, tmp_path):
+    shapes = text_shapes(SETTINGS.num_steps)
+    answers = iter([False, False, False, True])  # before the first step, and in each
+    trainer, _, (seen, _) = make_trainer(
+        0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes), folder=tmp_path, is_told_to_stop=lambda: next(answers),
+        checkpoint_meta=lambda: {"seed": 5},
+    )  # fmt: skip
+    with pytest.raises(Interrupted, match="step 3 of 4 was the last"):
+        trainer.run()
+    assert [o.step for o in seen] == [0, 1, 2]
+    latest = read_latest(tmp_path)
+    assert (latest["next_step"], latest["seed"]) == (3, 5)
+
+
+def stop_rank_1_in_step_1(rank, folder):
+    shapes, asked = text_shapes(SETTINGS.num_steps), []
+
+    def is_told():
+        asked.append(rank)
+        return rank == 1 and len(asked) == 3  # before the first step, in step 0, in step 1
+
+    source = SyntheticSource(shapes)
+    trainer, _, (seen, _) = make_trainer(rank, {LLM: (1, 2)}, shapes, source, is_told_to_stop=is_told)
+    with pytest.raises(Interrupted):
+        trainer.run()
+    return [o.step for o in seen]
+
+
+def test_all_ranks_stop_behind_the_step_in_which_one_is_told_to(tmp_path):
+    assert run_ranks(stop_rank_1_in_step_1, 2, tmp_path) == [[0, 1], [0, 1]]
 
 
 def test_a_finished_job_trains_nothing_more(one_rank, tmp_path):
