@@ -187,7 +187,7 @@ class TrainConfig(Section):
     prefetch_gib: float = Field(default=4, ge=0)
     """Decoded media a rank may hold of steps behind the next one."""
     decode_timeout_s: float = Field(default=60, gt=0)
-    """A file that takes a worker longer is quarantined; half of `timeout_s` where that is less."""
+    """A file that takes a worker longer is quarantined; half of `timeout_s` or of `stall_s` where that is less."""
     scheduler_restarts: int = Field(default=2, ge=0)
     """How often a scheduler that died is started again; then training goes on with quick plans."""
     seed: int = Field(default=0, ge=0)

@@ -61,5 +61,6 @@ def make_prefetcher(config: Config, source: DatasetSource, device: torch.device)
         num_workers = max(1, min(_NUM_WORKERS_BESIDE_GPU, spare_cores)) if device.type == "cuda" else 0
     if not num_workers:
         return None
-    timeout_s = min(t.decode_timeout_s, t.timeout_s / 2)  # other ranks wait for this one
+    # Other ranks wait for this one, and none may take the job for stuck.
+    timeout_s = min(t.decode_timeout_s, t.timeout_s / 2, *([t.stall_s / 2] if t.stall_s else []))
     return Prefetcher(source.reader, num_workers, timeout_s=timeout_s, max_ahead_bytes=int(t.prefetch_gib * 2**30))
