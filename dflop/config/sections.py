@@ -196,7 +196,7 @@ class TrainConfig(Section):
     """A collective or a message slower than this ends the job."""
     stall_s: float = Field(default=0, ge=0)
     """A rank that for so long gives no sign of life, or keeps all others waiting, ends the job and is named;
-    0: three quarters of `timeout_s`."""
+    0: three quarters of `timeout_s`. A file is given up earlier, after `decode_timeout_s`, where workers decode."""
     trace_every_steps: int = Field(default=10, ge=0)
     """Of so many steps one leaves in the store what every rank did in it, message by message; 0: none."""
     metrics_dir: Path | None = None
