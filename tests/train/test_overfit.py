@@ -1,7 +1,7 @@
 """Training works as a whole: real pictures, clips, sounds and texts, four processes, and a loss that goes to nothing.
 
-A tiny Qwen2.5-Omni thinker with random weights learns its few samples by heart. Many of them ask the same of different
-pictures and sounds, so it cannot do so without what the encoders send and what comes back to them.
+A tiny Qwen2.5-Omni thinker with random weights learns its few samples by heart. Most it could learn blind, for how many
+rows a picture has tells much; not all of the demo's, which stop at 0.07 when what encoders send is set to zero.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHORTEST = {"image": 31, "video": 12, "audio": 9, "text": 12}
 """How many samples of the demo are learned."""
 BATCH_SIZE, NUM_MICROBATCHES, NUM_STEPS = 16, 3, 200
 MAX_TOKENS, HIDDEN_SIZE = 400, 128
-NEARLY_NOTHING = 0.05
+NEARLY_NOTHING = 0.03
 CONFIG = {
     "tie_word_embeddings": False,
     "vision_config": {
