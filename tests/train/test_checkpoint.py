@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dflop.parallel.part import even_part
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.fsdp import shard_parameters
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.stages import make_stages
 from tests.models.tiny_families import CASES
@@ -21,7 +23,6 @@ from tests.train import synthetic
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import family, make_inline_plan, make_plan
 
-NUM_MICROBATCHES = 1
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 PLANS = {
     "one process": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, num_microbatches=1),
@@ -42,22 +43,18 @@ ROUND_TRIPS = [
 ]
 
 
-def make_rank(rank, folder, plan, model, family_, shard_optimizer=False, **settings):
-    """A rank's stages, optimizer, parts and checkpointer."""
-    if shard_optimizer:
-        plan = sharding_optimizers(plan)
+def make_rank(rank, folder, plan, model, family_, shared="", **settings):
+    """A rank's stages, optimizer, parts and checkpointer; replicas share out nothing, `states` or `parameters`."""
+    if shared == "states":
+        plan = replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
     seat, groups = seat_of(plan, rank), make_groups(plan, rank, timeout_s=60)
     stages, parts = make_stages(model, family_, seat, groups.tensor)
+    if shared == "parameters":
+        parts = {**parts, **shard_parameters(stages, plan, seat, groups)}
     numbers = OptimizerSettings(learning_rate=0.1, weight_decay=0.1)
     optimizer = make_optimizer(plan, seat, stages, groups, parts, numbers)
     checkpointer = Checkpointer(folder / "checkpoints", stages, optimizer, groups, parts, keep=2, **settings)
     return stages, optimizer, parts, checkpointer
-
-
-def sharding_optimizers(plan):
-    from dataclasses import replace
-
-    return replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
 
 
 def update(stages, parts, optimizer):
@@ -85,10 +82,8 @@ def omni(tied, seed):
     return build_model(family(), synthetic.hf_config(tied=tied, kv_heads=2), seed=seed, dtype=torch.float32)
 
 
-def save(rank, folder, name, tied, shard_optimizer):
-    stages, optimizer, parts, checkpointer = make_rank(
-        rank, folder, PLANS[name], omni(tied, 0), family(2), shard_optimizer
-    )
+def save(rank, folder, name, tied, shared):
+    stages, optimizer, parts, checkpointer = make_rank(rank, folder, PLANS[name], omni(tied, 0), family(2), shared)
     update(stages, parts, optimizer)
     before = state_of(stages, parts, optimizer)
     checkpointer.save(7, {"plan_id": "p", "corrections": {LLM: 1.25}})
@@ -97,10 +92,8 @@ def save(rank, folder, name, tied, shard_optimizer):
     return before
 
 
-def load(rank, folder, name, tied, shard_optimizer):
-    stages, optimizer, parts, checkpointer = make_rank(
-        rank, folder, PLANS[name], omni(tied, 1), family(2), shard_optimizer
-    )
+def load(rank, folder, name, tied, shared):
+    stages, optimizer, parts, checkpointer = make_rank(rank, folder, PLANS[name], omni(tied, 1), family(2), shared)
     latest = checkpointer.load_latest()
     loaded = state_of(stages, parts, optimizer)
     update(stages, parts, optimizer)  # the moments are in use, not merely stored
@@ -134,23 +127,29 @@ def assert_parts_of(expected, ranks):
 
 @pytest.mark.parametrize(("saved_as", "loaded_as", "tied"), ROUND_TRIPS, ids=[f"{a} to {b}" for a, b, _ in ROUND_TRIPS])
 def test_any_plan_loads_what_any_other_saved(saved_as, loaded_as, tied, tmp_path):
-    saved = run_ranks(save, PLANS[saved_as].num_processes, tmp_path, saved_as, tied, False)
+    saved = run_ranks(save, PLANS[saved_as].num_processes, tmp_path, saved_as, tied, "")
     (tmp_path / "rendezvous").unlink(missing_ok=True)
     assert_parts_of(one_process(tied, 1), saved)
-    ranks = run_ranks(load, PLANS[loaded_as].num_processes, tmp_path, loaded_as, tied, False)
+    ranks = run_ranks(load, PLANS[loaded_as].num_processes, tmp_path, loaded_as, tied, "")
     for latest, _, _ in ranks:
         assert (latest["next_step"], latest["plan_id"], latest["corrections"]) == (7, "p", {LLM: 1.25})
     assert_parts_of(one_process(tied, 1), [loaded for _, loaded, _ in ranks])
     assert_parts_of(one_process(tied, 2), [trained for _, _, trained in ranks])
 
 
-@pytest.mark.parametrize(
-    ("saved_as", "loaded_as", "by"), [("inline dp3", "split pp2", "saver"), ("split pp2", "inline dp3", "loader")]
-)
-def test_an_optimizer_shared_out_over_replicas_loads_into_one_that_is_not(saved_as, loaded_as, by, tmp_path):
-    run_ranks(save, PLANS[saved_as].num_processes, tmp_path, saved_as, False, by == "saver")
+SHARED = [
+    ("inline dp3", "states", "split pp2", ""),
+    ("split pp2", "", "inline dp3", "states"),
+    ("inline dp3", "parameters", "split tp2 pp2", ""),
+    ("encoder pp2, dp2", "states", "inline dp3", "parameters"),
+]
+
+
+@pytest.mark.parametrize(("saved_as", "by_saver", "loaded_as", "by_loader"), SHARED)
+def test_what_replicas_share_out_loads_where_they_do_not(saved_as, by_saver, loaded_as, by_loader, tmp_path):
+    run_ranks(save, PLANS[saved_as].num_processes, tmp_path, saved_as, False, by_saver)
     (tmp_path / "rendezvous").unlink(missing_ok=True)
-    ranks = run_ranks(load, PLANS[loaded_as].num_processes, tmp_path, loaded_as, False, by == "loader")
+    ranks = run_ranks(load, PLANS[loaded_as].num_processes, tmp_path, loaded_as, False, by_loader)
     assert_parts_of(one_process(False, 1), [loaded for _, loaded, _ in ranks])
     assert_parts_of(one_process(False, 2), [trained for _, _, trained in ranks])
 
