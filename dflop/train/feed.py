@@ -9,7 +9,6 @@ each reads it for itself: sharing it would tie their feeds together by one more 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,8 +23,8 @@ from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Peers, Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
 from dflop.train.activity import Activity
-from dflop.train.decode_worker import MediaError
-from dflop.train.prefetch import Prefetcher, Wanted
+from dflop.train.packing import MediaPacker
+from dflop.train.prefetch import Prefetcher
 from dflop.train.routes import routes
 
 
@@ -141,8 +140,12 @@ class Feed:
         activity: Activity | None = None,
     ) -> None:  # fmt: skip
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
-        self._llm_stage, self._prefetcher, self._dtype, self._pins = llm_stage, prefetcher, dtype, pins
+        self._llm_stage, self._pins = llm_stage, pins
         self._activity = activity or Activity()
+        self._packer = MediaPacker(
+            source.shape, source.array, family, seat, prefetcher=prefetcher, dtype=dtype, pins=pins,
+            activity=self._activity,
+        )  # fmt: skip
 
     def prepare(self, step_plan: StepPlan, later: Sequence[StepPlan] = ()) -> PreparedStep:
         """Decode or tokenize this rank's part of a global batch.
@@ -154,38 +157,19 @@ class Feed:
         Raises:
             TrainError: a sample is not what was profiled.
         """
-        if self._prefetcher is not None:
-            self._prefetcher.begin(step_plan.step, self._wanted(step_plan))
-        self.look_ahead(later)
+        self._packer.begin(step_plan, later)
         bad: dict[int, tuple[str, str]] = {}
         inputs = tuple(self._microbatch(step_plan, k, bad) for k in range(step_plan.num_microbatches))
-        if self._prefetcher is not None:
-            self._prefetcher.finish(step_plan.step)
+        self._packer.finish(step_plan)
         return PreparedStep(step_plan, inputs, bad)
 
     def look_ahead(self, later: Sequence[StepPlan]) -> None:
         """Let workers begin with the media of later steps, in order, as far as there is room for them."""
-        if self._prefetcher is not None:
-            for step_plan in later:
-                if not self._prefetcher.begin(step_plan.step, self._wanted(step_plan), if_room=True):
-                    return
+        self._packer.look_ahead(later)
 
     def close(self) -> None:
         """End the workers; whoever is in `prepare` gets an error."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-
-    def _wanted(self, step_plan: StepPlan) -> dict[tuple[str, int], Wanted]:
-        """Media that this rank's encoder stages take, by (module, item), in the order in which they do."""
-        found = {}
-        for k in range(step_plan.num_microbatches):
-            for part in (p for p in self._seat.parts if p.module != LLM and p.is_first):
-                work = step_plan.of(part.module)
-                for item in work.owner[k][self._seat.dp_rank]:
-                    index, media = self._media(step_plan, work, item)
-                    size_bytes = 4 * math.prod(self._family.array_shape(part.module, media.grid))
-                    found[part.module, item] = Wanted(index, media, self._source.shape(index).media_level, size_bytes)
-        return found
+        self._packer.close()
 
     def _microbatch(self, step_plan: StepPlan, k: int, bad: dict[int, tuple[str, str]]) -> MicrobatchInput | None:
         if not step_plan.of(self._seat.module).owner[k][self._seat.dp_rank]:
@@ -204,46 +188,12 @@ class Feed:
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
-        media = [self._media(step_plan, work, item)[1] for item in items]
-        data = self._pack(step_plan, work, items, bad) if part is not None and part.is_first else None
+        media = [self._packer.media(step_plan, work, item)[1] for item in items]
+        data = self._packer.pack(step_plan, work, items, bad) if part is not None and part.is_first else None
         self._activity.works("its data")
         sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
         sizes = self._placed(torch.tensor([self._family.item_size(m) for m in media]))
         return EncoderInput(data, sizes, sum(work.item_rows[i] for i in items), sends)
-
-    def _pack(
-        self, step_plan: StepPlan, work: ModuleWork, items: Sequence[int], bad: dict[int, tuple[str, str]]
-    ) -> torch.Tensor:
-        """Arrays of some items side by side; of those that cannot be had, zeros."""
-        axis = self._family.towers[work.module].data_axis
-        shapes = [self._family.array_shape(work.module, self._media(step_plan, work, item)[1].grid) for item in items]
-        whole = list(shapes[0])
-        whole[axis] = sum(shape[axis] for shape in shapes)
-        data = torch.empty(whole, dtype=self._dtype, pin_memory=self._pins)
-        for item, place in zip(items, data.split([shape[axis] for shape in shapes], dim=axis), strict=True):
-            path = self._media(step_plan, work, item)[1].path
-            self._activity.works(f"media {path}")
-            try:
-                place.copy_(torch.from_numpy(self._array(step_plan, work, item, tuple(place.shape))))
-            except MediaError as error:
-                bad[work.item_sample[item]] = (path, str(error))
-                place.zero_()
-        return data
-
-    def _array(self, step_plan: StepPlan, work: ModuleWork, item: int, shape: tuple[int, ...]) -> np.ndarray:
-        if self._prefetcher is not None:
-            array = self._prefetcher.take(step_plan.step, (work.module, item))
-        else:
-            index, _ = self._media(step_plan, work, item)
-            array = self._source.array(index, work.item_rank_in_sample[item])
-        if array.shape != shape:
-            raise MediaError(f"decodes to an array of shape {array.shape}, not {shape} as its profile promised")
-        return array
-
-    def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:
-        """(sample index, media item)."""
-        index = step_plan.sample_index[work.item_sample[item]]
-        return index, self._source.shape(index).items[work.item_rank_in_sample[item]]
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where the engine takes it from."""

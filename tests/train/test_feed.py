@@ -13,7 +13,8 @@ from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, cut_stage
 from dflop.parallel.topology import seats
 from dflop.records import LLM
-from dflop.train.feed import Feed, MediaError, TokenizedSample
+from dflop.train.decode_worker import MediaError
+from dflop.train.feed import Feed, TokenizedSample
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
 PAD_IDS = (1, 2, 3)
@@ -176,6 +177,35 @@ def test_media_that_cannot_be_decoded_become_zeros_and_are_reported():
         assert torch.equal(mine.data[changed], torch.zeros_like(mine.data[changed]))
         num_zeroed += int(changed.sum())
     assert num_zeroed == shapes[0].items[0].num_tokens
+
+
+@pytest.mark.parametrize("change", [lambda a: a[:-4], lambda a: np.concatenate([a, a]), lambda a: a.reshape(-1)])
+def test_media_of_another_size_than_profiled_are_left_out(change):
+    plan, shapes, step_plan = setup()
+
+    class Changed(SyntheticSource):
+        def array(self, sample_index: int, item: int) -> np.ndarray:
+            array = super().array(sample_index, item)
+            return change(array) if (sample_index, item) == (0, 0) else array
+
+    healthy, got = prepare_all(plan, step_plan, SyntheticSource(shapes)), prepare_all(plan, step_plan, Changed(shapes))
+    ((position, (path, reason)),) = got[0].bad_samples.items()
+    assert (position, path) == (0, "image.bin")
+    assert reason.startswith("decodes to an array of shape (")
+    for mine, reference in zip(got[0].microbatches, healthy[0].microbatches, strict=True):
+        if mine is not None:
+            assert mine.encoders["vision"].data.shape == reference.encoders["vision"].data.shape
+
+
+def test_encoder_inputs_have_the_type_that_the_encoder_takes():
+    plan, shapes, step_plan = setup()
+    seat = next(s for s in seats(plan) if s.module == "vision")
+    source = SyntheticSource(shapes)
+    exact = Feed(source, family(), plan, seat, None).prepare(step_plan)
+    rounded = Feed(source, family(), plan, seat, None, dtype=torch.bfloat16).prepare(step_plan)
+    for want, got in zip(exact.microbatches, rounded.microbatches, strict=True):
+        if want is not None:
+            assert torch.equal(got.encoders["vision"].data, want.encoders["vision"].data.to(torch.bfloat16))
 
 
 def test_a_rank_without_work_gets_none():
