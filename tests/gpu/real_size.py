@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -48,38 +50,48 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name in args.model or MODELS:
         path = Path(name) if name.endswith(".yaml") else ROOT / "configs" / "models" / f"{name}.yaml"
-        rows = measure(path, device, args.budget_s, args.way or ["train", "recompute"], args.max_samples)
+        model = yaml.safe_load(path.read_text())
+        ways = args.way or ["train", "recompute"]
+        rows = measure(path.stem, model, device, args.budget_s, ways, args.max_samples)
         file = args.out / f"{path.stem}.parquet"
         pq.write_table(schema.to_table(Measurement, rows), file)
         print(f"{file}: {len(rows)} rows on {rows[0].hardware}, {rows[0].software}")
         compare_with_data_sheet(path, rows)
 
 
-def measure(path: Path, device: torch.device, budget_s: float, ways: list[str], max_samples: int) -> list[Measurement]:
-    """Rows of every module of a model file."""
-    model = yaml.safe_load(path.read_text())
+def measure(
+    name: str, model: Mapping[str, Any], device: torch.device, budget_s: float, ways: Sequence[str], max_samples: int
+) -> list[Measurement]:
+    """Rows of every module of a model file's content."""
     family = load_family(model["family"], model.get("hf_config", {}), model.get("media", {}))
-    vocab_size = int(family.configs["llm"]["vocab_size"])
-    tokens = {t for m in family.media_tokens.values() for t in (m.begin, m.pad, m.end) if t} | {*family.special_tokens}
-    settings = ProbeSettings(
-        path.stem, hardware_name(device.type), software_name(), model.get("dtype", "bfloat16"), num_repeats=5
-    )
     return list(
         profile_model(
             family,
             make_shapes(family, 400, seed=0),
-            token_config=family.token_ids({t: i + 10 for i, t in enumerate(sorted(tokens))}),
-            vocab_size=vocab_size,
-            settings=settings,
+            token_config=token_config(family),
+            vocab_size=int(family.configs["llm"]["vocab_size"]),
+            settings=settings_of(name, model, device),
             depths=(1, 2),
             num_probes=18,
             max_samples=max_samples,
             budget_s=budget_s,
             device=device,
-            progress=lambda line: print(f"{path.stem}, {line}", file=sys.stderr, flush=True),
+            progress=lambda line: print(f"{name}, {line}", file=sys.stderr, flush=True),
             ways=[WAYS[way] for way in ways],
         )
     )
+
+
+def settings_of(name: str, model: Mapping[str, Any], device: torch.device) -> ProbeSettings:
+    """How every probe of a model is told and repeated."""
+    hardware, software = hardware_name(device.type), software_name()
+    return ProbeSettings(name, hardware, software, model.get("dtype", "bfloat16"), num_repeats=5)
+
+
+def token_config(family: Family) -> dict[str, int]:
+    """Ids of a family's special tokens, as no tokenizer has them."""
+    tokens = {t for m in family.media_tokens.values() for t in (m.begin, m.pad, m.end) if t} | {*family.special_tokens}
+    return family.token_ids({t: i + 10 for i, t in enumerate(sorted(tokens))})
 
 
 def make_shapes(family: Family, num_samples: int, seed: int) -> list[SampleShape]:
