@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import LaunchError
+from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
@@ -96,6 +96,13 @@ def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_
     for _, child in pids:  # orphans of a killed task: without cgroups Slurm cannot follow them
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_job_that_stopped_with_a_checkpoint_was_interrupted(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "stop", resources=TWO_BY_TWO))
+    assert end(launcher, handle).state is JobState.INTERRUPTED
+    with pytest.raises(Interrupted, match="was told to stop"):
+        launcher.collect(handle)
 
 
 def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -> None:
