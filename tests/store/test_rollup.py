@@ -58,7 +58,9 @@ def span(draw: st.DrawFn) -> r.RankSpan:
 
 
 def table(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[Any, ...]]:
-    return sorted(con.execute(f'select * from "{name}"').fetchall(), key=repr)
+    """Rows to twelve digits: the last bit of an average depends on the order in which rows are added up."""
+    rows = con.execute(f'select * from "{name}"').fetchall()
+    return sorted((tuple(float(f"{v:.12g}") if isinstance(v, float) else v for v in row) for row in rows), key=repr)
 
 
 def steps_in_python(observed: list[r.StepObservation]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
