@@ -20,6 +20,7 @@ from dflop.records import ClusterSpec, Plan
 from dflop.report.data_plots import check_suffix
 from dflop.report.explain import Explanation, StageUse, TimeUse, Variation
 from dflop.report.plan_plots import StepPicture, save_step_pictures
+from dflop.report.tables import stage_layers, stage_name
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import bucket_tokens
 from dflop.schedule.policies import QUICK, StepJob
@@ -112,14 +113,12 @@ def _stages(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> Iterator[St
     busy_s = np.mean([step.busy_s for step in steps], axis=0)
     pipeline_s = statistics.fmean(step.pipeline_s for step in steps)
     for pipe in plan_pipes(plan):
-        parts = plan.modules if plan.is_inline else (pipe,)
         for stage in range(pipe.parallel.pp):
             own = [i for i, (module, s, _) in enumerate(nodes) if (module, s) == (pipe.module, stage)]
-            layers = [f"{m.module} {m.layers_per_stage[stage]}" for m in parts if m.layers_per_stage[stage]]
             mean_s = float(busy_s[own].mean())
             yield StageUse(
-                stage=f"stage {stage}" if plan.is_inline else f"{pipe.module} pp{stage}",
-                layers=" + ".join(layers),
+                stage=stage_name(plan, pipe.module, stage),
+                layers=stage_layers(plan, pipe.module, stage),
                 num_gpus=pipe.parallel.tp * pipe.parallel.dp,
                 busy_s=mean_s,
                 idle_s=pipeline_s - mean_s,

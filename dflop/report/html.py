@@ -51,6 +51,6 @@ def render_report(summary: RunSummary) -> str:
         reproducibility=tables.reproducibility(summary),
         loss=plots.loss_curve(summary.steps) if summary.steps else None,
         bars=plots.step_time_bars(comparison) if comparison else None,
-        timeline=plots.timeline(pair) if pair else None,
+        timeline=plots.timeline(pair, summary.plan) if pair else None,
         sql_line=tables.SQL_LINE,
     )

@@ -18,7 +18,7 @@ from dflop import units
 from dflop.records import Plan
 from dflop.report.data_plots import check_suffix
 from dflop.report.plots import BACKWARD, FORWARD, INK, MAX_LANES, STYLE, UPDATE, svg_text
-from dflop.report.tables import POLICY_NAMES, layout_text
+from dflop.report.tables import POLICY_NAMES, layout_text, stage_name
 from dflop.simulate.step import plan_pipes, step_nodes
 
 WIDTH_IN, DPI = 9.6, 125
@@ -82,7 +82,7 @@ def lanes(plan: Plan, step: StepPicture, most: int = MAX_LANES) -> list[Lane]:
         last = int(np.argmax([max(end_s[i] for i in own if nodes[i][2] == r) for r in range(pipe.parallel.dp)]))
         for i in own:
             _, stage, rank = nodes[i]
-            name = f"stage {stage}" if plan.is_inline else f"{pipe.module} pp{stage}"
+            name = stage_name(plan, pipe.module, stage)
             if rank == 0:
                 first.append(Lane(f"{name} dp0", i))
             if rank in (0, last):

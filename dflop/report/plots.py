@@ -21,10 +21,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from dflop import units
-from dflop.records import StepObservation
+from dflop.records import Plan, StepObservation
 from dflop.report.compare import BatchPair, Comparison, PolicyStats
 from dflop.report.steps import MeasuredStep
-from dflop.report.tables import POLICY_NAMES
+from dflop.report.tables import POLICY_NAMES, stage_name
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
@@ -103,7 +103,7 @@ def step_time_bars(comparison: Comparison) -> str:
     return svg_text("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw)
 
 
-def timeline(pair: BatchPair) -> str:
+def timeline(pair: BatchPair, plan: Plan) -> str:
     """SVG of one global batch under both policies: a lane per rank, measured spans, the same axis in ms."""
     arrival, balanced = pair.typical()
 
@@ -111,7 +111,7 @@ def timeline(pair: BatchPair) -> str:
         above, below = figure.subplots(2, 1, sharex=True)
         end_ms = 1e3 * max(arrival.step_s, balanced.step_s)
         for axes, step in ((above, arrival), (below, balanced)):
-            _lanes(axes, step, end_ms)
+            _lanes(axes, plan, step, end_ms)
             idle = units.percent(step.idle_frac)
             axes.set_title(f"{POLICY_NAMES[step.policy]}: {units.seconds(step.step_s)}, {idle} idle, measured")
         below.set_xlabel("time since the start of the step (ms)")
@@ -140,7 +140,7 @@ def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> tuple[float, float]
     return max(step_ms, q3_ms), predicted_ms
 
 
-def _lanes(axes: Axes, step: MeasuredStep, end_ms: float) -> None:
+def _lanes(axes: Axes, plan: Plan, step: MeasuredStep, end_ms: float) -> None:
     shown = step.ranks[:MAX_LANES]
     for lane, rank in enumerate(shown):
         for span in rank.spans:
@@ -156,7 +156,7 @@ def _lanes(axes: Axes, step: MeasuredStep, end_ms: float) -> None:
                     )
         update_s = rank.reduce_s + rank.optimizer_s
         _block(axes, lane, 1e3 * (rank.step_s - update_s), 1e3 * update_s, UPDATE)
-    axes.set_yticks(range(len(shown)), [_lane_name(rank) for rank in shown])
+    axes.set_yticks(range(len(shown)), [_lane_name(plan, rank) for rank in shown])
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(0, end_ms), ylim=(len(shown) - 0.5, -0.5))
     axes.grid(axis="x")
@@ -170,8 +170,8 @@ def _block(axes: Axes, lane: int, start_ms: float, length_ms: float, colour: str
         axes.barh(lane, length_ms, left=start_ms, height=0.8, color=colour, edgecolor="white", linewidth=0.4)
 
 
-def _lane_name(rank: StepObservation) -> str:
-    return f"{rank.rank}: {rank.module} pp{rank.stage} dp{rank.dp_rank}"
+def _lane_name(plan: Plan, rank: StepObservation) -> str:
+    return f"{rank.rank}: {stage_name(plan, rank.module, rank.stage)} dp{rank.dp_rank}"
 
 
 def _rolling_mean(values: Sequence[float], window: int) -> list[float]:

@@ -41,6 +41,17 @@ def layout_text(plan: Plan) -> str:
     return " | ".join(_place_text(m.module, m) for m in sorted(plan.modules, key=lambda m: m.first_rank))
 
 
+def stage_name(plan: Plan, module: str, stage: int) -> str:
+    """`llm pp1`; `stage 1` of an inline plan, whose stages are the LLM's by name but may hold layers of any module."""
+    return f"stage {stage}" if plan.is_inline else f"{module} pp{stage}"
+
+
+def stage_layers(plan: Plan, module: str, stage: int) -> str:
+    """`vision 21 + llm 3`: layers of every module on a stage."""
+    parts = plan.modules if plan.is_inline else (plan.module(module),)
+    return " + ".join(f"{m.module} {m.layers_per_stage[stage]}" for m in parts if m.layers_per_stage[stage])
+
+
 def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     """(label, value, remark) of what a person looks for first."""
     found = summary.comparison
@@ -91,10 +102,20 @@ def stage_table(summary: RunSummary) -> Table:
     """Training steps, one row per pipeline stage."""
     return Table(
         "Stages in training",
-        ("stage", "processes", "busy", "reduce + optimizer", "idle", "prediction error", "predicted / measured"),
+        (
+            "stage",
+            "layers",
+            "processes",
+            "busy",
+            "reduce + optimizer",
+            "idle",
+            "prediction error",
+            "predicted / measured",
+        ),
         tuple(
             (
-                f"{s.module} pp{s.stage}",
+                stage_name(summary.plan, s.module, s.stage),
+                stage_layers(summary.plan, s.module, s.stage),
                 str(s.num_ranks),
                 units.percent(s.busy_frac),
                 units.percent(s.reduce_frac),
@@ -104,7 +125,7 @@ def stage_table(summary: RunSummary) -> Table:
             )
             for s in summary.stages
         ),
-        frozenset({"stage"}),
+        frozenset({"stage", "layers"}),
         f"Measured. Idle: all but busy{_busy_remark(summary)}. Error: median over microbatches.",
     )
 

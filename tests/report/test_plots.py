@@ -5,10 +5,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from dflop.records import LLM
 from dflop.report import plots
 from dflop.report.compare import BatchPair
 from dflop.report.steps import MeasuredStep
 from dflop.report.summary import RunSummary
+from tests.builders import make_inline_plan, make_plan
 from tests.report.runs import make_span, observe, realistic
 
 NAMES = ("loss", "bars", "timeline")
@@ -22,7 +24,7 @@ def render(summary: RunSummary, name: str) -> str:
     return {
         "loss": lambda: plots.loss_curve(summary.steps),
         "bars": lambda: plots.step_time_bars(comparison),
-        "timeline": lambda: plots.timeline(pair),
+        "timeline": lambda: plots.timeline(pair, summary.plan),
     }[name]()
 
 
@@ -71,10 +73,17 @@ def test_timeline_shows_both_policies_and_every_rank() -> None:
     assert shown.count("3: llm pp0 dp0") == 2
 
 
+def test_lanes_of_a_chain_are_stages_of_no_module() -> None:
+    ranks = tuple(observe(0, r, stage=r, spans=[make_span(0, 0.1, 0.2)]) for r in range(2))
+    pair = BatchPair((0,), (MeasuredStep(0, "arrival", ranks),), (MeasuredStep(1, "balanced", ranks),))
+    shown = texts(plots.timeline(pair, make_inline_plan(1, pp=2)))
+    assert shown.count("0: stage 0 dp0") == shown.count("1: stage 1 dp0") == 2
+
+
 def test_timeline_of_many_ranks_is_cut_and_says_so() -> None:
     ranks = tuple(observe(0, r, module="$x<&", spans=[make_span(0, 0.1, 0.2)]) for r in range(plots.MAX_LANES + 9))
     pair = BatchPair((0,), (MeasuredStep(0, "arrival", ranks),), (MeasuredStep(1, "balanced", ranks[:3]),))
-    shown = texts(plots.timeline(pair))
+    shown = texts(plots.timeline(pair, make_plan({LLM: 1})))
     assert f"first {plots.MAX_LANES} of {plots.MAX_LANES + 9} ranks" in shown
     assert f"{plots.MAX_LANES - 1}: $x<& pp0 dp0" in shown
     assert f"{plots.MAX_LANES}: $x<& pp0 dp0" not in shown

@@ -7,7 +7,7 @@ import pytest
 
 from dflop.records import Correction
 from dflop.report.summary import summarise
-from dflop.report.tables import key_numbers
+from dflop.report.tables import key_numbers, stage_table
 from tests.builders import make_cluster, make_inline_plan, make_plan
 from tests.report.runs import CUDA, make_run, make_span, observe, realistic
 
@@ -46,6 +46,17 @@ def test_stages_of_a_chain_come_in_its_order() -> None:
     train = [observe(0, rank, module=m) for rank, m in enumerate(("llm", "audio", "vision"))]
     found = summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=train)
     assert [s.module for s in found.stages] == ["vision", "audio", "llm"]
+
+
+def test_stages_are_shown_with_the_layers_they_hold() -> None:
+    plan = make_inline_plan(1, pp=2, modules=("vision", "audio", "llm"))
+    train = [observe(0, stage, stage=stage) for stage in (0, 1)]
+    rows = stage_table(summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=train)).rows
+    assert [row[:3] for row in rows] == [
+        ("stage 0", "vision 4 + audio 2", "1"), ("stage 1", "audio 2 + llm 4", "1"),
+    ]  # fmt: skip
+    split = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[observe(0, 2)])
+    assert stage_table(split).rows[0][:2] == ("llm pp0", "llm 4")
 
 
 def test_speedups_seen_when_planning() -> None:
