@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
+from dflop.jobs.begin import begin, master_host, say
 from dflop.jobs.building import build_stages
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
@@ -38,7 +38,7 @@ from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservatio
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities
-from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.fillers import Fillers
@@ -90,18 +90,18 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         )
     check_tensorboard(config, str(run.config_file))
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
-    begun = _begin(run, mode, config) if os.environ["RANK"] == "0" else None
+    begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
     dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
     attempt, port = _agree((begun.attempt, begun.store.port) if begun else (0, 0))
-    store = begun.store if begun else wire.open_store(_host(), port, is_server=False, timeout_s=timeout_s)
+    store = begun.store if begun else wire.open_store(master_host(), port, is_server=False, timeout_s=timeout_s)
     rank = _Rank(run, config, plan, mode, attempt, device, store, begun.supervisor if begun else None, stop)
     try:
         first = rank.train()
     except Interrupted as stopped:
         if begun:
             what_next = "goes on from there" if mode == TRAIN else "starts over"
-            _say(f"train: {stopped.what}; started again, the job {what_next}")
+            say(f"train: {stopped.what}; started again, the job {what_next}")
         rank.leave(at_once=True)
         leave(stopped.exit_code)
     except BaseException as error:
@@ -266,7 +266,7 @@ class _Rank:
             self._event(step_plan.step, "scheduler_late", f"not ready after {seconds(waited_s)}; a quick plan runs")
 
     def _event(self, step: int, kind: str, detail: str) -> None:
-        _say(f"step {step + 1}: {kind.replace('_', ' ')}: {detail}")
+        say(f"step {step + 1}: {kind.replace('_', ' ')}: {detail}")
         if kind.startswith("scheduler_"):
             self.telemetry.scheduler_event()
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
@@ -276,7 +276,7 @@ class _Rank:
         if self.seat.rank == 0:
             self._event(self.activities.main.step, "checkpoint_failed", str(error))
         else:
-            _say(str(error))
+            say(str(error))
 
     def _fell_back(self, next_step: int, newer: str) -> None:
         if self.seat.rank == 0:
@@ -286,7 +286,7 @@ class _Rank:
         line = self.telemetry.observed(seen)
         wire.send_observation(self.store, seen.step, seen.rank, to_dict(seen))
         if self.supervisor is not None:
-            _say(f"step {seen.step + 1}/{len(self.steps)}  {line}")
+            say(f"step {seen.step + 1}/{len(self.steps)}  {line}")
             # A signal to all processes of the job has ended it, too.
             if not self.stop.is_set():
                 self.supervisor.tend(seen.step, self._event)
@@ -300,7 +300,7 @@ class _Rank:
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
-        _say(f"step {step + 1}: sample `{shape.sample_id}` carries no loss: {path}: {reason}")
+        say(f"step {step + 1}: sample `{shape.sample_id}` carries no loss: {path}: {reason}")
         self.telemetry.skipped_sample()
         self.spool.put(
             QuarantinedSample(
@@ -316,45 +316,11 @@ class _Rank:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """What rank 0 has begun before it knows the others."""
-
-    attempt: int
-    store: Store
-    supervisor: Supervisor
-
-
-def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
-    """Serve the key-value store and start the scheduler process."""
-    attempt = run.claim_attempt(mode)
-    store = wire.open_store(_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
-    latest = read_latest(run.checkpoints) if mode == TRAIN else None
-    # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
-    wire.note_factors(store, latest.get("corrections", {}) if latest else {})
-    log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
-    log.parent.mkdir(exist_ok=True)
-    _say(f"scheduler starts, log in {log}")
-    supervisor = Supervisor(
-        [str(run.path), mode, str(attempt), _host(), str(store.port)], log,
-        num_steps=len(job_steps(config, mode)), max_restarts=config.train.scheduler_restarts,
-    )  # fmt: skip
-    return _Begun(attempt, store, supervisor)
-
-
-def _host() -> str:
-    return os.environ["MASTER_ADDR"]
-
-
 def _agree(values: tuple[int, int]) -> tuple[int, int]:
     """Rank 0's values on every rank."""
     shared = [values]
     dist.broadcast_object_list(shared, src=0)
     return shared[0]
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _main_by_hand(run_path: str, mode: str = TRAIN) -> None:
@@ -367,5 +333,5 @@ if __name__ == "__main__":
     try:
         _main_by_hand(*sys.argv[1:])
     except DflopError as error:
-        _say(f"train: {error}")
+        say(f"train: {error}")
         raise SystemExit(error.exit_code) from None

@@ -1,0 +1,57 @@
+"""What rank 0 of a training job begins before it knows the others: the key-value store and the scheduler process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from dflop.config import Config
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.steps import TRAIN, job_steps
+from dflop.jobs.supervisor import Supervisor
+from dflop.train import wire
+from dflop.train.checkpoint import read_latest
+from dflop.train.wire import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What rank 0 has begun."""
+
+    attempt: int
+    store: Store
+    supervisor: Supervisor
+
+
+def begin(run: RunDir, mode: str, config: Config) -> Begun:
+    """Serve the key-value store and start the scheduler process.
+
+    Args:
+        run: Run directory.
+        mode: `train` or `compare`.
+        config: Of the run.
+    """
+    attempt = run.claim_attempt(mode)
+    store = wire.open_store(master_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
+    latest = read_latest(run.checkpoints) if mode == TRAIN else None
+    # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
+    wire.note_factors(store, latest.get("corrections", {}) if latest else {})
+    log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
+    log.parent.mkdir(exist_ok=True)
+    say(f"scheduler starts, log in {log}")
+    supervisor = Supervisor(
+        [str(run.path), mode, str(attempt), master_host(), str(store.port)], log,
+        num_steps=len(job_steps(config, mode)), max_restarts=config.train.scheduler_restarts,
+    )  # fmt: skip
+    return Begun(attempt, store, supervisor)
+
+
+def master_host() -> str:
+    """Where rank 0 is, as the others reach it."""
+    return os.environ["MASTER_ADDR"]
+
+
+def say(line: str) -> None:
+    """A line for people, in the rank's log."""
+    print(line, file=sys.stderr, flush=True)
