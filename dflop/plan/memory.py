@@ -1,8 +1,9 @@
 """Peak memory per process of every stage: what a plan must fit, as a hard constraint.
 
-A trained parameter takes 16 bytes: a 16-bit weight and gradient beside a float32 master weight and two Adam moments,
-or under float32 weight, gradient and moments alone. What only the optimizer needs is divided among the data-parallel
-replicas where they share it out (ZeRO-1, arXiv 1910.02054). A frozen parameter is a weight and nothing else.
+A trained parameter takes 18 bytes in 16-bit types: the weight beside a gradient, a master weight and two Adam moments
+in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, without a master. What only the optimizer
+needs is divided among the data-parallel replicas where they share it out (ZeRO-1, arXiv 1910.02054). A frozen parameter
+is a weight and nothing else.
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B.
 With recomputation that is a layer's input, and the layer that runs again in the backward pass has all of its
 activations for a while: one layer's, once (arXiv 1604.06174).
@@ -18,10 +19,11 @@ import numpy.typing as npt
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import Bools, Candidates
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, CostTable, ModuleSpec
 from dflop.schedule.items import Ints
 
-STATE_BYTES_PER_PARAM = 16
+GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES = 4, 4, 8
+"""Per trained parameter; the master is left out where the weight itself is float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,14 @@ class StageBytes:
     def __add__(self, other: StageBytes) -> StageBytes:
         """Two modules on the same stages; their layers run one after the other."""
         return StageBytes(self.state + other.state, self.kept + other.kept, np.maximum(self.once, other.once))
+
+
+def param_bytes(table: CostTable) -> tuple[int, int]:
+    """Bytes per parameter of a module: what every replica needs, and what only the optimizer does."""
+    weight = bytes_per_value(table.dtype)
+    if table.is_frozen:
+        return weight, 0
+    return weight + GRADIENT_BYTES, MOMENT_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)
 
 
 def ends_and_edge(layers: Ints) -> tuple[Bools, Bools]:
@@ -91,8 +101,7 @@ def stage_bytes(
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
     """
     table = cost.table(spec.module, tp, recompute)
-    always = bytes_per_value(table.dtype) * (1 if table.is_frozen else 2)
-    optimizer = 0 if table.is_frozen else STATE_BYTES_PER_PARAM - always
+    always, optimizer = param_bytes(table)
     per_param = always + optimizer / np.where(shard_optimizer, dp, 1)
     _, edge = ends_and_edge(layers)
 

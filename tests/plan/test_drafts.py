@@ -55,18 +55,18 @@ def test_memory_of_a_split_draft_by_hand():
     # Four buckets for vision, two for the LLM; a bucket may have 1.25 times the average.
     vision_tokens, llm_tokens = 1.25 * 24 * 100 / 4, 1.25 * 24 * 125 / 2
     in_flight = 2  # two microbatches in all, three stages to the loss
-    vision = (4 + 12 / 2) * 6 * M + in_flight * 5 * vision_tokens * 10_000
+    vision = (6 + 12 / 2) * 6 * M + in_flight * 5 * vision_tokens * 10_000
     assert plan.module("vision").stage_memory_bytes == (vision,)
     once = llm_tokens * 10_000
-    first = 16 * 4 * M + 2 * 2 * llm_tokens * 1_000 + once
-    last = 16 * 4 * M + 1 * llm_tokens * (2 * 1_000 + 10_000) + once
+    first = 18 * 4 * M + 2 * 2 * llm_tokens * 1_000 + once
+    last = 18 * 4 * M + 1 * llm_tokens * (2 * 1_000 + 10_000) + once
     assert plan.module(LLM).stage_memory_bytes == (first, last)
 
 
 def test_memory_of_an_inline_draft_by_hand():
     plan = inline(even_problem())
     vision_tokens, llm_tokens = 1.25 * 24 * 100 / 4, math.ceil(1.25 * 24 * 125 / 4)
-    per_param = 4 + 12 / 2
+    per_param = 6 + 12 / 2
     first = per_param * (6 + 3) * M + 2 * (5 * vision_tokens + 1 * llm_tokens) * 10_000
     last = per_param * 5 * M + 1 * 4 * llm_tokens * 10_000
     assert plan.module(LLM).stage_memory_bytes == (first, last)

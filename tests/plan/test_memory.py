@@ -22,18 +22,19 @@ def bytes_of(layers, *, module: str = LLM, frozen: bool = False, dtype: str = "b
 
 def test_state_and_activations_of_a_stage():
     found = bytes_of([3, 1])
-    assert found.state.tolist() == [[16 * 5 * M, 16 * 3 * M]]
+    assert found.state.tolist() == [[18 * 5 * M, 18 * 3 * M]]
     assert found.kept.tolist() == [[3 * 400 * 10_000, 2 * 400 * 10_000]]  # the last stage runs the edge, too
     assert found.once.tolist() == [[0, 0]]
-    assert found.peaks(np.array([[2, 1]])).tolist() == [[16 * 5 * M + 24 * M, 16 * 3 * M + 8 * M]]
+    assert found.peaks(np.array([[2, 1]])).tolist() == [[18 * 5 * M + 24 * M, 18 * 3 * M + 8 * M]]
 
 
 def test_replicas_share_the_optimizers_part_of_the_state():
     sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
-    assert bytes_of([4], **sharded).state.tolist() == [[(4 + 12 / 4) * 6 * M]]
+    assert bytes_of([4], **sharded).state.tolist() == [[(6 + 12 / 4) * 6 * M]]
     # In float32 weight and gradient alone take 8 bytes, and only the two moments are left to share.
     assert bytes_of([4], dtype="float32", **sharded).state.tolist() == [[(8 + 8 / 4) * 6 * M]]
-    assert bytes_of([4], dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
+    assert bytes_of([4], dp=np.array([4])).state.tolist() == [[18 * 6 * M]]
+    assert bytes_of([4], dtype="float32", dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
 
 
 def test_frozen_modules_keep_weights_alone():
@@ -48,7 +49,7 @@ def test_recomputation_keeps_inputs_and_one_whole_layer():
 
 def test_stages_without_layers_of_the_module_hold_nothing_of_it():
     found = bytes_of([0, 4, 0], recompute=True)
-    assert found.state.tolist() == [[0, 16 * 6 * M, 0]]
+    assert found.state.tolist() == [[0, 18 * 6 * M, 0]]
     assert found.kept[0, [0, 2]].tolist() == [0, 0]
     assert found.once[0, [0, 2]].tolist() == [0, 0]
     ends, edge = ends_and_edge(np.array([0, 2, 1, 1, 0]))
@@ -65,7 +66,7 @@ def test_tensor_parallelism_cuts_layers_and_the_llms_edge():
 
 def test_sums_of_modules_on_one_stage():
     total = bytes_of([4, 0], module="vision", recompute=True) + bytes_of([0, 4], recompute=True)
-    assert total.state.tolist() == [[16 * 6 * M, 16 * 6 * M]]
+    assert total.state.tolist() == [[18 * 6 * M, 18 * 6 * M]]
     assert total.once.tolist() == [[4 * M, 4 * M]]
     both = bytes_of([4], module="vision", recompute=True) + bytes_of([4], recompute=True)
     assert both.once.tolist() == [[4 * M]]  # one layer runs at a time

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
-from dflop.plan.memory import STATE_BYTES_PER_PARAM, stage_params
+from dflop.plan.memory import param_bytes, stage_params
 from dflop.records import LLM, ModuleSpec, SampleShape
 
 ENCODER_PROBE_TILES = (1, 2, 4, 8, 16, 32, 64)
@@ -206,13 +205,12 @@ def _memory_lines(
 
     The edge's activations are charged with the probe alone, not per token in flight: to the reference's advantage.
     """
-    table = cost.table(spec.module, tp, recompute)
-    param_bytes = bytes_per_value(table.dtype) if table.is_frozen else STATE_BYTES_PER_PARAM
+    bytes_per_param = sum(param_bytes(cost.table(spec.module, tp, recompute)))
 
     def whole_bytes(num_layers: int) -> float:
         params = int(stage_params(spec, np.array([num_layers]), tp)[0])
         kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=True, tp=tp, recompute=recompute)
-        return param_bytes * params + float(kept)
+        return bytes_per_param * params + float(kept)
 
     def token_bytes(num_layers: int) -> float:
         kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=False, tp=tp, recompute=recompute)

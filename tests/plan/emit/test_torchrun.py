@@ -49,7 +49,9 @@ def test_the_table_is_the_engines_seats(plan: Plan):
     assert [tuple(map(int, row[:6])) for row in rows] == [
         (s.rank, s.rank // 8, s.rank % 8, s.stage, s.dp_rank, s.tp_rank) for s in seats(plan)
     ]
-    assert [row[6] for row in rows] == [f"{s.module}[{s.layers[0]}:{s.layers[1]}]" for s in seats(plan)]
+    assert [row[6] for row in rows] == [
+        " ".join(f"{p.module}[{p.layers[0]}:{p.layers[1]}]" for p in s.parts) for s in seats(plan)
+    ]
 
 
 @given(inline_plans())
