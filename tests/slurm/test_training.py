@@ -17,7 +17,7 @@ import pytest
 from dflop.config import dump_config, load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, Interrupted
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
 from dflop.jobs.steps import TRAIN
@@ -83,6 +83,7 @@ def trained(folder: Path) -> RunDir:
         run_job(launcher, spec, journal)
     ingest(config.store)
     planning.plan_run(run, config, model_key, lambda line: None)
+    ingest(config.store)
     results = run_job(launcher, submit.train_job(run, config, TRAIN, run.plan().num_processes), journal)
     assert results == [{"first_step": 0, "num_steps": 5}] * run.plan().num_processes
     return run
@@ -101,6 +102,7 @@ def test_a_run_trains_across_nodes(trained: RunDir) -> None:
 
 
 def test_the_scheduler_process_packed_every_step(trained: RunDir) -> None:
+    ingest(trained.config().store)
     with Reader(trained.config().store) as reader:
         assert {p.step for p in reader.records(StepPlan, where={"run_id": trained.run_id})} == set(range(5))
     (train,) = [
@@ -126,6 +128,21 @@ def test_train_sbatch_resumes_and_a_killed_job_leaves_no_process(trained: RunDir
         os.kill(parent(scheduler), signal.SIGKILL)  # rank 0, as the kernel does when memory runs out
     until(lambda: not processes(str(trained.path)), what="every process of the job to end")
     assert end_of(job_id) == how
+
+
+def test_a_warned_job_checkpoints_where_it_is_and_says_so(trained: RunDir, folder: Path) -> None:
+    first = latest(trained)["next_step"]
+    set_num_steps(trained, 10_000)
+    job_id = sbatch(folder, trained)
+    until(lambda: f"step {first + 1}/10000" in log_of(folder), what="the first step of the resumed training")
+    subprocess.run(["scancel", "--signal=USR2", job_id], check=True)  # as --signal=USR2@60 does before the limit
+    assert end_of(job_id) == "FAILED"
+    assert exit_code_of(job_id) == f"{Interrupted.exit_code}:0", log_of(folder)
+    assert "SIGUSR2: stops behind the step that runs" in log_of(folder)
+    assert "scheduler dead" not in log_of(folder)
+    last = max(o.step for o in observations(trained))
+    assert latest(trained)["next_step"] == last + 1 > first
+    assert not processes(str(trained.path))
 
 
 def test_train_sbatch_goes_on_to_the_end_after_that(trained: RunDir, folder: Path) -> None:
@@ -168,12 +185,21 @@ def sbatch(folder: Path, run: RunDir) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def shown(job_id: str, field: str) -> str:
+    """A field of what Slurm knows about a job."""
+    shown = subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True, check=True).stdout
+    return shown.partition(f"{field}=")[2].split()[0]
+
+
+def exit_code_of(job_id: str) -> str:
+    return shown(job_id, " ExitCode")
+
+
 def end_of(job_id: str) -> str:
     """The job's final state. (sbatch --wait would look ever less often, 32 s apart in the end.)"""
 
     def final_state() -> str | None:
-        shown = subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True, check=True).stdout
-        state = shown.partition("JobState=")[2].split()[0]
+        state = shown(job_id, "JobState")
         return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
 
     return until(final_state, what=f"job {job_id} to end")
