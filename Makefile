@@ -77,6 +77,7 @@ bench: setup rivals
 	$(BIN)/python -m tests.bench.cost
 	$(BIN)/python -m tests.bench.profile
 	$(BIN)/python -m tests.bench.simulate
+	$(BIN)/python -m tests.bench.engine
 	$(BIN)/python -m tests.bench.plan
 	$(BIN)/python -m tests.bench.regret --part reference
 	$(BIN)/python -m tests.bench.schedule
