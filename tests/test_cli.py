@@ -106,7 +106,7 @@ def test_run_refuses_too_few_processes(tmp_path):
         3,
         "need at least 3 processes; the cluster has 2",
         "add 1 process(es)",
-        overrides=("cluster.num_processes_per_node=2",),
+        overrides=("cluster.num_processes_per_node=2", "plan.layouts=[split]"),
     )
 
 
