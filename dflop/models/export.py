@@ -35,5 +35,7 @@ def write_folder(
         few = ", ".join(f"`{name}`" for name in sorted(different)[:3])
         raise TrainError(f"{len(different)} parameters are not both in model and checkpoint, e.g. {few}")
     model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=max_shard_bytes)
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
     # Made up from defaults: nobody has said how the model is to generate.
     (folder / "generation_config.json").unlink(missing_ok=True)

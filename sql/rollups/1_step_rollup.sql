@@ -1,42 +1,15 @@
 with observation as (
-    select
-        * exclude (spans),
-        case when module = 'llm' and stage = 0 then list_sum([s.num_tokens for s in spans]) end as llm_tokens
-    from step_observation
+    select * exclude (spans) from step_observation
     where run_id in (select unnest($run_ids))
-),
-
-llm_tokens as (
-    -- Ranks of one tensor-parallel group see the same tokens: one of them (max) speaks for the group.
-    select
-        run_id,
-        attempt,
-        step,
-        policy,
-        dp_rank,
-        max(coalesce(llm_tokens, 0)) as num_tokens
-    from observation
-    where module = 'llm' and stage = 0
-    group by all
-),
-
-tokens as (
-    select
-        run_id,
-        attempt,
-        step,
-        policy,
-        -- Nonsense from one rank must not keep everybody's rows out of the store.
-        try_cast(sum(num_tokens) as bigint) as num_llm_tokens
-    from llm_tokens
-    group by all
 ),
 
 samples as (
     select
         run_id,
         step,
-        max(len(sample_index)) as num_samples
+        max(len(sample_index)) as num_samples,
+        -- Every step has a plan, whoever made it; nonsense in one must not keep everybody's rows out of the store.
+        max(try_cast(list_sum([w.item_rows for w in work if w.module = 'llm'][1]) as bigint)) as num_llm_tokens
     from step_plan
     where run_id in (select unnest($run_ids))
     group by all
@@ -74,11 +47,10 @@ step as (
 
 select
     step.*,
-    tokens.num_llm_tokens,
+    samples.num_llm_tokens,
     samples.num_samples,
     flops.model_flops,
     flops.peak_flops_per_s
 from step
-left join tokens using (run_id, attempt, step, policy)
 left join samples using (run_id, step)
 left join flops using (run_id, attempt, step)

@@ -47,6 +47,13 @@ def observation(draw: st.DrawFn) -> r.StepObservation:
     )
 
 
+@st.composite
+def step_plan(draw: st.DrawFn) -> r.StepPlan:
+    work = r.ModuleWork("llm", (0, 1), (0, 0), tuple(draw(st.integers(0, 500)) for _ in range(2)), (((0, 1),),))
+    run_id, step = draw(st.sampled_from(["a", "b"])), draw(st.integers(0, 2))
+    return r.StepPlan(run_id, step, "balanced", (0, 1), 1, (work,), 80, 0.5, 1.0)
+
+
 SPAN_NAMES = ("forward", "receive_wait", "checkpoint")
 
 
@@ -63,23 +70,24 @@ def table(con: duckdb.DuckDBPyConnection, name: str) -> list[tuple[Any, ...]]:
     return sorted((tuple(float(f"{v:.12g}") if isinstance(v, float) else v for v in row) for row in rows), key=repr)
 
 
-def steps_in_python(observed: list[r.StepObservation]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+def steps_in_python(
+    observed: list[r.StepObservation], plans: list[r.StepPlan]
+) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     groups: dict[tuple[Any, ...], list[r.StepObservation]] = defaultdict(list)
     for o in observed:
         groups[o.run_id, o.attempt, o.step, o.policy].append(o)
     found = {}
     for key, group in groups.items():
-        tokens: dict[int, int] = {}
-        for o in group:
-            if (o.module, o.stage) == ("llm", 0):
-                tokens[o.dp_rank] = max(tokens.get(o.dp_rank, 0), sum(s.num_tokens for s in o.spans))
         losses = [o.loss for o in group if not math.isnan(o.loss)]
         found[key] = (
             len(group),
             max(o.step_s for o in group),
             sum(o.busy_s for o in group),
             max(losses, default=None),
-            sum(tokens.values()) if tokens else None,
+            max(
+                (sum(w.item_rows) for p in plans if (p.run_id, p.step) == (key[0], key[2]) for w in p.work),
+                default=None,
+            ),
         )
     return found
 
@@ -108,7 +116,7 @@ def times_in_python(observed: list[r.StepObservation], spans: list[r.RankSpan]) 
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(observation() | span(), max_size=8), min_size=1, max_size=3))
+@given(st.lists(st.lists(observation() | span() | step_plan(), max_size=8), min_size=1, max_size=3))
 def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, passes) -> None:
     root: Path = tmp_path_factory.mktemp("rollup")
     for observed in passes:
@@ -117,6 +125,7 @@ def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, pass
                 writer.append(o)
         ingest(root)
     everything = [o for observed in passes for o in observed if isinstance(o, r.StepObservation)]
+    plans = [o for observed in passes for o in observed if isinstance(o, r.StepPlan)]
     spans = [o for observed in passes for o in observed if isinstance(o, r.RankSpan)]
     names = [rollup._table(path) for path in (resources.path("sql") / "rollups").glob("*.sql")]
     with live.open_live(root) as con:
@@ -130,7 +139,7 @@ def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, pass
             rollup.refresh(con)
         assert {name: table(con, name) for name in names} == kept
         assert con.execute("select count(*) from dirty_run").fetchone() == (0,)
-    assert steps == steps_in_python(everything)  # halves and quarters add exactly
+    assert steps == steps_in_python(everything, plans)  # halves and quarters add exactly
     assert times == times_in_python(everything, spans)
 
 

@@ -52,6 +52,8 @@ def _a_run(make) -> list[Any]:
         make.observation(1, loss=9.0, step_s=9.0),
         make.observation(1, attempt=1, loss=1.0, step_s=2.0),
         make.observation(1, attempt=1, **other, step_s=2.0),
+        make.step_plan(0),
+        make.step_plan(0),  # written twice: by rank 0, which could not know that the scheduler would live to
     ]
     compared = []
     for step, (batch, policy, step_s, predicted_s) in enumerate(COMPARED):
@@ -117,7 +119,8 @@ def test_a_step_is_as_slow_as_its_slowest_rank(filled: Path) -> None:
     step = one(filled, "v_step", run_id="run", step=0)
     assert (step["num_ranks"], step["step_s"], step["loss"]) == (2, 1.0, 3.0)
     assert step["idle_frac"] == pytest.approx(1 - (0.5 + 0.25) / 2)
-    assert step["num_llm_tokens"] == 100  # two spans of 50 on stage 0; stage 1 sees the same tokens
+    assert step["num_llm_tokens"] == 100  # two samples of 50; step 1 has no plan
+    assert one(filled, "v_step", run_id="run", step=1, attempt=1)["num_llm_tokens"] is None
     assert one(filled, "v_step", run_id="run", step=1, attempt=1)["loss"] == 1.0  # NaN of the other rank is no loss
 
 
