@@ -19,36 +19,26 @@ import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
+from dflop.jobs.assemble import Place, make_trainer
 from dflop.jobs.begin import begin, master_host, say
-from dflop.jobs.building import build_stages
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import take_device
-from dflop.jobs.rundir import RunDir, dataset_ref, open_run, tokenizer_of, trainable_of
+from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
-from dflop.jobs.source import DatasetSource, make_prefetcher
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.ranks import srun_environment
-from dflop.parallel.connect import connect
-from dflop.parallel.topology import make_groups, seat_of, seats
-from dflop.plan.check import check_plan
-from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
+from dflop.parallel.topology import seat_of, seats
+from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities
-from dflop.train.checkpoint import Checkpointer
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed
-from dflop.train.fillers import Fillers
-from dflop.train.fsdp import shard_parameters
 from dflop.train.leave import leave, leave_at_exit
-from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.optim import OptimizerSettings, make_optimizer
+from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
-from dflop.train.stages import llm_stage_of, prepare_stages
 from dflop.train.watch import Watch
 from dflop.train.wire import Store
 from dflop.units import seconds
@@ -158,68 +148,20 @@ class _Rank:
         self.spool.close()
 
     def train(self) -> int:
-        config, seat = self.config, self.seat
-        tokenizer = tokenizer_of(config)
-        family = trainable_of(config, tokenizer.vocab_size)
-        check_plan(self.plan, family.specs())
-        groups = make_groups(self.plan, seat.rank, timeout_s=config.train.timeout_s)
-        if self.device.type == "cuda":  # gloo has connected all ranks by now
-            connect(groups, self.plan, self.device)
-        stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, self.device)
-        trains = prepare_stages(stages, self.plan, seat, frozen=config.model.frozen)
-        source, llm_stage = DatasetSource(dataset_ref(config), family, self.shapes), llm_stage_of(stages)
-        fillers = None
-        if config.train.shard_parameters:
-            sharded = {**sharded, **shard_parameters(stages, self.plan, seat, groups)}
-            fillers = Fillers(source, family, self.plan, seat, llm_stage)
-        settings = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
-        optimizer = make_optimizer(self.plan, seat, stages, groups, sharded, settings)
-        hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
-        checkpointer = None
-        if self.mode == TRAIN:
-            checkpointer = Checkpointer(
-                self.run.checkpoints, stages, optimizer, groups, sharded, keep=config.train.keep_checkpoints,
-                on_failure=self._not_saved,
-            )  # fmt: skip
+        """Train to the last step; returns the first one that was run."""
+        tokenizer = tokenizer_of(self.config)
+        family = trainable_of(self.config, tokenizer.vocab_size)
         if self.supervisor is not None:
-            counter = SpeedCounter(config, family, self.batches, self.steps, self.plan.num_processes)
+            counter = SpeedCounter(self.config, family, self.batches, self.steps, self.plan.num_processes)
             self.telemetry.count_speed(counter)
-        trainer = Trainer(
+        trainer = make_trainer(
+            Place(self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes),
             settings=self._settings(),
-            plan=self.plan,
-            seat=seat,
-            stages=stages,
-            sharded=sharded,
-            groups=groups,
-            engine=Engine(
-                self.plan,
-                seat,
-                stages,
-                groups,
-                self.device,
-                hidden_size=hidden_size,
-                row_width=hidden_size * (1 + family.decoder.num_deep_features),
-                trains=trains,
-                activity=self.activities.main,
-            ),
-            feed=Feed(
-                source,
-                family,
-                self.plan,
-                seat,
-                llm_stage,
-                prefetcher=make_prefetcher(config, source, self.device),
-                activity=self.activities.feed,
-                dtype=getattr(torch, config.model.dtype),
-                pins=self.device.type == "cuda",
-            ),
-            source=source,
             plans=self.plans,
-            optimizer=optimizer,
             hooks=self._hooks(),
-            checkpointer=checkpointer,
             activities=self.activities,
-            fillers=fillers,
+            checkpoints=self.run.checkpoints if self.mode == TRAIN else None,
+            on_failed_checkpoint=self._not_saved,
         )
         return trainer.run()
 
