@@ -157,8 +157,8 @@ def test_prediction_error_by_size_falls_into_powers_of_two(trained: Path) -> Non
 def test_throughput_over_time_counts_samples_and_tokens(trained: Path) -> None:
     found = named(trained, "throughput", run_id="run")
     assert [row["samples_per_s"] for row in found] == pytest.approx([10 / (2 + step) for step in range(5)])
-    assert found[1]["llm_tokens_per_s"] == pytest.approx(500 / 3)
-    assert found[4]["recent_llm_tokens_per_s"] == pytest.approx(5 * 500 / (2 + 3 + 4 + 5 + 6))
+    assert found[1]["llm_tokens_per_s"] == pytest.approx(100 / 3)
+    assert found[4]["recent_llm_tokens_per_s"] == pytest.approx(5 * 100 / (2 + 3 + 4 + 5 + 6))
     assert found[0]["idle_frac"] == pytest.approx(0.5)
 
 

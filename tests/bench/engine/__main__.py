@@ -47,7 +47,7 @@ class Size:
 
 
 FULL = Size(num_batches=5, num_samples=16, num_microbatches=8, num_rounds=3, num_checkpoints=10, budget_s=20.0)
-TINY = Size(num_batches=2, num_samples=8, num_microbatches=2, num_rounds=1, num_checkpoints=2, budget_s=2.0)
+TINY = Size(num_batches=2, num_samples=4, num_microbatches=2, num_rounds=1, num_checkpoints=1, budget_s=1.0)
 
 
 def main() -> None:
