@@ -52,11 +52,11 @@ def use(module: torch.nn.Module, kernel: str, *, cuts_itself: bool = False) -> N
             were told before, they stay so.
     """
     for part in module.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         name = getattr(config, "_attn_implementation", None)
         if isinstance(name, str) and name.removeprefix(_SELF_CUTTING) in _KEYS.values():
             prefix = _SELF_CUTTING if cuts_itself or name.startswith(_SELF_CUTTING) else ""
-            config._attn_implementation = prefix + _KEYS[kernel]  # type: ignore[union-attr]
+            config._attn_implementation = prefix + _KEYS[kernel]
 
 
 def resolve(kernel: str, device_type: str, dtype: torch.dtype) -> str:
@@ -230,9 +230,9 @@ def _missing(kernel: str) -> str:
     """Why a kernel cannot be had; empty if it can."""
     try:
         if kernel == FLASH:
-            from flash_attn import flash_attn_varlen_func  # noqa: F401
+            from flash_attn import flash_attn_varlen_func  # noqa: F401  # whether it can be
         else:
-            from torch.nn.attention.varlen import varlen_attn  # noqa: F401
+            from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # likewise
     except ImportError as error:
         # Not there, or built for another torch.
         return str(error)
