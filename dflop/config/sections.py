@@ -60,6 +60,9 @@ class DatasetConfig(Section):
     """Which rows a mixture's `random:` strategies take."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()
     """What to do, in this order, with a sample of more tokens; without any of it the sample is left out."""
+    shuffle_window: int = Field(default=0, ge=0)
+    """Samples are shuffled within windows of so many rows of the annotation file, and windows come in the file's order:
+    what a stream or a curriculum does. 0: over the whole epoch."""
     demo: bool = False
     """Build the demo dataset in the folder of `annotations` when it is not there."""
     demo_num_samples: int = Field(default=320, ge=1)
@@ -152,6 +155,9 @@ class PlanConfig(Section):
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
+    horizon_steps: int = Field(default=0, ge=0)
+    """Steps ahead whose samples a plan is made for; 0: all samples. With `dataset.shuffle_window`, what comes soon may
+    be unlike what comes later."""
     top: int = Field(default=40, ge=1)
     """Candidates re-ranked by the simulator."""
 
@@ -205,6 +211,47 @@ class TrainConfig(Section):
     """Whether rank 0 also writes what TensorBoard shows, into `tensorboard` in the run directory."""
 
 
+class CorrectConfig(Section):
+    """How predictions follow measurements."""
+
+    enabled: bool = True
+    """Whether predicted seconds are corrected by what steps take."""
+    gate: Literal["auto", "on", "off"] = "auto"
+    """Factors by size of item and by rank: `auto`: while they pay; the level of a module is corrected in any case."""
+    half_life_days: float = Field(default=14, gt=0)
+    """Of what earlier runs learnt: so old a correction counts half."""
+
+
+class ReplanConfig(Section):
+    """When a run stops and goes on under another plan."""
+
+    mode: Literal["off", "advise", "act"] = "advise"
+    """`advise`: decide and say so, change nothing; `act`: leave a checkpoint and go on under the new plan."""
+    check_every_s: float = Field(default=20, gt=0)
+    """How often the flow brings the run's rows into the store and looks whether anything calls for a decision."""
+    min_gain_frac: float = Field(default=0.05, ge=0)
+    """Of the time that is left; a smaller gain is not worth the trouble."""
+    restart_cost_s: float | None = Field(default=None, ge=0)
+    """What checkpoint, restart and queue cost; default: what this run's own start took."""
+    min_steps: int = Field(default=10, ge=1)
+    """Steps under a plan before another one may be decided on."""
+    max_replans: int = Field(default=3, ge=0)
+    reprofile: bool = True
+    """Whether shapes that predictions are doubtful about are timed again by a small job beside the training."""
+
+
+class StageConfig(Section):
+    """A part of training with its own frozen modules, for example projectors first and everything afterwards."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    num_steps: int | None = Field(default=None, ge=1)
+    """The last stage has none: it takes what is left of `train.num_steps`."""
+    frozen: tuple[str, ...] = ()
+    """In place of `model.frozen`."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """In place of `train.learning_rate`; warms up and decays within the stage."""
+
+
 class CompareConfig(Section):
     """The data-blind comparison after training."""
 
@@ -226,6 +273,10 @@ class Config(Section):
     model_profile: ModelProfileConfig = ModelProfileConfig()
     plan: PlanConfig = PlanConfig()
     train: TrainConfig = TrainConfig()
+    stages: tuple[StageConfig, ...] = ()
+    """Parts of training in order; none: one, with `model.frozen` and `train.learning_rate`."""
+    correct: CorrectConfig = CorrectConfig()
+    replan: ReplanConfig = ReplanConfig()
     compare: CompareConfig = CompareConfig()
 
     @property

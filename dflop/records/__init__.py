@@ -6,6 +6,16 @@ mapping serves Parquet, DuckDB and JSON alike. Units are in the names: `_s` seco
 `_frac` ratios in 0..1, `num_` counts.
 """
 
+from dflop.records.corrections import (
+    ALL_TOKENS,
+    Correction,
+    Decision,
+    Factors,
+    GateReading,
+    ModuleFactors,
+    NodeFactor,
+    RankFactor,
+)
 from dflop.records.costs import (
     ClusterSpec,
     CostTable,
@@ -17,7 +27,6 @@ from dflop.records.costs import (
     ParallelSpec,
 )
 from dflop.records.history import (
-    Correction,
     JobRecord,
     MicrobatchSpan,
     RankSpan,
@@ -32,25 +41,32 @@ from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 
 __all__ = [
+    "ALL_TOKENS",
     "LLM",
     "ClusterSpec",
     "Correction",
     "CostTable",
     "CostTerms",
+    "Decision",
+    "Factors",
+    "GateReading",
     "JobRecord",
     "LinkCost",
     "LinkMeasurement",
     "Measurement",
     "MediaItem",
     "MicrobatchSpan",
+    "ModuleFactors",
     "ModuleLoad",
     "ModulePlan",
     "ModuleSpec",
     "ModuleWork",
+    "NodeFactor",
     "ParallelSpec",
     "Plan",
     "ProfileRecord",
     "QuarantinedSample",
+    "RankFactor",
     "RankSpan",
     "RunEvent",
     "RunInput",

@@ -1,4 +1,4 @@
-"""What runs read, saw and learnt: inputs, observations, corrections, jobs."""
+"""What runs read, saw and went through: inputs, observations, events, jobs."""
 
 from __future__ import annotations
 
@@ -96,21 +96,6 @@ class StepFlops:
     """Of the model's own matmuls and attention, forward and backward; what is run twice to save memory counts once."""
     peak_flops_per_s: float
     """Of all devices of the plan together; NaN where no data sheet of the device is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """Multiplicative correction of a module's predicted seconds, learnt from what a run observed."""
-
-    run_id: str
-    effective_step: int
-    module: str
-    table_id: str
-    factor: float
-    residual_frac: float
-    """Median absolute relative error of the uncorrected prediction in the window."""
-    num_observations: int
-    observed_at_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
             optimizer_s_per_param=0.0,
         )(_straight(table)),
     ),
+    "correction": (
+        lambda table: _with(min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True)(
+            table.append_column("level", table.column("factor"))
+        ).select([*table.schema.names, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level"]),
+    ),
     "plan": (lambda table: _with(sync_s=0.0, uniform_step_s=math.nan)(_one_way(table)),),
 }
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
@@ -96,6 +101,9 @@ CLASSES: tuple[type[Any], ...] = (
     records.StepFlops,
     records.RankSpan,
     records.Correction,
+    records.RankFactor,
+    records.GateReading,
+    records.Decision,
 )
 
 
