@@ -7,6 +7,10 @@ another machine sees the same batches. Ten million samples take 2 s and 80 MB pe
 With weights an epoch is still as many draws as there are samples. Systematic sampling gives each sample the whole
 number of draws just below or just above its expected number, so that no epoch strays from the mixture and over epochs
 nobody is forgotten; the repetitions of a sample are spread evenly over the epoch.
+
+With a window, positions are shuffled within windows of the file and windows keep the file's order, as when a stream is
+read through a buffer or the file is a curriculum. The same keys sort them, so that a window of all samples is the same
+as none. Weights hold within windows, too: a window has as many draws as its samples' weights say, give or take one.
 """
 
 from __future__ import annotations
@@ -27,22 +31,32 @@ class SampleOrder:
         num_samples: Healthy samples of the dataset.
         global_batch_size: Samples per optimizer step.
         weights: Shape (num_samples,), positive: expected draws, relative to one another. None: all alike.
+        window: Positions that are shuffled among themselves; a window ends before the next one begins. 0: all.
 
     Raises:
-        ValueError: a number is not positive, or `weights` has another shape.
+        ValueError: a number is not positive, `window` is negative, or `weights` has another shape.
     """
 
     def __init__(
-        self, seed: int, num_samples: int, global_batch_size: int, weights: npt.NDArray[np.float64] | None = None
+        self,
+        seed: int,
+        num_samples: int,
+        global_batch_size: int,
+        weights: npt.NDArray[np.float64] | None = None,
+        *,
+        window: int = 0,
     ) -> None:
         if num_samples < 1 or global_batch_size < 1:
             raise ValueError(f"num_samples {num_samples} and global_batch_size {global_batch_size} must be positive")
+        if window < 0:
+            raise ValueError(f"window {window} is negative")
         if weights is not None and (weights.shape != (num_samples,) or not (weights > 0).all()):
             raise ValueError(f"weights must be {num_samples} positive numbers")
         self._seed = seed
         self._num_samples = num_samples
         self._global_batch_size = global_batch_size
         self._weights = None if weights is None or (weights == weights[0]).all() else weights
+        self._window = window or num_samples
         self._epoch = functools.lru_cache(maxsize=2)(self._draw)
 
     @property
@@ -86,10 +100,18 @@ class SampleOrder:
             self._num_samples + 1
         )
         order = np.argsort(keys[:-1], kind="stable").astype(np.int64, copy=False)
+        order = self._in_windows(order)
         if self._weights is not None:
-            order = _repeated(order, self._weights, keys[:-1].astype(np.float64) * 2.0**-64, float(offset) * 2.0**-64)
+            fraction = keys[:-1].astype(np.float64) * 2.0**-64
+            order = self._in_windows(_repeated(order, self._weights, fraction, float(offset) * 2.0**-64))
         order.flags.writeable = False
         return order
+
+    def _in_windows(self, order: Ints) -> Ints:
+        """The same positions window by window, in their order within each."""
+        if self._window >= self._num_samples:
+            return order
+        return order[np.argsort(order // self._window, kind="stable")]
 
 
 def _repeated(order: Ints, weights: npt.NDArray[np.float64], fraction: npt.NDArray[np.float64], offset: float) -> Ints:

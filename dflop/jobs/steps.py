@@ -52,7 +52,8 @@ class GlobalBatches:
     def __init__(self, config: Config, shapes: Sequence[SampleShape]) -> None:
         self._shapes = shapes
         weights = np.array([s.weight for s in shapes])
-        self._order = SampleOrder(config.train.seed, len(shapes), config.plan.global_batch_size, weights)
+        size, window = config.plan.global_batch_size, config.dataset.shuffle_window
+        self._order = SampleOrder(config.train.seed, len(shapes), size, weights, window=window)
 
     def at(self, batch_step: int) -> list[SampleShape]:
         """Samples of one global batch in arrival order."""

@@ -72,11 +72,55 @@ def test_order_is_pinned() -> None:
     weighted = SampleOrder(0, 10, 10, np.array([1.0] * 8 + [4.0] * 2))
     assert weighted.epoch(0).tolist() == [0, 9, 8, 1, 5, 9, 3, 8, 9, 6]
     assert weighted.epoch(1).tolist() == [8, 5, 9, 3, 8, 4, 1, 6, 8, 9]
+    windows = SampleOrder(0, 10, 10, window=4)
+    assert windows.epoch(0).tolist() == [0, 2, 1, 3, 5, 4, 6, 7, 9, 8]
+    assert windows.epoch(1).tolist() == [3, 2, 1, 0, 5, 7, 4, 6, 8, 9]
 
 
 def test_order_does_not_depend_on_the_batch_size() -> None:
     whole = SampleOrder(3, 60, 60).batch(0)
     assert np.array_equal(np.concatenate([SampleOrder(3, 60, 7).batch(i) for i in range(9)]), whole)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 5), *sizes, st.integers(1, 250))
+def test_windows_come_in_file_order_and_each_is_shuffled(
+    seed: int, epoch: int, num_samples: int, batch: int, window: int
+) -> None:
+    order = SampleOrder(seed, num_samples, batch, window=window)
+    drawn = order.epoch(epoch)
+    assert sorted(drawn.tolist()) == list(range(num_samples))
+    assert (drawn // window == np.arange(num_samples) // window).all()
+    again = SampleOrder(seed, num_samples, batch, window=window)  # asked for one step only: no state from others
+    for step in range(order.steps_per_epoch):
+        positions = again.batch(epoch * order.steps_per_epoch + step)
+        spanned = range(step * batch // window, (step * batch + len(positions) - 1) // window + 1)
+        assert set((positions // window).tolist()) == set(spanned)
+        assert np.array_equal(positions, drawn[step * batch : (step + 1) * batch])
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(1, 200), st.integers(0, 100), st.booleans())
+def test_a_window_of_all_samples_is_no_window(seed: int, epoch: int, num: int, more: int, weighted: bool) -> None:
+    weights = np.linspace(1.0, 3.0, num) if weighted else None
+    whole = SampleOrder(seed, num, 3, weights).epoch(epoch)
+    assert np.array_equal(SampleOrder(seed, num, 3, weights, window=num + more).epoch(epoch), whole)
+
+
+def test_epochs_shuffle_every_window_anew() -> None:
+    order = SampleOrder(4, 60, 7, window=20)
+    for first in (0, 20, 40):
+        assert len({tuple(order.epoch(epoch)[first : first + 20]) for epoch in range(5)}) == 5
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=200), st.integers(1, 250))
+def test_weights_hold_within_windows(seed: int, weights: list[float], window: int) -> None:
+    given_weights = np.array(weights)
+    drawn = SampleOrder(seed, len(weights), 8, given_weights, window=window).epoch(0)
+    expected = given_weights / given_weights.sum() * len(weights)
+    assert (np.diff(drawn // window) >= 0).all()
+    assert (np.abs(np.bincount(drawn, minlength=len(weights)) - expected) < 1 + 1e-6).all()
+    for first in range(0, len(weights), window):
+        num_drawn = ((drawn >= first) & (drawn < first + window)).sum()
+        assert abs(num_drawn - expected[first : first + window].sum()) < 1 + 1e-6
 
 
 def test_epochs_and_seeds_differ() -> None:
@@ -95,3 +139,5 @@ def test_impossible_arguments(num_samples: int, batch: int, weights: float) -> N
         SampleOrder(0, num_samples, batch, np.full(10, float(weights)))
     with pytest.raises(ValueError, match="negative"):
         SampleOrder(0, 10, 5).batch(-1)
+    with pytest.raises(ValueError, match="negative"):
+        SampleOrder(0, 10, 5, window=-1)
