@@ -36,7 +36,7 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
     store = wire.open_store(master_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = read_latest(run.checkpoints) if mode == TRAIN else None
     # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
-    wire.note_factors(store, latest.get("corrections", {}) if latest else {})
+    wire.note_learned(store, latest.get("learned", {}) if latest else {})
     log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
     log.parent.mkdir(exist_ok=True)
     say(f"scheduler starts, log in {log}")

@@ -49,7 +49,7 @@ class QuickPlanner:
             step=step,
             plan=self._plan,
             batch=self._batches.at(spec.batch_step),
-            cost=self._cost.with_corrections(factors_in_force(self._store)),
+            cost=self._cost.with_corrections({f.module: f.level for f in factors_in_force(self._store).modules}),
             max_concurrency=self._concurrency,
             policy=policy,
             compiled=False,

@@ -27,7 +27,7 @@ from dflop.errors import DflopError
 from dflop.jobs.inputs import read_costs, run_input
 from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps
-from dflop.records import Plan, RunEvent, SampleShape, StepObservation, from_dict
+from dflop.records import Factors, ModuleFactors, Plan, RunEvent, SampleShape, StepObservation, from_dict
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
 from dflop.schedule.warm import warm
@@ -59,7 +59,8 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: st
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
     store = wire.open_store(host, int(port), is_server=False, timeout_s=config.train.timeout_s)
-    service = Scheduler(run, config, plan, mode, int(attempt), int(start), wire.factors_in_force(store))
+    levels = {f.module: f.level for f in wire.factors_in_force(store).modules}
+    service = Scheduler(run, config, plan, mode, int(attempt), int(start), levels)
     try:
         service.serve(store)
     except (RuntimeError, ConnectionError) as error:
@@ -219,7 +220,7 @@ class Scheduler:
             _say(f"step {seen}: `{correction.module}` takes x{correction.factor:.2f} of its predicted time")
             self._spool.append(correction)
         if corrections:
-            wire.note_factors(store, self._corrector.factors)
+            wire.note_factors(store, Factors(tuple(ModuleFactors(m, f) for m, f in self._corrector.factors.items())))
         return True
 
     def _fell_behind(self, step: int, why: str) -> None:

@@ -238,7 +238,7 @@ class _Rank:
         self.spool.flush()
 
     def _checkpoint_meta(self) -> dict[str, Any]:
-        return {"seed": self.config.train.seed, "corrections": wire.factors_in_force(self.store)}
+        return {"seed": self.config.train.seed, "learned": wire.learned(self.store)}
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)

@@ -4,7 +4,9 @@
     asked                the step whose plan rank 0 asked for last
     wanted               the step up to which plans must be on disk now
     recorded/<start>     plans of the scheduler's nth start are on disk up to this step
-    factors              corrections in force, by module
+    factors              corrections that the newest plans use
+    learned              what the scheduler knows that its next start, or the job's, goes on from
+    host/<rank>          where a rank runs
     seen/<slot>/<rank>   an observation on its way to the scheduler
 
 A slot is used again after `NUM_SLOTS` steps, so that nothing piles up while no scheduler takes the observations.
@@ -20,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dflop.records import StepPlan, from_dict, to_dict
+from dflop.records import Factors, StepPlan, from_dict, to_dict
 
 Store = dist.TCPStore
 NUM_SLOTS = 16
@@ -120,14 +122,35 @@ def recorded_step(store: Store, start: int) -> int:
     return int(store.get(key)) if store.check([key]) else -1
 
 
-def note_factors(store: Store, factors: Mapping[str, float]) -> None:
-    """Corrections that the newest plans use, for quick plans and for a scheduler that starts again."""
-    store.set("factors", json.dumps(factors))
+def note_factors(store: Store, factors: Factors) -> None:
+    """Corrections that the newest plans use, for quick plans."""
+    store.set("factors", json.dumps(to_dict(factors)))
 
 
-def factors_in_force(store: Store) -> dict[str, float]:
-    """Corrections that the scheduler's newest plans use, by module; empty: none yet."""
-    return dict(json.loads(store.get("factors"))) if store.check(["factors"]) else {}
+def factors_in_force(store: Store) -> Factors:
+    """Corrections that the scheduler's newest plans use; none where it has not said so yet."""
+    return from_dict(Factors, json.loads(store.get("factors"))) if store.check(["factors"]) else Factors()
+
+
+def note_learned(store: Store, learned: Mapping[str, Any]) -> None:
+    """What the scheduler has learnt, as JSON; only the scheduler knows what is in it."""
+    store.set("learned", json.dumps(learned))
+
+
+def learned(store: Store) -> dict[str, Any]:
+    """What the scheduler noted last; empty: nothing yet."""
+    return dict(json.loads(store.get("learned"))) if store.check(["learned"]) else {}
+
+
+def note_host(store: Store, rank: int, host: str) -> None:
+    """Name of the machine that a rank runs on, said once."""
+    store.set(f"host/{rank}", host)
+
+
+def host_of(store: Store, rank: int) -> str:
+    """Name of the machine that a rank runs on; empty: it has not said so yet."""
+    key = f"host/{rank}"
+    return str(store.get(key).decode()) if store.check([key]) else ""
 
 
 def send_observation(store: Store, step: int, rank: int, observation: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches
-from dflop.records import LLM
+from dflop.records import LLM, Factors, ModuleFactors
 from dflop.train import wire
 from tests.jobs.test_scheduler import run, store
 
@@ -38,7 +38,7 @@ def test_a_quick_plan_holds_the_whole_batch_and_predicts_nothing_to_learn_from(r
 def test_it_knows_the_corrections_in_force(run, store):
     plan = planner(run, store, TRAIN)
     before = plan(0).step_plan.predicted_step_s
-    wire.note_factors(store, {"vision": 2.0, LLM: 2.0})
+    wire.note_factors(store, Factors((ModuleFactors("vision", 2.0), ModuleFactors(LLM, 2.0))))
     assert plan(0).step_plan.predicted_step_s == pytest.approx(2 * before, rel=0.2)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dflop.records import LLM
+from dflop.records import LLM, Factors, ModuleFactors, NodeFactor
 from dflop.train import wire
 from dflop.train.wire import PlanMessage
 from tests.train.synthetic import make_plan, make_shapes, make_step_plan
@@ -40,12 +40,26 @@ def test_a_retired_plan_is_small_and_cannot_be_published_again(store):
 
 
 def test_notes_are_empty_until_they_are_written(store):
-    assert (wire.asked_step(store), wire.recorded_step(store, 1), wire.factors_in_force(store)) == (-1, -1, {})
+    assert (wire.asked_step(store), wire.recorded_step(store, 1)) == (-1, -1)
+    assert (wire.factors_in_force(store), wire.learned(store), wire.host_of(store, 1)) == (Factors(), {}, "")
     wire.note_asked(store, 7)
     wire.note_recorded(store, 1, 6)
-    wire.note_factors(store, {"vision": 1.25})
+    wire.note_host(store, 1, "node-7")
     assert (wire.asked_step(store), wire.recorded_step(store, 1), wire.recorded_step(store, 2)) == (7, 6, -1)
-    assert wire.factors_in_force(store) == {"vision": 1.25}
+    assert (wire.host_of(store, 1), wire.host_of(store, 0)) == ("node-7", "")
+
+
+def test_factors_and_what_was_learnt_survive_the_wire(store):
+    factors = Factors(
+        (ModuleFactors("vision", 1.25, (300, 900), (1.0, 2.125, 1.25)), ModuleFactors(LLM, 0.9)),
+        (NodeFactor(LLM, 1, 0, 1.6),),
+    )
+    state = {"full": {LLM: [1.0, 1 / 3]}, "gate": {"is_on": True}}
+    wire.note_factors(store, factors)
+    wire.note_learned(store, state)
+    assert (wire.factors_in_force(store), wire.learned(store)) == (factors, state)
+    wire.note_factors(store, Factors())
+    assert wire.factors_in_force(store) == Factors()
 
 
 def test_a_step_is_taken_once_and_whole(store):
