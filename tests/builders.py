@@ -13,10 +13,14 @@ from dflop.cost.curve import from_slopes
 from dflop.cost.model import CostModel
 from dflop.plan.candidates import split_layers
 from dflop.records import (
+    ALL_TOKENS,
     LLM,
     ClusterSpec,
+    Correction,
     CostTable,
     CostTerms,
+    Decision,
+    GateReading,
     LinkCost,
     Measurement,
     MediaItem,
@@ -24,6 +28,7 @@ from dflop.records import (
     ModuleSpec,
     ParallelSpec,
     Plan,
+    RankFactor,
     SampleShape,
 )
 
@@ -169,6 +174,81 @@ def make_probe(
         is_frozen=truth.is_frozen,
         recompute=truth.recompute,
     )
+
+
+def make_corrections(
+    module: str, factors: Sequence[float], edges: Sequence[int] = (), *, level: float | None = None, **changes: Any
+) -> list[Correction]:
+    """A set: one row per bucket of sizes; `edges` are where the next bucket begins, `changes` replace fields of all.
+
+    Without `level` the mean of the factors is taken.
+    """
+    mean = sum(factors) / len(factors)
+    base = Correction(
+        run_id="run",
+        effective_step=1,
+        module=module,
+        table_id=f"{module}-tp1",
+        factor=1.0,
+        residual_frac=0.1,
+        num_observations=8,
+        observed_at_s=1000.0,
+        sd_frac=0.02,
+        level=mean if level is None else level,
+    )
+    bounds = zip((0, *edges), (*edges, ALL_TOKENS), factors, strict=True)
+    return [
+        dataclasses.replace(base, min_tokens=low, max_tokens=high, factor=factor, **changes)
+        for low, high, factor in bounds
+    ]
+
+
+def make_rank_factor(rank: int, factor: float, **changes: Any) -> RankFactor:
+    """Factor of a rank of the LLM's first stage that holds data-parallel rank `rank`, in force."""
+    base = RankFactor(
+        "run",
+        0,
+        1,
+        rank,
+        LLM,
+        0,
+        rank,
+        f"host{rank // 2}",
+        factor,
+        sd_frac=0.01,
+        is_in_force=True,
+        observed_at_s=1000.0,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def make_reading(step: int, gain_frac: float, *, is_on: bool = False, **changes: Any) -> GateReading:
+    """What the gate read at `step`, with the gain of that step as its average."""
+    base = GateReading("run", 0, step, is_on, gain_frac, gain_frac, 0.001, 0.002, step + 1, 1000.0 + step)
+    return dataclasses.replace(base, **changes)
+
+
+def make_decision(kind: str, verdict: str, subject: str = LLM, *, step: int = 10, **changes: Any) -> Decision:
+    """A decision with nothing reckoned; `changes` replace fields of it."""
+    nan = float("nan")
+    base = Decision(
+        run_id="run",
+        attempt=0,
+        step=step,
+        kind=kind,
+        subject=subject,
+        verdict=verdict,
+        measured=nan,
+        expected=nan,
+        gain_s=nan,
+        cost_s=nan,
+        num_steps_left=0,
+        plan_id="plan0",
+        new_plan_id="",
+        detail=f"{subject}: {kind}",
+        observed_at_s=1000.0 + step,
+    )
+    return dataclasses.replace(base, **changes)
 
 
 def random_loads(num_loads: int, *, seed: int = 0, max_tokens: int = 16_000) -> list[tuple[int, int, int]]:

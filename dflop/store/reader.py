@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dflop.errors import StoreError, did_you_mean
-from dflop.records import Correction, CostTable, LinkCost, ProfileRecord, SampleShape
+from dflop.records import Correction, CostTable, Decision, LinkCost, ProfileRecord, SampleShape
 from dflop.store import schema, snapshot
 
 T = TypeVar("T")
@@ -100,8 +100,31 @@ class Reader:
         return self._read(LinkCost, "v_link_cost_latest", {"profile_key": profile_key}, order=order)
 
     def latest_corrections(self, table_ids: Iterable[str]) -> list[Correction]:
-        """The correction in force for each of these cost tables, over all runs; tables without one are absent."""
-        return self._read(Correction, "v_correction_latest", {"table_id": table_ids}, order="table_id, module")
+        """The newest set of corrections of each of these cost tables, over all runs; tables without one are absent."""
+        return self._read(
+            Correction, "v_correction_latest", {"table_id": table_ids}, order="table_id, module, min_tokens"
+        )
+
+    def corrections_in_force(self, profile_key: str, *, is_frozen: bool | None = None) -> list[Correction]:
+        """The newest set of corrections of every module of a model profile, learnt with any tp and recompute.
+
+        As they were learnt: letting what is old count for less is the caller's business.
+
+        Args:
+            profile_key: Model profile.
+            is_frozen: Only what was learnt of modules in this state; None: of both, a set each.
+
+        Returns:
+            A row per bucket of sizes, sorted by module, frozen after trained, and tokens.
+        """
+        where: dict[str, Value] = {"profile_key": profile_key}
+        if is_frozen is not None:
+            where["is_frozen"] = is_frozen
+        return self._rows(Correction, "v_correction_in_force", where, order="module, is_frozen, min_tokens")
+
+    def decisions(self, run_id: str) -> list[Decision]:
+        """What a run noticed about its own speed and what was done about it, in order."""
+        return self._read(Decision, "decision", {"run_id": run_id}, order=f"observed_at_s, {_FILE_ORDER}")
 
     def profile(self, profile_key: str) -> ProfileRecord | None:
         """The finished profile of this key; None when it has yet to be computed (or was not completed)."""
@@ -129,6 +152,12 @@ class Reader:
         for name in where:
             if name not in columns:
                 raise StoreError(f"{schema.kind_of(cls)} has no column `{name}`", hint=did_you_mean(name, columns))
+        return self._rows(cls, relation, where, order=order)
+
+    def _rows(
+        self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str
+    ) -> list[T]:
+        columns = schema.arrow_schema(schema.kind_of(cls)).names
         clauses, params = _conditions(where)
         listed = ", ".join(_quoted(name) for name in columns)
         table = self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)

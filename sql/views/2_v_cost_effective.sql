@@ -1,11 +1,21 @@
 create or replace view v_cost_effective as
-with corrected as (
+with correction_set as (
+    select
+        table_id,
+        module,
+        run_id,
+        max(level) as factor
+    from v_correction_latest
+    group by all
+),
+
+corrected as (
     select
         cost_table.*,
-        coalesce(correction.factor, 1.0) as factor,
-        correction.run_id as corrected_by_run_id
+        coalesce(correction_set.factor, 1.0) as factor,
+        correction_set.run_id as corrected_by_run_id
     from v_cost_table_latest as cost_table
-    left join v_correction_latest as correction using (table_id, module)
+    left join correction_set using (table_id, module)
 )
 
 select
@@ -54,4 +64,4 @@ select
 from corrected;
 
 comment on view v_cost_effective is
-'Cost tables in force with their latest correction multiplied in (seconds only: no bytes, no knots).';
+'Cost tables in force times the level of their newest corrections (seconds only: no bytes, no knots).';

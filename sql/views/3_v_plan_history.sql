@@ -13,7 +13,7 @@ with arrived as (
             producer: correction._producer,
             seq: correction._seq,
             row_number: correction.rowid,
-            factor: correction.factor
+            factor: correction.level
         }) as newest
     from correction
     inner join ingest_manifest as manifest

@@ -50,7 +50,12 @@ quarantine as (
 corrections as (
     select
         run_id,
-        count(*) as num_corrections
+        count(distinct {
+            table_id: table_id,
+            module: module,
+            effective_step: effective_step,
+            observed_at_s: observed_at_s
+        }) as num_corrections
     from correction
     group by all
 ),

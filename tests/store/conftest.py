@@ -38,7 +38,7 @@ class Make:
 
     @staticmethod
     def correction(step: int = 0, factor: float = 1.0, **changes: Any) -> r.Correction:
-        base = r.Correction("run", step, "llm", "table-llm", factor, 0.1, 8, 1000.0 + step)
+        base = r.Correction("run", step, "llm", "table-llm", factor, 0.1, 8, 1000.0 + step, level=factor)
         return dataclasses.replace(base, **changes)
 
     @staticmethod

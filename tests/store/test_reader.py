@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from dflop.errors import StoreError
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
+from tests.builders import make_corrections, make_decision
 
 
 @pytest.fixture
@@ -76,6 +78,61 @@ def test_corrections_are_the_latest_per_table_over_all_runs(fill, make) -> None:
     with Reader(fill(make.correction(3, table_id="other"))) as reader:
         assert [c.factor for c in reader.latest_corrections(["table-llm", "unseen"])] == [1.1]
         assert reader.latest_corrections([]) == []
+
+
+def test_the_newest_set_counts_as_a_whole(fill) -> None:
+    old = make_corrections("llm", [1.0, 1.4, 2.0], [100, 900], table_id="t", observed_at_s=10.0)
+    new = make_corrections("llm", [1.2, 1.6], [300], table_id="t", observed_at_s=20.0, run_id="later")
+    half = make_corrections("llm", [3.0, 3.0], [300], table_id="t", observed_at_s=30.0, run_id="arriving")[:1]
+    fill(*old)
+    fill(*new, run_id="later")
+    root = fill(*half, run_id="arriving")
+    with Reader(root) as reader:
+        assert reader.latest_corrections(["t"]) == new, "a set of which a part has yet to come is none"
+    with Reader(fill(new[0], run_id="later", producer="again")) as reader:
+        assert reader.latest_corrections(["t"]) == new, "written twice"
+
+
+def test_corrections_of_a_profile_hold_for_any_way_of_running_it(fill, make) -> None:
+    tables = [
+        make.cost_table(table_id="tp1"),
+        make.cost_table(table_id="tp2", tp=2),
+        make.cost_table(table_id="again", recompute=True),
+        make.cost_table(table_id="frozen", is_frozen=True),
+        make.cost_table("vision", table_id="eye"),
+        make.cost_table(table_id="elsewhere", profile_key="other"),
+    ]
+    learnt = {
+        name: make_corrections(module, [1.0 + at_s / 100, 2.0], [64], table_id=name, observed_at_s=at_s)
+        for name, module, at_s in (
+            ("tp1", "llm", 10.0), ("tp2", "llm", 30.0), ("again", "llm", 20.0), ("frozen", "llm", 5.0),
+            ("eye", "vision", 1.0), ("elsewhere", "llm", 99.0),
+        )
+    }  # fmt: skip
+    with Reader(fill(*tables, *(row for rows in learnt.values() for row in rows))) as reader:
+        assert reader.corrections_in_force("model") == [*learnt["tp2"], *learnt["frozen"], *learnt["eye"]]
+        assert reader.corrections_in_force("model", is_frozen=True) == learnt["frozen"]
+        assert reader.corrections_in_force("other") == learnt["elsewhere"]
+        assert reader.corrections_in_force("none") == []
+
+
+def test_corrections_of_a_table_that_was_fitted_anew_are_in_force_no_more(fill, make) -> None:
+    profile = r.ProfileRecord("model", "model", "run", "{}", 3, 0, 10.0, 1.0)
+    learnt = make_corrections("llm", [1.5], table_id="first")
+    with Reader(fill(profile, make.cost_table(table_id="first"), *learnt)) as reader:
+        assert reader.corrections_in_force("model") == learnt
+    refit = dataclasses.replace(profile, run_id="later", created_at_s=20.0)
+    with Reader(fill(refit, make.cost_table(table_id="second"), run_id="later")) as reader:
+        assert reader.corrections_in_force("model") == []
+        assert reader.latest_corrections(["first"]) == learnt
+
+
+def test_decisions_of_a_run_come_in_order(fill) -> None:
+    noticed = make_decision("drift_cost", "noticed", step=4, measured=1.8, expected=1.0)
+    acted = make_decision("replan", "done", "plan1", step=6, gain_s=90.0, cost_s=20.0, new_plan_id="plan1")
+    fill(make_decision("stage", "done", run_id="other"), run_id="other")
+    with Reader(fill(acted, noticed)) as reader:
+        assert repr(reader.decisions("run")) == repr([noticed, acted])  # repr: NaN equals NaN
 
 
 def test_columns_come_as_arrays_with_fields_of_structs(tmp_path: Path, make) -> None:

@@ -1,0 +1,29 @@
+-- What was learnt with one tp or with recompute holds for the others: speeds differ, mistakes are much the same. A set
+-- that corrects a table which was fitted anew since is left out: the fit has seen what it knows.
+create or replace view v_correction_in_force as
+with target as (
+    select distinct
+        table_id,
+        module,
+        profile_key,
+        is_frozen
+    from v_cost_table_latest
+)
+
+select
+    target.profile_key,
+    target.is_frozen,
+    correction.*
+from v_correction_latest as correction
+inner join target on correction.table_id = target.table_id and correction.module = target.module
+qualify
+    rank() over (
+        partition by target.profile_key, target.module, target.is_frozen
+        order by
+            correction.observed_at_s desc, correction.effective_step desc,
+            correction.run_id desc, correction.table_id desc
+    ) = 1;
+
+comment on view v_correction_in_force is
+'The newest set of corrections of every module of a model profile, whatever tp and recompute it was learnt with. '
+'Grain: profile_key, module, is_frozen, min_tokens. Ratios.';
