@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflop.config import Config
 from dflop.errors import ConfigError, did_you_mean
 from dflop.jobs.rundir import dataset_ref, trainable_of
 from dflop.jobs.scalars import check_tensorboard
+from dflop.jobs.steps import stages_of
 from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
@@ -29,7 +31,8 @@ def preflight(config: Config, config_file: Path) -> None:
         InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
     family = trainable_of(config)
-    _check_frozen(config, family, config_file)
+    _check_frozen(config.model.frozen, family, f"{config_file}: model.frozen")
+    _check_stages(config, family, config_file)
     _check_weights(config, config_file)
     _check_dataset(config, config_file)
     _check_cluster(config, config_file)
@@ -55,13 +58,39 @@ def modules_named(family: Family, config: Config) -> tuple[str, ...]:
     return tuple(m for m in family.modules if m == LLM or m in placed)
 
 
-def _check_frozen(config: Config, family: Family, config_file: Path) -> None:
-    where = f"{config_file}: model.frozen"
-    for name in config.model.frozen:
-        if name not in family.modules:
-            raise ConfigError(f"unknown module `{name}`", where=where, hint=did_you_mean(name, family.modules))
-    if set(config.model.frozen) == set(family.modules):
+def _check_frozen(frozen: Sequence[str], family: Family, where: str) -> None:
+    for name in frozen:
+        if name not in family.freezable:
+            raise ConfigError(f"unknown module `{name}`", where=where, hint=did_you_mean(name, family.freezable))
+    if set(frozen) >= set(family.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where=where)
+
+
+def _check_stages(config: Config, family: Family, config_file: Path) -> None:
+    names = [stage.name for stage in config.stages]
+    for index, stage in enumerate(config.stages):
+        where, is_last = f"{config_file}: stages.{index}", index == len(names) - 1
+        if stage.name in names[:index]:
+            raise ConfigError(f"two stages are named `{stage.name}`", where=f"{where}.name")
+        if is_last and stage.num_steps is not None:
+            raise ConfigError(
+                "the last stage takes the steps that are left",
+                where=f"{where}.num_steps",
+                hint="leave it out; `train.num_steps` says how many there are in all",
+            )
+        if not is_last and stage.num_steps is None:
+            raise ConfigError(
+                f"stage `{stage.name}` does not say how many steps it has",
+                where=f"{where}.num_steps",
+                hint="only the last stage takes what is left",
+            )
+        _check_frozen(stage.frozen, family, f"{where}.frozen")
+    if config.stages and stages_of(config)[-1].num_steps < 1:
+        raise ConfigError(
+            f"no step is left of {config.train.num_steps} for the last stage",
+            where=f"{config_file}: train.num_steps",
+            hint=f"more than {stages_of(config)[-1].first_step}, which the stages before it take",
+        )
 
 
 def _check_weights(config: Config, config_file: Path) -> None:

@@ -1,7 +1,9 @@
-"""Which global batch each step trains on, and under which policy.
+"""Which global batch each step trains on, under which policy, and in which stage of training.
 
-Training takes the batches in order. The comparison trains the first few batches under both policies, alternating
-which comes first, so that slow drifts of the machine fall on both alike.
+Training takes the batches in order. Stages share its steps out: each has its own frozen modules and learning rate, and
+a job runs to the end of the stage it begins in, as the next one wants a plan of its own. The comparison trains the
+first few batches under both policies, alternating which comes first, so that slow drifts of the machine fall on both
+alike.
 """
 
 from __future__ import annotations
@@ -35,10 +37,48 @@ class StepSpec:
     """Policy name in the records; empty keeps the scheduler's."""
 
 
-def job_steps(config: Config, mode: str) -> tuple[StepSpec, ...]:
-    """Steps of the `train` or the `compare` job."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of training: steps `[first_step, end_step)` with modules that do not train and a learning rate."""
+
+    index: int
+    name: str
+    first_step: int
+    end_step: int
+    frozen: tuple[str, ...]
+    """Modules, or `<encoder>.tower` for an encoder whose projector trains."""
+    learning_rate: float
+
+    @property
+    def num_steps(self) -> int:
+        return self.end_step - self.first_step
+
+
+def stages_of(config: Config) -> tuple[Stage, ...]:
+    """Stages in order; a configuration without any has one, named `train`."""
+    settings = config.train
+    if not config.stages:
+        return (Stage(0, "train", 0, settings.num_steps, config.model.frozen, settings.learning_rate),)
+    found: list[Stage] = []
+    for index, given in enumerate(config.stages):
+        first = found[-1].end_step if found else 0
+        end = settings.num_steps if given.num_steps is None else first + given.num_steps
+        rate = given.learning_rate or settings.learning_rate
+        found.append(Stage(index, given.name, first, end, given.frozen, rate))
+    return tuple(found)
+
+
+def stage_at(config: Config, step: int) -> Stage:
+    """The stage that a step belongs to: at a boundary the later one, behind the last step the last one."""
+    stages = stages_of(config)
+    return next((stage for stage in stages if step < stage.end_step), stages[-1])
+
+
+def job_steps(config: Config, mode: str, stage: Stage | None = None) -> tuple[StepSpec, ...]:
+    """Steps of the `train` job, to the end of a stage or (None) of training, or of the `compare` job."""
     if mode == TRAIN:
-        return tuple(StepSpec(t, "balanced", "") for t in range(config.train.num_steps))
+        end = config.train.num_steps if stage is None else stage.end_step
+        return tuple(StepSpec(t, "balanced", "") for t in range(end))
     steps = [StepSpec(t, "balanced", WARMUP) for t in range(NUM_WARMUP_STEPS)]
     for pair in range(config.compare.num_batches * config.compare.num_repeats):
         policies = ("arrival", "balanced") if pair % 2 == 0 else ("balanced", "arrival")

@@ -43,6 +43,8 @@ class Tower:
     split: TensorSplit
     extras: tuple[str, ...] = ()
     """Paths of what else makes rows: the projector, a newline embedding."""
+    projector: tuple[str, ...] = ()
+    """Submodules of the tower that are its projector, where that is not among the extras."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,15 @@ class Family(MediaRules):
     @abc.abstractmethod
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         """Entries of the Hugging Face config that name the special tokens, given the tokenizer's ids."""
+
+    @property
+    def freezable(self) -> tuple[str, ...]:
+        """What may be frozen: modules, and `<encoder>.tower`, which leaves the encoder's projector to train."""
+        return (*self.modules, *(tower_of(module) for module in self.towers))
+
+    def projector_layers(self, module: str) -> tuple[int, ...]:
+        """Layers of an encoder behind which parameters of its projector are, the last one among them."""
+        return (next(spec.num_layers for spec in self.specs() if spec.module == module) - 1,)
 
     def item_size(self, item: MediaItem) -> tuple[int, ...]:
         """What the tower must know of an item besides its array; as many numbers for every item of a module."""
@@ -164,6 +175,11 @@ class TrainableFamily(Family):
     @abc.abstractmethod
     def frame_size_px(self, grid: Grid) -> tuple[int, int]:
         """(height, width) every frame of a visual item is resized to."""
+
+
+def tower_of(module: str) -> str:
+    """How an encoder without its projector is named where it is frozen."""
+    return f"{module}.tower"
 
 
 def _depth_of(family: Family, module: str) -> tuple[str, str]:

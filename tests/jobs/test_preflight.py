@@ -56,6 +56,14 @@ def test_the_demo_dataset_may_still_be_missing(tmp_path):
         ("cluster.backend=inline", "cannot train"),
         ("model.frozen=[visio]", "unknown module `visio`"),
         ("model.frozen=[vision, audio, llm]", "nothing to train"),
+        ("model.frozen=[vision, vision.tower, audio, llm]", "nothing to train"),
+        ("model.frozen=[llm.tower]", "unknown module `llm.tower`"),
+        ("stages=[{name: a, num_steps: 2}, {name: a}]", "two stages are named `a`"),
+        ("stages=[{name: a, num_steps: 2}, {name: b, num_steps: 2}]", "the last stage takes the steps that are left"),
+        ("stages=[{name: a}, {name: b}]", "stage `a` does not say how many steps"),
+        ("stages=[{name: a, num_steps: 40}, {name: b}]", "no step is left of 40"),
+        ("stages=[{name: a, num_steps: 2, frozen: [lm]}, {name: b}]", "unknown module `lm`"),
+        ("stages=[{name: a, frozen: [vision, audio, llm]}]", "nothing to train"),
     ],
 )
 def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):

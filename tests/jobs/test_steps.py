@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dflop.jobs.steps import COMPARE, NUM_WARMUP_STEPS, TRAIN, GlobalBatches, job_steps
+from dflop.jobs.steps import COMPARE, NUM_WARMUP_STEPS, TRAIN, GlobalBatches, Stage, job_steps, stage_at, stages_of
 from tests.builders import random_batch
 from tests.jobs.configs import make_config
 
@@ -12,6 +12,24 @@ from tests.jobs.configs import make_config
 def test_training_takes_the_batches_in_order(tmp_path):
     steps = job_steps(make_config(tmp_path, "train.num_steps=5"), TRAIN)
     assert [(s.batch_step, s.policy, s.label) for s in steps] == [(t, "balanced", "") for t in range(5)]
+
+
+STAGES = "stages=[{name: align, num_steps: 3, frozen: [vision.tower, llm], learning_rate: 0.01}, {name: all}]"
+
+
+def test_stages_share_out_the_steps(tmp_path):
+    config = make_config(tmp_path, STAGES, "train.num_steps=8", "train.learning_rate=0.002", "model.frozen=[audio]")
+    align = Stage(0, "align", 0, 3, ("vision.tower", "llm"), 0.01)
+    rest = Stage(1, "all", 3, 8, (), 0.002)
+    assert stages_of(config) == (align, rest)
+    assert [stage_at(config, step).index for step in range(10)] == [0] * 3 + [1] * 7
+    assert job_steps(config, TRAIN, align) == job_steps(config, TRAIN)[:3]
+    assert job_steps(config, TRAIN, rest) == job_steps(config, TRAIN)
+
+
+def test_without_stages_there_is_one(tmp_path):
+    config = make_config(tmp_path, "train.num_steps=8", "train.learning_rate=0.002", "model.frozen=[audio]")
+    assert stages_of(config) == (Stage(0, "train", 0, 8, ("audio",), 0.002),)
 
 
 @pytest.mark.parametrize(("num_batches", "num_repeats"), [(1, 1), (3, 2), (5, 2), (2, 3)])

@@ -41,8 +41,26 @@ class Qwen25OmniThinker(NativeFamily):
     vision_type, text_type = "qwen2_5_omni_vision_encoder", "qwen2_5_omni_text"
 
     towers = {
-        "vision": Tower("model.visual", "native", 0, "vision_config", "depth", "blocks", splits.OMNI_VISION),
-        "audio": Tower("model.audio_tower", "mel", 1, "audio_config", "encoder_layers", "layers", splits.OMNI_AUDIO),
+        "vision": Tower(
+            "model.visual",
+            "native",
+            0,
+            "vision_config",
+            "depth",
+            "blocks",
+            splits.OMNI_VISION,
+            projector=("merger",),
+        ),
+        "audio": Tower(
+            "model.audio_tower",
+            "mel",
+            1,
+            "audio_config",
+            "encoder_layers",
+            "layers",
+            splits.OMNI_AUDIO,
+            projector=("proj",),
+        ),
     }
     decoder = Decoder("model.language_model", "lm_head", "thinker", splits.QWEN2)
 

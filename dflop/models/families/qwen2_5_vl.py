@@ -30,7 +30,18 @@ class Qwen25Vl(NativeFamily):
     model_class = "Qwen2_5_VLForConditionalGeneration"
     vision_type, text_type = "qwen2_5_vl_vision", "qwen2_5_vl_text"
 
-    towers = {"vision": Tower("model.visual", "native", 0, "vision_config", "depth", "blocks", splits.QWEN2_5_VISION)}
+    towers = {
+        "vision": Tower(
+            "model.visual",
+            "native",
+            0,
+            "vision_config",
+            "depth",
+            "blocks",
+            splits.QWEN2_5_VISION,
+            projector=("merger",),
+        )
+    }
     decoder = Decoder("model.language_model", "lm_head", "vision", splits.QWEN2)
 
     def specs(self) -> tuple[ModuleSpec, ...]:

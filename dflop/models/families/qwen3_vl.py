@@ -61,7 +61,18 @@ class Qwen3Vl(NativeFamily):
     vision_type, text_type = "qwen3_vl_vision", "qwen3_vl_text"
     pixel_mean = pixel_std = (0.5, 0.5, 0.5)
 
-    towers = {"vision": Tower("model.visual", "native", 0, "vision_config", "depth", "blocks", splits.QWEN3_VISION)}
+    towers = {
+        "vision": Tower(
+            "model.visual",
+            "native",
+            0,
+            "vision_config",
+            "depth",
+            "blocks",
+            splits.QWEN3_VISION,
+            projector=("merger", "deepstack_merger_list"),
+        )
+    }
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
@@ -73,6 +84,10 @@ class Qwen3Vl(NativeFamily):
         entry = max(1, self.num_deep)
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
         return counts.qwen3_vision(self.vision), counts.decoder(self._text, tied=tied, num_entry_layers=entry)
+
+    def projector_layers(self, module: str) -> tuple[int, ...]:
+        deep = self.vision["deepstack_visual_indexes"]
+        return tuple(sorted({*deep, *super().projector_layers(module)}))
 
     def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
         entries = super().shallow_entries(module, num_layers)
