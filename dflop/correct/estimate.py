@@ -1,11 +1,11 @@
-"""How far each module's predicted seconds are off, learnt from what a run measures.
+"""How far each module's predicted seconds are off, by size of item and by rank, learnt from what a run measures.
 
-One factor per module, estimated in log space (a 2x over- and under-prediction are equally wrong). A step contributes
-the median over its spans, so that a straggling microbatch does not count; a mean with one pseudo-observation of "the
-prediction is right" starts the estimate, an exponential average follows drift. Factors within 3 % of what is in force
-are not emitted: acting on noise costs more than it gains (0.6-1.5 % of a step in simulation).
+Factors multiply uncorrected predictions. Those of modules that share stages are learnt together (`filter.py`): every
+microbatch mixes modules and sizes differently, which tells them apart. Slow ranks are told from slow sizes by dividing
+a rank's times by its factor, and by comparing ranks after the sizes are corrected (`nodes.py`).
 
-What several modules took together on one stage is told apart first (`attribute.py`).
+What is believed and what should be applied differ: acting on noise costs more than it gains. A module's level stays
+within 3 % of what is in force; a bucket has a factor of its own only where that is sure to differ from the level.
 """
 
 from __future__ import annotations
@@ -13,140 +13,242 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from dflop.correct.attribute import StageTime, module_factors
-from dflop.records import Correction, StepObservation
+import numpy as np
 
-MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
+from dflop.correct.buckets import bucket_of, typical_tokens
+from dflop.correct.filter import (
+    DRIFT_BUCKET,
+    DRIFT_LEVEL,
+    SD_BUCKET,
+    SD_LEVEL,
+    FactorFilter,
+    common_mean,
+    hierarchical,
+)
+from dflop.correct.module_corrector import ModuleCorrector as ModuleCorrector
+from dflop.correct.module_corrector import SpanKey as SpanKey
+from dflop.correct.nodes import NodeBelief, NodeFactors
+from dflop.cost.model import Floats
+from dflop.records import Factors, ModuleFactors, NodeFactor
+from dflop.simulate.step import Node
+
 DEAD_ZONE_FRAC = 0.03
-SMOOTHING = 0.15
-"""Weight of the newest step once enough were seen."""
-SpanKey = tuple[str, int, int, int]
-"""(module, stage, dp rank, microbatch)."""
+NUM_SD = 1.0
+"""Standard deviations by which a bucket must differ from its module's level to get a factor of its own."""
 WINDOW_STEPS = 32
-"""Steps over which the residual of the uncorrected prediction is reported."""
+"""Steps over which the error of the uncorrected prediction is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one microbatch on one stage of one data-parallel rank."""
+
+    node: Node
+    measured_s: float
+    expected_s: Mapping[str, Floats]
+    """Uncorrected prediction per module that has work in it, `[buckets]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is known of a module before the first step, from earlier runs; by default that predictions may be right."""
+
+    edges: tuple[int, ...] = ()
+    """Of that run's buckets; ours may differ."""
+    factors: tuple[float, ...] = (1.0,)
+    sd: tuple[float, ...] = (math.hypot(SD_BUCKET, SD_LEVEL),)
+    """Standard deviation of each factor; counts for no more than that of the default."""
+    level: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is known of a module."""
+
+    level: float
+    """Factor of its typical mix of items."""
+    factors: tuple[float, ...]
+    """Per bucket, as learnt: more than one should act on."""
+    sd: tuple[float, ...]
+    num_observations: int
+    """Microbatches learnt from."""
+    residual_frac: float
+    """Median absolute relative error of the uncorrected prediction in the last steps; NaN before the first."""
 
 
 @dataclass(slots=True)
-class _ModuleState:
-    log_factor: float
-    in_force: list[tuple[int, float]]
-    """(effective_step, factor), ascending: what the predictions of a step already include."""
-    num_steps: int = 0
-    num_spans: int = 0
+class _Module:
+    """What is kept of a module beside its filter."""
+
+    edges: tuple[int, ...]
+    level: float
+    """In force."""
+    num_observations: int = 0
     window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-    """Per step, the log ratio of measured to uncorrected seconds."""
+    """Per step."""
 
 
-class ModuleCorrector:
-    """Learns one factor per module and says when it should change.
+class Estimator:
+    """Learns factors from stage times.
 
     Args:
-        table_ids: Cost table in use, per module that may be corrected.
-        factors: Factors already in force (a resumed run); 1.0 where absent.
+        edges: Tokens at which buckets begin, per module that may be corrected.
+        shared: Groups of modules that are together on some stage; what is in none has its stages to itself.
+        prior: What earlier runs learnt.
     """
 
-    def __init__(self, table_ids: Mapping[str, str], factors: Mapping[str, float] | None = None) -> None:
-        self._table_ids = dict(table_ids)
-        initial = {module: (factors or {}).get(module, 1.0) for module in table_ids}
-        self._states = {module: _ModuleState(math.log(f), [(0, f)]) for module, f in initial.items()}
-        self._first_step: dict[int, int] = {}
-
-    @property
-    def factors(self) -> dict[str, float]:
-        """The newest factor emitted per module."""
-        return {module: state.in_force[-1][1] for module, state in self._states.items()}
-
-    def observe(
-        self, observations: Sequence[StepObservation], shares: Mapping[SpanKey, Mapping[str, float]] | None = None
+    def __init__(
+        self,
+        edges: Mapping[str, tuple[int, ...]],
+        shared: Sequence[Collection[str]] = (),
+        prior: Mapping[str, Prior] | None = None,
     ) -> None:
-        """Learn from one step: the observations of as many ranks as are at hand.
+        known = {module: (prior or {}).get(module, Prior()) for module in edges}
+        self._modules = {module: _Module(tuple(found), known[module].level) for module, found in edges.items()}
+        joint = [tuple(m for m in edges if m in group) for group in shared]
+        alone = [(m,) for m in edges if not any(m in group for group in joint)]
+        self._filters = {group: self._new_filter(group, known) for group in [*joint, *alone] if group}
+        self._group_of = {module: group for group in self._filters for module in group}
+        self._nodes = NodeFactors()
 
-        The first step of an attempt is ignored: lazy initialisation and page faults make it slow in every module.
+    def observe(self, times: Iterable[StageTime]) -> None:
+        """Learn from one step. The caller leaves out the first step of an attempt, which is slow everywhere.
 
         Args:
-            observations: Of one step.
-            shares: Predicted seconds per module of every span, where stages hold several modules; nothing is learnt
-                from spans that are missing. None: every stage holds the module that its observations name.
+            times: In any order; of modules this estimator knows, with positive seconds.
         """
-        times = [
-            time
-            for seen in observations
-            if seen.step > self._first_step.setdefault(seen.attempt, seen.step)
-            for time in self._times(seen, shares)
-        ]
-        mixed = {module for time in times if len(time.expected_s) > 1 for module in time.expected_s}
-        self._learn_alone(times, mixed)
-        if mixed:
-            self._learn_together([time for time in times if mixed & time.expected_s.keys()], sorted(mixed))
-
-    def corrections(self, run_id: str, effective_step: int, now_s: float) -> list[Correction]:
-        """Corrections that should replace those in force from `effective_step` on; empty when nothing changed by 3 %.
-
-        The caller promises that steps from `effective_step` on are predicted with them.
-        """
-        found = []
-        for module, state in self._states.items():
-            if abs(state.log_factor - math.log(state.in_force[-1][1])) <= math.log1p(DEAD_ZONE_FRAC):
-                continue
-            factor = math.exp(state.log_factor)
-            state.in_force.append((effective_step, factor))
-            found.append(
-                Correction(
-                    run_id=run_id,
-                    effective_step=effective_step,
-                    module=module,
-                    table_id=self._table_ids[module],
-                    factor=factor,
-                    residual_frac=statistics.median(abs(math.exp(-log) - 1.0) for log in state.window),
-                    num_observations=state.num_spans,
-                    observed_at_s=now_s,
-                )
-            )
-        return found
-
-    def _times(
-        self, seen: StepObservation, shares: Mapping[SpanKey, Mapping[str, float]] | None
-    ) -> Iterator[StageTime]:
-        """What there is to learn from of one rank's step."""
-        for span in seen.spans:
-            predicted_s: Mapping[str, float] = {seen.module: span.predicted_forward_s + span.predicted_backward_s}
-            if shares is not None:
-                predicted_s = shares.get((seen.module, seen.stage, seen.dp_rank, span.microbatch), {})
-            working = {module: seconds for module, seconds in predicted_s.items() if seconds > 0}
-            measured_s = span.forward_compute_s + span.backward_compute_s
-            if measured_s > 0 and working and working.keys() <= self._states.keys():
-                yield StageTime(measured_s, {m: s / self._factor_at(m, seen.step) for m, s in working.items()})
-
-    def _learn_alone(self, times: Sequence[StageTime], mixed: Collection[str]) -> None:
-        """From the spans of modules that never share a stage."""
-        ratios: dict[str, list[float]] = {}
+        by_group: dict[tuple[str, ...], list[StageTime]] = {}
         for time in times:
-            for module, expected_s in time.expected_s.items():
-                if module not in mixed:
-                    ratios.setdefault(module, []).append(math.log(time.measured_s / expected_s))
-        for module, logs in ratios.items():
-            _update(self._states[module], statistics.median(logs), len(logs))
+            by_group.setdefault(self._group_of[next(iter(time.expected_s))], []).append(time)
+        for group, found in by_group.items():
+            self._learn(group, found)
 
-    def _learn_together(self, times: Sequence[StageTime], modules: Sequence[str]) -> None:
-        """From the spans of modules that share a stage somewhere."""
-        factors = module_factors(times, {module: math.exp(self._states[module].log_factor) for module in modules})
-        for module, factor in factors.items():
-            num_spans = sum(module in time.expected_s for time in times)
-            _update(self._states[module], math.log(max(factor, MIN_FACTOR)), num_spans)
+    def factors(self, shapes: bool, nodes: bool) -> Factors:
+        """What should be applied.
 
-    def _factor_at(self, module: str, step: int) -> float:
-        in_force = self._states[module].in_force
-        return next((factor for since, factor in reversed(in_force) if since <= step), in_force[0][1])
+        Args:
+            shapes: Whether by size of item; else every module has its level.
+            nodes: Whether by rank, too.
+        """
+        return Factors(
+            tuple(self._module_factors(module, shapes) for module in self._modules),
+            tuple(
+                NodeFactor(*node, belief.in_force)
+                for node, belief in self._nodes.beliefs().items()
+                if nodes and belief.in_force != 1.0
+            ),
+        )
+
+    def beliefs(self) -> dict[str, Belief]:
+        """What is known of each module."""
+        return {
+            module: Belief(
+                level=common_mean(mean, cov)[0],
+                factors=tuple(mean.tolist()),
+                sd=tuple(np.sqrt(np.diag(cov)).tolist()),
+                num_observations=kept.num_observations,
+                residual_frac=statistics.median(kept.window) if kept.window else math.nan,
+            )
+            for module, kept in self._modules.items()
+            for mean, cov in [self._marginal(module)]
+        }
+
+    def node_beliefs(self) -> dict[Node, NodeBelief]:
+        """What is known of the ranks at each place of the plan; nothing where a module has one place only."""
+        return self._nodes.beliefs()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learnt, for JSON."""
+        return {
+            "modules": {
+                module: [list(m.edges), m.level, m.num_observations, list(m.window)]
+                for module, m in self._modules.items()
+            },
+            "filters": [[list(group), found.state()] for group, found in self._filters.items()],
+            "nodes": self._nodes.state(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        for group, found in state["filters"]:
+            self._filters[tuple(group)].load(found)
+        for module, (_, level, num_observations, window) in state["modules"].items():
+            kept = self._modules[module]
+            kept.level, kept.num_observations = level, num_observations
+            kept.window = deque(window, maxlen=WINDOW_STEPS)
+        self._nodes.load(state["nodes"])
+
+    def _new_filter(self, group: tuple[str, ...], known: Mapping[str, Prior]) -> FactorFilter:
+        """Filter over the factors of all modules of a group, which are unrelated before the first step."""
+        means, priors, drifts = [], [], []
+        for module in group:
+            prior, edges = known[module], self._modules[module].edges
+            bucket = bucket_of(typical_tokens(edges), prior.edges)
+            means.append(np.array(prior.factors)[bucket])
+            default = hierarchical(len(bucket), SD_BUCKET, SD_LEVEL)
+            scale = np.minimum(np.array(prior.sd)[bucket], np.sqrt(np.diag(default))) / np.sqrt(np.diag(default))
+            priors.append(default)
+            drifts.append(hierarchical(len(bucket), DRIFT_BUCKET, DRIFT_LEVEL))
+            means[-1], priors[-1] = means[-1], default * np.outer(scale, scale)
+        return FactorFilter(np.concatenate(means), _block_diagonal(priors), _block_diagonal(drifts))
+
+    def _learn(self, group: tuple[str, ...], times: Sequence[StageTime]) -> None:
+        """One step of modules that are learnt together."""
+        widths = {module: len(self._modules[module].edges) + 1 for module in group}
+        expected_s = np.array(
+            [np.concatenate([t.expected_s.get(m, np.zeros(widths[m])) for m in group]) for t in times]
+        )
+        measured_s = np.array([t.measured_s for t in times])
+        found = self._filters[group]
+        self._compare_nodes(times, measured_s / (expected_s @ found.mean))
+        found.update(expected_s, measured_s / [self._nodes.in_force(t.node) for t in times])
+        error = np.abs(expected_s.sum(axis=1) / measured_s - 1.0)
+        for module in group:
+            has_work = np.array([module in t.expected_s for t in times])
+            if has_work.any():
+                kept = self._modules[module]
+                kept.num_observations += int(has_work.sum())
+                kept.window.append(float(np.median(error[has_work])))
+                level, _ = common_mean(*self._marginal(module))
+                if abs(math.log(level / kept.level)) > math.log1p(DEAD_ZONE_FRAC):
+                    kept.level = level
+
+    def _compare_nodes(self, times: Sequence[StageTime], ratios: Floats) -> None:
+        """Ranks of each module with one another."""
+        logs: dict[str, dict[Node, list[float]]] = {}
+        for time, ratio in zip(times, ratios.tolist(), strict=True):
+            logs.setdefault(time.node[0], {}).setdefault(time.node, []).append(math.log(ratio))
+        for nodes in logs.values():
+            middle = {node: statistics.median(found) for node, found in nodes.items()}
+            spread = 1.4826 * statistics.median(abs(x - middle[node]) for node, found in nodes.items() for x in found)
+            # Of a median, about a quarter more than of a mean.
+            self._nodes.observe({n: (middle[n], 1.25 * spread / math.sqrt(len(found))) for n, found in nodes.items()})
+
+    def _marginal(self, module: str) -> tuple[Floats, Floats]:
+        """(mean, covariance) of one module's factors."""
+        group = self._group_of[module]
+        start = sum(len(self._modules[m].edges) + 1 for m in group[: group.index(module)])
+        here = slice(start, start + len(self._modules[module].edges) + 1)
+        return self._filters[group].mean[here], self._filters[group].cov[here, here]
+
+    def _module_factors(self, module: str, shapes: bool) -> ModuleFactors:
+        kept = self._modules[module]
+        mean, cov = self._marginal(module)
+        if not shapes:
+            return ModuleFactors(module, kept.level, kept.edges, (kept.level,) * len(mean))
+        level, sd = common_mean(mean, cov)
+        differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
+        return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
 
 
-def _update(state: _ModuleState, observed: float, num_spans: int) -> None:
-    """Take in the logarithm of the factor that the spans of one step speak for."""
-    observed = min(max(observed, math.log(MIN_FACTOR)), math.log(MAX_FACTOR))
-    state.num_steps += 1
-    state.num_spans += num_spans
-    state.window.append(observed)
-    gain = max(1.0 / (state.num_steps + 1), SMOOTHING)
-    state.log_factor += gain * (observed - state.log_factor)
+def _block_diagonal(blocks: Sequence[Floats]) -> Floats:
+    size = sum(len(block) for block in blocks)
+    found, at = np.zeros((size, size)), 0
+    for block in blocks:
+        found[at : at + len(block), at : at + len(block)] = block
+        at += len(block)
+    return found

@@ -1,0 +1,157 @@
+"""Factors of sizes from stage times: a Kalman filter that stragglers do not move and sudden changes do.
+
+A microbatch's seconds are a sum over buckets of sizes, `y = H r + noise`, with `H` the predicted seconds and `r` the
+factors. A step may bring hundreds of microbatches for a few dozen factors, so measurements are taken in as
+information: `P^-1 + H' W H`. Robust in three ways: residuals weigh less the larger they are (Huber), the test for a
+sudden change counts no microbatch for more than 3 standard deviations, and noise is the median of what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dflop.cost.model import Floats
+
+MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
+SD_BUCKET, SD_LEVEL = 0.3, 0.4
+"""Of a factor before anything is known: each bucket's own, and one that all buckets of a module have in common."""
+DRIFT_BUCKET, DRIFT_LEVEL = 0.01, 0.005
+"""How far they move per step."""
+START_NOISE_FRAC, MIN_NOISE_FRAC, MAX_NOISE_FRAC = 0.05, 0.003, 0.3
+"""Standard deviation of a microbatch's relative error."""
+NOISE_SMOOTHING = 0.05
+HUBER = 2.0
+"""Standard deviations beyond which a residual counts less."""
+MAX_SURPRISE = 3.0
+"""Standard deviations that one microbatch counts for at most when a sudden change is looked for."""
+REOPEN_NIS = 3.0
+"""Mean squared normalised innovation beyond which the factors must have changed: 1 is expected."""
+NUM_ROUNDS = 3
+"""Of weighting and solving."""
+MIN_LOAD_FRAC = 0.2
+"""Of the mean microbatch: smaller ones are not expected to be more precise in seconds than this."""
+
+
+class FactorFilter:
+    """Belief about factors that are learnt together: mean and covariance.
+
+    Args:
+        mean: `[K]`, before the first step.
+        prior_cov: `[K, K]`, before the first step; no variance ever exceeds it.
+        drift_cov: `[K, K]`, added per step.
+    """
+
+    def __init__(self, mean: Floats, prior_cov: Floats, drift_cov: Floats) -> None:
+        self.mean = mean.copy()
+        self.cov = prior_cov.copy()
+        self._prior_cov, self._drift_cov = prior_cov, drift_cov
+        self._noise_var = START_NOISE_FRAC**2
+        self._num_updates = 0
+
+    @property
+    def noise_frac(self) -> float:
+        """Standard deviation of a microbatch's relative error."""
+        return float(np.sqrt(self._noise_var))
+
+    def update(self, expected_s: Floats, measured_s: Floats) -> None:
+        """Take in one step.
+
+        Args:
+            expected_s: `[n, K]`, uncorrected, per microbatch and factor; every row has a positive sum.
+            measured_s: `[n]`, positive.
+        """
+        self.cov = limited(self.cov + self._drift_cov, self._prior_cov)
+        predicted_s = expected_s @ self.mean
+        load_s = np.maximum(predicted_s, MIN_LOAD_FRAC * predicted_s.mean())
+        variance = self._noise_var * load_s**2
+        surprise = self._surprise(expected_s, measured_s - predicted_s, variance)
+        if surprise > REOPEN_NIS:
+            opened = self.cov + 0.5 * min(1.0, surprise / 10) * self._prior_cov
+            self.cov = limited(opened, self._prior_cov)
+        start, information = self.mean, _inverse(self.cov)
+        spread = np.sqrt(_quadratic(expected_s, self.cov) + variance)
+        residual = measured_s - predicted_s
+        for _ in range(NUM_ROUNDS):
+            weight = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-300))
+            self.mean, self.cov = measured(start, information, expected_s, measured_s, weight / variance)
+            residual, spread = measured_s - expected_s @ self.mean, np.sqrt(variance)
+        self.mean = np.clip(self.mean, MIN_FACTOR, MAX_FACTOR)
+        self._learn_noise(residual / load_s, _quadratic(expected_s, self.cov) * weight / variance)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learnt, for JSON."""
+        return {
+            "mean": self.mean.tolist(),
+            "cov": self.cov.tolist(),
+            "noise_var": self._noise_var,
+            "num_updates": self._num_updates,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.mean, self.cov = np.array(state["mean"], dtype=np.float64), np.array(state["cov"], dtype=np.float64)
+        self._noise_var, self._num_updates = float(state["noise_var"]), int(state["num_updates"])
+
+    def _surprise(self, expected_s: Floats, error_s: Floats, variance: Floats) -> float:
+        """Mean squared normalised innovation, with errors of stragglers cut off."""
+        limit_s = MAX_SURPRISE * np.sqrt(_quadratic(expected_s, self.cov) + variance)
+        error_s = np.clip(error_s, -limit_s, limit_s)
+        # e' (H P H' + R)^-1 e without the n x n matrix.
+        scaled = error_s / variance
+        pulled = expected_s.T @ scaled
+        information = _inverse(self.cov) + (expected_s.T / variance) @ expected_s
+        explained = pulled @ np.linalg.solve(information, pulled)
+        return float((scaled @ error_s - explained) / len(error_s))
+
+    def _learn_noise(self, residual_frac: Floats, leverage: Floats) -> None:
+        """From what the factors leave unexplained; `leverage` is what each microbatch explained of itself."""
+        self._num_updates += 1
+        freedom = max(1.0 - float(leverage.mean()), 0.25)
+        seen = (1.4826 * float(np.median(np.abs(residual_frac)))) ** 2 / freedom
+        rate = max(1.0 / (self._num_updates + 1), NOISE_SMOOTHING)
+        self._noise_var += rate * (min(max(seen, MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2) - self._noise_var)
+
+
+def measured(
+    mean: Floats, information: Floats, expected_s: Floats, measured_s: Floats, weight: Floats
+) -> tuple[Floats, Floats]:
+    """(mean, covariance) after measurements of variance 1 / `weight`, from the mean and inverse covariance before."""
+    weighted = expected_s.T * weight
+    cov = _inverse(information + weighted @ expected_s)
+    return mean + cov @ (weighted @ (measured_s - expected_s @ mean)), cov
+
+
+def limited(cov: Floats, largest: Floats) -> Floats:
+    """The covariance, scaled so that no variance exceeds that of `largest`; correlations stay."""
+    scale = np.sqrt(np.minimum(1.0, np.diag(largest) / np.diag(cov)))
+    found: Floats = cov * np.outer(scale, scale)
+    return found
+
+
+def hierarchical(num: int, sd_own: float, sd_common: float) -> Floats:
+    """Covariance `[num, num]` of factors that vary together and each by itself."""
+    found: Floats = sd_own**2 * np.eye(num) + sd_common**2
+    return found
+
+
+def common_mean(mean: Floats, cov: Floats) -> tuple[float, Floats]:
+    """(generalised least squares mean of factors, standard deviation of each one's deviation from it)."""
+    pull = np.linalg.solve(cov, np.ones(len(mean)))
+    share = pull / pull.sum()
+    away = np.eye(len(mean)) - share
+    return float(share @ mean), np.sqrt(np.maximum(_quadratic(away, cov), 0.0))
+
+
+def _inverse(matrix: Floats) -> Floats:
+    """Of a symmetric matrix, symmetric to the last bit."""
+    found: Floats = np.linalg.inv(matrix).astype(np.float64)
+    return 0.5 * (found + found.T)
+
+
+def _quadratic(rows: Floats, cov: Floats) -> Floats:
+    """`h' P h` of every row h."""
+    found: Floats = np.einsum("ij,ij->i", rows @ cov, rows)
+    return found
