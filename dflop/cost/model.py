@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
@@ -17,7 +18,8 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.links import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
 from dflop.cost.tensor_parallel import derive_table
-from dflop.records import CostTable, CostTerms, LinkCost, ModuleLoad, ModulePlan, ModuleSpec
+from dflop.errors import CostError
+from dflop.records import CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
 
 __all__ = ["CostModel", "Floats", "has_edge"]
 
@@ -29,7 +31,8 @@ class CostModel:
 
     Args:
         tables: At most one per (module, tp, recompute) once `frozen` has chosen.
-        corrections: Factor on a module's seconds; 1.0 where absent. Bytes, messages and optimizer are never corrected.
+        corrections: What multiplies a module's seconds, by size of item or for all sizes alike; 1.0 where absent.
+            Bytes, messages and optimizer are never corrected.
         frozen: Modules whose weights are frozen: they take their frozen tables, others their trained ones. None:
             trained ones, frozen ones only where there are no others.
         specs: With the spec of a module, a tp without a table is derived from tp 1 (`tensor_parallel.py`).
@@ -38,13 +41,13 @@ class CostModel:
         extrapolate: Answer beyond that, too; `is_extrapolated` tells.
 
     Raises:
-        CostError: two tables for one key, or a correction of a module without a table.
+        CostError: two tables for one key, a correction of a module without a table, or not one factor per bucket.
     """
 
     def __init__(
         self,
         tables: Iterable[CostTable],
-        corrections: Mapping[str, float] | None = None,
+        corrections: Mapping[str, float | ModuleFactors] | None = None,
         *,
         frozen: Collection[str] | None = None,
         specs: Iterable[ModuleSpec] = (),
@@ -70,11 +73,15 @@ class CostModel:
         """Every link cost, ordered by (op, ranks, nodes)."""
         return self._links.links
 
-    def with_corrections(self, corrections: Mapping[str, float]) -> CostModel:
+    def with_corrections(self, corrections: Mapping[str, float | ModuleFactors]) -> CostModel:
         """The same model under other corrections (replacing, not multiplying, the present ones)."""
         other = copy.copy(self)
         other.corrections = self._checked(corrections)
         return other
+
+    def uncorrected(self) -> CostModel:
+        """The same model as its tables have it."""
+        return self.with_corrections({})
 
     def extrapolating(self) -> CostModel:
         """The same model, which never refuses a load."""
@@ -106,6 +113,23 @@ class CostModel:
             found = self._derived[module, tp, recompute] = derive_table(base, tp, self._specs[module], self._links)
         return found
 
+    def level(self, module: str) -> float:
+        """What multiplies a module's seconds where its items are not known one by one."""
+        found = self.corrections.get(module, 1.0)
+        return found.level if isinstance(found, ModuleFactors) else found
+
+    def is_by_size(self, module: str) -> bool:
+        """Whether items of different sizes may have different factors; if not, all have the level."""
+        found = self.corrections.get(module)
+        return isinstance(found, ModuleFactors) and bool(found.edges)
+
+    def item_factors(self, module: str, num_tokens: npt.ArrayLike) -> Floats:
+        """What multiplies the seconds of items with so many tokens each."""
+        found = self.corrections.get(module)
+        if not isinstance(found, ModuleFactors) or not found.edges:
+            return np.full(np.shape(num_tokens), self.level(module))
+        return np.array(found.factors)[np.searchsorted(found.edges, num_tokens, side="right")]
+
     def module_seconds(
         self,
         module: str,
@@ -117,20 +141,22 @@ class CostModel:
         edge: bool,
         tp: int = 1,
         recompute: bool = False,
+        factor: npt.ArrayLike | None = None,
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
 
-        The three loads are scalars or arrays that broadcast; zero tokens cost nothing.
+        The three loads are scalars or arrays that broadcast; zero tokens cost nothing. A load does not tell which sizes
+        it consists of: `factor`, of the loads' shape, is the correction of its mix, None the module's level.
 
         Raises:
             CostError: no table, or a load too far beyond the probes.
         """
         table = self.table(module, tp, recompute)
         load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
-        factor = self.corrections.get(module, 1.0)
+        times = self.level(module) if factor is None else np.asarray(factor)
         return (
-            factor * evaluate(table.forward_s, load, num_layers, edge),
-            factor * evaluate(table.backward_s, load, num_layers, edge),
+            times * evaluate(table.forward_s, load, num_layers, edge),
+            times * evaluate(table.backward_s, load, num_layers, edge),
         )
 
     def item_seconds(
@@ -144,11 +170,13 @@ class CostModel:
         edge: bool,
         tp: int = 1,
         recompute: bool = False,
+        factor: npt.ArrayLike | None = None,
     ) -> Floats:
-        """Forward + backward seconds a load adds to a microbatch that exists anyway.
+        """Forward + backward seconds an item adds to a microbatch that exists anyway.
 
         No fixed terms, and the mean slope over the probed range in place of the curve, so that loads add: packing
-        needs that, and what it decides is judged with `module_seconds`.
+        needs that, and what it decides is judged with `module_seconds`. Each load is one item, corrected by its own
+        size; of loads that are several items, `factor` is the correction.
         """
         table = self.table(module, tp, recompute)
         load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
@@ -156,7 +184,8 @@ class CostModel:
         def added_s(terms: CostTerms) -> Floats:
             return evaluate(straightened(terms, table.min_tokens, table.max_tokens), load, num_layers, edge)
 
-        return self.corrections.get(module, 1.0) * (added_s(table.forward_s) + added_s(table.backward_s))
+        times = self.item_factors(module, num_tokens) if factor is None else np.asarray(factor)
+        return times * (added_s(table.forward_s) + added_s(table.backward_s))
 
     def activation_bytes(
         self,
@@ -246,9 +275,14 @@ class CostModel:
         """One optimizer step over `num_params` parameters of one process; 0.0 where it was never measured."""
         return self.table(module, tp).optimizer_s_per_param * num_params
 
-    def _checked(self, corrections: Mapping[str, float]) -> dict[str, float]:
-        for module in corrections:
+    def _checked(self, corrections: Mapping[str, float | ModuleFactors]) -> dict[str, float | ModuleFactors]:
+        for module, found in corrections.items():
             self._tables.tps(module)
+            if isinstance(found, ModuleFactors) and len(found.factors) != len(found.edges) + 1:
+                raise CostError(
+                    f"{len(found.factors)} factors for {len(found.edges) + 1} buckets of sizes",
+                    where=f"module `{module}`",
+                )
         return dict(corrections)
 
     def _range_checked(self, table: CostTable, load: Load) -> Load:

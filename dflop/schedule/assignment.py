@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.records import LLM, Plan
-from dflop.schedule.items import Ints, ModuleItems, Owner
+from dflop.records import LLM, Plan, StepPlan
+from dflop.schedule.items import Ints, ModuleItems, Owner, owner_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,17 @@ class Assignment:
         position = np.empty_like(slots)
         position[slots] = np.arange(len(slots))
         return Assignment(position[self.slot], self.rank, self.item_rank)
+
+
+def assignment_of(plan: Plan, step_plan: StepPlan) -> Assignment:
+    """Where a step plan has everything; inverse of `Assignment.owners`."""
+    cells = {w.module: owner_cells(w.owner, len(w.item_sample)) for w in step_plan.work}
+    num_ranks = plan.module(LLM).parallel.dp
+    return Assignment(
+        cells[LLM] // num_ranks,
+        cells[LLM] % num_ranks,
+        {e.module: cells[e.module] % e.parallel.dp for e in plan.encoders},
+    )
 
 
 def in_sequence(order: Ints, plan: Plan) -> tuple[Ints, Ints]:

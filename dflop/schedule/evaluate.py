@@ -15,10 +15,13 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
-from dflop.schedule.items import Ints, ModuleItems
+from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix
 from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
-from dflop.simulate.step import plan_pipes, run_graph, step_graph, step_nodes
+from dflop.simulate.step import Node, plan_pipes, run_graph, step_graph, step_nodes
+
+StageKind = tuple[str, int, bool]
+"""(module, layers, whether it pays the edge): stages of one kind cost the same."""
 
 
 class StepEvaluator:
@@ -29,6 +32,7 @@ class StepEvaluator:
         items: Of every module of the plan.
         cost: Extrapolating.
         max_concurrency: Processes that can compute at once; None: all of them.
+        slowness: What multiplies the seconds of the nodes of `step_nodes`; 1.0 where absent.
         compiled: False: the simulator that builds a graph, slower, the same seconds.
     """
 
@@ -38,10 +42,13 @@ class StepEvaluator:
         items: Mapping[str, ModuleItems],
         cost: CostModel,
         max_concurrency: int | None = None,
+        slowness: Mapping[Node, float] | None = None,
         *,
         compiled: bool = IS_COMPILED,
     ) -> None:
         self.plan, self.items, self.cost, self.compiled = plan, items, cost, compiled
+        self._slowness = np.array([(slowness or {}).get(node, 1.0) for node in step_nodes(plan)])[:, np.newaxis]
+        self._mixes: dict[StageKind, StageMix | None] = {}
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
         self.max_concurrency = max_concurrency if contended else None
@@ -64,7 +71,7 @@ class StepEvaluator:
         seconds = np.zeros((2, shape.num_nodes, shape.num_microbatches))
         delays = np.zeros_like(seconds)
         is_active = np.zeros((shape.num_nodes, shape.num_microbatches), dtype=np.bool_)
-        known: dict[tuple[str, int, bool], tuple[Floats, Floats]] = {}
+        known: dict[StageKind, tuple[Floats, Floats]] = {}
         for p, pipe in enumerate(plan_pipes(self.plan)):
             parts = self.plan.modules if self.plan.is_inline else (pipe,)
             active = loads[pipe.module][1].T > 0
@@ -79,9 +86,10 @@ class StepEvaluator:
                 for part in parts:
                     key = (part.module, part.layers_per_stage[stage], has_edge(part.layers_per_stage, stage))
                     if key not in known:
-                        known[key] = self._seconds(part, key[1], key[2], loads[part.module])
+                        known[key] = self._seconds(part, key, loads[part.module], assignment)
                     seconds[0, nodes] += known[key][0].T
                     seconds[1, nodes] += known[key][1].T
+        seconds *= self._slowness
         return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))
 
     def step_s(self, assignment: Assignment) -> float:
@@ -123,11 +131,27 @@ class StepEvaluator:
                 total_s += float(self._graph_spans(assignment, noisy)[1].max(initial=0.0))
         return total_s / num_draws
 
-    def _seconds(self, part: ModulePlan, num_layers: int, edge: bool, load: Floats) -> tuple[Floats, Floats]:
+    def _seconds(
+        self, part: ModulePlan, kind: StageKind, load: Floats, assignment: Assignment
+    ) -> tuple[Floats, Floats]:
+        _, num_layers, edge = kind
         if not num_layers:
             return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
+        if kind not in self._mixes:
+            self._mixes[kind] = stage_mix(part, num_layers, edge, self.items[part.module], self.cost)
+        mix, factor = self._mixes[kind], None
+        if mix:
+            slot, rank = assignment.places(self.items[part.module])
+            cells = mix.factors(slot * part.parallel.dp + rank, load[0].size)
+            factor = cells.reshape(load.shape[1:])
         return self.cost.module_seconds(
-            part.module, *load, num_layers=num_layers, edge=edge, tp=part.parallel.tp, recompute=part.recompute
+            part.module,
+            *load,
+            num_layers=num_layers,
+            edge=edge,
+            tp=part.parallel.tp,
+            recompute=part.recompute,
+            factor=factor,
         )
 
     def _delays(self, assignment: Assignment, pipe: ModulePlan, tokens: Floats) -> Floats:

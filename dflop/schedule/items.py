@@ -76,23 +76,82 @@ def owner_loads(items: ModuleItems, owner: Owner) -> tuple[Ints, Ints, Ints]:
     return loads[0], loads[1], loads[2]
 
 
+def owner_cells(owner: Owner, num_items: int) -> Ints:
+    """`microbatch * dp + rank` of every item under an owner of all of them."""
+    cells = [ids for ranks in owner for ids in ranks]
+    cell = np.zeros(num_items, dtype=np.int64)
+    owned = np.fromiter(itertools.chain.from_iterable(cells), dtype=np.int64)
+    cell[owned] = np.repeat(np.arange(len(cells)), [len(ids) for ids in cells])
+    return cell
+
+
 def stage_durations(
     plan: Plan, items: Mapping[str, ModuleItems], owners: Mapping[str, Owner], cost: CostModel
 ) -> dict[Node, list[tuple[float, float]]]:
     """Predicted (forward_s, backward_s) per node and microbatch: the `durations` of `simulate_step`."""
     found: dict[Node, list[tuple[float, float]]] = {}
     for m in plan.modules:
-        loads = owner_loads(items[m.module], owners[m.module])
+        mine, owner = items[m.module], owners[m.module]
+        loads = owner_loads(mine, owner)
         for stage, num_layers in enumerate(m.layers_per_stage):
             edge = has_edge(m.layers_per_stage, stage)
+            mix = stage_mix(m, num_layers, edge, mine, cost)
+            cells = mix.factors(owner_cells(owner, len(mine.sample)), loads[0].size) if mix else None
             forward, backward = cost.module_seconds(
-                m.module, *loads, num_layers=num_layers, edge=edge, tp=m.parallel.tp, recompute=m.recompute
+                m.module,
+                *loads,
+                num_layers=num_layers,
+                edge=edge,
+                tp=m.parallel.tp,
+                recompute=m.recompute,
+                factor=None if cells is None else cells.reshape(loads[0].shape),
             )
             for rank in range(m.parallel.dp):
                 found[m.module, stage, rank] = list(
                     zip(forward[:, rank].tolist(), backward[:, rank].tolist(), strict=True)
                 )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class StageMix:
+    """Items on stages of one kind, for corrections by size: a microbatch's factor is the mean of its items'."""
+
+    weight_s: Floats
+    """`[items]` what each item counts."""
+    corrected_s: Floats
+    """`[items]` that times the item's factor."""
+    level: float
+    """Of microbatches in which nothing counts."""
+
+    def factors(self, cell: Ints, num_cells: int) -> Floats:
+        """`[cells]` from the cell of every item."""
+        total_s = np.bincount(cell, self.weight_s, num_cells)
+        corrected_s = np.bincount(cell, self.corrected_s, num_cells)
+        found: Floats = np.divide(corrected_s, total_s, out=np.full(num_cells, self.level), where=total_s > 0)
+        return found
+
+
+def stage_mix(part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel) -> StageMix | None:
+    """The items of a module on its stages of so many layers; None where all sizes have one factor, the level."""
+    if not cost.is_by_size(part.module):
+        return None
+    weight_s = item_weights(part, num_layers, edge, items, cost)
+    return StageMix(weight_s, weight_s * cost.item_factors(part.module, items.num_tokens), cost.level(part.module))
+
+
+def item_weights(part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel) -> Floats:
+    """`[items]` by which a stage's seconds are shared out: what each adds, uncorrected; tokens where none adds any."""
+    added_s = cost.item_seconds(
+        part.module,
+        *items.loads,
+        num_layers=num_layers,
+        edge=edge,
+        tp=part.parallel.tp,
+        recompute=part.recompute,
+        factor=1.0,
+    )
+    return added_s if added_s.any() else items.num_tokens.astype(np.float64)
 
 
 def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:

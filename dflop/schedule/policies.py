@@ -27,6 +27,7 @@ from dflop.schedule.order import order_slots
 from dflop.schedule.pack import pack, token_lpt
 from dflop.schedule.place import split_under_cap
 from dflop.simulate.jit import IS_COMPILED
+from dflop.simulate.step import Node
 
 POLICIES = ("arrival", "length_grouped", "token_lpt", "bottleneck", "quick", "balanced")
 MOVE_OPS = 400
@@ -66,6 +67,7 @@ class StepJob:
         cost: Predicts seconds, corrections included.
         max_concurrency: Processes that can compute at once; None: all of them.
         items: Of the batch, by module, where they are known from another plan.
+        slowness: What multiplies the seconds of nodes; 1.0 where absent.
         compiled: False: no kernel is touched, and what only pays when compiled is left out.
         num_threads: Annealing chains that run at a time; changes nothing in the result.
     """
@@ -78,13 +80,14 @@ class StepJob:
         max_concurrency: int | None = None,
         items: Mapping[str, ModuleItems] | None = None,
         *,
+        slowness: Mapping[Node, float] | None = None,
         compiled: bool = IS_COMPILED,
         num_threads: int = 1,
     ) -> None:
         self.plan, self.cost = plan, cost.extrapolating()
         self.items = items or {m.module: module_items(batch, m.module) for m in plan.modules}
         self.compiled, self.num_threads = compiled, num_threads
-        self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency, compiled=compiled)
+        self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency, slowness, compiled=compiled)
         self.caps = plan_caps(plan, self.items, compiled=compiled)
         self._linear: LinearStep | None = None
         self._item_seconds: dict[str, Floats] = {}
@@ -259,6 +262,7 @@ def simulated_step_s(
     policy: str = "balanced",
     max_concurrency: int | None = None,
     effort: Effort | None = None,
+    slowness: Mapping[Node, float] | None = None,
 ) -> float:
     """Seconds of one step of a global batch under a plan and a policy, gradient synchronisation included.
 
@@ -266,7 +270,7 @@ def simulated_step_s(
         ConfigError: unknown policy.
         CostError: a module or tp of the plan has no cost table.
     """
-    job = StepJob(plan, batch, cost, max_concurrency)
+    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness)
     if policy == "balanced":
         return job.best(effort or Effort())[2] + plan.sync_s
     return job.judge.step_s(job.assign(policy, effort or Effort())) + plan.sync_s

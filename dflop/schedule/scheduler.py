@@ -13,7 +13,9 @@ import numpy as np
 
 from dflop.cost.model import CostModel
 from dflop.errors import ConfigError, did_you_mean
-from dflop.records import Plan, SampleShape, StepPlan
+from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.schedule.assignment import assignment_of
+from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items, owner_loads, stage_durations
 from dflop.schedule.policies import POLICIES, Effort, StepJob
 from dflop.simulate.jit import IS_COMPILED
@@ -30,6 +32,7 @@ def schedule_step(
     max_concurrency: int | None = None,
     policy: str = "balanced",
     effort: Effort | None = None,
+    slowness: Mapping[Node, float] | None = None,
     compiled: bool = IS_COMPILED,
     num_threads: int = 1,
 ) -> StepPlan:
@@ -44,6 +47,8 @@ def schedule_step(
         max_concurrency: Processes that can compute at once, when fewer than the plan has.
         policy: One of `POLICIES`; `balanced` and `quick` return the best of their candidates.
         effort: Budget of the search.
+        slowness: Per node of `step_nodes(plan)` what multiplies all its seconds, so that it is given less; 1.0 where
+            absent.
         compiled: False: no kernel is touched, so that a process that never compiled any has a plan at once.
         num_threads: Of the search; changes nothing in the result.
 
@@ -53,7 +58,7 @@ def schedule_step(
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
-    job = StepJob(plan, batch, cost, max_concurrency, compiled=compiled, num_threads=num_threads)
+    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness, compiled=compiled, num_threads=num_threads)
     effort = effort or Effort()
     arrival = job.assign("arrival", effort)
     arrival_s = job.judge.step_s(arrival)
@@ -77,6 +82,32 @@ def schedule_step(
     )
 
 
+def step_seconds(
+    plan: Plan,
+    step_plan: StepPlan,
+    batch: Sequence[SampleShape],
+    cost: CostModel,
+    slowness: Mapping[Node, float] | None = None,
+    max_concurrency: int | None = None,
+    *,
+    compiled: bool = IS_COMPILED,
+) -> float:
+    """Simulated seconds of a step plan under any costs and slowness; for those it was made with, `predicted_step_s`.
+
+    Args:
+        plan: The layout `step_plan` was made for.
+        step_plan: Owners.
+        batch: The samples of `step_plan.sample_index`, in that order.
+        cost: Predicts seconds, corrections included.
+        slowness: As `schedule_step`.
+        max_concurrency: As `schedule_step`.
+        compiled: As `schedule_step`.
+    """
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    judge = StepEvaluator(plan, items, cost.extrapolating(), max_concurrency, slowness, compiled=compiled)
+    return judge.step_s(assignment_of(plan, step_plan))
+
+
 @dataclass(frozen=True, slots=True)
 class PredictedSpan:
     """What one stage is expected to see of one microbatch: the predicted half of a `MicrobatchSpan`."""
@@ -94,6 +125,7 @@ def predicted_spans(
     step_plan: StepPlan,
     batch: Sequence[SampleShape],
     cost: CostModel,
+    slowness: Mapping[Node, float] | None = None,
 ) -> dict[Node, tuple[PredictedSpan, ...]]:
     """Per (module, stage, dp_rank) one span per microbatch, empty microbatches included.
 
@@ -102,6 +134,7 @@ def predicted_spans(
         step_plan: Owners.
         batch: The samples of `step_plan.sample_index`, in that order.
         cost: The cost model the step was scheduled with.
+        slowness: With which it was scheduled; of an inline plan that of the LLM's nodes goes for all modules.
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
     owners = {w.module: w.owner for w in step_plan.work}
@@ -110,9 +143,11 @@ def predicted_spans(
     spans: dict[Node, tuple[PredictedSpan, ...]] = {}
     for node in durations:
         found = []
+        place = (LLM, *node[1:]) if plan.is_inline else node
+        times = (slowness or {}).get(place, 1.0)
         for k, (forward_s, backward_s) in enumerate(durations[node]):
             num_items, num_tokens, sum_sq_tokens = loads[node[0]][k][node[2]]
-            found.append(PredictedSpan(k, num_items, num_tokens, sum_sq_tokens, forward_s, backward_s))
+            found.append(PredictedSpan(k, num_items, num_tokens, sum_sq_tokens, times * forward_s, times * backward_s))
         spans[node] = tuple(found)
     return spans
 

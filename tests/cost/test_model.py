@@ -6,7 +6,7 @@ import pytest
 from dflop.cost.curve import ZERO
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
-from dflop.records import CostTerms, ModuleLoad
+from dflop.records import CostTerms, ModuleFactors, ModuleLoad
 from tests.builders import make_cost, make_link, make_plan, make_table
 
 
@@ -171,3 +171,47 @@ def test_messages_and_the_optimizer_are_not_corrected():
     assert cost.optimizer_seconds("llm", 3e6) == pytest.approx(3e-3)
     assert [cost.p2p_seconds(1e6, nodes) for nodes in (1, 2)] == pytest.approx([1e-6 + 1e-3, 1e-5 + 1e-2])
     assert [link.num_nodes for link in cost.links] == [1, 2]
+
+
+BY_SIZE = ModuleFactors("llm", level=1.5, edges=(100, 200), factors=(1.0, 2.0, 4.0))
+
+
+def test_items_are_corrected_by_their_size_and_mixes_by_the_level():
+    plain = make_cost("vision")
+    cost = plain.with_corrections({"llm": BY_SIZE, "vision": 3.0})
+    tokens, key = np.array([0, 99, 100, 199, 200, 9999]), {"num_layers": 2, "edge": True}
+    times = [1, 1, 2, 2, 4, 4]
+    assert cost.item_factors("llm", tokens).tolist() == times
+    assert cost.item_factors("vision", tokens).tolist() == [3.0] * 6
+    loads = ("llm", 1, tokens, tokens**2)
+    assert cost.item_seconds(*loads, **key) == pytest.approx(plain.item_seconds(*loads, **key) * times)
+    given = np.arange(6.0)
+    for factor, expected in ((None, 1.5), (given, given), (1.0, 1.0)):
+        for found, uncorrected in zip(
+            cost.module_seconds(*loads, **key, factor=factor), plain.module_seconds(*loads, **key), strict=True
+        ):
+            assert found == pytest.approx(expected * uncorrected)
+    several = cost.item_seconds("llm", 9, 450, 450**2, **key, factor=1.5)
+    assert several == pytest.approx(1.5 * plain.item_seconds("llm", 9, 450, 450**2, **key))
+
+
+def test_without_corrections_tables_answer():
+    plain = make_cost()
+    cost = plain.with_corrections({"llm": BY_SIZE})
+    args = ("llm", 1, 150, 150**2)
+    assert cost.uncorrected().item_seconds(*args, num_layers=1, edge=True) == plain.item_seconds(
+        *args, num_layers=1, edge=True
+    )
+    assert (cost.level("llm"), cost.is_by_size("llm")) == (1.5, True)
+    assert (cost.uncorrected().level("llm"), cost.uncorrected().is_by_size("llm")) == (1.0, False)
+
+
+def test_a_level_without_buckets_goes_for_all_sizes():
+    cost = make_cost().with_corrections({"llm": ModuleFactors("llm", level=1.5)})
+    assert not cost.is_by_size("llm")
+    assert cost.item_factors("llm", [1, 10**6]).tolist() == [1.5, 1.5]
+
+
+def test_every_bucket_needs_its_factor():
+    with pytest.raises(CostError, match="2 factors for 3 buckets"):
+        make_cost().with_corrections({"llm": ModuleFactors("llm", 1.0, (100, 200), (1.0, 2.0))})

@@ -42,5 +42,6 @@ def module_gpu_seconds(
         edge=True,
         tp=tp,
         recompute=recompute,
+        factor=problem.cost.level(spec.module),
     )
     return tp * float(seconds)

@@ -1,0 +1,78 @@
+"""Which sizes of items the predicted seconds of every microbatch are of: what measured seconds are held against.
+
+The uncorrected seconds of a module on a stage are shared out over its items in proportion to what each adds, fixed
+costs pro rata. So a microbatch's seconds under corrections by size are the sum over buckets of factor times share,
+which is what `StepEvaluator` predicts with and what an estimator of the factors has to invert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.records import LLM, ModulePlan, Plan, SampleShape, StepPlan
+from dflop.schedule.items import ModuleItems, Owner, item_weights, module_items, owner_cells
+from dflop.simulate.step import Node, step_nodes
+
+BucketSeconds = dict[Node, list[dict[str, Floats]]]
+"""Per node as ranks measure it (inline: the LLM's), microbatch and module with work there: `[buckets]` seconds."""
+
+
+def bucket_seconds(
+    plan: Plan,
+    step_plan: StepPlan,
+    batch: Sequence[SampleShape],
+    cost: CostModel,
+    edges: Mapping[str, tuple[int, ...]],
+) -> BucketSeconds:
+    """Uncorrected forward and backward seconds of every microbatch on every node, by size of item.
+
+    Args:
+        plan: The layout `step_plan` was made for.
+        step_plan: Owners.
+        batch: The samples of `step_plan.sample_index`, in that order.
+        cost: Its corrections are left out.
+        edges: Per module, tokens at which the next bucket begins, ascending; one bucket where absent.
+    """
+    plain, num_slots = cost.uncorrected().extrapolating(), plan.num_microbatches
+    found: BucketSeconds = {node: [{} for _ in range(num_slots)] for node in step_nodes(plan)}
+    for m in plan.modules:
+        items, owner = module_items(batch, m.module), step_plan.of(m.module).owner
+        by_kind: dict[tuple[int, bool], Floats] = {}
+        for stage, num_layers in enumerate(m.layers_per_stage):
+            kind = (num_layers, has_edge(m.layers_per_stage, stage))
+            if kind not in by_kind:
+                by_kind[kind] = _stage_buckets(m, *kind, items, owner, plain, edges.get(m.module, ()))
+            for k, ranks in enumerate(by_kind[kind]):
+                for rank, shares_s in enumerate(ranks):
+                    if shares_s.any():
+                        found[LLM if plan.is_inline else m.module, stage, rank][k][m.module] = shares_s
+    return found
+
+
+def _stage_buckets(
+    part: ModulePlan,
+    num_layers: int,
+    edge: bool,
+    items: ModuleItems,
+    owner: Owner,
+    cost: CostModel,
+    edges: tuple[int, ...],
+) -> Floats:
+    """`[microbatches, dp, buckets]` seconds of a module on its stages of one kind."""
+    dp, num_buckets = part.parallel.dp, len(edges) + 1
+    num_cells = len(owner) * dp
+    cell = owner_cells(owner, len(items.sample))
+    loads = [np.bincount(cell, column, num_cells) for column in items.loads]
+    forward_s, backward_s = cost.module_seconds(
+        part.module, *loads, num_layers=num_layers, edge=edge, tp=part.parallel.tp, recompute=part.recompute
+    )
+    bucket = cell * num_buckets + np.searchsorted(edges, items.num_tokens, side="right")
+    weights_s = item_weights(part, num_layers, edge, items, cost)
+    shares = np.bincount(bucket, weights_s, num_cells * num_buckets).reshape(num_cells, num_buckets)
+    total = shares.sum(axis=1)
+    scale = np.divide(forward_s + backward_s, total, out=np.zeros(num_cells), where=total > 0)
+    shares_s: Floats = (shares * scale[:, np.newaxis]).reshape(len(owner), dp, num_buckets)
+    return shares_s
