@@ -23,7 +23,7 @@ MOST_PER_STEP = 2.5
 SCALE_RATE = 0.1
 WILD = 9.0
 """A squared difference counts as at most so many times the usual."""
-WORTH_KNOWING = float(np.log(1.2))
+WORTH_KNOWING = 0.2
 """A shift, in the unit of the series, that is worth an alarm; half of it counts as chance, however exact the series."""
 
 

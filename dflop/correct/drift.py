@@ -1,9 +1,9 @@
 """What has changed since a plan was made: how long modules take for the same work, and what work batches bring.
 
-**Costs.** Logarithms of measured over expected seconds of microbatches are explained by the shares that modules and
-buckets of sizes have in them, by least squares with shrinkage per step; the answers, standardised by what noise alone
-would make of them, go to CUSUM charts. What all microbatches of a rank have in common says nothing about sizes, and
-of ranks at the same stage the lower median counts, so neither a slow rank nor a straggler is a drift.
+**Costs.** By how much microbatches take longer than expected is explained by the shares that modules and buckets of
+sizes have in them, by least squares with shrinkage per step; the answers, standardised by what noise alone would make
+of them, go to CUSUM charts. What all microbatches of a rank have in common says nothing about sizes, and of ranks at
+the same stage the lower median counts, so neither a slow rank nor a straggler is a drift.
 
 What was in force when the charts were started is no drift, nor is, after an alarm, the new level.
 """
@@ -28,10 +28,13 @@ Node = tuple[str, int, int]
 DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
 """Kinds of `Decision`."""
 COMMON_SD, OWN_SD = 0.4, 0.3
-"""By how much factors may differ from what is expected, all alike and each for itself; logarithms."""
+"""By how much factors may differ from what is expected, all alike and each for itself."""
 USUAL_NOISE, LEAST_NOISE, NOISE_RATE = 0.05, 0.01, 0.1
 MAD_TO_SD = 1.4826
-LARGEST_SHIFT = float(np.log(4.0))
+LEAST_RATIO, LARGEST_RATIO = 0.25, 4.0
+"""Of a factor to the one before it."""
+MOST_EXCESS = 0.5
+"""Of a microbatch over the median of its rank: what strays further may be a straggler and counts as this much."""
 LEAST_RESPONSE = 1e-3
 """Of an answer to a shift of one unit: what answers less is not told by the step's microbatches."""
 LEAST_SD_FRAC = 0.02
@@ -124,8 +127,8 @@ class _CostGroup:
         if not known:
             return None
         expected_s = parts[known].sum(axis=1)
-        logs = np.log(np.array([times[i].measured_s for i in known]) / expected_s)
-        within, common = _split(logs, [times[i].node for i in known])
+        excess = np.array([times[i].measured_s for i in known]) / expected_s - 1.0
+        within, common = _split(excess, [times[i].node for i in known])
         shares = parts[known] / expected_s[:, None]
         self._levels.observe(*_scores(shares @ self._to_module, within + common, self._noise, COMMON_SD))
         self._buckets.observe(*_scores(_centred(shares, [times[i].node for i in known]), within, self._noise, 0.0))
@@ -146,13 +149,12 @@ class _CostGroup:
         """Takes the new level for granted from now on."""
         module, statistic = list(self._edges)[i], charts.statistic(series)
         shift, num_steps = charts.shift(series)
-        shift = float(np.clip(shift, -LARGEST_SHIFT, LARGEST_SHIFT))
-        before = self._level[i] + (0.0 if bucket is None else self._strays[series])
-        (self._level if bucket is None else self._strays)[series] += shift
+        ratio = float(np.clip(1.0 + shift, LEAST_RATIO, LARGEST_RATIO))
+        expected = float(np.exp(self._level[i] + (0.0 if bucket is None else self._strays[series])))
+        (self._level if bucket is None else self._strays)[series] += np.log(ratio)
         self._levels.reset()
         self._buckets.reset()
-        subject = subject_of(module, bucket, self._edges[module])
-        measured, expected = float(np.exp(before + shift)), float(np.exp(before))
+        subject, measured = subject_of(module, bucket, self._edges[module]), expected * ratio
         detail = (
             f"{subject}: x{measured:.2f} of the predicted seconds, seen over {num_steps} steps; "
             f"plans reckoned with x{expected:.2f}"
@@ -169,18 +171,18 @@ def _log_factors(known: ModuleFactors | None, edges: Sequence[int]) -> Floats:
     return logs
 
 
-def _split(logs: Floats, nodes: Sequence[Node]) -> tuple[Floats, Floats]:
+def _split(excess: Floats, nodes: Sequence[Node]) -> tuple[Floats, Floats]:
     """(what strays from the median of its rank, that median of the usual rank at the same stage), both `[rows]`."""
     rows: dict[Node, list[int]] = {}
     for i, node in enumerate(nodes):
         rows.setdefault(node, []).append(i)
-    medians = {node: float(np.median(logs[own])) for node, own in rows.items()}
+    medians = {node: float(np.median(excess[own])) for node, own in rows.items()}
     peers: dict[tuple[str, int], list[float]] = {}
     for (module, stage, _), median in medians.items():
         peers.setdefault((module, stage), []).append(median)
     usual = {place: sorted(found)[(len(found) - 1) // 2] for place, found in peers.items()}
-    within = logs - np.array([medians[node] for node in nodes])
-    return within, np.array([usual[module, stage] for module, stage, _ in nodes])
+    within = excess - np.array([medians[node] for node in nodes])
+    return np.clip(within, -MOST_EXCESS, MOST_EXCESS), np.array([usual[module, stage] for module, stage, _ in nodes])
 
 
 def _centred(shares: Floats, nodes: Sequence[Node]) -> Floats:
@@ -192,7 +194,7 @@ def _centred(shares: Floats, nodes: Sequence[Node]) -> Floats:
     return centred
 
 
-def _scores(shares: Floats, logs: Floats, noise: float, common_sd: float) -> tuple[Floats, Floats]:
+def _scores(shares: Floats, excess: Floats, noise: float, common_sd: float) -> tuple[Floats, Floats]:
     """(least squares answers in standard deviations of noise, what a shift of one unit makes of them), `[series]`."""
     num = shares.shape[1]
     prior = OWN_SD**2 * np.eye(num) + common_sd**2
@@ -201,7 +203,7 @@ def _scores(shares: Floats, logs: Floats, noise: float, common_sd: float) -> tup
     response = np.einsum("sr,rs->s", answer, shares)
     is_told = response > LEAST_RESPONSE
     sd = np.where(is_told, sd, 1.0)
-    return np.where(is_told, answer @ logs / sd, np.nan), np.where(is_told, response / sd, 0.0)
+    return np.where(is_told, answer @ excess / sd, np.nan), np.where(is_told, response / sd, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
