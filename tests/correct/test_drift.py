@@ -87,7 +87,7 @@ def test_a_module_that_slows_down_is_named_within_ten_steps(seed, is_inline):
     drift = CostDrift(EDGES, [tuple(EDGES)] if is_inline else SHARED)
     assert first(drift, machine, 50) is None
     machine.factors["vision"] *= 1.3
-    step, found = first(drift, machine, 10)
+    _, found = first(drift, machine, 10)
     assert (found.kind, found.subject, found.expected) == ("drift_cost", "vision", pytest.approx(1.0))
     assert found.measured == pytest.approx(1.3, rel=0.08)
     assert found.statistic > found.threshold
@@ -101,7 +101,7 @@ def test_a_size_that_slows_down_is_named_within_ten_steps(seed, factor):
     machine, drift = Machine(seed), CostDrift(EDGES, SHARED)
     assert first(drift, machine, 50) is None
     machine.factors[LLM][3] *= factor
-    step, found = first(drift, machine, 12 if factor < 2 else 6)
+    _, found = first(drift, machine, 12 if factor < 2 else 6)
     assert found.subject == "llm of 300 to 399 tokens"
     assert module_of(found.subject) == LLM
     assert found.measured == pytest.approx(factor, rel=0.15)
@@ -119,7 +119,7 @@ def test_what_is_in_force_already_is_no_drift():
         )
     )
     assert first(CostDrift(EDGES, SHARED, in_force), machine, 300) is None
-    step, found = first(CostDrift(EDGES, SHARED), machine, 10)
+    _, found = first(CostDrift(EDGES, SHARED), machine, 10)
     assert found.measured > 1.3
 
 
