@@ -116,7 +116,7 @@ def make_trainer(
 def _model(place: Place, groups: Groups) -> _Model:
     config, plan, seat = place.config, place.plan, place.seat
     stages, sharded = build_stages(config, place.family, place.tokenizer, seat, groups.tensor, place.device)
-    trains = prepare_stages(stages, plan, seat, frozen=config.model.frozen)
+    trains = prepare_stages(stages, plan, seat, place.family, frozen=config.model.frozen)
     if config.train.shard_parameters:
         sharded = {**sharded, **shard_parameters(stages, plan, seat, groups)}
     return _Model(stages, sharded, trains)

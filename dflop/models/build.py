@@ -84,6 +84,7 @@ class EncoderStage(Stage):
         names = {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
         super().__init__({n: p for n, p in names.items() if _is_held(n, path, module, tower, self_layers, depth)})
         self.is_first, self.is_last = self_layers[0] == 0, self_layers[1] == depth
+        self._tower_path = path
         self._dtype = next(iter(self.names.values())).dtype
         parent, _, name = path.rpartition(".")
         # A copy that shares what makes rows and lets go of the rest.
@@ -111,6 +112,20 @@ class EncoderStage(Stage):
         """The encoder's own layers on this stage."""
         found: Any = self.module.get_submodule(self.tower.layers)
         return [layer for layer in found if not isinstance(layer, (Enter, Leave))]
+
+    @property
+    def projector(self) -> dict[str, nn.Parameter]:
+        """Parameters, by global name, of what turns hidden states of the tower into rows: those not in `x.tower`."""
+        inside = tuple(f"{self._tower_path}.{name}." for name in self.tower.projector)
+        return {n: p for n, p in self.names.items() if n.startswith(inside) or not n.startswith(f"{self._tower_path}.")}
+
+    def freeze_tower(self) -> None:
+        """Let nothing but the projector train: layers keep nothing for a backward pass and run none."""
+        self.requires_grad_(False)
+        for parameter in self.projector.values():
+            parameter.requires_grad_(True)
+        if self._slice is not None:
+            self._slice.detaches = True
 
     def carry_shape(self, sizes: torch.Tensor) -> tuple[int, int]:
         """`[rows, width]` of what the stage before hands over for items of these sizes."""

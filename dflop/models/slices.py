@@ -159,6 +159,8 @@ class TowerSlice:
         whole = getattr(holder, name)
         self._width = _width(tower.call, module)
         self._unit = int(getattr(module, "spatial_merge_unit", 1))
+        self.detaches = False
+        """Whether the layers hand no gradient back: set where they are frozen."""
         self._enter = Enter(in_tuple=tower.call == "mel") if first else None
         shift = first - (self._enter is not None)
         self._taps = Taps()
@@ -203,7 +205,8 @@ class TowerSlice:
             if self._taps.num_before:
                 carry, *rest = carry.split(self._widths, dim=1)
                 before = tuple(rest)
-            self._enter.carry = carry
+            # What comes up on the way may train before, beside hidden states that do not.
+            self._enter.carry = carry.detach() if self.detaches else carry
             data = placeholder(self._call, self._module, sizes, self._dtype, carry.device)
         assert data is not None
         with self._taps.listening(before) as found:

@@ -6,13 +6,14 @@ last microbatch. All of that is collective, so replicas must run the same module
 `fillers.py` gives those that have no work something to run.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
-to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole: it has neither
-gradients nor states to share out, and a frozen LLM runs a backward pass only where there are media.
+to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, be it a stage or
+a tower below its projector: it has neither gradients nor states to share out, and a frozen LLM runs a backward pass
+only where there are media.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -59,15 +60,18 @@ def shard_parameters(stages: Sequence[Stage], plan: Plan, seat: Seat, groups: Gr
 
 def _shard(stage: Stage, replicas: dist.ProcessGroup) -> dict[str, Part]:
     paths = {p: path for path, p in stage.named_parameters()}
-    shapes = {name: tuple(p.shape) for name, p in stage.names.items()}
-    where = {name: paths[p] for name, p in stage.names.items()}
+    trained = {name: p for name, p in stage.names.items() if p.requires_grad}
+    whole = {p for p in stage.names.values() if not p.requires_grad}
+    shapes = {name: tuple(p.shape) for name, p in trained.items()}
+    where = {name: paths[p] for name, p in trained.items()}
     device = next(iter(stage.names.values())).device.type
     mesh = DeviceMesh.from_group(replicas, device)
-    policy = _in_float32(stage)
+    policy = _in_float32(trained.values())
     for layer in _layers(stage):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        if any(p.requires_grad for p in layer.parameters()):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
     # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
-    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=whole)
     for method in ("embed", "loss_sum") if isinstance(stage, LlmStage) else ():
         register_fsdp_forward_method(stage, method)
     for module in sharded_modules(stage):
@@ -76,16 +80,16 @@ def _shard(stage: Stage, replicas: dist.ProcessGroup) -> dict[str, Part]:
         module.set_force_sum_reduction_for_comms(True)
     shards = dict(stage.named_parameters())
     stage.shards = {name: shards[path] for name, path in where.items()}
-    stage.names = {name: nn.Parameter(_rows(p), p.requires_grad) for name, p in stage.shards.items()}
+    stage.names |= {name: nn.Parameter(_rows(p)) for name, p in stage.shards.items()}
     return {name: _part(shape, replicas) for name, shape in shapes.items()}
 
 
-def _in_float32(stage: Stage) -> MixedPrecisionPolicy:
-    """Turn a stage's parameters to float32; the policy that runs it in the type it had."""
-    dtype = next(iter(stage.names.values())).dtype
+def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
+    """Turn parameters to float32; the policy that computes with them in the type they had."""
+    dtype = next(iter(parameters)).dtype
     if dtype == torch.float32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    for p in stage.parameters():
+    for p in parameters:
         p.data = p.data.float()
     return MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 

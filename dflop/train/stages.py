@@ -10,12 +10,12 @@ from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stages
-from dflop.models.family import Family
+from dflop.models.family import Family, tower_of
 from dflop.models.ways import Way, apply_way
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
-from dflop.records import Plan
+from dflop.records import ModulePlan, Plan
 from dflop.train.chain import Trains
 
 
@@ -41,15 +41,18 @@ def make_stages(
     return stages, sharded
 
 
-def prepare_stages(stages: Sequence[Stage], plan: Plan, seat: Seat, *, frozen: Collection[str]) -> Trains:
+def prepare_stages(
+    stages: Sequence[Stage], plan: Plan, seat: Seat, family: Family, *, frozen: Collection[str]
+) -> Trains:
     """Set a rank's stages up to run as the plan and the configuration say.
 
     Args:
         stages: One per part of the seat.
         plan: Says whose layers run again in the backward pass.
         seat: The rank's place.
-        frozen: Modules whose weights do not train; those that the plan lacks are passed over, as the data may have
-            nothing for an encoder.
+        family: Of the model.
+        frozen: Modules whose weights do not train, or `<encoder>.tower`s; those that the plan lacks are passed over, as
+            the data may have nothing for an encoder.
 
     Returns:
         Which modules train on which stages. It follows from the arguments that all ranks share, not from the stages,
@@ -62,11 +65,24 @@ def prepare_stages(stages: Sequence[Stage], plan: Plan, seat: Seat, *, frozen: C
         raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
     for part, stage in zip(seat.parts, stages, strict=True):
         apply_way(stage, Way(is_frozen=part.module in frozen, recompute=plan.module(part.module).recompute))
+        if part.module not in frozen and tower_of(part.module) in frozen:
+            assert isinstance(stage, EncoderStage)
+            stage.freeze_tower()
     return {
-        (module.module, number): num_layers > 0 and module.module not in frozen
+        (module.module, number): _trains(module, number, family, frozen)
         for module in plan.modules
-        for number, num_layers in enumerate(module.layers_per_stage)
+        for number in range(module.parallel.pp)
     }
+
+
+def _trains(module: ModulePlan, stage: int, family: Family, frozen: Collection[str]) -> bool:
+    """Whether a stage of a module has parameters that train."""
+    first, end = sum(module.layers_per_stage[:stage]), sum(module.layers_per_stage[: stage + 1])
+    if first == end or module.module in frozen:
+        return False
+    if tower_of(module.module) not in frozen:
+        return True
+    return any(first <= layer < end for layer in family.projector_layers(module.module))
 
 
 def llm_stage_of(stages: tuple[Stage, ...]) -> LlmStage | None:

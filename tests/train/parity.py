@@ -98,7 +98,7 @@ class Trial:
     plan: Plan
     step_plans: tuple[StepPlan, ...]
     frozen: tuple[str, ...] = ()
-    """Modules whose weights do not train."""
+    """Modules, or towers without their projectors, whose weights do not train."""
     bad_positions: tuple[int, ...] = ()
     """Of every batch, samples that carry no loss."""
     shard_parameters: bool = False
@@ -116,7 +116,7 @@ def reference(
     exact_on(device)
     plain = subject.plain().to(device, dtype)
     for name, p in plain.named_parameters():
-        p.requires_grad_(p.requires_grad and module_of(name, subject.family) not in frozen)
+        p.requires_grad_(p.requires_grad and not is_frozen(name, subject.family, frozen))
         p.grad_dtype = torch.float32
     steps = []
     for batch in subject.batches:
@@ -142,6 +142,18 @@ def module_of(name: str, family: Family) -> str:
             if name == path or name.startswith(f"{path}."):
                 return module
     return LLM
+
+
+PROJECTORS = (
+    "visual.merger.", "visual.deepstack_merger_list.", "audio_tower.proj.", "multi_modal_projector.", "image_newline",
+)  # fmt: skip
+"""In Hugging Face's names, of all families."""
+
+
+def is_frozen(name: str, family: Family, frozen: Collection[str]) -> bool:
+    """Whether a parameter of a whole model does not train."""
+    module = module_of(name, family)
+    return module in frozen or (f"{module}.tower" in frozen and not any(part in name for part in PROJECTORS))
 
 
 def exact_on(device: str) -> None:
@@ -174,7 +186,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     exact_on(trial.device)
     for stage in stages:
         stage.to(trial.device)
-    trains = prepare_stages(stages, plan, seat, frozen=trial.frozen)
+    trains = prepare_stages(stages, plan, seat, family, frozen=trial.frozen)
     if trial.shard_parameters:
         sharded |= shard_parameters(stages, plan, seat, groups)
     hidden = int(family.configs[LLM]["hidden_size"])

@@ -35,6 +35,12 @@ TRIALS = {
     "inline dp2, recomputed": (make_inline_plan(ONE_STAGE, dp=2, num_microbatches=4), MEDIA, ("vision", LLM), ()),
     "inline dp2, vision frozen": (make_inline_plan(ONE_STAGE, dp=2, num_microbatches=4), MEDIA, (), ("vision",)),
     "inline dp2, llm frozen": (make_inline_plan(ONE_STAGE, dp=2, num_microbatches=4), MEDIA, (), (LLM,)),
+    "inline dp2, towers frozen": (
+        make_inline_plan(ONE_STAGE, dp=2, num_microbatches=4), MEDIA, (LLM,), ("vision.tower", "audio.tower"),
+    ),
+    "inline pp2 dp2, projectors alone train": (
+        make_inline_plan(MIXED, dp=2, num_microbatches=4), MEDIA, (), ("vision.tower", "audio.tower", LLM),
+    ),
     "inline pp2 dp2, mixed stages": (make_inline_plan(MIXED, dp=2, num_microbatches=4), MEDIA, (), ()),
     "inline pp2 dp2, tied ends": (
         make_inline_plan([{"vision": 2, "audio": 2, LLM: 1}, {LLM: 3}], dp=2, num_microbatches=4), TIED, (), (),
@@ -63,7 +69,7 @@ def train(rank, folder, shard, dtype, num_microbatches):
     seat = seat_of(plan, rank)
     groups = make_groups(plan, rank, timeout_s=60)
     stages, sharded = make_stages(IMAGES.build().to(dtype), IMAGES.family, seat, groups.tensor)
-    trains = prepare_stages(stages, plan, seat, frozen=())
+    trains = prepare_stages(stages, plan, seat, IMAGES.family, frozen=())
     whole = {n: tuple(p.shape) for stage in stages for n, p in stage.names.items()}
     parts = shard_parameters(stages, plan, seat, groups) if shard else {}
     size = synthetic.HIDDEN_SIZE

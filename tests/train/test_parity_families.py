@@ -19,7 +19,7 @@ from dflop.models.family import Family
 from dflop.records import LLM, Plan, SampleShape
 from dflop.train.feed import TokenizedSample
 from tests.models.tiny_families import CASES, Case
-from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
+from tests.train.parity import PROJECTORS, Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
 LAYOUTS = (
@@ -99,6 +99,7 @@ def plan_of(family: Family, layout: str) -> Plan:
 
 
 cached_reference = cache(reference)
+FROZEN_LAYOUTS = ("encoder pp2 + llm dp2", "inline pp2, mixed stage")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -108,3 +109,17 @@ def test_gradients_equal_hugging_face(name, layout, tmp_path):
     plan = plan_of(subject.family, layout)
     plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
     assert_equal_steps(run_trial(Trial(subject, plan, plans), tmp_path), cached_reference(subject))
+
+
+@pytest.mark.parametrize("layout", FROZEN_LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_projectors_alone_train_as_they_do_in_hugging_face(name, layout, tmp_path):
+    subject = Tiny(name)
+    plan = plan_of(subject.family, layout)
+    plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
+    frozen = (*(f"{encoder}.tower" for encoder in subject.family.towers), LLM)
+    ranks = run_trial(Trial(subject, plan, plans, frozen), tmp_path)
+    trained = {name for rank in ranks for name in rank[0][2]}
+    assert trained, "something trains"
+    assert all(any(part in name for part in PROJECTORS) for name in trained), trained
+    assert_equal_steps(ranks, cached_reference(subject, frozen=frozen))

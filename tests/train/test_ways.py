@@ -1,4 +1,4 @@
-"""Frozen modules and recomputed layers: the same gradients as Hugging Face's, in pipelines and inline chains."""
+"""Frozen modules and towers, and recomputed layers: the same gradients as Hugging Face's, in pipelines and inline chains."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ TRIALS = {
     "vision pp2 + llm pp2, llm frozen and recomputed": (SPLIT, IMAGES, (LLM,), (LLM,)),
     "inline pp2, mixed stage, encoders frozen": (INLINE, MEDIA, (LLM,), ("vision", "audio")),
     "inline pp2, mixed stage, llm and audio frozen": (INLINE, MEDIA, ("vision",), ("audio", LLM)),
+    "vision pp2 + llm pp2, projector alone trains": (SPLIT, IMAGES, (), ("vision.tower", LLM)),
+    "vision pp2 + llm pp2, tower frozen and recomputed": (SPLIT, IMAGES, ("vision",), ("vision.tower",)),
+    "inline pp2, mixed stage, projectors alone train": (INLINE, MEDIA, (LLM,), ("vision.tower", "audio.tower", LLM)),
+    "inline pp2, mixed stage, one tower frozen": (INLINE, MEDIA, (), ("audio.tower",)),
 }
 """Plan, subject, modules that recompute, modules that are frozen."""
 
@@ -51,7 +55,7 @@ def prepared(plan, rank, frozen=()):
     """(which modules train where, per module of the rank its stage)."""
     seat = seat_of(plan, rank)
     stages, _ = make_stages(synthetic.tiny_model(), synthetic.family(), seat, None)
-    trains = prepare_stages(stages, plan, seat, frozen=frozen)
+    trains = prepare_stages(stages, plan, seat, synthetic.family(), frozen=frozen)
     return trains, {part.module: stage for part, stage in zip(seat.parts, stages, strict=True)}
 
 
@@ -70,11 +74,14 @@ def test_only_the_modules_that_the_plan_names_recompute(plan):
 
 
 @pytest.mark.parametrize("plan", [SPLIT, INLINE], ids=["split", "inline"])
-def test_all_ranks_agree_on_what_trains_and_it_is_what_trains(plan):
-    known = [prepared(plan, rank, ("vision",)) for rank in range(plan.num_processes)]
+@pytest.mark.parametrize("frozen", ["vision", "vision.tower"])
+def test_all_ranks_agree_on_what_trains_and_it_is_what_trains(plan, frozen):
+    known = [prepared(plan, rank, (frozen,)) for rank in range(plan.num_processes)]
     trains = known[0][0]
     assert all(found == trains for found, _ in known)
-    assert {module for (module, _), does in trains.items() if does} == {m.module for m in plan.modules} - {"vision"}
+    of_vision = [does for (module, _), does in trains.items() if module == "vision" and does]
+    assert len(of_vision) == (frozen == "vision.tower"), "the last stage alone has the projector"
+    assert {module for (module, _), does in trains.items() if does} | {"vision"} == {m.module for m in plan.modules}
     for rank, (_, stages) in enumerate(known):
         for module, stage in stages.items():
             number = seat_of(plan, rank).stage

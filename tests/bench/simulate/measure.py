@@ -156,7 +156,7 @@ class EngineRank:
     ) -> None:  # fmt: skip
         seat, groups = seat_of(plan, rank), make_groups(plan, rank, timeout_s=120)
         stages, sharded = make_stages(model, family, seat, groups.tensor)
-        trains = prepare_stages(stages, plan, seat, frozen=())
+        trains = prepare_stages(stages, plan, seat, family, frozen=())
         feed = Feed(source, family, plan, seat, llm_stage_of(stages))
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
         width = hidden_size * (1 + family.decoder.num_deep_features)
