@@ -47,11 +47,11 @@ def test_only_the_projector_trains_and_gets_the_same_gradients(encoder):
     (expected * weight).sum().backward()
     for cut in [((0, depth),), *cuts(depth)]:
         stages = [EncoderStage(build(), family.towers[module], layers) for layers in cut]
-        seen = []
+        seen: list[object] = []
         for stage in stages:
             stage.freeze_tower()
             for layer in stage.layers:
-                layer.register_forward_hook(lambda _layer, _given, made: seen.append(made))
+                layer.register_forward_hook(lambda _layer, _given, made, seen=seen: seen.append(made))
         rows, outputs, leaves = run(stages, data, sizes)
         assert len(seen) == depth
         made = [out[0] if isinstance(out, tuple) else out for out in seen]
