@@ -51,8 +51,10 @@ class JobController(Controller):
                 timed_out = dead_rank is None and None in codes
                 self.exit_record = {"codes": codes, "dead_rank": dead_rank, "timed_out": timed_out}
                 return codes
-            if now >= warn_at and dead_rank is None:
-                warn_at = float("inf")
+            must_tell = signal.sigtimedwait({signal.SIGUSR2}, 0) is not None  # it is blocked here, see `local.py`
+            if now >= warn_at:
+                warn_at, must_tell = float("inf"), True
+            if must_tell and dead_rank is None:
                 self._forward_signal(signal.SIGUSR2)
             time.sleep(1 / freq)
 

@@ -67,6 +67,9 @@ class InlineLauncher:
     def cancel(self, handle: JobHandle) -> None:
         """Do nothing: the job has ended."""
 
+    def interrupt(self, handle: JobHandle) -> None:
+        """Do nothing: the job has ended."""
+
     def collect(self, handle: JobHandle) -> list[Any]:
         """Return value of the one task.
 

@@ -170,7 +170,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class Launcher(Protocol):
-    """Runs jobs somewhere. All four methods work on handles that another process created."""
+    """Runs jobs somewhere. All methods that take a handle work on those that another process created."""
 
     backend: str
 
@@ -188,6 +188,17 @@ class Launcher(Protocol):
 
     def cancel(self, handle: JobHandle) -> None:
         """End the job and everything it started; does nothing to a job that has ended."""
+        ...
+
+    def interrupt(self, handle: JobHandle) -> None:
+        """Tell every task to leave a checkpoint and stop (SIGUSR2); the job is INTERRUPTED once they have.
+
+        Returns at once. A job in the queue has nothing to save and is cancelled, one that has ended is left alone. A
+        task that does not listen yet comes to no harm, but may miss it: ask again while the job runs.
+
+        Raises:
+            LaunchError: the job cannot be reached.
+        """
         ...
 
     def collect(self, handle: JobHandle) -> list[Any]:

@@ -12,12 +12,14 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,16 @@ class LocalLauncher:
         # A job queued in another process is left to that process, which sees the mark before it starts the job.
         if owner is not None and owner.is_controller:
             end_family(owner.process, grace_s=self.cancel_grace_s)
+
+    def interrupt(self, handle: JobHandle) -> None:
+        """Have the job's controller tell every task to stop; a job in a queue, of whichever process, is cancelled."""
+        with self._lock:
+            if _read_status(handle).state is JobState.QUEUED:
+                self.cancel(handle)
+                return
+        owner = _Owner.read(handle)
+        if owner is not None and owner.is_controller:
+            owner.process.send(signal.SIGUSR2)
 
     def collect(self, handle: JobHandle) -> list[Any]:
         """Return value of every task, by rank.
@@ -161,7 +173,7 @@ class _OneJobExecutor(LocalExecutor):
         args = [sys.executable, "-m", "dflop.launch.controller", folder, job_id]
         if resources.setup:
             args = ["bash", "-c", " && ".join([*resources.setup, f"exec {shlex.join(args)}"])]
-        with self.handle.path("controller.log").open("wb") as log:
+        with self.handle.path("controller.log").open("wb") as log, _interruptible_later():
             self.controller = subprocess.Popen(
                 args, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -174,6 +186,16 @@ def _start(handle: JobHandle, spec: JobSpec) -> subprocess.Popen[bytes]:
     executor.update_parameters(timeout_min=spec.resources.time_limit_min)
     executor.submit(Payload(spec.entry, spec.args, master_port=_free_port()))
     return executor.controller
+
+
+@contextlib.contextmanager
+def _interruptible_later() -> Iterator[None]:
+    """SIGUSR2 to what is started here waits until it is asked for: by the controller's loop, by tasks that listen."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _read_status(handle: JobHandle) -> JobStatus:

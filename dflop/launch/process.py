@@ -45,6 +45,12 @@ class ProcessId:
         stat = _stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
+    def send(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):  # it went by itself in the meantime
+                os.kill(self.pid, number)
+
 
 def family(root: ProcessId) -> list[ProcessId]:
     """Live members of the session `root` leads and all their descendants, `root` included.
@@ -75,7 +81,7 @@ def end_family(root: ProcessId, *, grace_s: float) -> None:
     """Ask `root` to stop with SIGTERM, give it `grace_s` to clean up, then kill what is left of its family."""
     doomed = family(root)
     if root.is_alive:
-        _signal(root, signal.SIGTERM)
+        root.send(signal.SIGTERM)
         _wait_until_gone(doomed, grace_s)
     kill_all({*doomed, *family(root)})
 
@@ -83,8 +89,7 @@ def end_family(root: ProcessId, *, grace_s: float) -> None:
 def kill_all(processes: set[ProcessId]) -> None:
     """SIGKILL every one that is still alive, and wait until the kernel has taken them down."""
     for process in processes:
-        if process.is_alive:
-            _signal(process, signal.SIGKILL)
+        process.send(signal.SIGKILL)
     _wait_until_gone(list(processes), 5.0)
 
 
@@ -92,11 +97,6 @@ def _wait_until_gone(processes: list[ProcessId], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline and any(p.is_alive for p in processes):
         time.sleep(0.02)
-
-
-def _signal(process: ProcessId, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it went by itself in the meantime
-        os.kill(process.pid, number)
 
 
 def _stat(pid: int) -> _Stat | None:

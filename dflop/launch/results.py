@@ -18,8 +18,6 @@ from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
 
 TAIL_LINES = 20
 
-_NOT_REQUEUED = "Job not requeued because: timed-out"
-
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
@@ -42,11 +40,6 @@ class TaskResult:
     def is_echo(self) -> bool:
         """The task failed because another one had."""
         return not self.ok and is_echo(self.headline)
-
-    @property
-    def is_timeout(self) -> bool:
-        """The task was told that the time limit is near and could not be requeued."""
-        return _NOT_REQUEUED in self.trace
 
 
 def result_path(handle: JobHandle, rank: int) -> Path:
@@ -83,8 +76,7 @@ def status_from_results(handle: JobHandle) -> JobStatus:
     results = read_results(handle)
     error = first_error(results)
     if error is not None:
-        state = JobState.TIMEOUT if error.is_timeout else JobState.FAILED
-        return JobStatus(state, f"rank {error.rank}: {error.headline}")
+        return JobStatus(JobState.FAILED, f"rank {error.rank}: {error.headline}")
     missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
     if missing:
         return JobStatus(JobState.FAILED, f"rank {missing[0]} left no result and no traceback")

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,10 @@ from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.results import collect_values, first_error, has_all_results, read_results, status_from_results
 from dflop.launch.watch import SlurmWatcher, run_command
 
+_DEAF = """sh -c 'trap "" USR2; exec "$@"' sh"""
+"""Starts a command that ignores SIGUSR2 until it asks for it; by default it would be killed."""
 _STOPPED = f"Exited with exit code {Interrupted.exit_code}"
+_HAS_ENDED = ("Invalid job id", "already completing or completed")
 _DEAD_TASK = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+)[^:]*: (?P<how>.+)")
 
 
@@ -109,9 +113,16 @@ class SlurmLauncher:
         Raises:
             LaunchError: scancel failed, and not because the job has ended.
         """
-        done = run_command(["scancel", handle.job_id])
-        if done.returncode != 0 and "Invalid job id" not in done.stderr:
-            raise LaunchError(f"scancel of {handle} failed: {done.stderr.strip()}", hint=f"scancel {handle.job_id}")
+        _scancel(handle)
+
+    def interrupt(self, handle: JobHandle) -> None:
+        """Call scancel for SIGUSR2, which reaches the tasks and not the batch script; a job in the queue is cancelled.
+
+        Raises:
+            LaunchError: scancel failed, and not because the job has ended.
+        """
+        _scancel(handle, "--state=PENDING")
+        _scancel(handle, "--signal=USR2")
 
     def collect(self, handle: JobHandle) -> list[Any]:
         """Return value of every task, by rank.
@@ -142,6 +153,8 @@ class SlurmLauncher:
                 "# The payload, under the name submitit expects, for whoever submits this file by hand.",
                 f'(cd {shlex.quote(str(folder))} && cp -n payload.pkl "${{SLURM_JOB_ID}}_submitted.pkl")',
                 *(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())),
+                # submitit would take SIGUSR2 for itself and requeue the job; this one it may have, nobody sends it.
+                "export SUBMITIT_PREEMPT_SIGNAL=URG",
                 *resources.setup,
             ],
             # Since 22.05 srun does not take --cpus-per-task from the batch job.
@@ -163,7 +176,7 @@ class _Executor(SlurmExecutor):
     """submitit's Slurm executor, with a readable script and without the surrounding job's environment."""
 
     def __init__(self, folder: Path, spec: JobSpec, *, python: str | None) -> None:
-        super().__init__(folder, python=python)
+        super().__init__(folder, python=f"{_DEAF} {python or shlex.quote(sys.executable)}")
         self.spec = spec
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -179,6 +192,13 @@ class _Executor(SlurmExecutor):
         foreign = [n for n in os.environ if n.startswith(("SLURM_", "SBATCH_", "SRUN_")) and n != "SLURM_CONF"]
         unset = [word for name in sorted(foreign) for word in ("-u", name)]
         return ["env", *unset, "sbatch", str(submission_file_path)]
+
+
+def _scancel(handle: JobHandle, *options: str) -> None:
+    done = run_command(["scancel", *options, handle.job_id])
+    if done.returncode != 0 and not any(ended in done.stderr for ended in _HAS_ENDED):
+        command = " ".join(["scancel", *options, handle.job_id])
+        raise LaunchError(f"scancel of {handle} failed: {done.stderr.strip()}", hint=command)
 
 
 class _DeadTask(NamedTuple):

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from dflop.train.signals import StopRequest
+
 RANK_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -71,3 +73,15 @@ def wait_for(path: str) -> str:
     while not Path(path).exists():
         time.sleep(0.02)
     return "seen"
+
+
+def stop_when_told(folder: str) -> None:
+    """Train, so to speak, until told to stop: once `listen` is there the way training does, before that not at all."""
+    Path(folder, f"started-{os.environ['RANK']}").touch()
+    wait_for(f"{folder}/listen")
+    stop = StopRequest()
+    stop.listen()
+    Path(folder, f"listens-{os.environ['RANK']}").touch()
+    while not stop.is_set():
+        time.sleep(0.02)
+    sys.exit(75)

@@ -55,6 +55,11 @@ def pids_of_hang(folder: Path, rank: int) -> list[int]:
     return list(json.loads(note.read_text()))
 
 
+def all_noted(folder: Path, what: str, num_tasks: int) -> None:
+    """Returns once every task of `stop_when_told` has left its note."""
+    until(lambda: len(list(folder.glob(f"{what}-*"))) == num_tasks, what=f"{num_tasks} tasks: {what}")
+
+
 def is_gone(pid: int) -> bool:
     """No process, or a zombie that nobody has reaped yet."""
     stat = Path(f"/proc/{pid}/stat")

@@ -41,6 +41,8 @@ def test_inline_runs_in_this_process_and_leaves_the_environment_alone(tmp_path: 
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "hello", env={"GREETING": "hi"}))
     assert launcher.poll(handle).state is JobState.DONE
     (seen,) = launcher.collect(handle)
+    launcher.interrupt(handle)
+    assert launcher.poll(handle).state is JobState.DONE, "there was nobody to tell"
     assert (seen["word"], seen["RANK"], seen["WORLD_SIZE"], seen["GREETING"]) == ("hello", "0", "1", "hi")
     assert dict(os.environ) == before
 

@@ -15,7 +15,7 @@ from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId
-from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
+from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, until
 
 
 @pytest.fixture
@@ -82,6 +82,43 @@ def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(
         assert caught.value.exit_code == 75
         assert len({r.job_id for r in journal.records()}) == num_jobs
         assert journal.records()[-1].state == "interrupted"
+
+
+def test_every_task_is_told_to_stop(launcher: LocalLauncher, tmp_path: Path) -> None:
+    (tmp_path / "listen").touch()
+    handle = launcher.submit(make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), num_tasks=2))
+    all_noted(tmp_path, "listens", 2)
+    assert launcher.poll(handle).state is JobState.RUNNING
+    LocalLauncher().interrupt(handle)
+    assert end(launcher, handle).state is JobState.INTERRUPTED
+    launcher.interrupt(handle)
+    assert launcher.poll(handle).state is JobState.INTERRUPTED
+
+
+@pytest.mark.parametrize("setup", [(), ("export GREETING=hi",)])
+def test_tasks_that_do_not_listen_yet_stop_when_they_do(
+    launcher: LocalLauncher, tmp_path: Path, setup: tuple[str, ...]
+) -> None:
+    resources = Resources(tasks_per_node=2, setup=setup)
+    handle = launcher.submit(make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=resources))
+    launcher.interrupt(handle)  # its controller has just been started, its tasks have not
+    all_noted(tmp_path, "started", 2)
+    launcher.interrupt(handle)
+    assert launcher.poll(handle).state is JobState.RUNNING
+    (tmp_path / "listen").touch()
+    assert end(launcher, handle).state is JobState.INTERRUPTED
+
+
+def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher: LocalLauncher, tmp_path: Path) -> None:
+    first = launcher.submit(make_spec(tmp_path / "one", "wait_for", str(tmp_path / "gate")))
+    queued = launcher.submit(make_spec(tmp_path / "two", "stop_when_told", str(tmp_path)))
+    launcher.interrupt(queued)
+    assert launcher.poll(queued).state is JobState.CANCELLED
+    (tmp_path / "gate").touch()
+    assert end(launcher, first).state is JobState.DONE
+    launcher.interrupt(first)
+    assert launcher.collect(first) == ["seen"]
+    assert not list(tmp_path.glob("started-*"))
 
 
 def test_a_killed_rank_ends_the_job_and_its_peers(launcher: LocalLauncher, tmp_path: Path) -> None:

@@ -105,6 +105,34 @@ def test_a_job_that_stopped_with_a_checkpoint_was_interrupted(launcher: SlurmLau
         launcher.collect(handle)
 
 
+def test_every_task_is_told_to_stop_and_none_dies_of_it_before_it_listens(
+    launcher: SlurmLauncher, tmp_path: Path
+) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=TWO_BY_TWO))
+
+    def told_again(what: str) -> bool:
+        SlurmLauncher().interrupt(handle)
+        return len(list(tmp_path.glob(f"{what}-*"))) == 4
+
+    until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
+    until(lambda: told_again("started"), what="tasks that start under a hail of signals")
+    assert launcher.poll(handle).state is JobState.RUNNING
+    (tmp_path / "listen").touch()
+    until(lambda: told_again("listens"), what="tasks that listen")
+    launcher.interrupt(handle)
+    assert end(launcher, handle).state is JobState.INTERRUPTED
+    launcher.interrupt(handle)
+    assert ask_slurm("scontrol", "-o", "show", "job", handle.job_id).count("Restarts=0") == 1, "submitit requeued it"
+
+
+def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(extra={"hold": ""})))
+    launcher.interrupt(handle)
+    assert end(launcher, handle).state is JobState.CANCELLED
+    launcher.interrupt(handle)
+    launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
+
+
 def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -> None:
     handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "never")))
     until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
