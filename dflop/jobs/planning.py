@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
-from dflop.data.distribution import sample_batches
 from dflop.errors import StoreError
-from dflop.jobs.inputs import run_input
+from dflop.jobs.basis import PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
+from dflop.jobs.inputs import planner_factors, run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
+from dflop.jobs.steps import stage_at
 from dflop.models.family import Family
-from dflop.plan.search import make_plans
-from dflop.plan.space import SearchSpace
+from dflop.plan.search import plan_problem
+from dflop.plan.space import Problem, SearchSpace
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import CostTable, LinkCost, LinkMeasurement, Measurement, ModuleSpec, Plan, SampleShape
+from dflop.records import (
+    CostTable,
+    LinkCost,
+    LinkMeasurement,
+    Measurement,
+    ModuleFactors,
+    ModuleSpec,
+    Plan,
+    SampleShape,
+)
+from dflop.schedule.levels import levelled
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
@@ -114,40 +126,101 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Cost
         return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
 
 
-def plan_run(run: RunDir, config: Config, profile_key: str, say: Say) -> tuple[Plan, ...]:
-    """Search for a plan, write the best one into the run directory and all candidates into the spool.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be planned for, and where all of it comes from."""
 
-    Returns:
-        Candidates, best first.
+    problem: Problem
+    basis: PlanBasis
+    """Without a plan id: there is no plan yet."""
+    costs: Costs
+
+
+def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
+    """Costs as corrected by whatever has run so far, and batches of the steps that a plan is for.
+
+    Args:
+        run: Its shapes are in the run directory.
+        config: Of the run.
+        profile_key: Model profile.
+        say: Told what happens.
+        from_step: Step at which the plan begins to run; None: before anything has run.
     """
     costs = cost_tables(run, config, profile_key, say)
     shapes, family = run.shapes(), bound_family(config)
-    cost = CostModel(costs.tables, specs=family.specs(), links=costs.links, frozen=config.model.frozen)
-    plans = make_plans(
+    first, num_steps = planned_steps(config, from_step)
+    frozen = stage_at(config, first).frozen
+    batches = scenario_batches(config, shapes, first, num_steps)
+    cost = CostModel(costs.tables, specs=family.specs(), links=costs.links, frozen=frozen, extrapolate=True)
+    profiled = {table.module for table in cost.tables}
+    with Reader(config.store) as reader:
+        known = planner_factors(config, reader, profile_key, time.time(), frozen)
+    cost = levelled(cost.with_corrections({m: f for m, f in known.items() if m in profiled}), batches)
+    factors = tuple(f for f in cost.corrections.values() if isinstance(f, ModuleFactors))
+    problem = Problem(
         run_id=run.run_id,
         specs=used_modules(family, shapes),
         cluster=config.cluster.spec(),
         cost=cost,
-        batches=sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed),
+        batches=batches,
         global_batch_size=config.plan.global_batch_size,
         snapshot_seq=costs.snapshot.seq,
         space=search_space(config),
-        top=config.plan.top,
-        progress=say,
     )
-    used = [cost.table(m.module, m.parallel.tp, m.recompute) for m in plans[0].modules]
+    return Task(problem, PlanBasis("", first, num_steps, frozen, factors), costs)
+
+
+def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
+    """Candidates, best first; the best one's reason says what its costs were corrected by.
+
+    Raises:
+        InfeasiblePlanError: no layout fits.
+    """
+    plans = plan_problem(task.problem, top=config.plan.top, progress=say)
+    corrected = factors_text({f.module: f for f in task.basis.factors})
+    if not corrected:
+        return plans
+    return (replace(plans[0], reason=f"{plans[0].reason} {corrected}"), *plans[1:])
+
+
+def keep_plans(run: RunDir, config: Config, task: Task, plans: Sequence[Plan]) -> None:
+    """Write the best plan into the run directory, and all candidates into the spool."""
+    cost = task.problem.cost
+    used = tables_of(plans[0], cost)
+    write_basis(run, replace(task.basis, plan_id=plans[0].plan_id))
     run.write_plan(plans[0], used)
     # Schedulers read them from the store, those of a runner-up if somebody lets that one run.
-    all_used = {
-        table.table_id: table
-        for plan in plans
-        for table in (cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules)
-    }
+    all_used = {table.table_id: table for plan in plans for table in tables_of(plan, cost)}
     with SpoolWriter(config.store, run.run_id, "plan") as spool:
         for table in all_used.values():
-            if table.source == "derived" and table not in costs.tables:
+            if table.source == "derived" and table not in task.costs.tables:
                 spool.append(table)
         for plan in plans:
             spool.append(plan)
-        spool.append(run_input(run.run_id, "plan", 0, costs.snapshot, run.profile_key(), used))
+        spool.append(run_input(run.run_id, "plan", 0, task.costs.snapshot, run.profile_key(), used))
+
+
+def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:
+    """The cost tables that a plan was made with, one per module."""
+    return [cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules]
+
+
+def plan_run(
+    run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None
+) -> tuple[Plan, ...]:
+    """Search for a plan, write the best one into the run directory and all candidates into the spool.
+
+    Args:
+        run: Its shapes are in the run directory.
+        config: Of the run.
+        profile_key: Model profile.
+        say: Told what happens.
+        from_step: First step of the stage or of the restart that the plan is for; None: before anything has run.
+
+    Returns:
+        Candidates, best first.
+    """
+    task = planning_task(run, config, profile_key, say, from_step=from_step)
+    plans = find_plans(task, config, say)
+    keep_plans(run, config, task, plans)
     return plans
