@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dflop.cost.devices import find_device
 from dflop.errors import CostError
+from dflop.models.family import tower_of
 from dflop.records import LLM, ModuleSpec, SampleShape
 
 SLOWER_VARIANTS = ("pcie", "nvl", "mig")
@@ -28,7 +29,7 @@ class FlopCounter:
     Args:
         specs: Modules of the model.
         vocab_size: Rows of the head.
-        frozen: Names of modules whose weights take no gradients.
+        frozen: Names of modules whose weights take no gradients, or `<encoder>.tower`s.
     """
 
     def __init__(self, specs: Sequence[ModuleSpec], vocab_size: int, frozen: Collection[str] = ()) -> None:
@@ -77,8 +78,11 @@ def peak_flops_per_s(hardware: str, dtype: str) -> float:
 
 
 def _passes(module: str, specs: Sequence[ModuleSpec], frozen: Collection[str]) -> tuple[float, float]:
-    """Forward passes that forward and backward are worth: of matmuls with weights, of attention, which has none."""
-    if module not in frozen:
+    """Forward passes that forward and backward are worth: of matmuls with weights, of attention, which has none.
+
+    A frozen tower runs no backward pass, and what its projector does is not counted.
+    """
+    if module not in frozen and tower_of(module) not in frozen:
         return 3.0, 3.0
     has_trained_input = module == LLM and any(s.module not in frozen for s in specs if s.module != LLM)
     return (2.0, 3.0) if has_trained_input else (1.0, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Place:
     family: TrainableFamily
     tokenizer: ChatTokenizer
     shapes: Sequence[SampleShape]
+    frozen: Collection[str] = ()
+    """What does not train, in the job's stage of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def make_trainer(
 def _model(place: Place, groups: Groups) -> _Model:
     config, plan, seat = place.config, place.plan, place.seat
     stages, sharded = build_stages(config, place.family, place.tokenizer, seat, groups.tensor, place.device)
-    trains = prepare_stages(stages, plan, seat, place.family, frozen=config.model.frozen)
+    trains = prepare_stages(stages, plan, seat, place.family, frozen=place.frozen)
     if config.train.shard_parameters:
         sharded = {**sharded, **shard_parameters(stages, plan, seat, groups)}
     return _Model(stages, sharded, trains)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dflop.config import Config
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN, job_steps
+from dflop.jobs.steps import TRAIN, Stage, job_steps, stage_of_job
 from dflop.jobs.supervisor import Supervisor
 from dflop.train import wire
 from dflop.train.checkpoint import read_latest
@@ -22,6 +22,8 @@ class Begun:
     attempt: int
     store: Store
     supervisor: Supervisor
+    stage: Stage
+    """Of training."""
 
 
 def begin(run: RunDir, mode: str, config: Config) -> Begun:
@@ -32,7 +34,7 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
         mode: `train` or `compare`.
         config: Of the run.
     """
-    attempt = run.claim_attempt(mode)
+    attempt, stage = run.claim_attempt(mode), stage_of_job(config, mode, run.checkpoints)
     store = wire.open_store(master_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = read_latest(run.checkpoints) if mode == TRAIN else None
     # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
@@ -42,9 +44,9 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
     say(f"scheduler starts, log in {log}")
     supervisor = Supervisor(
         [str(run.path), mode, str(attempt), master_host(), str(store.port)], log,
-        num_steps=len(job_steps(config, mode)), max_restarts=config.train.scheduler_restarts,
+        num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
-    return Begun(attempt, store, supervisor)
+    return Begun(attempt, store, supervisor, stage)
 
 
 def master_host() -> str:

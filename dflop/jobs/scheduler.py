@@ -26,7 +26,7 @@ from dflop.cost.model import CostModel
 from dflop.errors import DflopError
 from dflop.jobs.inputs import read_costs, run_input
 from dflop.jobs.rundir import RunDir, open_run
-from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps
+from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
 from dflop.records import Factors, ModuleFactors, Plan, RunEvent, SampleShape, StepObservation, from_dict
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
@@ -89,7 +89,7 @@ class Scheduler:
     ) -> None:  # fmt: skip
         self._config, self._plan, self._mode, self._attempt, self._start = config, plan, mode, attempt, start
         self._batches = GlobalBatches(config, run.shapes())
-        self._steps = job_steps(config, mode)
+        self._steps = job_steps(config, mode, stage_of_job(config, mode, run.checkpoints))
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         tables, stored, snapshot = read_costs(config, plan)
         self._cost = CostModel(tables)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from dflop.config import Config
 from dflop.data.order import SampleOrder
 from dflop.records import SampleShape
+from dflop.train.manifest import read_latest
 
 TRAIN, COMPARE = "train", "compare"
 QUICK = "quick"
@@ -72,6 +74,14 @@ def stage_at(config: Config, step: int) -> Stage:
     """The stage that a step belongs to: at a boundary the later one, behind the last step the last one."""
     stages = stages_of(config)
     return next((stage for stage in stages if step < stage.end_step), stages[-1])
+
+
+def stage_of_job(config: Config, mode: str, checkpoints: Path) -> Stage:
+    """The stage of a job that begins now: where the newest checkpoint in a folder ends, of a comparison the last."""
+    if mode != TRAIN:
+        return stages_of(config)[-1]
+    latest = read_latest(checkpoints)
+    return stage_at(config, int(latest["next_step"]) if latest else 0)
 
 
 def job_steps(config: Config, mode: str, stage: Stage | None = None) -> tuple[StepSpec, ...]:

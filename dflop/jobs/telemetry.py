@@ -7,7 +7,7 @@ the whole job is told by rank 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +59,15 @@ class SpeedCounter:
         batches: Global batches of the run.
         steps: Of the job.
         num_ranks: Of the plan, one device each.
+        frozen: What does not train, in the job's stage of training.
     """
 
     def __init__(
-        self, config: Config, family: Family, batches: GlobalBatches, steps: Sequence[StepSpec], num_ranks: int
-    ) -> None:
+        self, config: Config, family: Family, batches: GlobalBatches, steps: Sequence[StepSpec], num_ranks: int,
+        frozen: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self._batches, self._steps = batches, steps
-        self._counter = FlopCounter(family.specs(), int(family.configs[LLM]["vocab_size"]), config.model.frozen)
+        self._counter = FlopCounter(family.specs(), int(family.configs[LLM]["vocab_size"]), frozen)
         hardware = config.cluster.hardware
         hardware = hardware_name(config.cluster.device) if hardware == "auto" else hardware
         self._peak_flops_per_s = num_ranks * peak_flops_per_s(hardware, config.model.dtype)

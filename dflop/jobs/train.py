@@ -26,7 +26,7 @@ from dflop.jobs.ranks import take_device
 from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.spooling import SpoolThread
-from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, job_steps
+from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.ranks import srun_environment
@@ -83,9 +83,10 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
     dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
-    attempt, port = _agree((begun.attempt, begun.store.port) if begun else (0, 0))
+    attempt, port, number = _agree((begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0))
     store = begun.store if begun else wire.open_store(master_host(), port, is_server=False, timeout_s=timeout_s)
-    rank = _Rank(run, config, plan, mode, attempt, device, store, begun.supervisor if begun else None, stop)
+    stage = stages_of(config)[number]
+    rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun.supervisor if begun else None, stop)
     try:
         first = rank.train()
     except Interrupted as stopped:
@@ -101,22 +102,22 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         raise
     rank.leave(at_once=False)
     dist.destroy_process_group()
-    return {"first_step": first, "num_steps": len(job_steps(config, mode))}
+    return {"first_step": first, "num_steps": len(rank.steps)}
 
 
 class _Rank:
     """What one rank of the job is made of."""
 
     def __init__(
-        self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, device: torch.device,
+        self, run: RunDir, config: Config, plan: Plan, mode: str, stage: Stage, attempt: int, device: torch.device,
         store: Store, supervisor: Supervisor | None, stop: StopRequest,
     ) -> None:  # fmt: skip
         self.run, self.config, self.plan, self.mode, self.attempt = run, config, plan, mode, attempt
-        self.device, self.store, self.supervisor, self.stop = device, store, supervisor, stop
+        self.stage, self.device, self.store, self.supervisor, self.stop = stage, device, store, supervisor, stop
         self.seat = seat_of(plan, dist.get_rank())
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
-        self.steps = job_steps(config, mode)
+        self.steps = job_steps(config, mode, stage)
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
@@ -152,10 +153,12 @@ class _Rank:
         tokenizer = tokenizer_of(self.config)
         family = trainable_of(self.config, tokenizer.vocab_size)
         if self.supervisor is not None:
-            counter = SpeedCounter(self.config, family, self.batches, self.steps, self.plan.num_processes)
+            counter = SpeedCounter(
+                self.config, family, self.batches, self.steps, self.plan.num_processes, self.stage.frozen
+            )  # fmt: skip
             self.telemetry.count_speed(counter)
         trainer = make_trainer(
-            Place(self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes),
+            Place(self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes, self.stage.frozen),
             settings=self._settings(),
             plans=self.plans,
             hooks=self._hooks(),
@@ -182,13 +185,14 @@ class _Rank:
             run_id=self.run_id,
             attempt=self.attempt,
             num_steps=len(self.steps),
-            learning_rate=t.learning_rate,
+            learning_rate=self.stage.learning_rate,
             warmup_steps=t.warmup_steps,
             max_grad_norm=t.max_grad_norm,
             checkpoint_every=t.checkpoint_every,
             checkpoint_every_s=t.checkpoint_every_s,
             prefetch_steps=t.prefetch_steps,
             trace_every_steps=t.trace_every_steps,
+            first_step=self.stage.first_step if self.mode == TRAIN else 0,
         )
 
     def _plans(self) -> PlanSource:
@@ -258,7 +262,7 @@ class _Rank:
         )
 
 
-def _agree(values: tuple[int, int]) -> tuple[int, int]:
+def _agree(values: tuple[int, int, int]) -> tuple[int, int, int]:
     """Rank 0's values on every rank."""
     shared = [values]
     dist.broadcast_object_list(shared, src=0)

@@ -139,6 +139,10 @@ class Checkpointer:
         self._load(self._folder / name, meta)
         return {**meta, **({"fell_back_from": damaged[0]} if damaged else {})}
 
+    def take_back(self, meta: Mapping[str, Any]) -> None:
+        """Make a checkpoint the newest, for all who look for one from now on: those that are newer are damaged."""
+        self._together(lambda: manifest.announce(self._folder, meta) if self._rank == 0 else None)
+
     def _join(self) -> None:
         if self._writing is not None:
             self._writing.join()

@@ -6,9 +6,9 @@ last microbatch. All of that is collective, so replicas must run the same module
 `fillers.py` gives those that have no work something to run.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
-to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage or a tower
-below its projector: it has neither gradients nor states to share out, and a frozen LLM runs a backward pass only where
-there are media.
+to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage or the
+tower below its projector: it has neither gradients nor states to share out, and a frozen LLM runs a backward pass only
+where there are media.
 """
 
 from __future__ import annotations

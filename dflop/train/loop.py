@@ -40,6 +40,7 @@ class LoopSettings:
     run_id: str
     attempt: int
     num_steps: int
+    """Behind the last step to run, counted from the first of training."""
     learning_rate: float
     warmup_steps: int
     max_grad_norm: float
@@ -47,6 +48,8 @@ class LoopSettings:
     checkpoint_every_s: float = 0.0
     prefetch_steps: int = 1
     trace_every_steps: int = 0
+    first_step: int = 0
+    """Of the stage of training whose last step is `num_steps`: the learning rate begins there anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +119,17 @@ class Trainer:
         """Train to the last step, resuming from the newest checkpoint; returns the first step that was run.
 
         Raises:
-            Interrupted: the job was told to stop; what it had reached is on disk.
+            Interrupted: the job was told to stop; what it had reached is on disk. Or all that is sound is a checkpoint
+                of an earlier stage, which wants other modules frozen: now it is the newest.
         """
         self._activities.main.may_last("loads the newest checkpoint")
         latest = self._checkpointer.load_latest() if self._checkpointer else None
         first = int(latest["next_step"]) if latest else 0
         if latest and "fell_back_from" in latest:
             self._hooks.on_fall_back(first, latest["fell_back_from"])
+        if latest and self._checkpointer and first < self._settings.first_step:
+            self._checkpointer.take_back(latest)
+            raise Interrupted(f"step {first + 1} belongs to an earlier stage of training")
         self._saved_at_s = time.monotonic()
         if self._is_anybody_told_to_stop() and first < self._settings.num_steps:
             raise Interrupted(f"told to stop before step {first + 1} of {self._settings.num_steps}")
@@ -286,10 +293,11 @@ class Trainer:
 
 
 def learning_rate(step: int, settings: LoopSettings) -> float:
-    """Linear warm-up, then a cosine to a tenth."""
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, settings.num_steps - settings.warmup_steps)
+    """Linear warm-up, then a cosine to a tenth, both within the stage of training."""
+    done, num_steps = step - settings.first_step, settings.num_steps - settings.first_step
+    if done < settings.warmup_steps:
+        return settings.learning_rate * (done + 1) / settings.warmup_steps
+    progress = (done - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     return settings.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(progress, 1.0))))
 
 

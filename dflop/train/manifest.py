@@ -163,6 +163,17 @@ def publish(temporary: Path, meta: Mapping[str, Any], files: Mapping[str, FileSt
     sweep(folder)
 
 
+def announce(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Say which checkpoint is the newest; no write may be going on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_json(folder / f"{TMP_PREFIX}{LATEST}", meta)
+    os.replace(folder / f"{TMP_PREFIX}{LATEST}", folder / LATEST)
+    _fsync_folder(folder)
+
+
 def sweep(folder: Path) -> None:
     """Remove what writers left that were killed; no write may be going on."""
     for path in folder.glob(f"{TMP_PREFIX}*"):

@@ -1,4 +1,4 @@
-"""Frozen modules and towers, recomputed layers: the same gradients as Hugging Face's, in pipelines and inline chains."""
+"""Frozen modules and towers, recomputed layers: gradients like Hugging Face's, in pipelines and inline chains."""
 
 from __future__ import annotations
 
