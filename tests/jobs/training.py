@@ -67,7 +67,7 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
     small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:NUM_SAMPLES]
     run.write_shapes(sorted(small, key=lambda s: s.sample_index))
     give_plan(run, make_split_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=4, of=bound_family(config)))
-    _compile_kernels(run)
+    compile_kernels(run)
     return run
 
 
@@ -96,7 +96,7 @@ def losses_of(run: RunDir) -> dict[int, float]:
     return {o.step: o.loss for o in read_spool(run.config().store, StepObservation)}
 
 
-def _compile_kernels(run: RunDir) -> None:
+def compile_kernels(run: RunDir) -> None:
     """Where schedulers look for them: without, they make quick plans for half a minute, and jobs here are shorter."""
     code = (
         "import sys; from dflop.jobs.rundir import open_run; from dflop.jobs.scheduler import Scheduler; "
