@@ -71,7 +71,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
     "correction": (
         lambda table: _with(min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True)(
             table.append_column("level", table.column("factor"))
-        ).select([*table.schema.names, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level"]),
+        ),
     ),
     "plan": (lambda table: _with(sync_s=0.0, uniform_step_s=math.nan)(_one_way(table)),),
 }

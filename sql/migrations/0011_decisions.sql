@@ -1,16 +1,68 @@
 -- Corrections by size of item, factors of ranks, the gate's evidence, and what was decided.
 
-alter table correction add column min_tokens bigint default 0;
+-- A new table, because DuckDB cannot alter a table and update its rows in one transaction.
+create table correction_by_size (
+    run_id varchar not null,
+    effective_step bigint not null,
+    module varchar not null,
+    table_id varchar not null,
+    factor double not null,
+    residual_frac double not null,
+    num_observations bigint not null,
+    observed_at_s double not null,
+    min_tokens bigint not null,
+    max_tokens bigint not null,
+    sd_frac double not null,
+    is_in_force boolean not null,
+    level double not null, -- noqa: RF04
+    _run_id varchar not null,
+    _producer varchar not null,
+    _seq bigint not null
+);
+
+insert into correction_by_size
+select
+    run_id,
+    effective_step,
+    module,
+    table_id,
+    factor,
+    residual_frac,
+    num_observations,
+    observed_at_s,
+    0 as min_tokens,
+    9007199254740992 as max_tokens,
+    0.0 as sd_frac,
+    true as is_in_force,
+    factor as level, -- noqa: RF04
+    _run_id,
+    _producer,
+    _seq
+from correction;
+
+drop table correction;
+alter table correction_by_size rename to correction;
+
+comment on table correction is
+'What multiplies predicted seconds of a module, by size of its items, learnt by a run; the buckets of a module are '
+'written together. v_correction_in_force: what is applied.';
+comment on column correction.run_id is 'run that learnt it';
+comment on column correction.effective_step is 'first optimizer step planned with it';
+comment on column correction.module is 'llm or the name of an encoder';
+comment on column correction.table_id is 'cost table it corrects';
+comment on column correction.factor is 'multiplies predicted seconds of items in the bucket, ratio';
+comment on column correction.residual_frac is
+'median absolute relative error of the uncorrected prediction in the window, ratio';
+comment on column correction.num_observations is 'microbatches that the factor was learnt from';
+comment on column correction.observed_at_s is 'when it was computed, seconds since the epoch (UTC)';
 comment on column correction.min_tokens is 'tokens of the smallest item that the factor is for';
-alter table correction add column max_tokens bigint default 9007199254740992;
 comment on column correction.max_tokens is 'first number of tokens that it is no longer for';
-alter table correction add column sd_frac double default 0.0;
 comment on column correction.sd_frac is 'standard deviation of the factor, in units of the prediction';
-alter table correction add column is_in_force boolean default true;
 comment on column correction.is_in_force is 'whether plans are made with this factor; else with level, or with 1';
-alter table correction add column level double default 1.0;
 comment on column correction.level is 'factor of the module''s typical mix of items, ratio';
-update correction set level = factor;
+comment on column correction._run_id is 'run of the spool file the row came from';
+comment on column correction._producer is 'producer of the spool file the row came from';
+comment on column correction._seq is 'number of the spool file within its producer';
 
 create table rank_factor (
     run_id varchar not null,

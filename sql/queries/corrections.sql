@@ -1,18 +1,23 @@
--- purpose: what runs on this kind of hardware learnt about a module's cost, one correction after the other
+-- purpose: what runs on this kind of hardware learnt about a module's cost by size of item, one after the other
 -- parameters: $module varchar, llm or the name of an encoder
--- grain: one row per correction, the 200 newest first
--- units: ratios; factor multiplies predicted seconds
+-- grain: one row per correction and bucket of sizes, the 200 newest first
+-- units: tokens; ratios: factor multiplies predicted seconds of items in the bucket, level those of a typical mix
 select
     to_timestamp(observed_at_s) as observed_at,
     table_id,
     run_id,
     effective_step,
+    min_tokens,
+    max_tokens,
     previous_factor,
     factor,
     change_frac,
+    sd_frac,
+    is_in_force,
+    level,
     residual_frac,
     num_observations
 from v_correction_history
 where module = $module
-order by observed_at_s desc, table_id asc, effective_step desc, run_id asc
+order by observed_at_s desc, table_id asc, effective_step desc, run_id asc, min_tokens asc
 limit 200;

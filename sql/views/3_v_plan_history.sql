@@ -53,9 +53,10 @@ planned as (
         seen.model_profile_key,
         list_sort(coalesce(seen.table_ids, plan.table_ids)) as table_ids
     from v_run as run
-    inner join v_plan as plan on run.run_id = plan.run_id and plan.candidate_rank = 0
+    inner join v_run_plan as ran on run.run_id = ran.run_id
+    inner join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
     left join v_run_input as seen on run.run_id = seen.run_id and seen.job = 'plan'
-    qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc, seen.attempt desc) = 1
+    qualify row_number() over (partition by run.run_id order by ran.number desc, seen.attempt desc) = 1
 ),
 
 used as (
@@ -126,4 +127,4 @@ select
 from paired;
 
 comment on view v_plan_history is
-'The plan of each run beside that of the previous run of the same name. Grain: one row per run. Seconds.';
+'The last plan of each run beside that of the previous run of the same name. Grain: one row per run. Seconds.';

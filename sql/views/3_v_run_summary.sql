@@ -94,14 +94,15 @@ select
     run.observed_at_s - run.started_at_s as elapsed_s,
     run.run_dir
 from v_run as run
-left join v_plan as plan on run.run_id = plan.run_id and plan.candidate_rank = 0
+left join v_run_plan as ran on run.run_id = ran.run_id
+left join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
 left join run_rollup as training on run.run_id = training.run_id
 left join comparison on run.run_id = comparison.run_id
 left join quarantine on run.run_id = quarantine.run_id
 left join corrections on run.run_id = corrections.run_id
 left join events on run.run_id = events.run_id
 where not contains(run.run_id, '/')
-qualify row_number() over (partition by run.run_id order by plan.snapshot_seq desc nulls last) = 1;
+qualify row_number() over (partition by run.run_id order by ran.number desc nulls last) = 1;
 
 comment on view v_run_summary is
 'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, mean over global batches; '

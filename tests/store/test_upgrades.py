@@ -32,6 +32,8 @@ def measurement() -> r.Measurement:
 def record_of(kind: str, make: Any) -> Any:
     if kind == "plan":
         return dataclasses.replace(make.plan(), sync_s=0.0, uniform_step_s=math.nan)
+    if kind == "correction":
+        return make.correction(3, 1.25)  # of every size, in force, its own level
     return {"sample_shape": lambda: make.shape(0), "measurement": measurement, "cost_table": make.cost_table}[kind]()
 
 
@@ -56,6 +58,8 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
             table, "is_frozen", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
             "optimizer_s_per_param",
         )  # fmt: skip
+    if kind == "correction":
+        return without(table, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level")
     if kind == "measurement":
         return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status")
     return without(table, "media_level", "num_cut_tokens", "weight")
@@ -90,24 +94,41 @@ def test_an_old_file_that_lacks_a_column_is_set_aside(tmp_path: Path, make) -> N
     assert (report.num_files, report.num_quarantined_files) == (0, 1)
 
 
-def test_plans_in_a_database_of_an_earlier_version_stay(tmp_path: Path, make) -> None:
-    old = Path(shutil.copytree(resources.path("sql"), tmp_path / "sql"))
-    for path in sorted((old / "migrations").glob("*.sql"))[7:]:
+def old_database(folder: Path, num_migrations: int, kind: str, record: Any) -> Path:
+    """A store whose live database stopped at a migration and holds one record of a kind's first version."""
+    old = Path(shutil.copytree(resources.path("sql"), folder / "sql"))
+    for path in sorted((old / "migrations").glob("*.sql"))[num_migrations:]:
         path.unlink()
     for path in (old / "views").glob("*.sql"):
         path.unlink()
-    record = record_of("plan", make)
-    table = first_version("plan", schema.to_table(r.Plan, [record]))
+    table = first_version(kind, schema.to_table(type(record), [record]))
     for name, value in (("_run_id", "run"), ("_producer", "p"), ("_seq", 0)):
         table = table.append_column(name, pa.repeat(pa.scalar(value), 1))
-    root = tmp_path / "store"
+    root = folder / "store"
     (root / "live").mkdir(parents=True)
     with duckdb.connect(str(root / "live/dflop.duckdb")) as con:
         migrate.apply(con, old)
-        live.insert_table(con, "plan", table)
+        live.insert_table(con, kind, table)
     ingest(root)
-    with Reader(root) as reader:
+    return root
+
+
+def test_plans_in_a_database_of_an_earlier_version_stay(tmp_path: Path, make) -> None:
+    record = record_of("plan", make)
+    with Reader(old_database(tmp_path, 7, "plan", record)) as reader:
         assert repr(reader.records(r.Plan)) == repr([record])
         assert reader.arrays("v_plan", ["layout_text"])["layout_text"].tolist() == [
             "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
         ]
+
+
+def test_corrections_in_a_database_of_an_earlier_version_stay_in_force(tmp_path: Path, make) -> None:
+    record = record_of("correction", make)
+    root = old_database(tmp_path, 10, "correction", record)
+    with SpoolWriter(root, "later", "p") as writer:
+        writer.append(make.cost_table())
+    ingest(root)
+    with Reader(root) as reader:
+        assert reader.records(r.Correction) == [record]
+        assert reader.corrections_in_force("model") == [record]
+        assert (record.level, record.max_tokens) == (1.25, r.ALL_TOKENS)

@@ -1,0 +1,18 @@
+-- purpose: everything that was noticed and decided in a run, in order, as `dflop history` tells it
+-- parameters: $run_id varchar, the run
+-- grain: one row per thing that happened, oldest first
+-- units: seconds; elapsed_s since the run began, gain_s over the steps that are left; steps count from 0
+select
+    elapsed_s,
+    step,
+    attempt,
+    kind,
+    subject,
+    verdict,
+    gain_s,
+    cost_s,
+    detail,
+    to_timestamp(observed_at_s) as observed_at
+from v_history
+where run_id = $run_id
+order by number;

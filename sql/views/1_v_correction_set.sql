@@ -1,0 +1,48 @@
+-- A running job writes its factors again and again: is_change tells which sets change what plans are made with.
+create or replace view v_correction_set as
+with bucket as (
+    select
+        *,
+        abs(ln(factor / level)) as deviation,
+        abs(ln(level / lag(level) over earlier)) as level_move,
+        lag(is_in_force) over earlier as was_in_force,
+        abs(ln(factor / lag(factor) over earlier)) as factor_move
+    from correction
+    window earlier as (
+        partition by run_id, table_id, module, min_tokens, max_tokens
+        order by observed_at_s, effective_step, _producer, _seq, rowid
+    )
+)
+
+select
+    run_id,
+    table_id,
+    module,
+    effective_step,
+    observed_at_s,
+    max(level) as level, -- noqa: RF04
+    count(*) as num_buckets,
+    count(*) filter (where is_in_force) as num_in_force,
+    -- The first field decides.
+    max({
+        deviation: deviation,
+        min_tokens: min_tokens,
+        max_tokens: max_tokens,
+        factor: factor,
+        sd_frac: sd_frac,
+        is_in_force: is_in_force
+    }) as worst,
+    max(residual_frac) as residual_frac,
+    max(num_observations) as num_observations,
+    bool_or(
+        was_in_force is null
+        or was_in_force != is_in_force
+        or level_move > 0.01
+        or (is_in_force and factor_move > 0.01)
+    ) as is_change
+from bucket
+group by run_id, table_id, module, effective_step, observed_at_s;
+
+comment on view v_correction_set is
+'Corrections of a module that were written together; worst: the bucket of sizes furthest from the level; is_change: '
+'plans are made otherwise than before by more than 1 %. Grain: run_id, table_id, module, observed_at_s. Ratios.';

@@ -1,0 +1,118 @@
+-- noqa: disable=RF04
+create or replace view v_history as
+with happened as (
+    select
+        run_id,
+        observed_at_s,
+        0 as place,
+        null::bigint as step,
+        null::bigint as attempt,
+        'run' as kind,
+        name as subject,
+        state as verdict,
+        null::double as gain_s,
+        null::double as cost_s,
+        format('dflop {} on {}', code_rev, hardware) as detail
+    from run_record
+    union all by name
+    select distinct -- a crash may have spooled a line of the job journal twice
+        run_id,
+        observed_at_s,
+        1 as place,
+        attempt,
+        'job' as kind,
+        job_name as subject,
+        state as verdict,
+        concat_ws(', ', format('{} {}', backend, job_id), format('{} processes', num_tasks), nullif(reason, ''))
+            as detail
+    from job_record
+    where job_name = 'train'
+    union all by name
+    select
+        run_id,
+        observed_at_s,
+        2 as place,
+        step,
+        attempt,
+        kind,
+        job as subject,
+        'survived' as verdict,
+        detail
+    from run_event
+    union all by name
+    select
+        run_id,
+        observed_at_s,
+        3 as place,
+        effective_step as step,
+        'correction' as kind,
+        module as subject,
+        'done' as verdict,
+        concat_ws(
+            '; ',
+            format('level {:.3f}', level),
+            case when num_buckets > 1 then format(
+                'furthest from it {:.3f}, {} tokens{}; {} of {} sizes in force',
+                worst.factor,
+                case
+                    when worst.max_tokens >= 9007199254740992 then format('from {}', worst.min_tokens)
+                    else format('{} to {}', worst.min_tokens, worst.max_tokens - 1)
+                end,
+                case when worst.is_in_force then '' else ' (not in force)' end,
+                num_in_force,
+                num_buckets
+            ) end
+        ) as detail
+    from v_correction_set
+    where is_change
+    union all by name
+    select
+        run_id,
+        observed_at_s,
+        4 as place,
+        step,
+        attempt,
+        kind,
+        subject,
+        verdict,
+        gain_s,
+        cost_s,
+        detail
+    from v_decision
+    union all by name
+    select
+        run_id,
+        observed_at_s,
+        5 as place,
+        step,
+        attempt,
+        'plan' as kind,
+        plan_id as subject,
+        'chosen' as verdict,
+        format(
+            '{}, {} microbatches: {:.3g} s a step predicted, {:.3g} s in arrival order',
+            layout_text, num_microbatches, predicted_step_s, baseline_step_s
+        ) as detail
+    from v_run_plan
+)
+
+select
+    run_id,
+    row_number() over (
+        partition by run_id order by observed_at_s, place, step nulls first, kind, subject, detail
+    ) as number,
+    observed_at_s,
+    observed_at_s - min(observed_at_s) over (partition by run_id) as elapsed_s,
+    step,
+    attempt,
+    kind,
+    subject,
+    verdict,
+    gain_s,
+    cost_s,
+    detail
+from happened;
+
+comment on view v_history is
+'Everything that was noticed and decided in a run, in order: states of run and training job, plans, corrections that '
+'change plans, events, decisions. Grain: one row per run_id, number. Seconds; steps count from 0.';

@@ -1,0 +1,197 @@
+"""What a run learnt and decided, asked in SQL, against values worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflop.store import console
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_corrections, make_decision, make_rank_factor, make_reading
+from tests.story import corrected, story
+
+
+def write(root: Path, *records: Any, run_id: str = "run") -> None:
+    with SpoolWriter(root, run_id, "p") as writer:
+        for record in records:
+            writer.append(record)
+
+
+def rows(root: Path, sql: str, /, **params: Any) -> list[dict[str, Any]]:
+    columns, found = console.query(root, sql, params or None)
+    return [dict(zip(columns, row, strict=True)) for row in found]
+
+
+def named(root: Path, query: str, /, **params: Any) -> list[dict[str, Any]]:
+    return rows(root, console.named_query(query).sql, **params)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("told")
+    write(root, *story())
+    write(root, *story("other"), run_id="other")
+    ingest(root)
+    return root
+
+
+def test_history_is_everything_in_order(told: Path) -> None:
+    found = named(told, "history", run_id="run")
+    assert [(row["elapsed_s"], row["kind"], row["subject"], row["verdict"]) for row in found] == [
+        (0.0, "run", "demo", "running"),
+        (1.0, "plan", "plan0", "chosen"),
+        (12.0, "job", "train", "running"),
+        (20.0, "correction", "llm", "done"),
+        (30.0, "correction", "llm", "done"),
+        (30.0, "gate", "on", "done"),
+        (35.0, "scheduler_late", "train", "survived"),
+        (40.0, "slow_rank", "rank 2", "noticed"),
+        (50.0, "drift_shapes", "vision", "noticed"),
+        (55.0, "replan", "plan2", "stay"),
+        (70.0, "replan", "plan1", "done"),
+        (70.0, "plan", "plan1", "chosen"),
+        (72.0, "job", "train", "interrupted"),
+        (75.0, "job", "train", "running"),
+        (100.0, "run", "demo", "done"),
+    ]
+    details = {(row["kind"], row["elapsed_s"]): row["detail"] for row in found}
+    assert details["run", 0.0] == "dflop abc on 8x test"
+    assert details["plan", 1.0] == (
+        "vision tp1 pp1 dp2 | llm tp1 pp2 dp1, 4 microbatches: 2 s a step predicted, 3 s in arrival order"
+    )
+    assert details["correction", 30.0] == "level 1.100; furthest from it 2.200, from 900 tokens; 3 of 3 sizes in force"
+    assert details["job", 72.0] == "slurm 10, 4 processes, asked to stop"
+    done = next(row for row in found if row["verdict"] == "done" and row["kind"] == "replan")
+    assert (done["step"], done["attempt"], done["gain_s"], done["cost_s"]) == (40, 0, 54.0, 20.0)
+    assert [row["step"] for row in found if row["kind"] == "plan"] == [None, 40]
+    assert [row["attempt"] for row in found if row["kind"] == "job"] == [0, 0, 1]
+    assert named(told, "history", run_id="nobody") == []
+
+
+def test_a_plan_that_comes_back_is_told_each_time(tmp_path: Path, make) -> None:
+    swaps = [
+        make_decision("replan", "done", new, step=step, plan_id=old, new_plan_id=new)
+        for step, old, new in ((10, "plan0", "plan1"), (20, "plan1", "plan0"))
+    ]
+    write(tmp_path, make.run(at_s=1000.0), make.plan(), dataclasses.replace(make.plan(), plan_id="plan1"), *swaps)
+    ingest(tmp_path)
+    found = named(tmp_path, "history", run_id="run")
+    assert [row["subject"] for row in found if row["kind"] == "plan"] == ["plan0", "plan1", "plan0"]
+    assert [row["step"] for row in found if row["kind"] == "plan"] == [None, 10, 20]
+    assert [row["number"] for row in rows(tmp_path, "from v_run_plan order by number")] == [1, 2, 3]
+
+
+def test_a_run_without_decisions_has_a_history(tmp_path: Path, make) -> None:
+    write(tmp_path, make.run("running", 50.0), make.plan())
+    ingest(tmp_path)
+    assert [(row["kind"], row["elapsed_s"]) for row in named(tmp_path, "history", run_id="run")] == [
+        ("run", 0.0), ("plan", 0.0),
+    ]  # fmt: skip
+
+
+def test_a_set_of_corrections_is_a_change_when_plans_are(tmp_path: Path) -> None:
+    sets = [
+        ((1.0, 1.2, 2.0), {"level": 1.1}, True),  # the first
+        ((1.0, 1.3, 2.5), {"level": 1.1, "is_in_force": False}, True),  # turned off
+        ((1.0, 1.5, 2.9), {"level": 1.1, "is_in_force": False}, False),  # nobody uses them
+        ((1.0, 1.5, 2.9), {"level": 1.2, "is_in_force": False}, True),  # the level, which everybody uses
+        ((1.0, 1.5, 2.9), {"level": 1.2}, True),  # turned on
+        ((1.0, 1.505, 2.9), {"level": 1.205}, False),  # less than 1 %
+        ((1.0, 1.505, 2.8), {"level": 1.205}, True),
+    ]
+    for step, (factors, changes, _) in enumerate(sets):
+        write(tmp_path, *corrected("run", factors, 1000.0 + step, step, **changes))
+    ingest(tmp_path)
+    found = rows(tmp_path, "from v_correction_set order by observed_at_s")
+    assert [row["is_change"] for row in found] == [is_change for _, _, is_change in sets]
+    first, second = found[:2]
+    assert (first["num_buckets"], first["num_in_force"], second["num_in_force"]) == (3, 3, 0)
+    # ln 2/1.1 = 0.598 is further than ln 1/1.1 = -0.095 and ln 1.2/1.1 = 0.087
+    assert (first["worst"]["min_tokens"], first["worst"]["factor"]) == (900, 2.0)
+
+
+def test_corrections_are_told_by_bucket(tmp_path: Path) -> None:
+    write(tmp_path, *corrected("run", (1.0, 1.2, 2.0), 1000.0, 0, level=1.1, sd_frac=0.05))
+    write(tmp_path, *corrected("run", (1.0, 1.5, 2.5), 1001.0, 1, level=1.2, is_in_force=False))
+    write(tmp_path, *make_corrections("llm", (1.3, 3.0), (100,), observed_at_s=1002.0))
+    ingest(tmp_path)
+    found = named(tmp_path, "corrections", module="llm")
+    assert [(row["min_tokens"], row["previous_factor"], row["factor"]) for row in found] == [
+        (0, 1.0, 1.3), (100, None, 3.0),  # other bounds: another bucket
+        (0, 1.0, 1.0), (100, 1.2, 1.5), (900, 2.0, 2.5),
+        (0, None, 1.0), (100, None, 1.2), (900, None, 2.0),
+    ]  # fmt: skip
+    assert found[4]["change_frac"] == pytest.approx(0.25)
+    assert [(row["level"], row["is_in_force"], row["sd_frac"]) for row in (found[4], found[5])] == [
+        (1.2, False, 0.02), (1.1, True, 0.05),
+    ]  # fmt: skip
+    assert rows(tmp_path, "select num_corrections as n from v_run_summary") == []  # no run record
+
+
+def test_the_gate_shows_its_switches_and_its_evidence(tmp_path: Path) -> None:
+    is_on = [False, False, True, True, False]
+    readings = [make_reading(i, 0.01 * i, is_on=on, stderr_frac=0.004) for i, on in enumerate(is_on)]
+    write(tmp_path, *readings, make_reading(0, 0.5, run_id="other", is_on=True))
+    ingest(tmp_path)
+    found = named(tmp_path, "gate", run_id="run")
+    assert [row["is_switch"] for row in found] == [False, False, True, False, True]
+    assert [row["num_stderrs"] for row in found] == pytest.approx([(0.01 * i - 0.002) / 0.004 for i in range(5)])
+    (first,) = named(tmp_path, "gate", run_id="other")
+    assert first["is_switch"], "it begins turned off"
+
+
+def test_slow_ranks_have_their_newest_factor_per_attempt(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        make_rank_factor(0, 1.5, observed_at_s=10.0),
+        make_rank_factor(0, 1.02, observed_at_s=20.0),
+        make_rank_factor(1, 1.2, sd_frac=0.15),
+        make_rank_factor(2, 1.2, sd_frac=0.05),
+        make_rank_factor(0, 1.4, attempt=1, is_in_force=False),
+    )
+    ingest(tmp_path)
+    found = named(tmp_path, "slow_ranks", run_id="run")
+    assert [(row["attempt"], row["rank"], row["factor"], row["is_slow"]) for row in found] == [
+        (1, 0, 1.4, True), (0, 1, 1.2, False), (0, 2, 1.2, True), (0, 0, 1.02, False),
+    ]  # fmt: skip
+    assert [row["host"] for row in found] == ["host0", "host0", "host1", "host0"]
+
+
+def test_slow_hosts_are_counted_over_runs(tmp_path: Path) -> None:
+    factors = {
+        "a": {"good": 1.0, "hot": 1.3, "odd": 1.0},
+        "b": {"good": 0.98, "hot": 1.5, "odd": 1.2},
+        "c": {"good": 1.02, "hot": 1.0, "odd": 1.0},
+    }
+    for at_s, (run_id, by_host) in enumerate(factors.items()):
+        learnt = [
+            make_rank_factor(i, factor, host=host, run_id=run_id, observed_at_s=float(at_s))
+            for i, (host, factor) in enumerate(by_host.items())
+        ]
+        write(tmp_path, *learnt, run_id=run_id)
+    ingest(tmp_path)
+    hot, odd = named(tmp_path, "slow_hosts")
+    assert (hot["host"], hot["num_runs"], hot["num_slow_runs"], hot["worst_factor"]) == ("hot", 3, 2, 1.5)
+    assert hot["median_slow_factor"] == pytest.approx(1.4)
+    assert (hot["last_slow_at"].timestamp(), odd["host"], odd["num_slow_runs"]) == (1.0, "odd", 1)
+
+
+def test_decisions_name_the_plans_in_words(told: Path) -> None:
+    gate, slow, drift, stay, done = named(told, "decisions", run_id="run")
+    assert [row["kind"] for row in (gate, slow, drift, stay, done)] == [
+        "gate", "slow_rank", "drift_shapes", "replan", "replan",
+    ]  # fmt: skip
+    assert (drift["measured"], drift["expected"], drift["gain_s"], drift["new_layout_text"]) == (1.9, None, None, None)
+    assert done["layout_text"] == "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
+    assert done["new_layout_text"] == "vision tp1 pp1 dp1 | llm tp1 pp1 dp3"
+    assert (done["gain_s"], done["cost_s"], done["num_steps_left"]) == (54.0, 20.0, 60)
+    assert named(told, "decisions", run_id="nobody") == []
+
+
+def test_a_summary_has_the_plan_that_ran_last_and_counts_sets_of_corrections(told: Path) -> None:
+    (row,) = rows(told, "select num_corrections, plan_layout from v_run_summary where run_id = 'run'")
+    assert row == {"num_corrections": 3, "plan_layout": "vision tp1 pp1 dp1 | llm tp1 pp1 dp3"}
