@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dflop.jobs import runs
 from dflop.jobs.rundir import RunDir
-from dflop.launch import JobSpec, Journal, Launcher, run_job_async
+from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, run_job_async
 from dflop.records import ProfileRecord
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -24,8 +26,23 @@ Say = Callable[[str], None]
 """Told what happens, a line at a time."""
 
 
-async def follow_job(run: RunDir, launcher: Launcher, spec: JobSpec, say: Say) -> list[Any]:
+Meanwhile = Callable[[JobHandle], Awaitable[None]]
+"""A round of what is done beside the waiting for a job."""
+
+
+async def follow_job(
+    run: RunDir, launcher: Launcher, spec: JobSpec, say: Say, *, meanwhile: Meanwhile | None = None, every_s: float = 60
+) -> list[Any]:
     """Submits or adopts a job and follows it to its end; its state and log lines are said.
+
+    Args:
+        run: That the job belongs to.
+        launcher: Of the run.
+        spec: The job.
+        say: Told what happens.
+        meanwhile: Done again and again from the job's first sign of life to its end; an error in it is said and is
+            none of the job. A round that the job's end finds at work is waited for.
+        every_s: Pause between two rounds.
 
     Returns:
         Results of its tasks.
@@ -33,14 +50,48 @@ async def follow_job(run: RunDir, launcher: Launcher, spec: JobSpec, say: Say) -
     config = run.config()
     name = spec.folder.name
     poll_s = config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
-    return await run_job_async(
-        launcher,
-        spec,
-        Journal(run.path, run.run_id),
-        on_state=lambda handle, status: say(f"{handle} is {status.state} {status.reason}".rstrip()),
-        on_log_line=lambda line: say(f"{name} | {line}"),
-        poll_interval_s=min(poll_s, 5.0),
-    )
+    beside: list[asyncio.Task[None]] = []
+    has_ended = asyncio.Event()
+
+    def on_state(handle: JobHandle, status: JobStatus) -> None:
+        say(f"{handle} is {status.state} {status.reason}".rstrip())
+        if meanwhile is not None and not beside and not status.state.is_final:
+            rounds = _repeat(functools.partial(meanwhile, handle), every_s, has_ended, say)
+            beside.append(asyncio.create_task(rounds, name=f"beside {name}"))
+
+    try:
+        return await run_job_async(
+            launcher,
+            spec,
+            Journal(run.path, run.run_id),
+            on_state=on_state,
+            on_log_line=lambda line: say(f"{name} | {line}"),
+            poll_interval_s=min(poll_s, 5.0),
+        )
+    except asyncio.CancelledError:
+        for task in beside:
+            task.cancel()
+        raise
+    finally:
+        has_ended.set()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended: asyncio.Event, say: Say) -> None:
+    told = ""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(has_ended.wait(), every_s)
+        if has_ended.is_set():
+            return
+        try:
+            await work()
+            told = ""
+        except Exception as error:
+            # The job is worth more than what is done beside it.
+            if str(error) != told:
+                told = str(error)
+                say(f"beside the job: {type(error).__name__}: {error}; tried again every {seconds(every_s)}")
 
 
 async def ingest_run(run: RunDir, say: Say) -> None:

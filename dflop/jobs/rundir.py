@@ -5,7 +5,8 @@ config.resolved.yaml   the configuration with every default filled in
 jobs.jsonl, jobs/      journal of submissions; logs and results per job
 shapes.parquet         healthy samples in training order of the annotation file
 cost_tables.json       tables the plan was made from (training falls back on them; the scheduler reads the store)
-plan.json              the plan that runs
+plan.json              the plan that runs; changes only while no training job does
+plans/                 the plans that ran before it, numbered from 1
 checkpoints/           see train/checkpoint.py
 report.html
 """
@@ -77,6 +78,12 @@ class RunDir:
         return from_dict(Plan, json.loads((self.path / "plan.json").read_text()))
 
     def write_plan(self, plan: Plan, tables: Sequence[CostTable]) -> None:
+        """Make this the plan that runs, and keep the one before it."""
+        if self.has_plan() and self.plan() != plan:
+            folder = self.path / "plans"
+            folder.mkdir(exist_ok=True)
+            number = 1 + len(list(folder.glob("plan-*.json")))
+            write_atomically(folder / f"plan-{number}.json", (self.path / "plan.json").read_text())
         write_atomically(self.path / "cost_tables.json", json.dumps([to_dict(t) for t in tables], indent=2))
         write_atomically(self.path / "plan.json", json.dumps(to_dict(plan), indent=2))
 

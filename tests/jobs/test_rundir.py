@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
 from dflop.config import dump_config
 from dflop.errors import ConfigError
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run, write_atomically
-from dflop.records import LLM
+from dflop.records import LLM, Plan, from_dict
 from tests.builders import make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
 
@@ -33,6 +34,16 @@ def test_what_is_written_is_read_back(run):
     assert run.profile_key() == "data"
     assert run.state() == {"state": "running"}
     assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_plans_that_ran_before_are_kept(run):
+    plans = [make_plan({"vision": 1, LLM: 1}, num_microbatches=n) for n in (2, 4, 8)]
+    for plan in (plans[0], plans[0], *plans[1:]):
+        run.write_plan(plan, [])
+    assert run.plan() == plans[2]
+    kept = sorted((run.path / "plans").iterdir())
+    assert [p.name for p in kept] == ["plan-1.json", "plan-2.json"]
+    assert [from_dict(Plan, json.loads(p.read_text())) for p in kept] == plans[:2]
 
 
 def test_an_empty_data_profile_has_no_key(run):

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dflop.config import dump_config
+from dflop.errors import Interrupted, LaunchError
+from dflop.jobs.follow import follow_job
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobHandle, JobSpec, JobState, Journal, Launcher, make_launcher
+from tests.jobs.configs import make_config
+from tests.launch.helpers import make_spec
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "runs" / "small-1")
+    run.path.mkdir(parents=True)
+    run.config_file.write_text(dump_config(make_config(tmp_path)))
+    return run
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    return make_launcher("local", cancel_grace_s=0.5)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSpec:
+    """Ends when there is a file `gate`."""
+    return make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate"))
+
+
+def test_rounds_follow_each_other_and_an_error_in_one_ends_nothing(run, launcher, job, tmp_path):
+    rounds: list[JobHandle] = []
+    lines: list[str] = []
+
+    async def meanwhile(handle: JobHandle) -> None:
+        rounds.append(handle)
+        if len(rounds) == 4:
+            (tmp_path / "gate").touch()
+        raise ZeroDivisionError(f"round {min(len(rounds), 2)}")
+
+    result = asyncio.run(follow_job(run, launcher, job, lines.append, meanwhile=meanwhile, every_s=0.01))
+    assert result == ["seen"]
+    assert len(rounds) >= 4
+    assert {handle.key for handle in rounds} == {job.key}
+    said = [line for line in lines if "ZeroDivisionError" in line]
+    assert [line.split(";")[0][-7:] for line in said] == ["round 1", "round 2"], "the same error is said once"
+
+
+def test_a_round_is_not_cut_off_by_the_end_of_the_job(run, launcher, job, tmp_path):
+    """A decision may be in the midst of being written."""
+    log: list[str] = []
+
+    async def meanwhile(handle: JobHandle) -> None:
+        log.append("begins")
+        (tmp_path / "gate").touch()
+        while not launcher.poll(handle).state.is_final:
+            await asyncio.sleep(0.01)
+        log.append("ends")
+
+    asyncio.run(follow_job(run, launcher, job, log.append, meanwhile=meanwhile, every_s=0.01))
+    assert log.count("begins") == log.count("ends") > 0
+
+
+def test_a_cancelled_waiter_cancels_rounds_and_job(run, launcher, job):
+    cancelled = []
+
+    async def main() -> None:
+        began = asyncio.Event()
+
+        async def meanwhile(handle: JobHandle) -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(handle)
+                raise
+
+        following = asyncio.create_task(follow_job(run, launcher, job, str, meanwhile=meanwhile, every_s=0.01))
+        await began.wait()
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert launcher.poll(cancelled[0]).state is JobState.CANCELLED
+
+
+def test_a_round_may_stop_the_job(run, launcher, tmp_path):
+    (tmp_path / "listen").touch()
+
+    async def meanwhile(handle: JobHandle) -> None:
+        await asyncio.to_thread(launcher.interrupt, handle)
+
+    spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path))
+    with pytest.raises(Interrupted):
+        asyncio.run(follow_job(run, launcher, spec, str, meanwhile=meanwhile, every_s=0.01))
+    assert Journal(run.path, run.run_id).records()[-1].state == JobState.INTERRUPTED
+
+
+def test_a_job_that_cannot_be_submitted_has_no_rounds(run, tmp_path):
+    async def meanwhile(_: JobHandle) -> None:
+        raise AssertionError("there is no job")
+
+    spec = make_spec(tmp_path / "job", "report", num_tasks=2)
+    with pytest.raises(LaunchError, match="the inline backend runs one"):
+        asyncio.run(follow_job(run, make_launcher("inline"), spec, str, meanwhile=meanwhile, every_s=0.01))
