@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan
 from dflop.schedule.policies import QUICK, Effort, StepJob
+from dflop.simulate.step import Node
 
 FIRST_BATCHES, SECOND_PLANS = 3, 8
 NUM_NOISE_DRAWS = 4
@@ -85,16 +86,33 @@ def contention(problem: Problem, plan: Plan) -> int | None:
     return limit if limit < plan.num_processes else None
 
 
+def scheduled_step_s(
+    problem: Problem, plan: Plan, slowness: Mapping[Node, float] | None = None, effort: Effort = QUICK
+) -> float:
+    """Mean simulated step of any plan, as that of candidates is found: for one that runs already, say.
+
+    Args:
+        problem: Batches and costs.
+        plan: Need not keep to the memory.
+        slowness: What multiplies the seconds of nodes; 1.0 where absent.
+        effort: The scheduler's budget.
+    """
+    jobs = _jobs(problem, plan, None, slowness)
+    return statistics.fmean(job.best(effort)[2] for job in jobs) + plan.sync_s
+
+
 def arrival_step_s(problem: Problem, plan: Plan) -> float:
     """Mean simulated step of data-blind microbatches."""
     jobs = _jobs(problem, plan, None)
     return statistics.fmean(j.judge.step_s(j.assign("arrival", QUICK)) for j in jobs) + plan.sync_s
 
 
-def _jobs(problem: Problem, plan: Plan, num_batches: int | None) -> list[StepJob]:
+def _jobs(
+    problem: Problem, plan: Plan, num_batches: int | None, slowness: Mapping[Node, float] | None = None
+) -> list[StepJob]:
     limit = contention(problem, plan)
     pairs = list(zip(problem.batches, problem.batch_items, strict=True))[:num_batches]
-    return [StepJob(plan, batch, problem.cost, limit, items) for batch, items in pairs]
+    return [StepJob(plan, batch, problem.cost, limit, items, slowness=slowness) for batch, items in pairs]
 
 
 def _simulated(problem: Problem, plan: Plan, num_batches: int | None, effort: Effort, policy: str) -> Ranked | None:
