@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from dflop.config import Config
+from dflop.correct.estimate import Prior
 from dflop.errors import StoreError
-from dflop.records import CostTable, Plan, RunInput
+from dflop.records import Correction, CostTable, ModuleFactors, Plan, RunInput
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
+
+DAY_S = 86400.0
+LEAST_PRIOR_SD = 0.05
+"""Of a factor that another job has learnt: no two jobs are quite alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRuns:
+    """What earlier runs of the same model on the same hardware learnt, the less of it the older it is."""
+
+    priors: Mapping[str, Prior]
+    """Per module; one that nobody corrected is absent."""
+    by_size: bool
+    """Whether plans were made with factors by size in the end."""
 
 
 def run_input(
@@ -29,8 +47,8 @@ def run_input(
     )
 
 
-def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, float], Current]:
-    """(cost tables of a plan, corrections in force by module, the snapshot they were read from).
+def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], EarlierRuns, Current]:
+    """(cost tables of a plan, what earlier runs learnt of them, the snapshot both were read from).
 
     Raises:
         StoreError: the snapshot lacks one of the tables.
@@ -45,5 +63,75 @@ def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, f
                 hint="run `dflop store ingest`",
             )
         tables = list(found.values())
-        factors = {c.module: c.factor for c in reader.latest_corrections(plan.table_ids)}
-        return tables, factors, reader.snapshot
+        frozen = {t.module for t in tables if t.is_frozen}
+        sets = correction_sets(reader, tables[0].profile_key, frozen)
+        return tables, earlier_runs(sets, config.correct.half_life_days, time.time()), reader.snapshot
+
+
+def planner_factors(
+    config: Config, reader: Reader, profile_key: str, now_s: float, frozen: Collection[str] = ()
+) -> dict[str, ModuleFactors]:
+    """Factors that plans of a model are to be made with, per module that was ever corrected.
+
+    Args:
+        config: Of the run; with corrections disabled there are none.
+        reader: Of the store.
+        profile_key: Model profile.
+        now_s: Unix time; what was learnt long ago counts for little.
+        frozen: Modules whose weights are frozen: they have corrections of their own.
+    """
+    if not config.correct.enabled:
+        return {}
+    sets = correction_sets(reader, profile_key, frozen)
+    return {module: _in_force(rows, config.correct.half_life_days, now_s) for module, rows in sets.items()}
+
+
+def correction_sets(reader: Reader, profile_key: str, frozen: Collection[str]) -> dict[str, list[Correction]]:
+    """Per module, its newest set of corrections in the state it is in: a row per bucket, by size."""
+    rows = [
+        row
+        for is_frozen in (False, True)
+        for row in reader.corrections_in_force(profile_key, is_frozen=is_frozen)
+        if (row.module in frozen) == is_frozen
+    ]
+    rows.sort(key=lambda row: (row.module, row.min_tokens))
+    return {module: list(found) for module, found in groupby(rows, lambda row: row.module)}
+
+
+def earlier_runs(sets: Mapping[str, Sequence[Correction]], half_life_days: float, now_s: float) -> EarlierRuns:
+    """What sets of corrections are worth by now: factors return to 1, and what is not known of them to the usual.
+
+    Args:
+        sets: Per module, one row per bucket, by size.
+        half_life_days: After which the logarithm of a factor counts half.
+        now_s: Unix time.
+    """
+    priors = {}
+    for module, rows in sets.items():
+        kept = _kept(rows, half_life_days, now_s)
+        unknown = Prior().sd[0]
+        priors[module] = Prior(
+            edges=tuple(row.min_tokens for row in rows[1:]),
+            factors=tuple(row.factor**kept for row in rows),
+            sd=tuple(
+                math.hypot(kept * max(row.sd_frac, LEAST_PRIOR_SD), math.sqrt(1 - kept**2) * unknown) for row in rows
+            ),
+            level=rows[0].level ** kept,
+        )
+    by_size = any(row.is_in_force and row.factor != row.level for rows in sets.values() for row in rows)
+    return EarlierRuns(priors, by_size)
+
+
+def _in_force(rows: Sequence[Correction], half_life_days: float, now_s: float) -> ModuleFactors:
+    kept = _kept(rows, half_life_days, now_s)
+    return ModuleFactors(
+        rows[0].module,
+        rows[0].level ** kept,
+        tuple(row.min_tokens for row in rows[1:]),
+        tuple((row.factor if row.is_in_force else row.level) ** kept for row in rows),
+    )
+
+
+def _kept(rows: Sequence[Correction], half_life_days: float, now_s: float) -> float:
+    """Part of the logarithm of its factors that is left of a set."""
+    return float(2.0 ** (-max(0.0, now_s - rows[0].observed_at_s) / DAY_S / half_life_days))

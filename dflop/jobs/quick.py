@@ -41,16 +41,18 @@ class QuickPlanner:
         self._schedule = schedule_step
 
     def __call__(self, step: int) -> PlanMessage:
-        """The plan of one step; it predicts no spans, so that nobody learns from what it runs."""
+        """The plan of one step; it predicts no spans, for which a rank that waits has no time."""
         spec = self._steps[step]
         policy = "arrival" if spec.policy == "arrival" else QUICK
+        factors = factors_in_force(self._store)
         step_plan = self._schedule(
             run_id=self._run_id,
             step=step,
             plan=self._plan,
             batch=self._batches.at(spec.batch_step),
-            cost=self._cost.with_corrections({f.module: f.level for f in factors_in_force(self._store).modules}),
+            cost=self._cost.with_corrections(factors.by_module()),
             max_concurrency=self._concurrency,
+            slowness=factors.by_node(),
             policy=policy,
             compiled=False,
         )

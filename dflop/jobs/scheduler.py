@@ -1,35 +1,37 @@
 """The scheduler process of a training job: cost tables in, StepPlans out, corrections back.
 
 It runs beside the ranks, some steps ahead of them. It reads cost tables and corrections from a snapshot of the store
-once, packs each global batch, publishes the StepPlan on the job's key-value store, listens to what the ranks measured,
-and spools plans and corrections. What other runs learn meanwhile counts from its next start on. When it falls behind
-it makes quick plans until it has caught up; when it dies, rank 0 goes on without it and starts it again.
+once, packs each global batch, publishes the StepPlan on the job's key-value store, learns from what the ranks measured
+(`learning.py`), and spools plans and what it learns. What other runs learn meanwhile counts from its next start on.
+When it falls behind it makes quick plans until it has caught up; when it dies, rank 0 goes on without it and starts it
+again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import signal
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import Any
 
 from dflop.config import Config
-from dflop.correct.estimate import ModuleCorrector, SpanKey
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError
+from dflop.jobs.basis import basis_of, factors_text, scenario_batches
+from dflop.jobs.beside import die_with_parent, in_thread, num_free_cores
+from dflop.jobs.crossfit import Packing
+from dflop.jobs.findings import JobFacts
 from dflop.jobs.inputs import read_costs, run_input
+from dflop.jobs.learning import Learner, Row
 from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
-from dflop.records import Factors, ModuleFactors, Plan, RunEvent, SampleShape, StepObservation, from_dict
+from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
 from dflop.schedule.policies import Effort
-from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
+from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.schedule.warm import warm
 from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
@@ -41,7 +43,10 @@ IDLE_S = 0.02
 SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
 """Where ranks compute on all cores and every second of the search is one of theirs: a fraction of the time, and all but
 half a percent of the gain."""
-_PR_SET_PDEATHSIG = 1
+FLUSH_AFTER_S = 15.0
+"""Rows wait no longer than this for the disk, so that SQL sees them within a minute."""
+NOTE_EVERY_STEPS = 10
+"""What is learnt is noted for a later start, where there was nothing to tell of it in between."""
 
 
 def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: str) -> None:
@@ -55,12 +60,13 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: st
         port: Its port.
         start: Number of this start of the scheduler within the job's, from 1.
     """
-    _die_with_parent()
+    die_with_parent()
     run = open_run(run_path)
     config, plan = run.config(), run.plan()
     store = wire.open_store(host, int(port), is_server=False, timeout_s=config.train.timeout_s)
-    levels = {f.module: f.level for f in wire.factors_in_force(store).modules}
-    service = Scheduler(run, config, plan, mode, int(attempt), int(start), levels)
+    service = Scheduler(
+        run, config, plan, mode, int(attempt), int(start), wire.learned(store), lambda rank: wire.host_of(store, rank)
+    )
     try:
         service.serve(store)
     except (RuntimeError, ConnectionError) as error:
@@ -80,35 +86,47 @@ class Scheduler:
         mode: `train` or `compare`.
         attempt: Number of this start of the job.
         start: Number of this start of the scheduler within it.
-        factors: Corrections that an earlier start of the scheduler had found; they go before those of the store.
+        learned: What an earlier start of the scheduler, or of the job, had learnt; it goes before what the store knows.
+        host_of: Name of the machine of a rank.
     """
 
     def __init__(
         self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, start: int = 1,
-        factors: dict[str, float] | None = None,
+        learned: Mapping[str, Any] | None = None, host_of: Callable[[int], str] = lambda rank: "",
     ) -> None:  # fmt: skip
         self._config, self._plan, self._mode, self._attempt, self._start = config, plan, mode, attempt, start
-        self._batches = GlobalBatches(config, run.shapes())
+        shapes = run.shapes()
+        self._batches = GlobalBatches(config, shapes)
         self._steps = job_steps(config, mode, stage_of_job(config, mode, run.checkpoints))
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
-        tables, stored, snapshot = read_costs(config, plan)
+        tables, earlier, snapshot = read_costs(config, plan)
         self._cost = CostModel(tables)
-        in_force = stored | (factors or {})
-        self._corrector = ModuleCorrector({t.module: t.table_id for t in tables}, in_force)
         latest = read_latest(run.checkpoints) if mode == TRAIN else None
         self._first = int(latest["next_step"]) if latest else 0
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
         self._effort = Effort() if self._concurrency is None else SHARED_CORES_EFFORT
-        self._num_threads = _num_threads(config.train.schedule_ahead)
+        self._num_threads = max(1, min(config.train.schedule_ahead, num_free_cores()))
         self._is_behind = False
-        self._shares: dict[int, Mapping[SpanKey, Mapping[str, float]]] = {}
         self._unflushed: list[int] = []
-        self.warm_up = _in_thread(warm)
+        self._oldest_s: float | None = None
+        basis = basis_of(run)
+        self._learner = Learner(
+            config,
+            JobFacts(self._run_id, attempt, plan, {t.module: t.table_id for t in tables}, len(self._steps), host_of),
+            Packing(plan, self._cost, self._concurrency),
+            shapes,
+            first_step=self._first,
+            earlier=earlier,
+            learned=learned,
+            usual=scenario_batches(config, shapes, basis.from_step, basis.num_steps) if mode == TRAIN else (),
+        )
+        self._noted: Factors | None = None
+        self.warm_up = in_thread(warm)
         self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
         self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
-        known = ", ".join(f"{m} x{f:.2f}" for m, f in sorted(in_force.items())) or "none"
-        _say(f"scheduler: cost tables from snapshot {snapshot.seq}, corrections in force: {known}")
+        known = factors_text(self._learner.factors.by_module()) or "No corrections are in force."
+        _say(f"scheduler: cost tables from snapshot {snapshot.seq}. {known}")
 
     def serve(self, store: Store) -> None:
         """Publish the plan of every step, never more than `schedule_ahead` steps before it is needed."""
@@ -120,7 +138,7 @@ class Scheduler:
                 may_begin = step < end and step - seen <= ahead
                 # Caught up: as far ahead as it may be.
                 self._is_behind = self._is_behind and (may_begin or bool(making))
-                if self._unflushed and wire.wanted_record(store) >= self._unflushed[0]:
+                if self._is_due(store):
                     self._record(store)
                 if may_begin and len(making) < self._num_threads and self._is_ready(store, step):
                     making.extend(self._begin(store, step, pool))
@@ -129,11 +147,14 @@ class Scheduler:
                     self._publish(store, making.popleft().result())
                 elif seen < step - len(making) and self._listen(store, seen, step):
                     seen += 1
+                elif not self._is_behind and self._learner.wants_reading():
+                    self._tell(self._learner.read_gate(step, time.time(), compiled=self._may_use_kernels()))
                 else:
                     wait([making[0]], IDLE_S) if making else time.sleep(IDLE_S)
 
     def close(self, store: Store) -> None:
         """Write what is left, whether or not anybody is there to be told."""
+        self._tell(self._learner.close(len(self._steps), time.time()))
         with contextlib.suppress(RuntimeError, ConnectionError):
             self._record(store)
 
@@ -146,6 +167,7 @@ class Scheduler:
         spec, is_warm = self._steps[step], self.warm_up.done()
         if wire.is_published(store, step):
             self._fell_behind(step, "it runs another plan already")
+            self._learn_from_others(store, step)
             return []
         if not is_warm:
             self._fell_behind(step, "kernels are still being compiled")
@@ -157,13 +179,17 @@ class Scheduler:
         if is_warm:
             self.warm_up.result()  # raises what it raised
         # What a plan depends on is fixed here: corrections that come later count for later steps.
-        cost = self._cost.with_corrections(self._corrector.factors)
-        compiled = is_warm and IS_COMPILED
-        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), cost, compiled)]
+        factors = self._learner.factors
+        compiled = self._may_use_kernels()
+        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), factors, compiled)]
+
+    def _may_use_kernels(self) -> bool:
+        return IS_COMPILED and self.warm_up.done()
 
     def _message(
-        self, step: int, spec: StepSpec, batch: list[SampleShape], cost: CostModel, compiled: bool
+        self, step: int, spec: StepSpec, batch: list[SampleShape], factors: Factors, compiled: bool
     ) -> PlanMessage:
+        cost, slowness = self._cost.with_corrections(factors.by_module()), factors.by_node()
         step_plan = schedule_step(
             run_id=self._run_id,
             step=step,
@@ -173,13 +199,13 @@ class Scheduler:
             max_concurrency=self._concurrency,
             policy=spec.policy,
             effort=self._effort,
+            slowness=slowness,
             compiled=compiled,
         )
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
-        predicted = predicted_spans(self._plan, step_plan, batch, cost)
-        if self._plan.is_inline:
-            self._shares[step] = stage_shares(self._plan, predicted)
+        self._learner.prepare(step, step_plan, batch)
+        predicted = predicted_spans(self._plan, step_plan, batch, cost, slowness)
         return PlanMessage(
             step_plan,
             {
@@ -192,36 +218,55 @@ class Scheduler:
 
     def _publish(self, store: Store, message: PlanMessage) -> None:
         if not wire.publish(store, message):
-            self._shares.pop(message.step_plan.step, None)
+            self._learn_from_others(store, message.step_plan.step)
             return
         self._spool.append(message.step_plan)
+        self._oldest_s = self._oldest_s or time.monotonic()
         self._unflushed.append(message.step_plan.step)
         if len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
             self._record(store)
 
+    def _is_due(self, store: Store) -> bool:
+        """Whether something must go to disk now."""
+        is_old = self._oldest_s is not None and time.monotonic() - self._oldest_s > FLUSH_AFTER_S
+        return is_old or bool(self._unflushed and wire.wanted_record(store) >= self._unflushed[0])
+
     def _record(self, store: Store) -> None:
         """Write what was published to disk, and tell rank 0 that it need not."""
         self._spool.flush()
+        self._oldest_s = None
         if self._unflushed:
             wire.note_recorded(store, self._start, self._unflushed[-1])
         self._unflushed = []
 
+    def _learn_from_others(self, store: Store, step: int) -> None:
+        """A plan that rank 0 has made itself says as much about costs as one of ours."""
+        self._learner.forget(step)
+        if (message := wire.published(store, step)) is not None:
+            batch = self._batches.at(self._steps[step].batch_step)
+            self._learner.prepare(step, message.step_plan, batch)
+
     def _listen(self, store: Store, seen: int, next_step: int) -> bool:
         """Learn from step `seen` if every rank has observed it; `next_step` is the first not begun yet."""
-        found = wire.take_observations(store, seen, self._plan.num_processes)
+        found = wire.take_times(store, seen, self._plan.num_processes)
         if found is None:
             return False
-        # What an earlier start planned, or rank 0, is not known here: nothing is learnt from mixed stages then.
-        shares = self._shares.pop(seen, {}) if self._plan.is_inline else None
-        self._corrector.observe([from_dict(StepObservation, data) for data in found], shares)
-        first_affected = min(next_step, len(self._steps))
-        corrections = self._corrector.corrections(self._run_id, first_affected, time.time())
-        for correction in corrections:
-            _say(f"step {seen}: `{correction.module}` takes x{correction.factor:.2f} of its predicted time")
-            self._spool.append(correction)
-        if corrections:
-            wire.note_factors(store, Factors(tuple(ModuleFactors(m, f) for m, f in self._corrector.factors.items())))
+        rows = self._learner.observe(seen, found, min(next_step, len(self._steps)), time.time())
+        self._tell(rows)
+        factors = self._learner.factors
+        if factors != self._noted:
+            wire.note_factors(store, factors)
+            self._noted = factors
+        if rows or seen % NOTE_EVERY_STEPS == 0:
+            wire.note_learned(store, self._learner.state())
         return True
+
+    def _tell(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._spool.append(row)
+            self._oldest_s = self._oldest_s or time.monotonic()
+            if isinstance(row, Decision):
+                _say(f"step {row.step}: {row.detail}")
 
     def _fell_behind(self, step: int, why: str) -> None:
         """Said once; it is over when every step that may be planned is."""
@@ -233,36 +278,6 @@ class Scheduler:
         self._spool.append(
             RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
         )
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """What becomes of work in a thread that does not keep the process alive."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, name="compile", daemon=True).start()
-    return future
-
-
-def _num_threads(ahead: int) -> int:
-    """Plans made at once: as many as this process may use cores that ranks beside it leave free."""
-    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(ahead, num_cores - num_ranks))
-
-
-def _die_with_parent() -> None:
-    """End on SIGTERM by way of `finally`, so that the spool is flushed, and get one when rank 0 dies."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _say(line: str) -> None:

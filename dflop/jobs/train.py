@@ -9,6 +9,7 @@ the scheduler process beside itself.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -31,7 +32,7 @@ from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.ranks import srun_environment
 from dflop.parallel.topology import seat_of, seats
-from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan, to_dict
+from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities
@@ -40,7 +41,7 @@ from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
 from dflop.train.watch import Watch
-from dflop.train.wire import Store
+from dflop.train.wire import RankTimes, Store
 from dflop.units import seconds
 
 START_PATIENCE_S = 1.0
@@ -132,6 +133,7 @@ class _Rank:
             stall_s=config.train.stall_s or 0.75 * config.train.timeout_s,
             on_end=lambda: self.close(at_once=True),
         )
+        wire.note_host(store, self.seat.rank, socket.gethostname())
         self.watch.start()
 
     def leave(self, *, at_once: bool) -> None:
@@ -230,7 +232,7 @@ class _Rank:
 
     def _observed(self, seen: StepObservation) -> None:
         line = self.telemetry.observed(seen)
-        wire.send_observation(self.store, seen.step, seen.rank, to_dict(seen))
+        wire.send_times(self.store, RankTimes.of(seen))
         if self.supervisor is not None:
             say(f"step {seen.step + 1}/{len(self.steps)}  {line}")
             # A signal to all processes of the job has ended it, too.

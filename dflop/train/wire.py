@@ -7,9 +7,9 @@
     factors              corrections that the newest plans use
     learned              what the scheduler knows that its next start, or the job's, goes on from
     host/<rank>          where a rank runs
-    seen/<slot>/<rank>   an observation on its way to the scheduler
+    seen/<slot>/<rank>   seconds that a rank measured, on their way to the scheduler
 
-A slot is used again after `NUM_SLOTS` steps, so that nothing piles up while no scheduler takes the observations.
+A slot is used again after `NUM_SLOTS` steps, so that nothing piles up while no scheduler takes them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dflop.records import Factors, StepPlan, from_dict, to_dict
+from dflop.records import Factors, StepObservation, StepPlan, from_dict, to_dict
 
 Store = dist.TCPStore
 NUM_SLOTS = 16
 """More than any scheduler is ahead."""
 RECORD_EVERY_STEPS = 16
 """Plans that the scheduler makes between two writes; rank 0 keeps twice as many, in case it dies between them."""
+RETIRED = "done"
 
 SpanKey = tuple[str, int, int, int]
 """(module, stage, dp rank, microbatch)."""
@@ -55,6 +56,31 @@ class PlanMessage:
         return cls(from_dict(StepPlan, data["step_plan"]), predicted, data["start"])
 
 
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """What a scheduler learns from of one rank's step: a part of its `StepObservation`, because this is sent."""
+
+    step: int
+    rank: int
+    step_s: float
+    compute_s: Mapping[int, float]
+    """Forward and backward of every microbatch that the rank had work in."""
+
+    @classmethod
+    def of(cls, seen: StepObservation) -> RankTimes:
+        """The part of an observation."""
+        spans = {s.microbatch: s.forward_compute_s + s.backward_compute_s for s in seen.spans}
+        return cls(seen.step, seen.rank, seen.step_s, spans)
+
+    def encode(self) -> str:
+        return json.dumps([self.step, self.rank, self.step_s, *self.compute_s.items()])
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> RankTimes:
+        step, rank, step_s, *compute_s = json.loads(text)
+        return cls(step, rank, step_s, dict(compute_s))
+
+
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
     """Connect to (or serve) the key-value store; port 0 lets the server choose, see `store.port`."""
     return Store(host, port, is_master=is_server, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
@@ -77,9 +103,17 @@ def is_published(store: Store, step: int) -> bool:
     return bool(store.check([plan_key(step)]))
 
 
+def published(store: Store, step: int) -> PlanMessage | None:
+    """The plan of `step`, by whomever; None where there is none yet, or none any more."""
+    if not is_published(store, step):
+        return None
+    text = store.get(plan_key(step))
+    return None if text == RETIRED.encode() else PlanMessage.decode(text)
+
+
 def retire(store: Store, step: int) -> None:
     """Make room where every rank has run a plan; its key stays, so that a late scheduler still loses."""
-    store.set(plan_key(step), "done")
+    store.set(plan_key(step), RETIRED)
 
 
 def note_asked(store: Store, step: int) -> None:
@@ -153,26 +187,26 @@ def host_of(store: Store, rank: int) -> str:
     return str(store.get(key).decode()) if store.check([key]) else ""
 
 
-def send_observation(store: Store, step: int, rank: int, observation: Mapping[str, Any]) -> None:
-    """Hand an observation to the scheduler; never waits for it."""
-    store.set(_slot_key(step, rank), json.dumps(observation))
+def send_times(store: Store, times: RankTimes) -> None:
+    """Hand what a rank measured to the scheduler; never waits for it."""
+    store.set(_slot_key(times.step, times.rank), times.encode())
 
 
-def take_observations(store: Store, step: int, num_ranks: int) -> list[dict[str, Any]] | None:
-    """Observations of a step, None until every rank has sent one; removes them.
+def take_times(store: Store, step: int, num_ranks: int) -> list[RankTimes] | None:
+    """What ranks measured of a step, None until every rank has sent it; removes it.
 
-    Those that a later step has overwritten, because nobody took them in time, are missing.
+    What a later step has overwritten, because nobody took it in time, is missing.
     """
     keys = [_slot_key(step, rank) for rank in range(num_ranks)]
     if not store.check(keys):
         return None
-    found = [json.loads(text) for text in store.multi_get(keys)]
-    if any(data["step"] < step for data in found):
+    found = [RankTimes.decode(text) for text in store.multi_get(keys)]
+    if any(times.step < step for times in found):
         return None
-    for key, data in zip(keys, found, strict=True):
-        if data["step"] == step:
+    for key, times in zip(keys, found, strict=True):
+        if times.step == step:
             store.delete_key(key)
-    return [data for data in found if data["step"] == step]
+    return [times for times in found if times.step == step]
 
 
 def _slot_key(step: int, rank: int) -> str:

@@ -24,7 +24,7 @@ def planner(run, store, mode):
     return QuickPlanner(run, config, run.plan(), mode, "r", GlobalBatches(config, run.shapes()), store)
 
 
-def test_a_quick_plan_holds_the_whole_batch_and_predicts_nothing_to_learn_from(run, store):
+def test_a_quick_plan_holds_the_whole_batch_and_predicts_no_spans(run, store):
     message = planner(run, store, TRAIN)(3)
     batch = GlobalBatches(run.config(), run.shapes()).at(3)
     assert message.step_plan.sample_index == tuple(s.sample_index for s in batch)

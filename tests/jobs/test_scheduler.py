@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from concurrent.futures import Future
 
 import pytest
@@ -13,13 +12,15 @@ from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.scheduler import Scheduler
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches
-from dflop.records import LLM, Correction, MicrobatchSpan, RunEvent, RunInput, StepObservation, StepPlan, to_dict
+from dflop.parallel.topology import seats
+from dflop.records import LLM, Correction, RunEvent, RunInput, StepPlan
+from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
 from dflop.train import wire
-from dflop.train.wire import PlanMessage, open_store, publish, send_observation
+from dflop.train.wire import PlanMessage, RankTimes, open_store, publish
 from tests.builders import make_cost, make_inline_plan, make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
 
@@ -54,21 +55,42 @@ def scheduler(run, mode=TRAIN):
     return Scheduler(run, run.config(), run.plan(), mode, attempt=1)
 
 
-def observe(store, run, step, measured_over_predicted=0.0):
-    """Both ranks report `step`; a ratio of 0 leaves out what could be learnt from it."""
-    for rank, module in enumerate(("vision", LLM)):
-        ratio = measured_over_predicted
-        span = MicrobatchSpan(0, 1, 10, 100, 0.1, 0.2, 0.0, 0.1, 0.1, 0.2, 0.1 * ratio, 0.2 * ratio)
-        seen = observation(run, step, rank, module, 0, (span,) if ratio else ())
-        send_observation(store, step, rank, to_dict(seen))
+def observe(store, run, step):
+    """All ranks report `step`, with nothing to learn from."""
+    for rank in range(run.plan().num_processes):
+        wire.send_times(store, RankTimes(step, rank, 0.5, {}))
 
 
-def observation(run, step, rank, module, dp_rank, spans):
-    return StepObservation(
-        run_id=run.run_id, attempt=1, step=step, policy="balanced", rank=rank, module=module, stage=0, dp_rank=dp_rank,
-        predicted_step_s=0.5, step_s=0.5, busy_s=0.4, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0,
-        optimizer_s=0.0, loss=2.0, grad_norm=1.0, num_supervised_tokens=80, observed_at_s=1.0, spans=spans,
-    )  # fmt: skip
+def observe_times(store, run, step, slower):
+    """All ranks report `step`: what its plan is predicted to take, times a factor per module."""
+    (message,) = messages(store, [step])
+    batch = GlobalBatches(run.config(), run.shapes()).at(step)
+    cost = make_cost("vision")
+    expected_s = bucket_seconds(run.plan(), message.step_plan, batch, cost, {})
+    for seat in seats(run.plan()):
+        spans = expected_s[seat.module, seat.stage, seat.dp_rank]
+        seconds = {k: sum(slower[m] * s.sum() for m, s in of.items()) for k, of in enumerate(spans) if of}
+        wire.send_times(store, RankTimes(step, seat.rank, 0.5, seconds))
+
+
+class Measured(Scheduler):
+    """Ranks measure steps once they are planned."""
+
+    slower: dict[str, float]
+
+    def _listen(self, store, seen, next_step):
+        observe_times(store, self.run, seen, self.slower)
+        return super()._listen(store, seen, next_step)
+
+
+def measured(run, slower, *args, **kwargs):
+    service = Measured(run, run.config(), run.plan(), TRAIN, *args, **kwargs)
+    service.run, service.slower = run, slower
+    return service
+
+
+def levels_of(service):
+    return {found.module: found.level for found in service._learner.factors.modules}
 
 
 def messages(store, steps):
@@ -132,41 +154,33 @@ def test_it_works_only_so_far_ahead(run, store, num_threads):
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_of_stages_that_hold_several_modules_it_learns_each(run, store, is_ours):
+def give_inline_plan(run):
     tables = run.cost_tables()
     ids = tuple(t.table_id for t in tables)
     run.write_plan(dataclasses.replace(make_inline_plan(2, global_batch_size=8), table_ids=ids), tables)
-    slower = {"vision": 2.0, LLM: 1.0}
 
-    class Watched(Scheduler):
-        def _listen(self, store, seen, next_step):
-            (message,) = messages(store, [seen])
-            shares = self._shares[seen]
-            for rank in (0, 1):
-                spans = []
-                for k in range(message.step_plan.num_microbatches):
-                    if not (of := shares[LLM, 0, rank, k]):
-                        continue
-                    *loads, forward_s, backward_s = message.predicted[LLM, 0, rank, k]
-                    assert forward_s + backward_s == pytest.approx(sum(of.values()))
-                    took_s = sum(s * slower[m] for m, s in of.items())
-                    spans.append(MicrobatchSpan(k, *loads, forward_s, backward_s, 0.0, 0.0, 0.0, 0.0, took_s, 0.0))
-                send_observation(store, seen, rank, to_dict(observation(run, seen, rank, LLM, rank, tuple(spans))))
-            if not is_ours:
-                self._shares[seen] = {}  # as where an earlier start of the scheduler has planned the step
-            return super()._listen(store, seen, next_step)
 
-    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
-    service._corrector.corrections = lambda *_: []  # so that all steps are predicted alike
+def test_of_stages_that_hold_several_modules_it_learns_each(run, store):
+    give_inline_plan(run)
+    service = measured(run, {"vision": 2.0, LLM: 1.0}, attempt=1)
     service.serve(store)
     service.close(store)
-    learnt = {m: math.exp(state.log_factor) for m, state in service._corrector._states.items()}
-    if is_ours:
-        assert learnt["vision"] > 1.5
-        assert learnt[LLM] == pytest.approx(1.0, abs=0.15)
-    else:
-        assert learnt == {"vision": 1.0, LLM: 1.0}
+    assert levels_of(service)["vision"] > 1.5
+    assert levels_of(service)[LLM] == pytest.approx(1.0, abs=0.15)
+
+
+def test_it_learns_from_plans_that_rank_0_made_itself(run, store, monkeypatch):
+    cost, batches = make_cost("vision"), GlobalBatches(run.config(), run.shapes())
+    for step in range(NUM_STEPS):
+        step_plan = schedule_step(
+            run_id=run.run_id, step=step, plan=run.plan(), batch=batches.at(step), cost=cost, policy="quick"
+        )
+        assert publish(store, PlanMessage(step_plan, {}))
+    service = measured(run, {"vision": 2.0, LLM: 2.0}, attempt=1)
+    monkeypatch.setattr(wire, "first_unpublished", lambda *_: 0)
+    service.serve(store)
+    service.close(store)
+    assert levels_of(service) == pytest.approx({"vision": 2.0, LLM: 2.0}, rel=0.05)
 
 
 @pytest.mark.parametrize("num_threads", [1, 4])
@@ -192,10 +206,10 @@ def test_a_plan_depends_on_nothing_but_its_inputs(run, store, num_threads):
 class Overtaken(Scheduler):
     """Rank 0 asks for step 2 while the scheduler plans step 1, and again for each step that was never planned."""
 
-    def _message(self, step, spec, batch, cost, compiled):
+    def _message(self, step, *args):
         if step == 1:
             wire.note_asked(self.store, 2)
-        return super()._message(step, spec, batch, cost, compiled)
+        return super()._message(step, *args)
 
 
 def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store):
@@ -253,9 +267,9 @@ def test_a_comparison_runs_what_it_says_however_late(run, store):
 
     make = service._message
 
-    def hasty_rank(step, spec, batch, cost, compiled):
+    def hasty_rank(step, *args):
         wire.note_asked(store, step + 1)
-        return make(step, spec, batch, cost, compiled)
+        return make(step, *args)
 
     service._message = hasty_rank
     service.serve(store)
@@ -291,17 +305,15 @@ def test_a_second_start_takes_over_where_the_first_left_off(run, store):
 
 
 def test_corrections_outlive_the_scheduler_that_found_them(run, store):
-    first = scheduler(run)
-    for step in range(NUM_STEPS):
-        observe(store, run, step, measured_over_predicted=2.0)
+    first = measured(run, {"vision": 2.0, LLM: 1.0}, attempt=1)
     first.serve(store)
     first.close(store)
-    learnt = {c.module: c.factor for c in read_spool(run.config().store, Correction)}
-    assert learnt
-    noted = {f.module: f.level for f in wire.factors_in_force(store).modules}
-    assert noted == pytest.approx(learnt | {m: 1.0 for m in ("vision", LLM) if m not in learnt})
-    second = Scheduler(run, run.config(), run.plan(), TRAIN, 1, 2, noted)
-    assert second._corrector.factors == pytest.approx(first._corrector.factors)
+    rows = read_spool(run.config().store, Correction)
+    assert {c.level for c in rows if c.module == "vision"} >= {wire.factors_in_force(store).by_module()["vision"].level}
+    assert wire.factors_in_force(store) == first._learner.factors
+    assert levels_of(first)["vision"] == pytest.approx(2.0, rel=0.1)
+    second = Scheduler(run, run.config(), run.plan(), TRAIN, 1, 2, wire.learned(store))
+    assert second._learner.factors == first._learner.factors
 
 
 def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):

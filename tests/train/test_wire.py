@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from dflop.records import LLM, Factors, ModuleFactors, NodeFactor
+from dflop.records import LLM, Factors, MicrobatchSpan, ModuleFactors, NodeFactor, StepObservation
 from dflop.train import wire
-from dflop.train.wire import PlanMessage
+from dflop.train.wire import PlanMessage, RankTimes
 from tests.train.synthetic import make_plan, make_shapes, make_step_plan
 
 
@@ -15,8 +15,12 @@ def message(step, policy="balanced", start=1):
     return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted, start)
 
 
+def times(step, rank):
+    return RankTimes(step, rank, 0.5, {0: 0.1, 2: 1 / 3})
+
+
 def send(store, step, rank):
-    wire.send_observation(store, step, rank, {"step": step, "rank": rank})
+    wire.send_times(store, times(step, rank))
 
 
 def test_a_message_survives_the_wire():
@@ -64,10 +68,20 @@ def test_factors_and_what_was_learnt_survive_the_wire(store):
 
 def test_a_step_is_taken_once_and_whole(store):
     send(store, 2, 1)
-    assert wire.take_observations(store, 2, 2) is None
+    assert wire.take_times(store, 2, 2) is None
     send(store, 2, 0)
-    assert wire.take_observations(store, 2, 2) == [{"step": 2, "rank": 0}, {"step": 2, "rank": 1}]
-    assert wire.take_observations(store, 2, 2) is None
+    assert wire.take_times(store, 2, 2) == [times(2, 0), times(2, 1)]
+    assert wire.take_times(store, 2, 2) is None
+
+
+def test_what_is_sent_of_an_observation_is_the_computing():
+    span = MicrobatchSpan(3, 1, 10, 100, 1.0, 1.0, 5.0, 0.5, 0.25, 5.0, 0.125, 0.5)
+    seen = StepObservation(
+        run_id="r", attempt=1, step=4, policy="balanced", rank=1, module=LLM, stage=0, dp_rank=0, predicted_step_s=8.0,
+        step_s=9.0, busy_s=1.0, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0, optimizer_s=0.0, loss=1.0,
+        grad_norm=1.0, num_supervised_tokens=10, observed_at_s=1.0, spans=(span,),
+    )  # fmt: skip
+    assert RankTimes.of(seen) == RankTimes(4, 1, 9.0, {3: 0.625})
 
 
 def test_nothing_piles_up_while_nobody_listens(store):
@@ -82,12 +96,12 @@ def test_what_was_overwritten_is_missing_and_its_successor_is_left_alone(store):
     for rank in (0, 1):
         send(store, 5, rank)
     send(store, late, 1)
-    assert wire.take_observations(store, 5, 2) == [{"step": 5, "rank": 0}]
+    assert wire.take_times(store, 5, 2) == [times(5, 0)]
     send(store, late, 0)
-    assert [data["rank"] for data in wire.take_observations(store, late, 2)] == [0, 1]
+    assert [found.rank for found in wire.take_times(store, late, 2)] == [0, 1]
 
 
 def test_a_step_that_somebody_else_left_in_the_slot_is_not_taken_for_a_later_one(store):
     for rank in (0, 1):
         send(store, 5, rank)
-    assert wire.take_observations(store, 5 + wire.NUM_SLOTS, 2) is None
+    assert wire.take_times(store, 5 + wire.NUM_SLOTS, 2) is None

@@ -1,0 +1,182 @@
+"""What a run says of what it learns: a row when something has changed by so much that somebody should know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from dflop.correct.estimate import Belief
+from dflop.correct.nodes import NodeBelief
+from dflop.parallel.topology import rank_of
+from dflop.records import ALL_TOKENS, Correction, Decision, Factors, ModuleFactors, Plan, RankFactor
+from dflop.simulate.step import Node
+
+NEWS_FRAC = 0.03
+"""Change of a factor since it was last written that is worth writing it again."""
+RESCALE_FRAC = 0.1
+"""Change of a module's level that is told as a decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What rows name."""
+
+    run_id: str
+    attempt: int
+    plan: Plan
+    table_ids: Mapping[str, str]
+    """Cost table in use, per module."""
+    num_steps: int
+    host_of: Callable[[int], str]
+    """Name of the machine of a rank."""
+
+
+class Findings:
+    """Remembers what was told last.
+
+    Args:
+        facts: Of the job.
+        applied: In force at the start.
+        beliefs: At the start.
+    """
+
+    def __init__(self, facts: JobFacts, applied: Factors, beliefs: Mapping[str, Belief]) -> None:
+        self._facts = facts
+        self._levels = {found.module: found.level for found in applied.modules}
+        self._told = {found.module: _logs(found.factors, beliefs[found.module].factors) for found in applied.modules}
+        self._ranks: dict[Node, tuple[float, bool]] = {}
+
+    def corrections(
+        self,
+        effective_step: int,
+        applied: Factors,
+        beliefs: Mapping[str, Belief],
+        now_s: float,
+        *,
+        all_of_them: bool = False,
+    ) -> list[Correction]:
+        """Sets of the modules of which something has moved by 3 %: a factor in force, or what is believed.
+
+        Args:
+            effective_step: First step that is planned with them.
+            applied: In force, by size of item where they differ by size.
+            beliefs: By the same buckets.
+            now_s: Unix time.
+            all_of_them: Whether or not they have moved.
+        """
+        rows: list[Correction] = []
+        for found in applied.modules:
+            belief = beliefs[found.module]
+            logs = _logs(found.factors, belief.factors)
+            if all_of_them or _moved(self._told[found.module], logs):
+                self._told[found.module] = logs
+                rows += self._set(found, belief, effective_step, now_s)
+        return rows
+
+    def rescaled(self, step: int, applied: Factors, now_s: float) -> list[Decision]:
+        """Levels that have changed by a tenth."""
+        rows = []
+        for found in applied.modules:
+            module, before = found.module, self._levels[found.module]
+            if abs(math.log(found.level / before)) > math.log1p(RESCALE_FRAC):
+                self._levels[module] = found.level
+                detail = (
+                    f"{module}: plans reckon with x{found.level:.2f} of the predicted seconds, before x{before:.2f}"
+                )
+                rows.append(self.decision(step, "rescale", module, "done", found.level, before, detail, now_s))
+        return rows
+
+    def ranks(
+        self,
+        step: int,
+        effective_step: int,
+        applied: Factors,
+        beliefs: Mapping[Node, NodeBelief],
+        now_s: float,
+    ) -> list[RankFactor | Decision]:
+        """Ranks whose factor in force has changed, and those that are slow from now on."""
+        rows: list[RankFactor | Decision] = []
+        for node, belief in beliefs.items():
+            factor, was_slow = self._ranks.get(node, (1.0, False))
+            in_force = applied.by_node().get(node, 1.0)
+            is_moved = abs(math.log(in_force / factor)) > math.log1p(NEWS_FRAC)
+            if not is_moved and belief.is_slow == was_slow:
+                continue
+            self._ranks[node] = (in_force if is_moved else factor, belief.is_slow)
+            rows.append(self._rank(node, belief, in_force != 1.0, effective_step, now_s))
+            if belief.is_slow and not was_slow:
+                name = self._name(node)
+                detail = f"{name} takes {belief.factor:.2f}x"
+                rows.append(self.decision(step, "slow_rank", name, "noticed", belief.factor, 1.0, detail, now_s))
+        return rows
+
+    def decision(
+        self,
+        step: int,
+        kind: str,
+        subject: str,
+        verdict: str,
+        measured: float,
+        expected: float,
+        detail: str,
+        now_s: float,
+    ) -> Decision:
+        """A decision that changes no plan."""
+        facts = self._facts
+        return Decision(
+            facts.run_id, facts.attempt, step, kind, subject, verdict, measured, expected, math.nan, math.nan,
+            facts.num_steps - step - 1, facts.plan.plan_id, "", detail, now_s,
+        )  # fmt: skip
+
+    def _set(self, applied: ModuleFactors, belief: Belief, effective_step: int, now_s: float) -> list[Correction]:
+        """One row per bucket."""
+        return [
+            Correction(
+                run_id=self._facts.run_id,
+                effective_step=effective_step,
+                module=applied.module,
+                table_id=self._facts.table_ids[applied.module],
+                factor=factor,
+                residual_frac=belief.residual_frac,
+                num_observations=belief.num_observations,
+                observed_at_s=now_s,
+                min_tokens=start,
+                max_tokens=end,
+                sd_frac=sd,
+                is_in_force=in_force == factor,
+                level=applied.level,
+            )
+            for start, end, factor, sd, in_force in zip(
+                (0, *applied.edges),
+                (*applied.edges, ALL_TOKENS),
+                belief.factors,
+                belief.sd,
+                applied.factors,
+                strict=True,
+            )
+        ]
+
+    def _rank(self, node: Node, belief: NodeBelief, is_in_force: bool, effective_step: int, now_s: float) -> RankFactor:
+        module, stage, dp_rank = node
+        rank = rank_of(self._facts.plan.module(module), stage, dp_rank)
+        facts = self._facts
+        return RankFactor(
+            facts.run_id, facts.attempt, effective_step, rank, module, stage, dp_rank, facts.host_of(rank),
+            belief.factor, belief.sd, is_in_force, now_s,
+        )  # fmt: skip
+
+    def _name(self, node: Node) -> str:
+        """A rank, for people; of a tensor-parallel group, which is as slow as its slowest, the first."""
+        module, stage, dp_rank = node
+        rank = rank_of(self._facts.plan.module(module), stage, dp_rank)
+        host = self._facts.host_of(rank)
+        return f"rank {rank} ({module} stage {stage} replica {dp_rank}{f' on {host}' if host else ''})"
+
+
+def _logs(*factors: Iterable[float]) -> list[float]:
+    return [math.log(factor) for found in factors for factor in found]
+
+
+def _moved(before: list[float], after: list[float]) -> bool:
+    return any(abs(a - b) > math.log1p(NEWS_FRAC) for a, b in zip(before, after, strict=True))
