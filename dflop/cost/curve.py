@@ -8,6 +8,7 @@ launch overhead that makes many small microbatches expensive.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -36,6 +37,18 @@ def evaluate(terms: CostTerms, load: Load, num_layers: int, edge: bool) -> Float
     total = total + (num_layers * terms.layer_fixed + edge * terms.edge_fixed)
     # Bends that cancel exactly on paper leave a rounding error, which must not become a negative time.
     return np.where(tokens > 0, np.maximum(total, 0.0), 0.0)
+
+
+def edge_part(terms: CostTerms) -> CostTerms:
+    """What is outside the layers."""
+    return dataclasses.replace(
+        ZERO, edge_fixed=terms.edge_fixed, edge_per_token=terms.edge_per_token, edge_per_item=terms.edge_per_item
+    )
+
+
+def layer_part(terms: CostTerms) -> CostTerms:
+    """What the layers cost."""
+    return dataclasses.replace(terms, edge_fixed=0.0, edge_per_token=0.0, edge_per_item=0.0)
 
 
 def straightened(terms: CostTerms, min_tokens: float, max_tokens: float) -> CostTerms:

@@ -18,6 +18,7 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.links import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
 from dflop.cost.tensor_parallel import derive_table
+from dflop.cost.towers import trains_layers
 from dflop.errors import CostError
 from dflop.records import CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
 
@@ -260,14 +261,16 @@ class CostModel:
         other, and nothing is hidden behind the backward pass: an upper bound without contention.
         """
         parallel, layers = module_plan.parallel, module_plan.layers_per_stage
-        if self.table(module_plan.module, parallel.tp).is_frozen:
+        table = self.table(module_plan.module, parallel.tp)
+        if table.is_frozen:
             return 0.0
         slowest_s = 0.0
         for stage, num_layers in enumerate(layers):
             ranks = [module_plan.first_rank + (stage * parallel.dp + r) * parallel.tp for r in range(parallel.dp)]
             num_nodes = len({rank // num_processes_per_node for rank in ranks})
             edge = stage in (0, parallel.pp - 1)
-            size = self.param_bytes(module_plan.module, num_layers, edge=edge, tp=parallel.tp)
+            trained = num_layers if trains_layers(table) else 0
+            size = self.param_bytes(module_plan.module, trained, edge=edge, tp=parallel.tp)
             slowest_s = max(slowest_s, self.sync_seconds(size, parallel.dp, num_nodes))
         return slowest_s
 

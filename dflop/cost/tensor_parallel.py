@@ -83,6 +83,8 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
     speedup = tp * efficiency(tp)
     cuts_edge = spec.module == LLM
     forward, backward = all_reduces(spec, tp, links, bytes_per_value(base.dtype), recompute=base.recompute)
+    if curve.layer_part(base.backward_s) == curve.ZERO:  # under these layers nothing trains
+        backward = curve.edge_part(backward)
     kept = 1.0 if base.recompute else replicated_frac(spec)
     share = kept + (1.0 - kept) / tp
     return with_table_id(

@@ -87,17 +87,11 @@ def _seconds(base: CostTable, probes: Probes) -> tuple[CostTerms, CostTerms]:
 
 def _bytes(base: CostTable, probes: Probes, *, recompute: bool) -> CostTerms:
     kept = base.activation_bytes
-    layer = dataclasses.replace(curve.ZERO, layer_per_token=1.0) if recompute else _layer_part(kept)
-    edge = dataclasses.replace(
-        curve.ZERO, edge_fixed=kept.edge_fixed, edge_per_token=kept.edge_per_token, edge_per_item=kept.edge_per_item
-    )
+    layer = dataclasses.replace(curve.ZERO, layer_per_token=1.0) if recompute else curve.layer_part(kept)
+    edge = curve.edge_part(kept)
     columns: list[Floats] = [predict(part, probes) for part in (layer, edge)]
     a, b = robust_nnls(np.stack(columns, axis=1), probes.activation_bytes).tolist()
     return curve.combine([(a, layer), (b, edge)])
-
-
-def _layer_part(terms: CostTerms) -> CostTerms:
-    return dataclasses.replace(terms, edge_fixed=0.0, edge_per_token=0.0, edge_per_item=0.0)
 
 
 def _optimizer(base: CostTable, measurements: Sequence[Measurement]) -> float:

@@ -13,11 +13,13 @@ from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import find_device
 from dflop.cost.model import CostModel
+from dflop.cost.towers import tables_for
 from dflop.data.distribution import sample_batches
 from dflop.errors import CostError
 from dflop.jobs import planning, submit
 from dflop.jobs.follow import Say, stored_profile
 from dflop.jobs.profiling import data_profile, own_run
+from dflop.jobs.steps import profiled_ways, stages_of
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
@@ -64,7 +66,7 @@ async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedP
 
 def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]:
     family, settings = planning.bound_family(config), config.model_profile
-    ways = [WAYS[name] for name in settings.ways]
+    ways = [WAYS[name] for name in profiled_ways(config)]
     frozen = [spec.module for spec in family.specs()]
     with Reader(config.store) as reader:
         shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
@@ -115,7 +117,7 @@ def _outlook(config: Config, profile_key: str, device: str) -> Outlook:
 
 
 def _costs(config: Config, device: str) -> tuple[CostModel, str]:
-    specs, frozen = planning.bound_family(config).specs(), config.model.frozen
+    specs, frozen = planning.bound_family(config).specs(), stages_of(config)[-1].frozen
     if device:
         sheet, cluster = find_device(device), config.cluster
         links = analytic_link_costs(  # an explanation asks what one node more would do
@@ -124,8 +126,8 @@ def _costs(config: Config, device: str) -> tuple[CostModel, str]:
             num_processes_per_node=cluster.num_processes_per_node,
             profile_key="",
         )
-        tables = analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen)
-        cost = CostModel(tables, specs=specs, links=links, frozen=frozen)
+        tables, held = tables_for(analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen), frozen)
+        cost = CostModel(tables, specs=specs, links=links, frozen=held)
         return cost, f"analytic, {sheet.name}: never measured"
     key, hardware, _ = planning.model_profile_key(config)
     tables = []
@@ -138,4 +140,5 @@ def _costs(config: Config, device: str) -> tuple[CostModel, str]:
             where=str(config.store),
             hint="measure them: dflop profile CONFIG; or plan from a data sheet: --device h100",
         )
-    return CostModel(tables, specs=specs, links=link_costs, frozen=frozen), f"measured on {hardware}"
+    tables, held = tables_for(tables, frozen)
+    return CostModel(tables, specs=specs, links=link_costs, frozen=held), f"measured on {hardware}"

@@ -12,11 +12,12 @@ from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
+from dflop.cost.towers import tables_for
 from dflop.errors import StoreError
 from dflop.jobs.basis import PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
 from dflop.jobs.inputs import planner_factors, run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
-from dflop.jobs.steps import stage_at
+from dflop.jobs.steps import profiled_ways, stage_at
 from dflop.models.family import Family
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
@@ -60,7 +61,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
         "attention": config.model.attention,
         "hardware": hardware,
         "software": software_name(),
-        "settings": config.model_profile.model_dump(mode="json"),
+        "settings": config.model_profile.model_dump(mode="json") | {"ways": list(profiled_ways(config))},
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     return key, hardware, inputs
@@ -151,10 +152,11 @@ def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, fr
     first, num_steps = planned_steps(config, from_step)
     frozen = stage_at(config, first).frozen
     batches = scenario_batches(config, shapes, first, num_steps)
-    cost = CostModel(costs.tables, specs=family.specs(), links=costs.links, frozen=frozen, extrapolate=True)
+    tables, held = tables_for(costs.tables, frozen)
+    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=held, extrapolate=True)
     profiled = {table.module for table in cost.tables}
     with Reader(config.store) as reader:
-        known = planner_factors(config, reader, profile_key, time.time(), frozen)
+        known = planner_factors(config, reader, profile_key, time.time(), held)
     cost = levelled(cost.with_corrections({m: f for m, f in known.items() if m in profiled}), batches)
     factors = tuple(f for f in cost.corrections.values() if isinstance(f, ModuleFactors))
     problem = Problem(

@@ -14,6 +14,7 @@ from dflop.config import Config
 from dflop.jobs.planning import max_probe_samples
 from dflop.jobs.ranks import joined, take_device
 from dflop.jobs.rundir import RunDir, family_of, open_run, tokenizer_of
+from dflop.jobs.steps import profiled_ways
 from dflop.models.ways import WAYS
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
@@ -82,7 +83,7 @@ def _measurements(
         budget_s=settings.budget_s,
         device=device,
         progress=_say if leads else lambda _: None,
-        ways=[WAYS[name] for name in settings.ways],
+        ways=[WAYS[name] for name in profiled_ways(config)],
         target_frac=settings.target_frac,
         group=group,
     )

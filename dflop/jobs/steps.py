@@ -84,6 +84,13 @@ def stage_of_job(config: Config, mode: str, checkpoints: Path) -> Stage:
     return stage_at(config, int(latest["next_step"]) if latest else 0)
 
 
+def profiled_ways(config: Config) -> tuple[str, ...]:
+    """Ways in which modules are profiled: those that the configuration names and, if a stage freezes any, `frozen`."""
+    ways = config.model_profile.ways
+    needs_frozen = "frozen" not in ways and any(stage.frozen for stage in stages_of(config))
+    return (*ways, "frozen") if needs_frozen else ways
+
+
 def job_steps(config: Config, mode: str, stage: Stage | None = None) -> tuple[StepSpec, ...]:
     """Steps of the `train` job, to the end of a stage or (None) of training, or of the `compare` job."""
     if mode == TRAIN:

@@ -3,7 +3,7 @@
 A trained parameter takes 18 bytes in 16-bit types: the weight beside a gradient, a master weight and two Adam moments
 in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, without a master. What only the optimizer
 needs is divided among the data-parallel replicas where they share it out (ZeRO-1, arXiv 1910.02054). A frozen parameter
-is a weight and nothing else.
+is a weight and nothing else, that of a frozen tower, too, whose projector trains.
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B.
 With recomputation that is a layer's input, and the layer that runs again in the backward pass has all of its
 activations for a while: one layer's, once (arXiv 1604.06174).
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
+from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools, Candidates
 from dflop.records import LLM, CostTable, ModuleSpec
 from dflop.schedule.items import Ints
@@ -47,10 +48,15 @@ class StageBytes:
         return StageBytes(self.state + other.state, self.kept + other.kept, np.maximum(self.once, other.once))
 
 
-def param_bytes(table: CostTable) -> tuple[int, int]:
-    """Bytes per parameter of a module: what every replica needs, and what only the optimizer does."""
+def param_bytes(table: CostTable, *, trains: bool = True) -> tuple[int, int]:
+    """Bytes per parameter of a module: what every replica needs, and what only the optimizer does.
+
+    Args:
+        table: Of the module.
+        trains: Whether this parameter does, in a module that is not frozen.
+    """
     weight = bytes_per_value(table.dtype)
-    if table.is_frozen:
+    if table.is_frozen or not trains:
         return weight, 0
     return weight + GRADIENT_BYTES, MOMENT_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)
 
@@ -70,11 +76,21 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
     and whether they are tied, differs per family, and an upper bound is safe. Tensor parallelism cuts the layers, and
     the edge of an LLM.
     """
+    return layer_params(spec, layers, tp) + edge_params(spec, layers, tp)
+
+
+def layer_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
+    """`[..., P]`: those of `stage_params` that are in layers."""
+    found: Ints = -(-layers * spec.num_layer_params // np.asarray(tp, dtype=np.int64))
+    return found
+
+
+def edge_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
+    """`[..., P]`: those of `stage_params` that are outside of them."""
     ends, _ = ends_and_edge(layers)
-    degree = np.asarray(tp, dtype=np.int64)
-    edge_degree = degree if spec.module == LLM else 1
-    params: Ints = -(-layers * spec.num_layer_params // degree) + ends * -(-spec.num_edge_params // edge_degree)
-    return params
+    degree = np.asarray(tp, dtype=np.int64) if spec.module == LLM else 1
+    found: Ints = ends * -(-spec.num_edge_params // degree)
+    return found
 
 
 def stage_bytes(
@@ -101,16 +117,22 @@ def stage_bytes(
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
     """
     table = cost.table(spec.module, tp, recompute)
-    always, optimizer = param_bytes(table)
-    per_param = always + optimizer / np.where(shard_optimizer, dp, 1)
     _, edge = ends_and_edge(layers)
+
+    def state(num_params: Ints, trains: bool) -> Floats:
+        always, optimizer = param_bytes(table, trains=trains)
+        per_param = always + optimizer / np.where(shard_optimizer, dp, 1)
+        found: Floats = num_params * per_param[:, np.newaxis]
+        return found
 
     def activations(num_layers: int, is_edge: bool, way: bool) -> Floats:
         found = cost.activation_bytes(spec.module, *load, num_layers=num_layers, edge=is_edge, tp=tp, recompute=way)
         return found[:, np.newaxis]
 
     return StageBytes(
-        state=np.ceil(stage_params(spec, layers, tp) * per_param[:, np.newaxis]),
+        state=np.ceil(
+            state(layer_params(spec, layers, tp), trains_layers(table)) + state(edge_params(spec, layers, tp), True)
+        ),
         kept=np.ceil(layers * activations(1, False, recompute) + edge * activations(0, True, recompute)),
         once=np.ceil((layers > 0) * activations(1, False, False)) if recompute else np.zeros(layers.shape),
     )

@@ -2,7 +2,7 @@
 
 Nothing of it is taken to hide behind the backward pass, and groups of ranks not to disturb each other. Sharing out
 the optimizer's states sends as much as an all-reduce does, half before the step and half after it, and divides the
-step. Frozen modules have neither.
+step. Frozen modules have neither, and of an encoder with a frozen tower its edge alone has.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflop.cost.model import Floats
+from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools, Candidates
-from dflop.plan.memory import ends_and_edge, stage_params
+from dflop.plan.memory import edge_params, ends_and_edge, layer_params
 from dflop.plan.space import Problem
 from dflop.records import ModulePlan, ModuleSpec
 from dflop.schedule.items import Ints
@@ -85,8 +86,11 @@ def chain_sync_s(
         table = problem.cost.table(spec.module, tp, recompute)
         if not table.is_frozen:
             ends, _ = ends_and_edge(of_module)
-            num_bytes += of_module * table.layer_param_bytes + ends * table.edge_param_bytes
-            optimizer_s += table.optimizer_s_per_param * stage_params(spec, of_module, tp)
+            num_bytes += ends * table.edge_param_bytes
+            optimizer_s += table.optimizer_s_per_param * edge_params(spec, of_module, tp)
+            if trains_layers(table):
+                num_bytes += of_module * table.layer_param_bytes
+                optimizer_s += table.optimizer_s_per_param * layer_params(spec, of_module, tp)
     optimizer_s /= np.where(shard_optimizer, dp, 1)[:, np.newaxis]
     # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
     first = first_rank + np.arange(layers.shape[2]) * dp[:, np.newaxis] * tp
