@@ -27,7 +27,10 @@ Sync = Literal["step", "microbatch"]
 MAX_EVALS = 2_000_000
 TOLERANCE = 1e-3
 UNITS = 50
-"""All samples of a batch together weigh about `2**UNITS` integer units."""
+"""All samples of a batch together weigh about `2**UNITS` integer units; so much less where ranks are not equally fast
+that paces are whole numbers, too."""
+PACE_UNITS = 10
+"""A rank as fast as predicted has a pace of `2**PACE_UNITS` where not all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ def balance_ranks(
     num_microbatches: int | None = None,
     max_microbatches: int | None = None,
     sync: Sync = "step",
+    slowness: Floats | None = None,
     max_evals: int = MAX_EVALS,
     tolerance: float = TOLERANCE,
     compiled: bool = IS_COMPILED,
@@ -75,6 +79,7 @@ def balance_ranks(
         num_microbatches: Per rank; None: as few as the cap allows.
         max_microbatches: Where `num_microbatches` is None: the most there may be.
         sync: Where ranks wait for one another: once per `step` or in every `microbatch`.
+        slowness: `[ranks]` what multiplies all seconds of a rank, so that it is given less; None: all are alike.
         max_evals: Budget of the search, in moves and swaps looked at.
         tolerance: Relative gap at which to stop.
         compiled: False: numpy alone.
@@ -90,7 +95,11 @@ def balance_ranks(
     if not len(seconds_s):
         none = np.zeros(0, dtype=np.int64)
         return RankPlan(none, none, num_microbatches or 1, 0.0, 0.0, 0)
-    unit_s = _unit(seconds_s, fixed_s)
+    pace, is_uneven = _paces(slowness, num_ranks)
+    unit_s = _unit(seconds_s, fixed_s, UNITS - PACE_UNITS if is_uneven else UNITS)
+    tick_s = math.ldexp(unit_s, -PACE_UNITS) if is_uneven else unit_s
+    # Equally fast ranks that wait in every slot wait for its fixed part in any case: it is left out of the search.
+    is_fixed_apart = sync == "microbatch" and not is_uneven
     clipped = np.minimum(num_tokens, cap_tokens).astype(np.int64)
 
     def problem(num_slots: int) -> RankProblem:
@@ -101,7 +110,8 @@ def balance_ranks(
             num_cells=num_ranks if sync == "step" else num_ranks * num_slots,
             num_buckets=num_ranks * num_slots,
             cap=int(cap_tokens),
-            fixed=round(fixed_s / unit_s) if sync == "step" else 0,
+            fixed=0 if is_fixed_apart else round(fixed_s / unit_s),
+            pace=pace,
             compiled=compiled,
         )
 
@@ -118,21 +128,34 @@ def balance_ranks(
     best = min((search(chosen, starts[0], int(bound * (1 + tolerance)), max_evals), *starts), key=chosen.step)
     num_slots = chosen.num_buckets // num_ranks
     bucket = _heaviest_first(chosen, best)
-    fixed_of_slots_s = 0.0 if sync == "step" else fixed_s * len(np.unique(bucket // num_ranks))
-    step_s = chosen.step(bucket) * unit_s + fixed_of_slots_s
+    fixed_of_slots_s = fixed_s * len(np.unique(bucket // num_ranks)) if is_fixed_apart else 0.0
+    step_s = chosen.step(bucket) * tick_s + fixed_of_slots_s
     return RankPlan(
         rank=bucket % num_ranks,
         slot=bucket // num_ranks,
         num_microbatches=num_slots,
         step_s=step_s,
-        lower_bound_s=min(step_s, bound * unit_s + fixed_of_slots_s),
+        lower_bound_s=min(step_s, bound * tick_s + fixed_of_slots_s),
         num_over_cap=int((num_tokens > cap_tokens).sum()),
     )
 
 
 def lower_bound(problem: RankProblem) -> int:
-    """Weight that no assignment of the samples can stay below; holds for any number of samples above zero."""
-    p = problem
+    """Weight that no assignment of the samples can stay below; holds for any number of samples above zero.
+
+    With uneven paces: all ranks as fast as the fastest, or work cut at will and dealt out in proportion to speed.
+    """
+    even = _even_bound(problem)
+    if (problem.pace == 1).all():
+        return even
+    num_used = problem.num_buckets if problem.keep_full else -(-int(problem.tokens.sum()) // problem.cap)
+    work = int(problem.weights.sum()) + problem.fixed * num_used
+    cut_at_will = work / float((1.0 / problem.pace).sum())
+    return max(even * int(problem.pace.min()), int(cut_at_will * (1 - 1e-9)))
+
+
+def _even_bound(p: RankProblem) -> int:
+    """Bound where a weight weighs the same on all ranks."""
     ascending = np.sort(p.weights)
     total, longest = int(ascending.sum()), int(ascending[-1])
     if p.num_cells == p.num_ranks:
@@ -173,7 +196,8 @@ def _heaviest_fill(p: RankProblem) -> int:
 
 def _starts(p: RankProblem) -> list[Ints]:
     """Assignments within the cap, the one to improve first; empty when none was found."""
-    by_seconds, by_tokens = greedy(p, p.weights, p.num_cells), greedy(p, p.tokens, p.num_buckets)
+    by_seconds = greedy(p, p.weights, p.num_cells, p.pace)
+    by_tokens = greedy(p, p.tokens, p.num_buckets, np.ones_like(p.pace))
     found = [b for b in (by_seconds, by_tokens) if b is not None]
     if not found:
         bins = first_fit(p.tokens, p.cap, compiled=p.compiled)
@@ -202,17 +226,21 @@ def _without_gaps(p: RankProblem, bucket: Ints) -> Ints:
 
 
 def _side_by_side(p: RankProblem, bucket: Ints) -> Ints:
-    """The same buckets, those of similar weight in one slot, where ranks wait for one another in every slot."""
+    """The same buckets, those of similar weight in one slot, where ranks wait for one another in every slot.
+
+    In a slot the faster rank has the heavier bucket.
+    """
     if p.num_cells == p.num_ranks:
         return bucket
+    places = np.arange(p.num_buckets).reshape(-1, p.num_ranks)[:, np.argsort(p.pace, kind="stable")].ravel()
     position = np.empty(p.num_buckets, dtype=np.int64)
-    position[np.argsort(-np.bincount(bucket, p.weights, p.num_buckets), kind="stable")] = np.arange(p.num_buckets)
+    position[np.argsort(-np.bincount(bucket, p.weights, p.num_buckets), kind="stable")] = places
     return position[bucket]
 
 
 def _heaviest_first(p: RankProblem, bucket: Ints) -> Ints:
     """The same microbatches, the heaviest first: memory that does not suffice shows at once."""
-    weight = np.bincount(bucket, p.weights, p.num_buckets).reshape(-1, p.num_ranks)
+    weight = np.bincount(bucket, p.weights, p.num_buckets).reshape(-1, p.num_ranks) * p.pace
     if p.num_cells != p.num_ranks:
         weight = np.repeat(weight.max(axis=1, keepdims=True), p.num_ranks, axis=1)
     slots = np.argsort(-weight, axis=0, kind="stable")
@@ -222,10 +250,19 @@ def _heaviest_first(p: RankProblem, bucket: Ints) -> Ints:
     return found
 
 
-def _unit(seconds_s: Floats, fixed_s: float) -> float:
+def _paces(slowness: Floats | None, num_ranks: int) -> tuple[Ints, bool]:
+    """(`[ranks]` whole numbers, whether they differ): ones where all ranks are as fast as predicted."""
+    if slowness is None or (slowness == 1.0).all():
+        return np.ones(num_ranks, dtype=np.int64), False
+    if slowness.shape != (num_ranks,) or not np.isfinite(slowness).all() or (slowness <= 0).any():
+        raise ValueError("slowness must be finite and positive, one number per rank")
+    return np.maximum(1, np.rint(np.ldexp(slowness, PACE_UNITS))).astype(np.int64), True
+
+
+def _unit(seconds_s: Floats, fixed_s: float, num_bits: int) -> float:
     """Seconds per integer unit, a power of two: every machine rounds alike."""
     total_s = math.fsum(seconds_s.tolist()) + fixed_s * len(seconds_s)
-    return math.ldexp(1.0, math.frexp(total_s)[1] - UNITS) if total_s > 0 else 1.0
+    return math.ldexp(1.0, math.frexp(total_s)[1] - num_bits) if total_s > 0 else 1.0
 
 
 def _does_not_fit(p: RankProblem, num_tokens: Ints) -> ConfigError:

@@ -15,7 +15,7 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
-from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix
+from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
 from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
 from dflop.simulate.step import Node, plan_pipes, run_graph, step_graph, step_nodes
@@ -47,7 +47,7 @@ class StepEvaluator:
         compiled: bool = IS_COMPILED,
     ) -> None:
         self.plan, self.items, self.cost, self.compiled = plan, items, cost, compiled
-        self._slowness = np.array([(slowness or {}).get(node, 1.0) for node in step_nodes(plan)])[:, np.newaxis]
+        self._slowness = np.concatenate([stage_slowness(pipe, slowness).ravel() for pipe in plan_pipes(plan)])
         self._mixes: dict[StageKind, StageMix | None] = {}
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
@@ -89,7 +89,7 @@ class StepEvaluator:
                         known[key] = self._seconds(part, key, loads[part.module], assignment)
                     seconds[0, nodes] += known[key][0].T
                     seconds[1, nodes] += known[key][1].T
-        seconds *= self._slowness
+        seconds *= self._slowness[:, np.newaxis]
         return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))
 
     def step_s(self, assignment: Assignment) -> float:

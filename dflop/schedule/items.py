@@ -154,6 +154,14 @@ def item_weights(part: ModulePlan, num_layers: int, edge: bool, items: ModuleIte
     return added_s if added_s.any() else items.num_tokens.astype(np.float64)
 
 
+def stage_slowness(pipe: ModulePlan, slowness: Mapping[Node, float] | None) -> Floats:
+    """`[pp, dp]` what multiplies the seconds of a pipe's nodes; 1.0 where nothing is said."""
+    parallel, given = pipe.parallel, slowness or {}
+    return np.array(
+        [[given.get((pipe.module, s, r), 1.0) for r in range(parallel.dp)] for s in range(parallel.pp)], dtype=float
+    )
+
+
 def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
     """Seconds each item adds to the slowest stage of its module: the weight that balancing works with."""
     layers = module_plan.layers_per_stage

@@ -2,9 +2,9 @@
 
 Kinds are stages that cost the same. A sample adds its seconds to one bucket of the chain it passes (the LLM's stages;
 of an inline plan all stages), and its media items add theirs to the slot's share of each encoder. That is divided
-evenly over the encoder's ranks, but for the largest item, which one of them does alone. Every microbatch costs
-something fixed on top. This is close to the cost model, not equal to it: what the search finds is judged by
-`StepEvaluator`.
+evenly over the encoder's ranks, in proportion to their speeds where some are slow, but for the largest item, which one
+of them does alone. Every microbatch costs something fixed on top. This is close to the cost model, not equal to it:
+what the search finds is judged by `StepEvaluator`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.caps import Caps, tokens_of_samples
-from dflop.schedule.items import Ints, ModuleItems
-from dflop.simulate.step import num_stages_after, plan_pipes
+from dflop.schedule.items import Ints, ModuleItems, stage_mix, stage_slowness
+from dflop.simulate.step import Node, num_stages_after, plan_pipes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class LinearStep:
     num_ranks: int
     chain_s: Floats
     """`[Q, samples]` seconds, forward and backward."""
+    chain_slowness: Floats
+    """`[Q, ranks]` what multiplies them on each rank, fixed parts included."""
     slot_s: Floats
     """`[K, samples]` seconds of one of the encoder's ranks."""
     largest_s: Floats
@@ -64,38 +66,68 @@ class LinearStep:
         """Operations of one simulated step."""
         return 2 * self.num_slots * (int(self.pipe_pp[:-1].sum()) + int(self.pipe_pp[-1]) * self.num_ranks)
 
+    @property
+    def slowest_kind(self) -> int:
+        """The kind of chain stage that has most to do."""
+        return int(self.chain_s.sum(axis=1).argmax())
 
-def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, caps: Caps) -> LinearStep:
-    """The step of a global batch under a plan."""
+    def fixed_of_chain(self, kind: int) -> float:
+        """Seconds that a microbatch costs on a chain stage of a kind, beside its samples."""
+        first = int(self.pipe_pp[:-1].sum())
+        return float(self.fixed_s[first + int(np.argmax(self.stage_kind[first:] == kind))])
+
+    @property
+    def replica_slowness(self) -> Floats:
+        """`[ranks]` how much longer the slowest stage of each rank's chain takes than it would if all were as fast."""
+        total_s = self.chain_s.sum(axis=1, keepdims=True)
+        weight = total_s / total_s.max() if total_s.any() else np.ones_like(total_s)
+        slowest: Floats = (weight * self.chain_slowness).max(axis=0)
+        return slowest
+
+
+def linear_step(
+    plan: Plan,
+    items: Mapping[str, ModuleItems],
+    cost: CostModel,
+    caps: Caps,
+    slowness: Mapping[Node, float] | None = None,
+) -> LinearStep:
+    """The step of a global batch under a plan, of whose nodes some may be slow."""
     llm = plan.module(LLM)
     num_samples = len(items[LLM].sample)
     pipes = sorted(plan_pipes(plan), key=lambda m: m.module == LLM)
     rows: dict[bool, list[Floats]] = {False: [], True: []}
     largest: list[Floats] = []
+    on_ranks: list[Floats] = []
     kinds, fixed, fracs, after = [], [], [], []
     for pipe in pipes:
         parts = plan.modules if plan.is_inline else (pipe,)
         is_chain = pipe.module == LLM
-        seen: dict[tuple[tuple[str, int, bool], ...], tuple[int, float, float]] = {}
+        slow = stage_slowness(pipe, slowness)
+        seen: dict[tuple[tuple[tuple[str, int, bool], ...], bytes], tuple[int, float, float]] = {}
         for stage in range(pipe.parallel.pp):
-            key = tuple(
+            layers = tuple(
                 (p.module, p.layers_per_stage[stage], has_edge(p.layers_per_stage, stage))
                 for p in parts
                 if p.layers_per_stage[stage]
             )
+            key = (layers, slow[stage].tobytes())
             if key not in seen:
-                kind = [_part(plan, plan.module(name), n, edge, items[name], cost) for name, n, edge in key]
-                share = 1 if is_chain else pipe.parallel.dp
+                kind = [_part(plan, plan.module(name), n, edge, items[name], cost) for name, n, edge in layers]
+                num_parts = 1.0 if is_chain else _num_parts(slow, stage)
                 per_sample = np.zeros(num_samples)
-                for (name, _, _), (seconds, _, _) in zip(key, kind, strict=True):
-                    per_sample += np.bincount(items[name].sample_of, seconds, num_samples) / share
+                for (name, _, _), (seconds, _, _) in zip(layers, kind, strict=True):
+                    per_sample += np.bincount(items[name].sample_of, seconds, num_samples) / num_parts
                 total = sum(float(seconds.sum()) for seconds, _, _ in kind) or 1.0
                 frac = sum(float(seconds.sum()) * f for seconds, _, f in kind) / total
-                seen[key] = (len(rows[is_chain]), sum(o for _, o, _ in kind), frac)
+                fixed_s = sum(o for _, o, _ in kind) * (1.0 if is_chain else float(slow[stage].max()))
+                seen[key] = (len(rows[is_chain]), fixed_s, frac)
                 rows[is_chain].append(per_sample)
-                if not is_chain:
+                if is_chain:
+                    on_ranks.append(slow[stage])
+                else:
                     largest.append(np.zeros(num_samples))
-                    np.maximum.at(largest[-1], items[pipe.module].sample_of, kind[0][0])
+                    np.maximum.at(largest[-1], items[pipe.module].sample_of, kind[0][0] * slow[stage].min())
             row, fixed_s, frac = seen[key]
             kinds.append(row)
             fixed.append(fixed_s)
@@ -106,6 +138,7 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, c
         num_slots=plan.num_microbatches,
         num_ranks=llm.parallel.dp,
         chain_s=np.array(rows[True]).reshape(-1, num_samples),
+        chain_slowness=np.array(on_ranks),
         slot_s=np.array(rows[False]).reshape(-1, num_samples),
         largest_s=np.array(largest).reshape(-1, num_samples),
         tokens=items[LLM].num_tokens,
@@ -124,6 +157,15 @@ def linear_step(plan: Plan, items: Mapping[str, ModuleItems], cost: CostModel, c
         cap_media_tokens=np.array([_media_cap(plan, e, caps, of) for e, of in zip(plan.encoders, media, strict=True)]),
         is_inline=plan.is_inline,
     )
+
+
+def _num_parts(slow: Floats, stage: int) -> float:
+    """By what a slot's seconds are divided on a stage of an encoder, whose ranks get items in proportion to speed.
+
+    A rank is as slow as its slowest stage; the stage waits for the rank that is slowest there.
+    """
+    of_rank = slow.max(axis=0)
+    return float(((1.0 / of_rank).sum() * of_rank / slow[stage]).min())
 
 
 def _media_cap(plan: Plan, encoder: ModulePlan, caps: Caps, of_samples: Ints) -> int:
@@ -145,7 +187,11 @@ def _part(
         return seconds, 0.0, 1 / 3
     num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
     typical = [float(load.sum()) / num_buckets for load in items.loads]
-    both = cost.module_seconds(part.module, *typical, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute)
+    mix = stage_mix(part, num_layers, edge, items, cost)
+    both = cost.module_seconds(
+        part.module, *typical, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute,
+        factor=mix.factors(np.zeros(len(seconds), dtype=np.int64), 1)[0] if mix else None,
+    )  # fmt: skip
     forward, backward = (float(seconds_s) for seconds_s in both)
     fixed_s = max(0.0, forward + backward - float(seconds.sum()) / num_buckets)
     return seconds, fixed_s, forward / (forward + backward) if forward + backward > 0 else 1 / 3

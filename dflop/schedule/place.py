@@ -32,15 +32,24 @@ def place(task: Task, sizes: Floats) -> Ints:
     return state.content_of
 
 
-def split_items(slot: Ints, weights: Floats, num_slots: int, num_ranks: int, *, compiled: bool = True) -> Ints:
-    """Encoder rank of every item: within its slot, heaviest first to the least loaded rank; see `split_lpt`."""
+def split_items(
+    slot: Ints,
+    weights: Floats,
+    num_slots: int,
+    num_ranks: int,
+    slowness: Floats | None = None,
+    *,
+    compiled: bool = True,
+) -> Ints:
+    """Encoder rank of every item: within its slot, heaviest first to the rank that ends first; see `split_lpt`."""
     rank = np.zeros(len(slot), dtype=np.int64)
+    slow = np.ones(num_ranks) if slowness is None else slowness
     if num_ranks > 1 and compiled:
-        _split(slot, weights, np.argsort(-weights, kind="stable"), np.zeros((num_slots, num_ranks)), rank)
+        _split(slot, weights, np.argsort(-weights, kind="stable"), np.zeros((num_slots, num_ranks)), slow, rank)
     elif num_ranks > 1:
         for k in range(num_slots):
             inside = np.flatnonzero(slot == k)
-            rank[inside] = split_lpt(weights[inside], num_ranks)
+            rank[inside] = split_lpt(weights[inside], slow)
     return rank
 
 
@@ -50,12 +59,13 @@ def split_under_cap(
     num_tokens: Ints,
     num_slots: int,
     num_ranks: int,
+    slowness: Floats | None = None,
     *,
     cap_tokens: int | None,
     compiled: bool = True,
 ) -> Ints:
     """Encoder rank of every item, by seconds; by tokens in the slots in which that would break the cap on a rank's."""
-    rank = split_items(slot, seconds, num_slots, num_ranks, compiled=compiled)
+    rank = split_items(slot, seconds, num_slots, num_ranks, slowness, compiled=compiled)
     if cap_tokens is None:
         return rank
     total = np.bincount(slot * num_ranks + rank, num_tokens, num_slots * num_ranks).reshape(num_slots, num_ranks)
@@ -66,31 +76,38 @@ def split_under_cap(
     return rank
 
 
-def split_lpt(weights: Floats, num_ranks: int) -> list[int]:
-    """Reference of `split_items` for one slot: rank of every item. Within 4/3 of the best split."""
-    loads, rank = [0.0] * num_ranks, [0] * len(weights)
+def split_lpt(weights: Floats, slowness: Floats) -> list[int]:
+    """Reference of `split_items` for one slot: rank of every item. Within 4/3 of the best split over equal ranks.
+
+    What all ranks would need for an item is left out of the comparison: then equal ranks compare nothing but loads.
+    """
+    slow, loads, rank = slowness.tolist(), [0.0] * len(slowness), [0] * len(weights)
+    more = [s - min(slow) for s in slow]
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
-        rank[item] = min(range(num_ranks), key=lambda r: (loads[r], r))
-        loads[rank[item]] += float(weights[item])
+        weight = float(weights[item])
+        rank[item] = min(range(len(slow)), key=lambda r: (loads[r] + weight * more[r], r))
+        loads[rank[item]] += weight * slow[rank[item]]
     return rank
 
 
 @kernel
-def _split(slot, weights, order, loads, rank):  # type: ignore[no-untyped-def]  # numba infers them
+def _split(slot, weights, order, loads, slowness, rank):  # type: ignore[no-untyped-def]  # numba infers them
+    more = slowness - slowness.min()
     for i in order:
         mine = loads[slot[i]]
         best = 0
         for r in range(1, len(mine)):
-            if mine[r] < mine[best]:
+            if mine[r] + weights[i] * more[r] < mine[best] + weights[i] * more[best]:
                 best = r
         rank[i] = best
-        mine[best] += weights[i]
+        mine[best] += weights[i] * slowness[best]
 
 
 @kernel
 def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba infers them
     lanes, num_chain, num_seconds, samples = task.num_lanes, task.first[0], task.first[1], task.samples
-    bucket_sum, slot_sum = state.bucket_sum, state.slot_sum
+    bucket_sum, slot_sum, slowness = state.bucket_sum, state.slot_sum, task.slowness
+    fastest = np.array([slowness[q].min() for q in range(num_chain)])
     least = np.zeros((task.num_slots, num_chain))  # of a slot's buckets: no slot is looked into that cannot win
     largest = np.zeros((task.num_slots, num_seconds - num_chain))
     for i in order:
@@ -101,13 +118,13 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
                 own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
                 shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
             for q in range(num_chain):
-                bound = max(bound, least[k, q] + samples[i, q])
+                bound = max(bound, (least[k, q] + samples[i, q]) * fastest[q])
             if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
                 continue
             for b in range(k * lanes, (k + 1) * lanes):
                 own = 0.0
                 for q in range(num_chain):
-                    own = max(own, bucket_sum[b, q] + samples[i, q])
+                    own = max(own, (bucket_sum[b, q] + samples[i, q]) * slowness[q, b - k * lanes])
                 score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
                 if score < best_score and fits(task, state, b, i):
                     best, best_score = b, score

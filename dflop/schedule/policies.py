@@ -19,9 +19,9 @@ from dflop.records import LLM, ModulePlan, Plan, SampleShape
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
 from dflop.schedule.caps import keeps, plan_caps
-from dflop.schedule.data_parallel import balance_ranks
+from dflop.schedule.data_parallel import MAX_EVALS, Sync, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
-from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items
+from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.order import order_slots
 from dflop.schedule.pack import pack, token_lpt
@@ -89,6 +89,7 @@ class StepJob:
         self.compiled, self.num_threads = compiled, num_threads
         self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency, slowness, compiled=compiled)
         self.caps = plan_caps(plan, self.items, compiled=compiled)
+        self._slowness = slowness or {}
         self._linear: LinearStep | None = None
         self._item_seconds: dict[str, Floats] = {}
 
@@ -114,9 +115,13 @@ class StepJob:
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
 
     def quick(self, effort: Effort) -> tuple[str, Assignment, float]:
-        """(policy, assignment, seconds) of the better one of arrival order and the certified balance."""
-        packed = self._bottleneck(effort.max_evals)
-        return self._best_of([("arrival", self.assign("arrival", effort)), ("quick", packed)])
+        """(policy, assignment, seconds) of the better one of arrival order and the certified balance.
+
+        Where replicas are not equally fast, the balance of their slots stands beside these.
+        """
+        found = [("arrival", self.assign("arrival", effort)), ("quick", self._bottleneck(effort.max_evals))]
+        uneven = self._over_uneven_ranks(max_evals=0)
+        return self._best_of(found if uneven is None else [*found, ("quick", uneven)])
 
     def best(self, effort: Effort) -> tuple[str, Assignment, float]:
         """(policy, assignment, seconds) of the best candidate that keeps the caps; the data-blind ones stand, too."""
@@ -124,6 +129,9 @@ class StepJob:
         found += [("balanced", self.assign(rival, effort)) for rival in ("length_grouped", "token_lpt")]
         if effort.max_evals:
             found.append(("balanced", self._bottleneck(effort.max_evals)))
+        uneven = self._over_uneven_ranks(effort.max_evals)
+        if uneven is not None:
+            found.append(("balanced", uneven))
         over_ranks = self._over_ranks()
         if over_ranks is not None:
             found.append(("balanced", over_ranks))
@@ -147,7 +155,7 @@ class StepJob:
     def linear(self) -> LinearStep:
         """The step as the search sees it."""
         if self._linear is None:
-            self._linear = linear_step(self.plan, self.items, self.cost, self.caps)
+            self._linear = linear_step(self.plan, self.items, self.cost, self.caps, self._slowness)
         return self._linear
 
     def _best_of(self, found: Sequence[tuple[str, Assignment]]) -> tuple[str, Assignment, float]:
@@ -196,6 +204,7 @@ class StepJob:
                 items.num_tokens,
                 self.plan.num_microbatches,
                 encoder.parallel.dp,
+                stage_slowness(encoder, self._slowness).max(axis=0),
                 cap_tokens=self.caps.media_tokens.get(encoder.module),
                 compiled=self.compiled,
             )
@@ -208,7 +217,7 @@ class StepJob:
         return {e.module: split(e, self.items[e.module]) for e in self.plan.encoders}
 
     def _bottleneck(self, max_evals: int) -> Assignment:
-        """Balanced buckets, those of similar size side by side in a slot."""
+        """Balanced buckets, those of similar size side by side in a slot, the larger ones on the faster ranks."""
         step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
         weights = sample_weights(step)
         tokens, caps = step.tokens[:, None], [step.cap_tokens]
@@ -220,21 +229,39 @@ class StepJob:
         order = np.argsort(-np.bincount(bucket, weights[:, -1], self.num_buckets), kind="stable")
         position = np.empty(self.num_buckets, dtype=np.int64)
         position[order] = np.arange(self.num_buckets)
-        return self._splitting(position[bucket] // num_ranks, position[bucket] % num_ranks)
+        fastest_first = np.argsort(step.replica_slowness, kind="stable")
+        return self._splitting(position[bucket] // num_ranks, fastest_first[position[bucket] % num_ranks])
 
     def _over_ranks(self) -> Assignment | None:
         """Without a pipeline only the sums of the ranks count; None with one, or where that breaks a cap."""
-        step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
+        step = self.linear
         if len(step.pipe_pp) > 1 or step.pipe_pp[0] > 1 or not len(step.tokens):
             return None
+        return self._dealt_out("step", MAX_EVALS)
+
+    def _over_uneven_ranks(self, max_evals: int) -> Assignment | None:
+        """Buckets that replicas of different speeds have done in the same time; None where all are equally fast."""
+        step = self.linear
+        if not len(step.tokens) or (step.replica_slowness == step.replica_slowness[0]).all():
+            return None
+        return self._dealt_out("microbatch", max_evals)
+
+    def _dealt_out(self, sync: Sync, max_evals: int) -> Assignment | None:
+        """Balanced seconds of the replicas' slowest stages; None where that breaks a cap."""
+        step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
+        kind = step.slowest_kind
         try:
             found = balance_ranks(
-                step.chain_s[0],
+                step.chain_s[kind],
                 step.tokens,
                 num_ranks,
                 cap_tokens=max(1, min(step.cap_tokens, step.cap_in_flight_tokens)),
-                fixed_s=float(step.fixed_s[0]),
+                fixed_s=step.fixed_of_chain(kind),
+                num_microbatches=None if sync == "step" else step.num_slots,
                 max_microbatches=step.num_slots,
+                sync=sync,
+                slowness=step.replica_slowness,
+                max_evals=max_evals,
                 compiled=self.compiled,
             )
         except ConfigError:  # so few microbatches do not hold them

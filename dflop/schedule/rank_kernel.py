@@ -12,22 +12,26 @@ from dflop.simulate.jit import kernel
 
 
 @kernel
-def greedy(order, weights, tokens, num_cells, num_buckets, cap):  # type: ignore[no-untyped-def]  # numba infers them
+def greedy(  # type: ignore[no-untyped-def]  # numba infers them
+    order, weights, tokens, pace, num_cells, num_buckets, cap
+):
     """Bucket of every sample; that of the last one in `order` is -1 when a sample fitted nowhere."""
+    num_ranks = len(pace)
     loads = np.zeros(num_cells, np.int64)
     in_bucket = np.zeros(num_buckets, np.int64)
     emptiest = np.arange(num_cells)
     bucket = np.full(len(order), -1, np.int64)
     for i in order:
-        best = -1
+        best, lightest = -1, 0
         for c in range(num_cells):
-            if (best < 0 or loads[c] < loads[best]) and in_bucket[emptiest[c]] + tokens[i] <= cap:
-                best = c
+            after = loads[c] + weights[i] * pace[c % num_ranks]
+            if (best < 0 or after < lightest) and in_bucket[emptiest[c]] + tokens[i] <= cap:
+                best, lightest = c, after
         if best < 0:
             bucket[order[-1]] = -1
             return bucket
         bucket[i] = emptiest[best]
-        loads[best] += weights[i]
+        loads[best] = lightest
         in_bucket[emptiest[best]] += tokens[i]
         for b in range(best, num_buckets, num_cells):
             if in_bucket[b] < in_bucket[emptiest[best]] or (
@@ -53,10 +57,11 @@ def first_fit(order, tokens, cap):  # type: ignore[no-untyped-def]  # numba infe
 
 @kernel
 def search(  # type: ignore[no-untyped-def]  # numba infers them
-    start, weights, tokens, num_ranks, num_cells, num_buckets, cap, fixed, keep_full, target, max_evals, max_kicks,
+    start, weights, tokens, pace, num_cells, num_buckets, cap, fixed, keep_full, target, max_evals, max_kicks,
     swaps_per_kick, max_partners,
 ):  # fmt: skip
     """Best bucket of every sample; see `rank_search.search`."""
+    num_ranks = len(pace)
     num_samples, num_groups = len(start), num_cells // num_ranks
     bucket = start.copy()
     loads = np.zeros(num_cells, np.int64)
@@ -64,7 +69,7 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
     head, after, before = np.full(num_cells, -1), np.full(num_samples, -1), np.full(num_samples, -1)
     for i in range(num_samples):
         b = bucket[i]
-        loads[b % num_cells] += weights[i] + (fixed if counts[b] == 0 else 0)
+        loads[b % num_cells] += (weights[i] + (fixed if counts[b] == 0 else 0)) * pace[b % num_ranks]
         in_bucket[b] += tokens[i]
         counts[b] += 1
         _link(head, after, before, i, b % num_cells)
@@ -95,7 +100,7 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
                     break
                 longer = tokens[i] - tokens[j]
                 if in_bucket[bucket[i]] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
-                    _swap(bucket, weights, tokens, loads, in_bucket, head, after, before, num_cells, i, j)
+                    _swap(bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j)
             kicks += 1
             is_stuck[:] = False
             continue
@@ -120,16 +125,18 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
                     goal = b
             value, i, j = _best_exchange(
                 bucket, weights, tokens, in_bucket, counts, head, after, heavy, light, goal, loads[heavy], slack, cap,
-                fixed, keep_full,
+                fixed, keep_full, pace[heavy % num_ranks], pace[light % num_ranks],
             )  # fmt: skip
             if value < loads[heavy]:
                 if j >= 0:
-                    _swap(bucket, weights, tokens, loads, in_bucket, head, after, before, num_cells, i, j)
+                    _swap(bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j)
                 else:
                     source = bucket[i]
-                    loads[heavy] -= fixed if counts[source] == 1 else 0
-                    loads[light] += fixed if counts[goal] == 0 else 0
-                    _move(bucket, weights, tokens, loads, in_bucket, counts, head, after, before, num_cells, i, goal)
+                    loads[heavy] -= fixed * pace[heavy % num_ranks] if counts[source] == 1 else 0
+                    loads[light] += fixed * pace[light % num_ranks] if counts[goal] == 0 else 0
+                    _move(
+                        bucket, weights, tokens, pace, loads, in_bucket, counts, head, after, before, num_cells, i, goal
+                    )
                 has_changed = True
                 is_stuck[group] = False
                 break
@@ -138,7 +145,7 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
 @kernel
 def _best_exchange(  # type: ignore[no-untyped-def]  # numba infers them
     bucket, weights, tokens, in_bucket, counts, head, after, heavy, light, goal, heavy_load, slack, cap, fixed,
-    keep_full,
+    keep_full, of_heavy, of_light,
 ):  # fmt: skip
     """(value, sample that leaves, sample that comes or -1); of equals the first samples, a swap before a move."""
     best, best_i, best_j = np.iinfo(np.int64).max, -1, -1
@@ -149,15 +156,15 @@ def _best_exchange(  # type: ignore[no-untyped-def]  # numba infers them
         j = head[light]
         while j >= 0:
             delta = weights[i] - weights[j]
-            value = max(heavy_load - delta, light_load + delta)
+            value = max(heavy_load - delta * of_heavy, light_load + delta * of_light)
             if value < best or (value == best and (i < best_i or (i == best_i and j < best_j))):
                 longer = tokens[i] - tokens[j]
                 if in_bucket[source] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
                     best, best_i, best_j = value, i, j
             j = after[j]
         if in_bucket[goal] + tokens[i] <= cap and not (keep_full and counts[source] == 1):
-            heavy_after = heavy_load - weights[i] - (fixed if counts[source] == 1 else 0)
-            value = max(heavy_after, light_load + weights[i] + (fixed if counts[goal] == 0 else 0))
+            heavy_after = heavy_load - (weights[i] + (fixed if counts[source] == 1 else 0)) * of_heavy
+            value = max(heavy_after, light_load + (weights[i] + (fixed if counts[goal] == 0 else 0)) * of_light)
             if value < best or (value == best and i < best_i):
                 best, best_i, best_j = value, i, num_samples
         i = after[i]
@@ -195,11 +202,11 @@ def _idlest(loads, num_ranks, top, is_stuck):  # type: ignore[no-untyped-def]  #
 
 @kernel
 def _move(  # type: ignore[no-untyped-def]  # numba infers them
-    bucket, weights, tokens, loads, in_bucket, counts, head, after, before, num_cells, i, goal
+    bucket, weights, tokens, pace, loads, in_bucket, counts, head, after, before, num_cells, i, goal
 ):
     source = bucket[i]
-    loads[source % num_cells] -= weights[i]
-    loads[goal % num_cells] += weights[i]
+    loads[source % num_cells] -= weights[i] * pace[source % len(pace)]
+    loads[goal % num_cells] += weights[i] * pace[goal % len(pace)]
     in_bucket[source] -= tokens[i]
     in_bucket[goal] += tokens[i]
     counts[source] -= 1
@@ -211,12 +218,12 @@ def _move(  # type: ignore[no-untyped-def]  # numba infers them
 
 @kernel
 def _swap(  # type: ignore[no-untyped-def]  # numba infers them
-    bucket, weights, tokens, loads, in_bucket, head, after, before, num_cells, i, j
+    bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j
 ):
     a, b = bucket[i], bucket[j]
     delta, longer = weights[i] - weights[j], tokens[i] - tokens[j]
-    loads[a % num_cells] -= delta
-    loads[b % num_cells] += delta
+    loads[a % num_cells] -= delta * pace[a % len(pace)]
+    loads[b % num_cells] += delta * pace[b % len(pace)]
     in_bucket[a] -= longer
     in_bucket[b] += longer
     bucket[i], bucket[j] = b, a

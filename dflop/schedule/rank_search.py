@@ -4,6 +4,7 @@ Bucket `slot * num_ranks + rank` is one microbatch of one rank. Ranks wait for o
 every slot, and one pair of words covers both: a *cell* is what is summed up before anyone waits (a rank's whole step,
 or one bucket), a *group* is the cells that wait for one another (all ranks, or a slot). A bucket `b` is part of cell
 `b % num_cells`, a cell `c` of group `c // num_ranks`, and a step lasts the sum over groups of their heaviest cells.
+Both are of rank `% num_ranks`; what a rank holds weighs `pace` times as much, so that a slow one is given less.
 
 All numbers are integers, so that additions in another order, another machine or another compiler change nothing:
 ranks that plan for themselves must come to the same plan to the last sample.
@@ -42,6 +43,8 @@ class RankProblem:
     """Tokens of a bucket."""
     fixed: int
     """Weight of a bucket that is not empty."""
+    pace: Ints
+    """`[ranks]` all 1 where ranks are equally fast."""
     compiled: bool
 
     @property
@@ -50,43 +53,48 @@ class RankProblem:
         return len(self.weights) >= self.num_buckets
 
     def loads(self, bucket: Ints) -> Ints:
-        """`[cells]` weight, fixed parts included."""
+        """`[cells]` weight at its rank's pace, fixed parts included."""
         is_used = np.bincount(bucket, minlength=self.num_buckets) > 0
         loads = np.zeros(self.num_cells, dtype=np.int64)
         np.add.at(loads, bucket % self.num_cells, self.weights)
         np.add.at(loads, np.flatnonzero(is_used) % self.num_cells, self.fixed)
-        return loads
+        return loads * np.tile(self.pace, self.num_cells // self.num_ranks)
 
     def step(self, bucket: Ints) -> int:
         """Sum over groups of the heaviest cell: what the search makes small."""
         return int(self.loads(bucket).reshape(-1, self.num_ranks).max(axis=1).sum())
 
 
-def greedy(problem: RankProblem, weights: Ints, num_cells: int) -> Ints | None:
-    """Largest weight first to the lightest cell with room, there into the bucket with the fewest tokens.
+def greedy(problem: RankProblem, weights: Ints, num_cells: int, pace: Ints) -> Ints | None:
+    """Largest weight first to the cell with room that it leaves lightest, there into the bucket with the fewest tokens.
 
     Args:
         problem: Says how many buckets there are and what fits.
         weights: `[samples]`: the problem's own, or tokens.
         num_cells: The problem's own, or `num_buckets`: every bucket for itself.
+        pace: `[ranks]` of the weights.
 
     Returns:
         Bucket of every sample; None when one fitted nowhere.
     """
     order = np.argsort(-weights, kind="stable")
     if problem.compiled:
-        found: Ints = rank_kernel.greedy(order, weights, problem.tokens, num_cells, problem.num_buckets, problem.cap)
+        found: Ints = rank_kernel.greedy(
+            order, weights, problem.tokens, pace, num_cells, problem.num_buckets, problem.cap
+        )
         return found if found[order[-1]] >= 0 else None
     bucket = np.zeros(len(order), dtype=np.int64)
     loads, tokens = np.zeros(num_cells, dtype=np.int64), np.zeros(problem.num_buckets, dtype=np.int64)
+    pace_of_cell = np.tile(pace, num_cells // problem.num_ranks)
     for i in order:
         emptiest = tokens.reshape(-1, num_cells).argmin(axis=0) * num_cells + np.arange(num_cells)
         has_room = tokens[emptiest] + problem.tokens[i] <= problem.cap
         if not has_room.any():
             return None
-        cell = int(np.where(has_room, loads, np.iinfo(np.int64).max).argmin())
+        after = loads + weights[i] * pace_of_cell
+        cell = int(np.where(has_room, after, np.iinfo(np.int64).max).argmin())
         bucket[i] = emptiest[cell]
-        loads[cell] += weights[i]
+        loads[cell] = after[cell]
         tokens[bucket[i]] += problem.tokens[i]
     return bucket
 
@@ -116,7 +124,7 @@ def search(problem: RankProblem, bucket: Ints, target: int, max_evals: int) -> I
     """
     if problem.compiled:
         found: Ints = rank_kernel.search(
-            bucket, problem.weights, problem.tokens, problem.num_ranks, problem.num_cells, problem.num_buckets,
+            bucket, problem.weights, problem.tokens, problem.pace, problem.num_cells, problem.num_buckets,
             problem.cap, problem.fixed, problem.keep_full, target, max_evals, MAX_KICKS, SWAPS_PER_KICK,
             MAX_PARTNERS,
         )  # fmt: skip
@@ -180,14 +188,14 @@ class _Search:
             self._evals_left -= len(inside) * (len(outside) + 1)
             if self._evals_left < 0:
                 return False
-            value, i, j = self._best_exchange(inside, outside, int(light), int(loads[heavy]), int(slack[light]))
+            value, i, j = self._best_exchange(inside, outside, heavy, int(light), int(loads[heavy]), int(slack[light]))
             if value < loads[heavy]:
                 self._exchange(i, j, int(light))
                 return True
         return False
 
     def _best_exchange(
-        self, inside: Ints, outside: Ints, light: int, heavy_load: int, slack: int
+        self, inside: Ints, outside: Ints, heavy: int, light: int, heavy_load: int, slack: int
     ) -> tuple[int, int, int]:
         """(larger of the two loads afterwards, sample that leaves, sample that comes or -1): the smallest value.
 
@@ -202,9 +210,10 @@ class _Search:
         delta = p.weights[inside][:, None] - weight[None, :]
         longer = p.tokens[inside][:, None] - length[None, :]
         source = self._bucket[inside]
-        heavy_after, light_after = heavy_load - delta, heavy_load - slack + delta
-        heavy_after[:, -1] -= np.where(counts[source] == 1, p.fixed, 0)
-        light_after[:, -1] += p.fixed if counts[goal] == 0 else 0
+        of_heavy, of_light = p.pace[heavy % p.num_ranks], p.pace[light % p.num_ranks]
+        heavy_after, light_after = heavy_load - delta * of_heavy, heavy_load - slack + delta * of_light
+        heavy_after[:, -1] -= np.where(counts[source] == 1, p.fixed * of_heavy, 0)
+        light_after[:, -1] += p.fixed * of_light if counts[goal] == 0 else 0
         value = np.maximum(heavy_after, light_after)
         is_over = (tokens[home][None, :] + longer > p.cap) | (tokens[source][:, None] - longer > p.cap)
         if p.keep_full:

@@ -30,6 +30,8 @@ class Task(NamedTuple):
     """`[samples + 1, D]`; the last is no sample, all zeros."""
     largest_s: Floats
     """`[samples, K]` of `LinearStep`."""
+    slowness: Floats
+    """`[Q, lanes]` of `LinearStep`: what multiplies the seconds of a chain's column."""
     num_slots: int
     num_lanes: int
     first: Ints
@@ -99,6 +101,7 @@ def make_task(step: LinearStep) -> Task:
     return Task(
         samples=np.concatenate([np.array(rows, dtype=float).T, np.zeros((1, len(rows)))]),
         largest_s=np.ascontiguousarray(step.largest_s.T),
+        slowness=np.ascontiguousarray(step.chain_slowness),
         num_slots=step.num_slots,
         num_lanes=step.num_ranks,
         first=np.array([num_chain, count, count + 2, count + 2 + len(step.num_items)], dtype=np.int64),
@@ -186,7 +189,8 @@ def refresh_bucket(task, state, b):  # type: ignore[no-untyped-def]  # numba inf
     is_active = sums[b, task.first[1]] > 0
     work.chain_gate[k, r] = 0.0 if is_active else -np.inf
     for c in range(task.num_chain_kinds):
-        seconds = sums[b, task.kind_column[c]] + task.fixed_s[c] if is_active else 0.0
+        q = task.kind_column[c]
+        seconds = (sums[b, q] + task.fixed_s[c]) * task.slowness[q, r] if is_active else 0.0
         row = 2 * c * num_slots + k
         work.chain_s[row, r] = task.forward_frac[c] * seconds
         work.chain_s[row + num_slots, r] = (1 - task.forward_frac[c]) * seconds

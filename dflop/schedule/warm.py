@@ -38,6 +38,7 @@ def _tiny_step(tokens: np.ndarray, seconds: np.ndarray) -> LinearStep:
         num_slots=2,
         num_ranks=2,
         chain_s=seconds[None],
+        chain_slowness=np.ones((1, 2)),
         slot_s=seconds[None],
         largest_s=seconds[None],
         tokens=tokens,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dflop.schedule.linear import LinearStep
 
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
+SLOWNESS = st.sampled_from([1.0, 1.0, 0.5, 1.5, 2.0])
 
 
 @st.composite
@@ -33,6 +34,8 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
         num_slots=num_slots,
         num_ranks=num_ranks,
         chain_s=chain_s,
+        chain_slowness=np.array(draw(st.lists(SLOWNESS, min_size=chain_s[:, :1].size * num_ranks,
+            max_size=chain_s[:, :1].size * num_ranks))).reshape(-1, num_ranks),
         slot_s=np.array(slot_s, dtype=float).reshape(-1, num_samples),
         largest_s=np.array([[n and draw(EIGHTHS) * 2 for n in items] for items in num_items for _ in range(2)]).reshape(
             -1, num_samples

@@ -40,6 +40,7 @@ def makespan_slowly(step: LinearStep, bucket) -> float:
             row = step.chain_s[kind] if p == llm else step.slot_s[kind]
             least = 0.0 if p == llm else float(step.largest_s[kind][mine].max(initial=0.0))
             total = max(float(row[mine].sum()), least) + float(step.fixed_s[stage]) if active else 0.0
+            total *= float(step.chain_slowness[kind, r]) if p == llm else 1.0
             before, behind = [], []
             if active and s > 0:
                 before = [op((p, s - 1, r), k, 0)]
@@ -156,6 +157,7 @@ def long_step() -> LinearStep:
         num_slots=8,
         num_ranks=2,
         chain_s=seconds[None],
+        chain_slowness=np.ones((1, 2)),
         slot_s=np.zeros((0, 64)),
         largest_s=np.zeros((0, 64)),
         tokens=np.ones(64, dtype=np.int64),

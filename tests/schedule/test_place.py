@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ SECONDS = st.lists(st.integers(1, 50).map(float), max_size=9)
 
 @given(SECONDS, st.integers(1, 3))
 def test_split_is_within_four_thirds_of_the_best(seconds, num_ranks):
-    rank = split_lpt(np.array(seconds), num_ranks)
+    rank = split_lpt(np.array(seconds), np.ones(num_ranks))
     slowest = max(sum(s for s, r in zip(seconds, rank, strict=True) if r == k) for k in range(num_ranks))
     if len(seconds) <= 6:
         best = min(
@@ -33,11 +34,18 @@ def test_split_is_within_four_thirds_of_the_best(seconds, num_ranks):
 
 @given(SECONDS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 99))
 def test_compiled_split_equals_the_readable_one_in_every_slot(seconds, num_slots, num_ranks, seed):
-    slot = np.random.default_rng(seed).integers(num_slots, size=len(seconds))
-    found = split_items(slot, np.array(seconds), num_slots, num_ranks)
+    rng = np.random.default_rng(seed)
+    slot, slowness = rng.integers(num_slots, size=len(seconds)), rng.choice([1.0, 1.3, 2.0], num_ranks)
+    found = split_items(slot, np.array(seconds), num_slots, num_ranks, slowness)
     for k in range(num_slots):
         inside = np.flatnonzero(slot == k)
-        assert found[inside].tolist() == split_lpt(np.array(seconds)[inside], num_ranks)
+        assert found[inside].tolist() == split_lpt(np.array(seconds)[inside], slowness)
+
+
+def test_a_slow_rank_gets_so_much_less():
+    weights = np.random.default_rng(0).uniform(1, 2, 300)
+    rank = np.array(split_lpt(weights, np.array([1.0, 2.0, 1.0])))
+    assert np.bincount(rank, weights) / weights.sum() == pytest.approx([0.4, 0.2, 0.4], abs=0.01)
 
 
 def place_slowly(step, sizes):
@@ -47,7 +55,7 @@ def place_slowly(step, sizes):
     def score_of(k, r, i):
         in_slot = [j for j in [*bucket, i] if bucket.get(j, (k, r))[0] == k]
         mine = [j for j in in_slot if bucket.get(j, (k, r)) == (k, r)]
-        own = max(sum(row[j] for j in mine) for row in step.chain_s)
+        own = max(sum(row[j] for j in mine) * of[r] for row, of in zip(step.chain_s, step.chain_slowness, strict=True))
         shared = max(
             (
                 max(total[in_slot].sum(), one[in_slot].max())
@@ -99,8 +107,8 @@ def tiny_step() -> LinearStep:
     """Samples of 40, 30 and 25 tokens, as many seconds each; two slots of one rank."""
     tokens = np.array([40, 30, 25])
     return LinearStep(
-        num_slots=2, num_ranks=1, chain_s=tokens[None].astype(float), slot_s=np.zeros((0, 3)),
-        largest_s=np.zeros((0, 3)), tokens=tokens,
+        num_slots=2, num_ranks=1, chain_s=tokens[None].astype(float), chain_slowness=np.ones((1, 1)),
+        slot_s=np.zeros((0, 3)), largest_s=np.zeros((0, 3)), tokens=tokens,
         num_items=np.zeros((0, 3), dtype=np.int64), pipe_pp=np.array([1]), stage_kind=np.zeros(1, dtype=np.int64),
         fixed_s=np.zeros(1), forward_frac=np.full(1, 0.25), num_after=np.zeros(1, dtype=np.int64), cap_tokens=100,
         window=1, cap_in_flight_tokens=100, media_tokens=np.zeros((0, 3), dtype=np.int64),
