@@ -24,7 +24,7 @@ from dflop.jobs.rundir import RunDir, write_atomically
 from dflop.jobs.steps import stage_at
 from dflop.plan.rank import scheduled_step_s
 from dflop.plan.space import Problem
-from dflop.records import Decision, Plan, RankFactor, to_dict
+from dflop.records import Decision, Plan, RankFactor
 from dflop.report.tables import layout_text
 from dflop.simulate.step import Node, step_nodes
 from dflop.store.reader import Reader
@@ -160,10 +160,6 @@ def apply(run: RunDir, config: Config, advice: Advice) -> None:
     of the job goes on from the checkpoint under the new plan.
     """
     assert advice.task is not None, "there is no plan to go on with"
-    folder = run.path / "plans"
-    folder.mkdir(exist_ok=True)
-    number = 1 + len(list(folder.glob("plan-*.json")))
-    write_atomically(folder / f"plan-{number}.json", json.dumps(to_dict(run.plan()), indent=2))
     keep_plans(run, config, advice.task, advice.plans)
     spool_decision(run, config, advice.decision)
 
