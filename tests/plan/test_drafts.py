@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dflop.cost.links import ALL_REDUCE
+from dflop.cost.model import CostModel
+from dflop.cost.towers import tower_table
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import chain_peaks, fits, inline_draft, largest_loads, split_draft
 from dflop.plan.space import Problem
@@ -150,6 +152,16 @@ def test_frozen_modules_have_nothing_behind_the_pipeline():
     links = [make_link(ALL_REDUCE, 2, 1, 0.5, 1e9)]
     problem = make_problem("vision", links=links, optimizer_s_per_param=1e-8, frozen=True)
     assert draft(problem).sync_s == pytest.approx(4e6 * 1e-8)
+
+
+def test_of_a_frozen_tower_the_edge_alone_is_behind_the_pipeline():
+    links = [make_link(ALL_REDUCE, 2, 1, 0.01, 1e9)]
+    problem = make_problem("vision", links=links, optimizer_s_per_param=1e-8, dtype="float32")
+    tables = [tower_table(t) if t.module == "vision" else t for t in problem.cost.tables]
+    cost = CostModel(tables, links=links, extrapolate=True)
+    plan = draft(dataclasses.replace(problem, cost=cost))
+    assert plan.sync_s == pytest.approx(max(8e6 / 1e9 + 0.01 + 2e6 * 1e-8 / 2, 4e6 * 1e-8))
+    assert cost.plan_sync_seconds(plan.module("vision"), 4) == pytest.approx(8e6 / 1e9 + 0.01)
 
 
 def test_memory_is_told_in_whole_bytes():

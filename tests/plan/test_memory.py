@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.cost.model import CostModel
+from dflop.cost.towers import tower_table
 from dflop.plan.candidates import module_candidates
 from dflop.plan.memory import candidate_bytes, ends_and_edge, in_flight, max_stages_beyond, stage_bytes, stage_params
 from dflop.records import LLM
@@ -14,8 +18,11 @@ LOAD = np.array([[4.0], [400.0], [40_000.0]])
 M = 1_000_000
 
 
-def bytes_of(layers, *, module: str = LLM, frozen: bool = False, dtype: str = "bfloat16", **how):
+def bytes_of(layers, *, module: str = LLM, frozen: bool = False, tower: bool = False, dtype: str = "bfloat16", **how):
     problem = make_problem("vision", tps=(1, 2), frozen=frozen, dtype=dtype)
+    if tower:
+        cost = CostModel([tower_table(t) for t in problem.cost.tables if t.module == module], extrapolate=True)
+        problem = dataclasses.replace(problem, cost=cost)
     how = {"tp": 1, "dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])} | how
     return stage_bytes(problem.spec(module), problem.cost, np.array([layers]), LOAD, **how)
 
@@ -39,6 +46,14 @@ def test_replicas_share_the_optimizers_part_of_the_state():
 
 def test_frozen_modules_keep_weights_alone():
     assert bytes_of([4], module="vision", frozen=True).state.tolist() == [[2 * 6 * M]]
+
+
+def test_of_a_frozen_tower_the_edge_alone_has_gradients_and_an_optimizer():
+    found = bytes_of([4], module="vision", tower=True)
+    assert found.state.tolist() == [[2 * 4 * M + 18 * 2 * M]]
+    assert found.kept.tolist() == [[400 * 10_000]], "layers keep nothing"
+    sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
+    assert bytes_of([4], module="vision", tower=True, **sharded).state.tolist() == [[2 * 4 * M + (6 + 12 / 4) * 2 * M]]
 
 
 def test_recomputation_keeps_inputs_and_one_whole_layer():
