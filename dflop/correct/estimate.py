@@ -39,6 +39,8 @@ from dflop.simulate.step import Node
 DEAD_ZONE_FRAC = 0.03
 NUM_SD = 1.0
 """Standard deviations by which a bucket must differ from its module's level to get a factor of its own."""
+NUM_SD_LEVEL = 2.0
+"""The same for a level to move: every step without a reason to is one that two modules do not get out of balance."""
 WINDOW_STEPS = 32
 """Steps over which the error of the uncorrected prediction is reported."""
 
@@ -213,8 +215,8 @@ class Estimator:
                 kept = self._modules[module]
                 kept.num_observations += int(has_work.sum())
                 kept.window.append(float(np.median(error[has_work])))
-                level, _ = common_mean(*self._marginal(module))
-                if abs(math.log(level / kept.level)) > math.log1p(DEAD_ZONE_FRAC):
+                level, level_sd, _ = common_mean(*self._marginal(module))
+                if abs(level - kept.level) > max(NUM_SD_LEVEL * level_sd, DEAD_ZONE_FRAC * kept.level):
                     kept.level = level
 
     def _compare_nodes(self, times: Sequence[StageTime], ratios: Floats) -> None:
@@ -240,7 +242,7 @@ class Estimator:
         mean, cov = self._marginal(module)
         if not shapes:
             return ModuleFactors(module, kept.level, kept.edges, (kept.level,) * len(mean))
-        level, sd = common_mean(mean, cov)
+        level, _, sd = common_mean(mean, cov)
         differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
         return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
 

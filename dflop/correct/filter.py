@@ -66,20 +66,23 @@ class FactorFilter:
         self.cov = limited(self.cov + self._drift_cov, self._prior_cov)
         predicted_s = expected_s @ self.mean
         load_s = np.maximum(predicted_s, MIN_LOAD_FRAC * predicted_s.mean())
-        variance = self._noise_var * load_s**2
-        surprise = self._surprise(expected_s, measured_s - predicted_s, variance)
+        error_s, variance = measured_s - predicted_s, self._noise_var * load_s**2
+        surprise = _surprise(self.cov, expected_s, error_s, variance)
         if surprise > REOPEN_NIS:
-            opened = self.cov + 0.5 * min(1.0, surprise / 10) * self._prior_cov
-            self.cov = limited(opened, self._prior_cov)
-        start, information = self.mean, _inverse(self.cov)
-        spread = np.sqrt(_quadratic(expected_s, self.cov) + variance)
-        residual = measured_s - predicted_s
-        for _ in range(NUM_ROUNDS):
-            weight = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-300))
-            self.mean, self.cov = measured(start, information, expected_s, measured_s, weight / variance)
-            residual, spread = measured_s - expected_s @ self.mean, np.sqrt(variance)
+            # Factors that have changed, or only more noise than so far? What free factors leave unexplained is noise.
+            free, cov, weight = fitted(self.mean, self._prior_cov, expected_s, measured_s, variance)
+            noise_var = _noise_var(measured_s - expected_s @ free, load_s, expected_s, cov, weight / variance)
+            variance = np.maximum(noise_var, self._noise_var) * load_s**2
+            surprise = _surprise(self.cov, expected_s, error_s, variance)
+        if surprise > REOPEN_NIS:
+            self.cov = limited(self.cov + 0.5 * min(1.0, surprise / 10) * self._prior_cov, self._prior_cov)
+        self.mean, self.cov, weight = fitted(self.mean, self.cov, expected_s, measured_s, variance)
+        residual_s = measured_s - expected_s @ self.mean
         self.mean = np.clip(self.mean, MIN_FACTOR, MAX_FACTOR)
-        self._learn_noise(residual / load_s, _quadratic(expected_s, self.cov) * weight / variance)
+        self._num_updates += 1
+        rate = max(1.0 / (self._num_updates + 1), NOISE_SMOOTHING)
+        seen = _noise_var(residual_s, load_s, expected_s, self.cov, weight / variance)
+        self._noise_var += rate * (seen - self._noise_var)
 
     def state(self) -> dict[str, Any]:
         """Everything that was learnt, for JSON."""
@@ -95,24 +98,20 @@ class FactorFilter:
         self.mean, self.cov = np.array(state["mean"], dtype=np.float64), np.array(state["cov"], dtype=np.float64)
         self._noise_var, self._num_updates = float(state["noise_var"]), int(state["num_updates"])
 
-    def _surprise(self, expected_s: Floats, error_s: Floats, variance: Floats) -> float:
-        """Mean squared normalised innovation, with errors of stragglers cut off."""
-        limit_s = MAX_SURPRISE * np.sqrt(_quadratic(expected_s, self.cov) + variance)
-        error_s = np.clip(error_s, -limit_s, limit_s)
-        # e' (H P H' + R)^-1 e without the n x n matrix.
-        scaled = error_s / variance
-        pulled = expected_s.T @ scaled
-        information = _inverse(self.cov) + (expected_s.T / variance) @ expected_s
-        explained = pulled @ np.linalg.solve(information, pulled)
-        return float((scaled @ error_s - explained) / len(error_s))
 
-    def _learn_noise(self, residual_frac: Floats, leverage: Floats) -> None:
-        """From what the factors leave unexplained; `leverage` is what each microbatch explained of itself."""
-        self._num_updates += 1
-        freedom = max(1.0 - float(leverage.mean()), 0.25)
-        seen = (1.4826 * float(np.median(np.abs(residual_frac)))) ** 2 / freedom
-        rate = max(1.0 / (self._num_updates + 1), NOISE_SMOOTHING)
-        self._noise_var += rate * (min(max(seen, MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2) - self._noise_var)
+def fitted(
+    mean: Floats, cov: Floats, expected_s: Floats, measured_s: Floats, variance: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """(mean, covariance, weight of each microbatch) after measurements, of which stragglers weigh less."""
+    information = _inverse(cov)
+    residual_s = measured_s - expected_s @ mean
+    spread_s = np.sqrt(_quadratic(expected_s, cov) + variance)
+    after = mean, cov
+    for _ in range(NUM_ROUNDS):
+        weight: Floats = np.minimum(1.0, HUBER * spread_s / np.maximum(np.abs(residual_s), 1e-300))
+        after = measured(mean, information, expected_s, measured_s, weight / variance)
+        residual_s, spread_s = measured_s - expected_s @ after[0], np.sqrt(variance)
+    return *after, weight
 
 
 def measured(
@@ -137,12 +136,31 @@ def hierarchical(num: int, sd_own: float, sd_common: float) -> Floats:
     return found
 
 
-def common_mean(mean: Floats, cov: Floats) -> tuple[float, Floats]:
-    """(generalised least squares mean of factors, standard deviation of each one's deviation from it)."""
+def common_mean(mean: Floats, cov: Floats) -> tuple[float, float, Floats]:
+    """(generalised least squares mean of factors, its standard deviation, that of each one's deviation from it)."""
     pull = np.linalg.solve(cov, np.ones(len(mean)))
     share = pull / pull.sum()
     away = np.eye(len(mean)) - share
-    return float(share @ mean), np.sqrt(np.maximum(_quadratic(away, cov), 0.0))
+    return float(share @ mean), float(pull.sum() ** -0.5), np.sqrt(np.maximum(_quadratic(away, cov), 0.0))
+
+
+def _surprise(cov: Floats, expected_s: Floats, error_s: Floats, variance: Floats) -> float:
+    """Mean squared normalised innovation, with errors of stragglers cut off."""
+    limit_s = MAX_SURPRISE * np.sqrt(_quadratic(expected_s, cov) + variance)
+    error_s = np.clip(error_s, -limit_s, limit_s)
+    # e' (H P H' + R)^-1 e without the n x n matrix.
+    scaled = error_s / variance
+    pulled = expected_s.T @ scaled
+    information = _inverse(cov) + (expected_s.T / variance) @ expected_s
+    explained = pulled @ np.linalg.solve(information, pulled)
+    return float((scaled @ error_s - explained) / len(error_s))
+
+
+def _noise_var(residual_s: Floats, load_s: Floats, expected_s: Floats, cov: Floats, weight: Floats) -> float:
+    """Squared relative error of a typical microbatch, from what a fit that it took part in left of it."""
+    leverage = float((_quadratic(expected_s, cov) * weight).mean())
+    typical = 1.4826 * float(np.median(np.abs(residual_s / load_s)))
+    return min(max(typical**2 / max(1.0 - leverage, 0.25), MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
 
 
 def _inverse(matrix: Floats) -> Floats:
