@@ -146,7 +146,7 @@ def lower_bound(problem: RankProblem) -> int:
     With uneven paces: all ranks as fast as the fastest, or work cut at will and dealt out in proportion to speed.
     """
     even = _even_bound(problem)
-    if (problem.pace == 1).all():
+    if not problem.is_uneven:
         return even
     num_used = problem.num_buckets if problem.keep_full else -(-int(problem.tokens.sum()) // problem.cap)
     work = int(problem.weights.sum()) + problem.fixed * num_used
@@ -228,13 +228,15 @@ def _without_gaps(p: RankProblem, bucket: Ints) -> Ints:
 def _side_by_side(p: RankProblem, bucket: Ints) -> Ints:
     """The same buckets, those of similar weight in one slot, where ranks wait for one another in every slot.
 
-    In a slot the faster rank has the heavier bucket.
+    Where ranks are not equally fast, buckets stay on the rank that they were filled for.
     """
     if p.num_cells == p.num_ranks:
         return bucket
-    places = np.arange(p.num_buckets).reshape(-1, p.num_ranks)[:, np.argsort(p.pace, kind="stable")].ravel()
+    weight = np.bincount(bucket, p.weights, p.num_buckets)
+    if p.is_uneven:
+        return _slots_in_order(p, bucket, weight.reshape(-1, p.num_ranks))
     position = np.empty(p.num_buckets, dtype=np.int64)
-    position[np.argsort(-np.bincount(bucket, p.weights, p.num_buckets), kind="stable")] = places
+    position[np.argsort(-weight, kind="stable")] = np.arange(p.num_buckets)
     return position[bucket]
 
 
@@ -243,6 +245,11 @@ def _heaviest_first(p: RankProblem, bucket: Ints) -> Ints:
     weight = np.bincount(bucket, p.weights, p.num_buckets).reshape(-1, p.num_ranks) * p.pace
     if p.num_cells != p.num_ranks:
         weight = np.repeat(weight.max(axis=1, keepdims=True), p.num_ranks, axis=1)
+    return _slots_in_order(p, bucket, weight)
+
+
+def _slots_in_order(p: RankProblem, bucket: Ints, weight: Floats | Ints) -> Ints:
+    """The same microbatches of every rank, those of most `weight`, `[slots, ranks]`, first."""
     slots = np.argsort(-weight, axis=0, kind="stable")
     position = np.empty_like(slots)
     np.put_along_axis(position, slots, np.arange(len(slots))[:, None], axis=0)
@@ -252,10 +259,12 @@ def _heaviest_first(p: RankProblem, bucket: Ints) -> Ints:
 
 def _paces(slowness: Floats | None, num_ranks: int) -> tuple[Ints, bool]:
     """(`[ranks]` whole numbers, whether they differ): ones where all ranks are as fast as predicted."""
-    if slowness is None or (slowness == 1.0).all():
-        return np.ones(num_ranks, dtype=np.int64), False
+    if slowness is None:
+        slowness = np.ones(num_ranks)
     if slowness.shape != (num_ranks,) or not np.isfinite(slowness).all() or (slowness <= 0).any():
         raise ValueError("slowness must be finite and positive, one number per rank")
+    if (slowness == 1.0).all():
+        return np.ones(num_ranks, dtype=np.int64), False
     return np.maximum(1, np.rint(np.ldexp(slowness, PACE_UNITS))).astype(np.int64), True
 
 

@@ -52,6 +52,11 @@ class RankProblem:
         """Whether no bucket may be left empty: always when there are samples enough."""
         return len(self.weights) >= self.num_buckets
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some rank has another pace than 1."""
+        return bool((self.pace != 1).any())
+
     def loads(self, bucket: Ints) -> Ints:
         """`[cells]` weight at its rank's pace, fixed parts included."""
         is_used = np.bincount(bucket, minlength=self.num_buckets) > 0

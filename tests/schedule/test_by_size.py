@@ -1,0 +1,147 @@
+"""Corrections by size of item: what every microbatch is predicted to take, against a sum over its items by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.cost.model import has_edge
+from dflop.records import LLM, ModuleFactors
+from dflop.schedule.assignment import assignment_of
+from dflop.schedule.attribution import bucket_seconds
+from dflop.schedule.caps import plan_caps
+from dflop.schedule.evaluate import StepEvaluator
+from dflop.schedule.items import module_items
+from dflop.schedule.linear import linear_step
+from dflop.schedule.policies import Effort
+from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
+from dflop.simulate.step import step_nodes
+from tests.builders import make_cost, make_inline_plan, make_plan, random_batch
+
+ENCODERS = ("vision", "audio")
+EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60, max_evals=2_000, max_orders=2)
+FACTORS = st.floats(0.25, 4.0)
+
+
+@st.composite
+def cases(draw: st.DrawFn):
+    """(plan, batch, uncorrected cost, corrections by size of every module)."""
+    encoders = draw(st.sampled_from([(), ("vision",), ENCODERS]))
+    num_slots, pp = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        plan = make_inline_plan(draw(st.integers(1, 3)), pp=pp, modules=(*encoders, LLM), num_microbatches=num_slots)
+    else:
+        dp = {name: draw(st.integers(1, 3)) for name in (*encoders, LLM)}
+        plan = make_plan(dp, llm_pp=pp, encoder_pp=draw(st.integers(1, 2)), num_microbatches=num_slots)
+    batch = random_batch(draw(st.integers(1, 24)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
+    factors = {}
+    for name in (*encoders, LLM):
+        edges = tuple(sorted(draw(st.sets(st.sampled_from([20, 80, 100, 150, 400]), max_size=3))))
+        values = tuple(draw(st.lists(FACTORS, min_size=len(edges) + 1, max_size=len(edges) + 1)))
+        factors[name] = ModuleFactors(name, draw(FACTORS) if edges else values[0], edges, values)
+    return plan, batch, make_cost(*encoders), factors
+
+
+def schedule(plan, batch, cost, **kwargs):
+    return schedule_step(run_id="run", step=0, plan=plan, batch=batch, cost=cost, effort=EFFORT, **kwargs)
+
+
+def seconds_by_hand(plan, step_plan, batch, plain, factors):
+    """Per (module, stage, rank, microbatch) the corrected seconds, one item after the other."""
+    found = {}
+    for m in plan.modules:
+        items = module_items(batch, m.module)
+        for stage, num_layers in enumerate(m.layers_per_stage):
+            key = {"num_layers": num_layers, "edge": has_edge(m.layers_per_stage, stage)}
+            for k, ranks in enumerate(step_plan.of(m.module).owner):
+                for rank, ids in enumerate(ranks):
+                    load = [sum(int(column[i]) for i in ids) for column in items.loads]
+                    uncorrected = float(sum(plain.module_seconds(m.module, *load, **key)))
+                    weighted = total = 0.0
+                    for i in ids:
+                        bucket = sum(edge <= items.num_tokens[i] for edge in factors[m.module].edges)
+                        one = float(plain.item_seconds(m.module, *(c[i] for c in items.loads), **key))
+                        weighted, total = weighted + factors[m.module].factors[bucket] * one, total + one
+                    found[m.module, stage, rank, k] = uncorrected * weighted / total if total else 0.0
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_a_microbatch_takes_the_mean_factor_of_its_items(case):
+    plan, batch, plain, factors = case
+    cost = plain.with_corrections(factors)
+    step_plan = schedule(plan, batch, cost)
+    wanted = seconds_by_hand(plan, step_plan, batch, plain, factors)
+    spans = predicted_spans(plan, step_plan, batch, cost)
+    told = {(*node, s.microbatch): s.forward_s + s.backward_s for node, found in spans.items() for s in found}
+    assert told == pytest.approx(wanted)
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    work = StepEvaluator(plan, items, cost).work(assignment_of(plan, step_plan))
+    judged = (work.forward_s + work.backward_s).tolist()
+    for row, node in zip(judged, step_nodes(plan), strict=True):
+        span_s = [s.forward_s + s.backward_s for s in stage_spans(plan, spans)[node]]
+        assert row == pytest.approx(span_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_buckets_hold_what_the_tables_predict_and_factors_make_the_correction_of_it(case):
+    plan, batch, plain, factors = case
+    cost = plain.with_corrections(factors)
+    step_plan = schedule(plan, batch, cost)
+    shares = bucket_seconds(plan, step_plan, batch, cost, {m: f.edges for m, f in factors.items()})
+    for under, of_buckets in ((plain, None), (cost, factors)):
+        spans = stage_spans(plan, predicted_spans(plan, step_plan, batch, under))
+        assert list(shares) == list(step_nodes(plan))
+        for node, found in shares.items():
+            told = [
+                sum(float(s @ (of_buckets[m].factors if of_buckets else np.ones_like(s))) for m, s in modules.items())
+                for modules in found
+            ]
+            assert told == pytest.approx([s.forward_s + s.backward_s for s in spans[node]])
+            assert all((s >= 0).all() and s.any() for modules in found for s in modules.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_plans_are_no_worse_than_arrival_and_score_as_predicted(case):
+    plan, batch, plain, factors = case
+    cost = plain.with_corrections(factors)
+    balanced = schedule(plan, batch, cost)
+    assert step_seconds(plan, balanced, batch, cost) == balanced.predicted_step_s
+    assert step_seconds(plan, balanced, batch, cost, compiled=False) == pytest.approx(balanced.predicted_step_s)
+    arrival = schedule(plan, batch, cost, policy="arrival")
+    assert step_seconds(plan, arrival, batch, cost) == balanced.arrival_step_s
+    quick = schedule(plan, batch, cost, policy="quick", compiled=False)
+    assert quick == schedule(plan, batch, cost, policy="quick")
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_the_search_sees_every_sample_corrected_and_fixed_costs_by_the_mean(case):
+    plan, batch, plain, factors = case
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    caps = plan_caps(plan, items, compiled=True)
+    alike = {name: ModuleFactors(name, 2.0, f.edges, (2.0,) * (len(f.edges) + 1)) for name, f in factors.items()}
+    before, twice = (linear_step(plan, items, c, caps) for c in (plain, plain.with_corrections(alike)))
+    assert twice.chain_s == pytest.approx(2 * before.chain_s)
+    assert twice.slot_s == pytest.approx(2 * before.slot_s)
+    assert twice.fixed_s == pytest.approx(2 * before.fixed_s)
+    assert twice.forward_frac == pytest.approx(before.forward_frac)
+    step = linear_step(plan, items, plain.with_corrections(factors), caps)
+    if not plan.is_inline:
+        times = plain.with_corrections(factors).item_factors(LLM, items[LLM].num_tokens)
+        assert step.chain_s == pytest.approx(before.chain_s * times)
+
+
+def test_what_takes_longer_than_predicted_is_spread_out():
+    """Long samples that take three times as long: levels alone would put as much of them on one rank as on another."""
+    plan, batch = make_plan({LLM: 4}, num_microbatches=2), random_batch(64, encoders=(), seed=5)
+    plain = make_cost()
+    cost = plain.with_corrections({LLM: ModuleFactors(LLM, 1.7, (200,), (1.0, 3.0))})
+    level = plain.with_corrections({LLM: 1.7})
+    aware_s, blind_s = (step_seconds(plan, schedule(plan, batch, c), batch, cost) for c in (cost, level))
+    assert aware_s < 0.97 * blind_s

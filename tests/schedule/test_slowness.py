@@ -1,0 +1,202 @@
+"""Slow ranks: the judge makes them slow, and every way of packing gives them less."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.records import LLM
+from dflop.schedule.assignment import assignment_of
+from dflop.schedule.data_parallel import balance_ranks
+from dflop.schedule.evaluate import StepEvaluator
+from dflop.schedule.items import module_items, stage_durations
+from dflop.schedule.pack import token_cap
+from dflop.schedule.policies import Effort, StepJob
+from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
+from dflop.simulate.step import simulate_step, step_nodes
+from tests.builders import make_cost, make_inline_plan, make_plan, random_batch
+from tests.schedule.test_data_parallel import SYNCS, equal, problems
+
+EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200, max_evals=2_000, max_orders=2)
+PACES = st.sampled_from([1.0, 1.0, 0.8, 1.1, 2.0])
+
+
+@st.composite
+def cases(draw: st.DrawFn):
+    """(plan, batch, cost, slowness of some nodes)."""
+    encoders = draw(st.sampled_from([(), ("vision",), ("vision", "audio")]))
+    num_slots, pp = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        plan = make_inline_plan(draw(st.integers(1, 3)), pp=pp, modules=(*encoders, LLM), num_microbatches=num_slots)
+    else:
+        dp = {name: draw(st.integers(1, 3)) for name in (*encoders, LLM)}
+        plan = make_plan(dp, llm_pp=pp, encoder_pp=draw(st.integers(1, 2)), num_microbatches=num_slots)
+    batch = random_batch(draw(st.integers(1, 24)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
+    slowness = {node: draw(PACES) for node in step_nodes(plan) if draw(st.booleans())}
+    return plan, batch, make_cost(*encoders), slowness
+
+
+def schedule(plan, batch, cost, slowness=None, **kwargs):
+    kwargs.setdefault("effort", EFFORT)
+    return schedule_step(run_id="run", step=0, plan=plan, batch=batch, cost=cost, slowness=slowness, **kwargs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_judge_is_the_simulator_with_longer_durations(case):
+    plan, batch, cost, slowness = case
+    step_plan = schedule(plan, batch, cost, slowness)
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    owners = {w.module: w.owner for w in step_plan.work}
+    durations = {}
+    for (module, stage, rank), found in stage_durations(plan, items, owners, cost).items():
+        times = slowness.get((LLM if plan.is_inline else module, stage, rank), 1.0)
+        durations[module, stage, rank] = [(times * f, times * b) for f, b in found]
+    wanted = simulate_step(plan, step_plan.work, durations).makespan_s
+    assert step_plan.predicted_step_s == pytest.approx(wanted)
+    for compiled in (True, False):
+        told = step_seconds(plan, step_plan, batch, cost, slowness, compiled=compiled)
+        assert told == pytest.approx(wanted)
+    spans = stage_spans(plan, predicted_spans(plan, step_plan, batch, cost, slowness))
+    work = StepEvaluator(plan, items, cost, slowness=slowness).work(assignment_of(plan, step_plan))
+    for row, node in zip((work.forward_s + work.backward_s).tolist(), step_nodes(plan), strict=True):
+        assert row == pytest.approx([s.forward_s + s.backward_s for s in spans[node]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_never_worse_than_arrival_or_than_not_knowing(case):
+    plan, batch, cost, slowness = case
+    job = StepJob(plan, batch, cost, slowness=slowness)
+    found, quick = schedule(plan, batch, cost, slowness), schedule(plan, batch, cost, slowness, policy="quick")
+    assert found == schedule(plan, batch, cost, slowness, num_threads=2)
+    assert quick == schedule(plan, batch, cost, slowness, policy="quick", compiled=False)
+    assert job.keeps_caps(assignment_of(plan, found))
+    for rival in ("arrival", "length_grouped", "token_lpt", "bottleneck"):
+        assignment = job.assign(rival, EFFORT)
+        if job.keeps_caps(assignment):
+            assert found.predicted_step_s <= job.judge.step_s(assignment)
+    if job.keeps_caps(job.assign("arrival", EFFORT)):
+        assert quick.predicted_step_s <= quick.arrival_step_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases())
+def test_ranks_that_are_as_fast_as_predicted_change_nothing(case):
+    plan, batch, cost, _ = case
+    ones = dict.fromkeys(step_nodes(plan), 1.0)
+    elsewhere = {(LLM, 99, 99): 3.0}
+    plain = schedule(plan, batch, cost)
+    assert schedule(plan, batch, cost, ones) == schedule(plan, batch, cost, elsewhere) == plain
+
+
+def work_of_ranks(plan, step_plan, batch, cost, module):
+    """`[dp]` uncorrected seconds of work of each rank on the module's last stage."""
+    spans = predicted_spans(plan, step_plan, batch, cost)
+    m = plan.module(module)
+    stage = m.parallel.pp - 1
+    return np.array(
+        [sum(s.forward_s + s.backward_s for s in spans[module, stage, rank]) for rank in range(m.parallel.dp)]
+    )
+
+
+@pytest.mark.parametrize("policy", ["balanced", "quick"])
+@pytest.mark.parametrize(("pp", "slots"), [(1, 1), (1, 4), (2, 6), (4, 8)])
+def test_a_replica_half_as_fast_gets_about_half_as_much(pp, slots, policy):
+    plan = make_plan({LLM: 2}, llm_pp=pp, num_microbatches=slots)
+    batch, cost = random_batch(96, encoders=(), seed=3), make_cost()
+    slowness = {(LLM, stage, 1): 2.0 for stage in range(pp)}
+    effort = Effort(num_ops=2_000_000, max_simulations=4_000)
+    aware, blind = (schedule(plan, batch, cost, s, policy=policy, effort=effort) for s in (slowness, None))
+    work = work_of_ranks(plan, aware, batch, cost, LLM)
+    assert 0.25 <= work[1] / work.sum() <= 0.45
+    gain = step_seconds(plan, aware, batch, cost, slowness) / step_seconds(plan, blind, batch, cost, slowness)
+    assert gain < 0.9
+
+
+def test_one_slow_stage_makes_its_replica_slow():
+    plan = make_plan({LLM: 2}, llm_pp=2, num_microbatches=6)
+    batch, cost = random_batch(96, encoders=(), seed=3), make_cost()
+    aware = schedule(plan, batch, cost, {(LLM, 0, 1): 2.0}, effort=Effort(max_simulations=4_000))
+    work = work_of_ranks(plan, aware, batch, cost, LLM)
+    assert 0.25 <= work[1] / work.sum() <= 0.45
+
+
+@pytest.mark.parametrize("policy", ["balanced", "quick"])
+@pytest.mark.parametrize("encoder_pp", [1, 2])
+def test_an_encoder_rank_half_as_fast_gets_about_half_as_much(encoder_pp, policy):
+    plan = make_plan({"vision": 2, LLM: 1}, encoder_pp=encoder_pp, num_microbatches=4)
+    batch = random_batch(128, encoders=("vision",), seed=3)
+    cost = make_cost("vision", scale={"vision": 4.0})
+    slowness = {("vision", 0, 1): 2.0}
+    aware, blind = (schedule(plan, batch, cost, s, policy=policy) for s in (slowness, None))
+    work = work_of_ranks(plan, aware, batch, cost, "vision")
+    assert 0.25 <= work[1] / work.sum() <= 0.45
+    gain = step_seconds(plan, aware, batch, cost, slowness) / step_seconds(plan, blind, batch, cost, slowness)
+    assert gain < 0.97
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.sampled_from([50, 3000]), st.integers(0, 1000))
+def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, seed):
+    s, tokens, given = problem
+    slowness = np.random.default_rng(seed).choice([1.0, 0.7, 1.3, 2.0], given["num_ranks"])
+    plans = [
+        balance_ranks(s, tokens, **given, slowness=slowness, max_evals=max_evals, compiled=c) for c in (True, False)
+    ]
+    assert equal(*plans)
+
+
+def slowed_step_s(s, bucket, slowness, num_slots, fixed_s, sync):
+    """The objective in words of its own."""
+    num_ranks = len(slowness)
+    load = np.bincount(bucket, s, num_ranks * num_slots).reshape(num_slots, num_ranks)
+    load = load + fixed_s * (np.bincount(bucket, minlength=load.size).reshape(load.shape) > 0)
+    load = load * slowness
+    return float(load.sum(axis=0).max() if sync == "step" else load.max(axis=1).sum())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=2, max_size=5),
+    st.lists(st.sampled_from([1.0, 0.5, 1.5, 2.0]), min_size=1, max_size=2),
+    st.integers(1, 2), st.sampled_from([0.0, 1.0]), st.sampled_from(SYNCS), st.integers(8, 20),
+)  # fmt: skip
+def test_the_lower_bound_holds_for_every_assignment_there_is(samples, slowness, num_slots, fixed_s, sync, cap):
+    tokens, s, slow = np.array([t for t, _ in samples]), np.array([float(w) for _, w in samples]), np.array(slowness)
+    num_buckets = len(slow) * num_slots
+    if (cap := max(cap, token_cap(tokens, num_buckets))) and len(s) < num_buckets:
+        return
+    given = {"cap_tokens": cap, "num_microbatches": num_slots, "fixed_s": fixed_s, "sync": sync, "slowness": slow}
+    found = balance_ranks(s, tokens, len(slow), **given)
+    best = min(
+        slowed_step_s(s, np.array(b), slow, num_slots, fixed_s, sync)
+        for b in itertools.product(range(num_buckets), repeat=len(s))
+        if len(set(b)) == num_buckets and np.bincount(b, tokens).max() <= cap
+    )
+    told = slowed_step_s(s, found.slot * len(slow) + found.rank, slow, num_slots, fixed_s, sync)
+    assert found.step_s == pytest.approx(told)
+    assert found.lower_bound_s <= best + 1e-9
+    assert best <= found.step_s + 1e-9
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_ranks_are_done_at_the_same_time(sync):
+    tokens = np.random.default_rng(1).lognormal(6, 0.8, 512).astype(np.int64)
+    slow = np.array([1.0, 1.0, 2.0, 1.25])
+    found = balance_ranks(
+        tokens * 1e-3, tokens, 4, cap_tokens=int(tokens.sum()), num_microbatches=4, sync=sync, slowness=slow
+    )
+    work = np.bincount(found.rank, tokens * 1e-3, 4)
+    assert work * slow == pytest.approx(found.step_s, rel=0.01)
+    assert found.step_s <= 1.01 * found.lower_bound_s
+
+
+@pytest.mark.parametrize("wrong", [np.ones(3), np.array([1.0, 0.0]), np.array([1.0, np.inf])])
+def test_slowness_that_is_none_is_refused(wrong):
+    with pytest.raises(ValueError, match="slowness"):
+        balance_ranks(np.ones(4), np.ones(4, dtype=np.int64), 2, cap_tokens=10, slowness=wrong)
