@@ -7,6 +7,7 @@ shapes.parquet         healthy samples in training order of the annotation file
 cost_tables.json       tables the plan was made from (training falls back on them; the scheduler reads the store)
 plan.json              the plan that runs; changes only while no training job does
 plans/                 the plans that ran before it, numbered from 1
+replanning             there while a training job makes way for another plan
 checkpoints/           see train/checkpoint.py
 report.html
 """
@@ -90,6 +91,17 @@ class RunDir:
     def has_plan(self) -> bool:
         return (self.path / "plan.json").is_file()
 
+    def mark_replanning(self, is_replanning: bool) -> None:
+        """Note that the training job is to make way for another plan, or that the plan has been changed."""
+        mark = self.path / "replanning"
+        if is_replanning:
+            write_atomically(mark, "")
+        else:
+            mark.unlink(missing_ok=True)
+
+    def is_replanning(self) -> bool:
+        return (self.path / "replanning").exists()
+
     def cost_tables(self) -> list[CostTable]:
         return [from_dict(CostTable, t) for t in json.loads((self.path / "cost_tables.json").read_text())]
 
@@ -115,6 +127,10 @@ class RunDir:
 
         keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
         return str(keys[0]) if len(keys) else ""
+
+    def num_attempts(self, job: str) -> int:
+        """How often `job` has been started."""
+        return len(list((self.path / "attempts").glob(f"{job}-*")))
 
     def claim_attempt(self, job: str) -> int:
         """Number of this start of `job`, from 1; two starts never get the same one."""

@@ -61,8 +61,13 @@ def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> 
 def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:
     """The training (`train`) or comparison (`compare`) job, one task per process of the plan."""
     return _job(
-        run, config, mode, "dflop.jobs.train:main", (mode,), f"{run.run_id}/{mode}", num_tasks=num_processes
+        run, config, mode, "dflop.jobs.train:main", (mode,), train_key(run, mode), num_tasks=num_processes
     )  # fmt: skip
+
+
+def train_key(run: RunDir, mode: str) -> str:
+    """Of all jobs that train or compare, one after the other, whatever plan they run: there is never more than one."""
+    return f"{run.run_id}/{mode}"
 
 
 def _job(
