@@ -11,22 +11,17 @@ from tests.builders import make_corrections, make_decision, make_plan, make_rank
 EDGES = (100, 900)
 
 
-def plans_of_story(run_id: str = "run") -> tuple[Plan, Plan, Plan]:
-    """(that ran first, that ran second, that was only looked at), all of rank 0 as every search ranks its own."""
-    first, second, looked_at = (
-        dataclasses.replace(
-            make_plan(dp, llm_pp=pp),
-            plan_id=f"plan{i}",
-            run_id=run_id,
-            predicted_step_s=2.0 - i / 4,
-            baseline_step_s=3.0,
-            snapshot_seq=1 + i,
-        )
-        for i, (dp, pp) in enumerate(
-            [({"vision": 2, LLM: 1}, 2), ({"vision": 1, LLM: 3}, 1), ({"vision": 3, LLM: 1}, 1)]
-        )
-    )
-    return first, second, looked_at
+def plans_of_story(run_id: str = "run") -> list[Plan]:
+    """Of two searches: the best plan and the runner-up of each; the second search turns them round."""
+    layouts = {"plan0": ({"vision": 2, LLM: 1}, 2), "plan1": ({"vision": 1, LLM: 3}, 1)}
+    found = []
+    for search, seconds in enumerate([{"plan0": 2.0, "plan1": 2.2}, {"plan1": 1.5, "plan0": 2.4}]):
+        for rank, (plan_id, predicted_s) in enumerate(seconds.items()):
+            dp, llm_pp = layouts[plan_id]
+            changes = {"plan_id": plan_id, "candidate_rank": rank, "predicted_step_s": predicted_s, "run_id": run_id}
+            plan = make_plan(dp, llm_pp=llm_pp)
+            found.append(dataclasses.replace(plan, baseline_step_s=3.0, snapshot_seq=1 + search, **changes))
+    return found
 
 
 def story(run_id: str = "run") -> list[Any]:
@@ -42,11 +37,14 @@ def story(run_id: str = "run") -> list[Any]:
         told = {"run_id": run_id, "observed_at_s": at_s, "detail": detail, **changes}
         return make_decision(kind, verdict, subject, step=step, **told)
 
-    looked, paid = ({"new_plan_id": f"plan{i}", "num_steps_left": 60, "cost_s": 20.0} for i in (2, 1))
+    reckoned = {"num_steps_left": 60, "cost_s": 20.0}
     return [
         state("done", 1100.0),
         state("running", 1000.0),
-        RunInput(run_id, "plan", 0, 1, "rev", "data", "model", (f"{LLM}-tp1",), 1001.0),
+        *(
+            RunInput(run_id, "plan", 0, seq, "rev", "data", "model", (f"{LLM}-tp1",), at_s)
+            for seq, at_s in ((1, 1001.0), (2, 1073.0))
+        ),
         *plans_of_story(run_id),
         make_table(LLM),
         job("running", 1012.0),
@@ -64,8 +62,8 @@ def story(run_id: str = "run") -> list[Any]:
         make_rank_factor(3, 1.01, run_id=run_id),
         decided("slow_rank", "noticed", "rank 2", 1040.0, 20, "30 % slower than its peers on host1", measured=1.3),
         decided("drift_shapes", "noticed", "vision", 1050.0, 30, "1.9 s a batch, 0.8 s when planned", measured=1.9),
-        decided("replan", "stay", "plan2", 1055.0, 32, "gains less than it costs", gain_s=12.0, **looked),
-        decided("replan", "done", "plan1", 1070.0, 40, "1.50 s a step instead of 2.4 s", gain_s=54.0, **paid),
+        decided("replan", "stay", "plan1", 1055.0, 32, "12 s to gain", gain_s=12.0, new_plan_id="plan1", **reckoned),
+        decided("replan", "done", "plan1", 1070.0, 40, "54 s to gain", gain_s=54.0, new_plan_id="plan1", **reckoned),
     ]
 
 

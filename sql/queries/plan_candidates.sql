@@ -1,6 +1,6 @@
--- purpose: the plan that runs and its runners-up, with why
+-- purpose: the plan that runs and its runners-up, with why; after those, what earlier searches of the run found
 -- parameters: $run_id varchar, the run
--- grain: one row per candidate, best first
+-- grain: one row per plan, those of the newest search first, best first
 -- units: seconds, bytes; predicted_speedup is baseline over predicted, ..._over_uniform is uniform over predicted
 select
     candidate_rank,
@@ -17,4 +17,4 @@ select
     reason
 from v_plan
 where run_id = $run_id
-order by candidate_rank;
+order by snapshot_seq desc, candidate_rank asc;

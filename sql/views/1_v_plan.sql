@@ -1,11 +1,17 @@
 create or replace view v_plan as
-with place as (
+with newest as (
+    select *
+    from plan
+    qualify row_number() over (partition by run_id, plan_id order by _producer desc, _seq desc, rowid desc) = 1
+),
+
+place as (
     select
         plan_id,
         run_id,
         layout,
         unnest(modules) as place
-    from plan
+    from newest
 ),
 
 -- All modules of an inline plan have the processes of the llm, so one place stands for the whole chain.
@@ -54,14 +60,10 @@ select
     plan.snapshot_seq,
     plan.reason,
     plan.table_ids
-from plan
-inner join layout using (plan_id, run_id)
-qualify
-    row_number() over (
-        partition by plan.run_id, plan.plan_id
-        order by plan._producer desc, plan._seq desc, plan.rowid desc
-    ) = 1;
+from newest as plan
+inner join layout using (plan_id, run_id);
 
 comment on view v_plan is
 'Plan and runners-up of every run; uniform: best data-blind plan with one layout for all modules, null where none is '
-'known. Grain: one row per run_id, plan_id; candidate_rank 0 runs. Seconds and bytes.';
+'known; of a plan that was found twice, as found last. Grain: one row per run_id, plan_id; candidate_rank 0 runs, '
+'v_run_plan has them in order. Seconds and bytes.';

@@ -1,61 +1,64 @@
--- A plan has no time of its own. The first one is dated by what the planner read, later ones by the decision for them;
--- plans that a decision only looked at did not run and are left out.
+-- Every search that something came of leaves one row of rank 0. A plan has no time of its own: what its planner read,
+-- which names the same snapshot, dates it; the decision for it, where there is one, says at which step.
 create or replace view v_run_plan as
-with decided as (
+with searched as (
     select
         run_id,
-        list(distinct new_plan_id) as new_plan_ids,
-        arg_min(plan_id, observed_at_s) as first_plan_id
-    from decision
+        plan_id,
+        snapshot_seq,
+        max(num_microbatches) as num_microbatches,
+        max(predicted_step_s) as predicted_step_s,
+        max(baseline_step_s) as baseline_step_s,
+        min(_seq) as first_seq
+    from plan
+    where candidate_rank = 0
     group by all
 ),
 
-chosen as (
-    select
-        plan.run_id,
-        plan.plan_id,
-        coalesce(min(seen.observed_at_s), min(run.started_at_s)) as observed_at_s,
-        null::bigint as step,
-        null::bigint as attempt
-    from v_plan as plan
-    left join run_input as seen
-        on plan.run_id = seen.run_id and seen.job = 'plan' and plan.snapshot_seq = seen.snapshot_seq
-    left join v_run as run on plan.run_id = run.run_id
-    left join decided on plan.run_id = decided.run_id
-    where
-        plan.candidate_rank = 0
-        and (
-            plan.plan_id = decided.first_plan_id
-            or not list_contains(coalesce(decided.new_plan_ids, []), plan.plan_id)
-        )
-    group by all
-    union all
+planner as (
     select
         run_id,
-        new_plan_id as plan_id,
-        observed_at_s,
-        step,
-        attempt
-    from decision
-    where verdict = 'done' and new_plan_id not in ('', plan_id)
+        snapshot_seq,
+        min(observed_at_s) as observed_at_s
+    from run_input
+    where job = 'plan'
+    group by all
+),
+
+numbered as (
+    select
+        searched.*,
+        coalesce(planner.observed_at_s, run.started_at_s) as observed_at_s,
+        row_number() over (
+            partition by searched.run_id
+            order by
+                coalesce(planner.observed_at_s, run.started_at_s) nulls first, searched.first_seq, searched.plan_id
+        ) as number -- noqa: RF04
+    from searched
+    left join planner on searched.run_id = planner.run_id and searched.snapshot_seq = planner.snapshot_seq
+    left join v_run as run on searched.run_id = run.run_id
 )
 
 select
-    chosen.run_id,
-    row_number() over (
-        partition by chosen.run_id order by chosen.observed_at_s nulls first, plan.snapshot_seq, plan.plan_id
-    ) as number, -- noqa: RF04
-    plan.plan_id,
-    chosen.observed_at_s,
-    chosen.step,
-    chosen.attempt,
+    numbered.run_id,
+    numbered.number,
+    numbered.plan_id,
+    numbered.observed_at_s,
+    arg_min(decision.step, abs(decision.observed_at_s - numbered.observed_at_s)) as step,
     plan.layout_text,
-    plan.num_microbatches,
-    plan.predicted_step_s,
-    plan.baseline_step_s,
-    plan.snapshot_seq
-from chosen
-inner join v_plan as plan on chosen.run_id = plan.run_id and chosen.plan_id = plan.plan_id;
+    numbered.num_microbatches,
+    numbered.predicted_step_s,
+    numbered.baseline_step_s,
+    numbered.snapshot_seq
+from numbered
+inner join v_plan as plan on numbered.run_id = plan.run_id and numbered.plan_id = plan.plan_id
+left join decision
+    on
+        numbered.run_id = decision.run_id
+        and numbered.plan_id = decision.new_plan_id
+        and numbered.number > 1
+        and decision.verdict = 'done'
+group by all;
 
 comment on view v_run_plan is
 'The plans that a run ran under, one after the other; step: at which it was decided for, null for the first. '

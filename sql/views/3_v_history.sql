@@ -85,7 +85,6 @@ with happened as (
         observed_at_s,
         5 as place,
         step,
-        attempt,
         'plan' as kind,
         plan_id as subject,
         'chosen' as verdict,

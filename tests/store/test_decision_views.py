@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dflop.records import RunInput
 from dflop.store import console
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
@@ -51,10 +52,10 @@ def test_history_is_everything_in_order(told: Path) -> None:
         (35.0, "scheduler_late", "train", "survived"),
         (40.0, "slow_rank", "rank 2", "noticed"),
         (50.0, "drift_shapes", "vision", "noticed"),
-        (55.0, "replan", "plan2", "stay"),
+        (55.0, "replan", "plan1", "stay"),
         (70.0, "replan", "plan1", "done"),
-        (70.0, "plan", "plan1", "chosen"),
         (72.0, "job", "train", "interrupted"),
+        (73.0, "plan", "plan1", "chosen"),
         (75.0, "job", "train", "running"),
         (100.0, "run", "demo", "done"),
     ]
@@ -73,16 +74,23 @@ def test_history_is_everything_in_order(told: Path) -> None:
 
 
 def test_a_plan_that_comes_back_is_told_each_time(tmp_path: Path, make) -> None:
-    swaps = [
-        make_decision("replan", "done", new, step=step, plan_id=old, new_plan_id=new)
-        for step, old, new in ((10, "plan0", "plan1"), (20, "plan1", "plan0"))
-    ]
-    write(tmp_path, make.run(at_s=1000.0), make.plan(), dataclasses.replace(make.plan(), plan_id="plan1"), *swaps)
+    write(tmp_path, make.run(at_s=1000.0))
+    for number, (old, new) in enumerate((("", "plan0"), ("plan0", "plan1"), ("plan1", "plan0"))):
+        searched = dataclasses.replace(make.plan(), plan_id=new, snapshot_seq=number, predicted_step_s=1.0 + number)
+        read = RunInput("run", "plan", 0, number, "rev", "data", "model", (), 1000.0 + 100 * number)
+        write(tmp_path, searched, read)
+        if old:  # noticed before the search of the re-plan, after that of the stage
+            at_s = 1000.0 + 100 * number + (-5.0 if number == 1 else 5.0)
+            done = {"plan_id": old, "new_plan_id": new, "observed_at_s": at_s}
+            write(tmp_path, make_decision("replan" if number == 1 else "stage", "done", step=10 * number, **done))
     ingest(tmp_path)
-    found = named(tmp_path, "history", run_id="run")
-    assert [row["subject"] for row in found if row["kind"] == "plan"] == ["plan0", "plan1", "plan0"]
-    assert [row["step"] for row in found if row["kind"] == "plan"] == [None, 10, 20]
-    assert [row["number"] for row in rows(tmp_path, "from v_run_plan order by number")] == [1, 2, 3]
+    found = rows(tmp_path, "from v_run_plan order by number")
+    assert [(row["number"], row["plan_id"], row["step"], row["predicted_step_s"]) for row in found] == [
+        (1, "plan0", None, 1.0), (2, "plan1", 10, 2.0), (3, "plan0", 20, 3.0),
+    ]  # fmt: skip
+    history = named(tmp_path, "history", run_id="run")
+    assert [row["subject"] for row in history if row["kind"] == "plan"] == ["plan0", "plan1", "plan0"]
+    assert rows(tmp_path, "select plan_layout from v_run_summary") == [{"plan_layout": found[2]["layout_text"]}]
 
 
 def test_a_run_without_decisions_has_a_history(tmp_path: Path, make) -> None:
