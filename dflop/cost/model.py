@@ -120,9 +120,9 @@ class CostModel:
         return found.level if isinstance(found, ModuleFactors) else found
 
     def is_by_size(self, module: str) -> bool:
-        """Whether items of different sizes may have different factors; if not, all have the level."""
+        """Whether some sizes of items have another factor than the level."""
         found = self.corrections.get(module)
-        return isinstance(found, ModuleFactors) and bool(found.edges)
+        return isinstance(found, ModuleFactors) and bool(found.edges) and set(found.factors) != {found.level}
 
     def item_factors(self, module: str, num_tokens: npt.ArrayLike) -> Floats:
         """What multiplies the seconds of items with so many tokens each."""

@@ -8,17 +8,22 @@ have corrected since. Nothing of dflop's store, and no torch, is imported before
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
-from dflop.records import LLM, CostTable, ModuleLoad, SampleShape, from_dict
+from dflop.records import LLM, CostTable, ModuleFactors, ModuleLoad, SampleShape, from_dict
+
+if TYPE_CHECKING:
+    from dflop.store.reader import Reader
 
 Ints = npt.NDArray[np.int64]
 Loads = Mapping[str, tuple[Ints, Ints, Ints]]
@@ -168,6 +173,8 @@ def sample_costs_from_store(
 ) -> SampleCosts:
     """Costs from the newest snapshot of a store: a data profile under the cost tables and corrections in force.
 
+    Corrections by size count sample by sample; that some ranks are slow is not taken over, for who they are may change.
+
     The snapshot may change between two calls: make the costs once and let every rank `SampleCosts.load` the same file.
 
     Args:
@@ -194,7 +201,8 @@ def sample_costs_from_store(
         columns = ("sample_index", "module", "num_items", "num_tokens", "sum_sq_tokens")
         rows = reader.arrays("v_sample_load", columns, where=where)
         tables = reader.latest_cost_tables(model_key)
-        factors = {c.module: c.factor for c in reader.latest_corrections([t.table_id for t in tables])}
+        model = CostModel(tables, frozen=frozen, extrapolate=True)
+        model = model.with_corrections(_factors_in_force(reader, model_key, model))
         snapshot = reader.seq
     if not len(samples["sample_index"]):
         raise DataError(f"data profile {data_key} has no samples", where=str(store))
@@ -202,8 +210,6 @@ def sample_costs_from_store(
     index = samples["sample_index"][order].astype(np.int64)
     names = [*sorted(set(rows["module"]) - {LLM}), LLM]
     loads = {module: _placed(rows, rows["module"] == module, index) for module in names}
-    modules = {t.module for t in tables}
-    model = CostModel(tables, {m: f for m, f in factors.items() if m in modules}, frozen=frozen, extrapolate=True)
     seconds, fixed_s = _seconds(model, loads, tp=tp, recompute=recompute)
     weights = samples["weight"][order].astype(np.float64)
     return SampleCosts(
@@ -217,17 +223,40 @@ def sample_costs_from_store(
     )
 
 
+def _factors_in_force(reader: Reader, profile_key: str, model: CostModel) -> dict[str, ModuleFactors]:
+    """What runs have learnt of each module in the state, frozen or trained, that the model has its table for.
+
+    As it was learnt, however long ago: a rank that asks later must not come to other costs.
+    """
+    found = {}
+    for is_frozen in (False, True):
+        modules = {t.module for t in model.tables if t.is_frozen == is_frozen}
+        rows = reader.corrections_in_force(profile_key, is_frozen=is_frozen)
+        for module, group in itertools.groupby(rows, lambda row: row.module):
+            if module in modules:
+                buckets = list(group)
+                factors = tuple(b.factor if b.is_in_force else b.level for b in buckets)
+                level = buckets[0].level if len(buckets) > 1 else factors[0]
+                found[module] = ModuleFactors(module, level, tuple(b.min_tokens for b in buckets[1:]), factors)
+    return found
+
+
 def _seconds(model: CostModel, loads: Loads, *, tp: int, recompute: bool) -> tuple[Floats, float]:
-    """(seconds each sample adds, seconds of a microbatch beside them), all modules on one device after the other."""
+    """(seconds each sample adds, seconds of a microbatch beside them), all modules on one device after the other.
+
+    Media of a sample are corrected as items of their mean size.
+    """
     num_samples = len(loads[LLM][1])
     seconds, fixed_s = np.zeros(num_samples), 0.0
     for module, load in loads.items():
         num_layers = model.table(module, tp, recompute).num_layers
         typical = [TYPICAL_SAMPLES * float(column.sum()) / num_samples for column in load]
+        size = load[1] if module == LLM else load[1] / np.maximum(load[0], 1)
         added_s = model.item_seconds(
             module,
             *(np.append(column, mean) for column, mean in zip(load, typical, strict=True)),
             num_layers=num_layers, edge=True, tp=tp, recompute=recompute,
+            factor=np.append(model.item_factors(module, size), model.level(module)),
         )  # fmt: skip
         whole = model.module_seconds(module, *typical, num_layers=num_layers, edge=True, tp=tp, recompute=recompute)
         seconds += added_s[:-1]

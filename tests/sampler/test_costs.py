@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from dflop.records import LLM, Correction, ProfileRecord, to_dict
 from dflop.sampler.costs import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
-from tests.builders import make_table, random_batch
+from tests.builders import make_corrections, make_sample, make_table, random_batch
 
 TABLES = [make_table(LLM, per_token_s=3e-5), make_table("vision"), make_table("audio")]
 
@@ -109,3 +110,31 @@ def test_a_store_gives_the_same_costs_and_the_corrections_in_force(tmp_path):
     assert corrected.seconds == pytest.approx(plain.seconds + llm_s)
     with pytest.raises(DataError, match="no data profile"):
         sample_costs_from_store(tmp_path, data_profile="zz")
+
+
+def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(tmp_path):
+    shapes = [make_sample(0, 50), make_sample(1, 150), make_sample(2, 150, [("vision", 40), ("vision", 80)])]
+    trained, frozen = make_table("vision"), make_table("vision", table_id="vision-frozen", is_frozen=True)
+    tables = [make_table(LLM), trained, frozen]
+    keys = {"data": "data", trained.profile_key: "model"}
+    profiles = [ProfileRecord(key, kind, "run", "{}", 3, 0, time.time(), 1.0) for key, kind in keys.items()]
+    rows = [
+        *make_corrections(LLM, (1.5, 3.0), (100,), level=2.0),
+        *make_corrections("vision", (2.0, 9.0), (100,), table_id=frozen.table_id),
+        *make_corrections("vision", (5.0, 5.0), (100,), table_id=trained.table_id, is_in_force=False, level=4.0),
+    ]
+    with SpoolWriter(tmp_path, "run", "p") as spool:
+        for record in [*shapes, *tables, *profiles, *rows]:
+            spool.append(record)
+    ingest(tmp_path)
+
+    def of(module: str, way: tuple[str, ...]) -> np.ndarray:
+        free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
+        part = [
+            t if t.module == module else replace(make_table(t.module, **free), is_frozen=t.is_frozen) for t in tables
+        ]
+        return sample_costs_from_tables(part, shapes, frozen=way).seconds
+
+    for way, times in ((("vision",), 2.0), ((), 4.0)):
+        found = sample_costs_from_store(tmp_path, frozen=way).seconds
+        assert found == pytest.approx(of(LLM, way) * [1.5, 3.0, 3.0] + of("vision", way) * times)
