@@ -209,7 +209,7 @@ def _verdict(
 ) -> tuple[str, str]:
     """(verdict, why, in words)."""
     steps = f"{count(num_steps)} steps"
-    if new.plan_id == plan.plan_id:
+    if _layout(new) == _layout(plan):
         return STAY, f"stays: {layout_text(plan)} is still the best plan for the next {steps}"
     gain_frac = 1 - new_s / old_s
     change = (
@@ -229,6 +229,12 @@ def _verdict(
     if config.replan.mode == "act":
         return DONE, f"goes on under a new plan: {saved}"
     return ADVISED, f"a new plan would pay: {saved}"
+
+
+def _layout(plan: Plan) -> object:
+    """What two plans have in common that run alike, whatever they were predicted to take."""
+    modules = [replace(m, stage_memory_bytes=(), max_tokens=0) for m in plan.modules]
+    return plan.layout, plan.num_microbatches, modules
 
 
 def _slow_text(plan: Plan, slow: Mapping[Node, float]) -> str:

@@ -98,7 +98,10 @@ def _draft(
         "num_microbatches": num_microbatches,
         "global_batch_size": problem.global_batch_size,
         "table_ids": tables,
-        "corrections": problem.cost.corrections,
+        "corrections": {
+            module: found if isinstance(found, float) else to_dict(found)
+            for module, found in problem.cost.corrections.items()
+        },
     }
     plan = Plan(
         plan_id=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],

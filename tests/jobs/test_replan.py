@@ -1,0 +1,240 @@
+"""When another plan is worth a restart: on a planned run whose rows are written by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from dflop.config import Config
+from dflop.jobs.basis import basis_of
+from dflop.jobs.planning import plan_run
+from dflop.jobs.progress import progress_of, restart_cost_s
+from dflop.jobs.replan import advise_now, apply, consider
+from dflop.jobs.rundir import RunDir
+from dflop.records import LLM, Correction, Decision, JobRecord, Plan, RankFactor, RankSpan, StepObservation
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+from tests.jobs.training import fresh, planned_run
+
+NUM_STEPS, NUM_SEEN = 400, 30
+STEP_S = 2.0
+STARTED_S, START_UP_S, CHECKPOINT_S = 1_700_000_000.0, 9.0, 1.5
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> RunDir:
+    """A run on two of four processes, thirty steps into its training."""
+    run = planned_run(
+        tmp_path_factory.mktemp("replan"), f"train.num_steps={NUM_STEPS}", "replan.mode=act",
+        "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=8",
+    )  # fmt: skip
+    with SpoolWriter(run.config().store, run.run_id, "by-hand") as spool:
+        spool.append(job(run, "job-1", "queued", STARTED_S))
+        spool.append(job(run, "job-1", "running", STARTED_S + 30))
+        for step in range(NUM_SEEN):
+            for rank, module in enumerate(("vision", LLM)):
+                spool.append(observation(run, step, rank, module))
+        for rank, duration_s in enumerate((CHECKPOINT_S, 0.5)):
+            spool.append(
+                RankSpan(run.run_id, 1, 20, rank, LLM, 0, 0, 0, "checkpoint", -1, 0.0, duration_s, 0)
+            )  # fmt: skip
+    ingest(run.config().store)
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> RunDir:
+    return fresh(trained, tmp_path)
+
+
+def job(run: RunDir, job_id: str, state: str, at_s: float) -> JobRecord:
+    return JobRecord(run.run_id, "train", f"{run.run_id}/train", "local", job_id, state, "", "", 2, 0, at_s)
+
+
+def observation(run: RunDir, step: int, rank: int, module: str, attempt: int = 1) -> StepObservation:
+    ended_s = STARTED_S + START_UP_S + (step + 1) * STEP_S
+    return StepObservation(
+        run.run_id, attempt, step, "balanced", rank, module, 0, 0, STEP_S / 1.25, STEP_S, STEP_S, 0.0, 0.0, 0.0, 0.0,
+        1.0, 1.0, 100, ended_s, (),
+    )  # fmt: skip
+
+
+def noticed(run: RunDir, kind: str = "drift_shapes", step: int = 25, subject: str = "vision") -> Decision:
+    nan = math.nan
+    return Decision(
+        run.run_id, 1, step, kind, subject, "noticed", 4.0, 2.0, nan, nan, NUM_STEPS - step, run.plan().plan_id, "",
+        f"{subject} changed", STARTED_S + 100,
+    )  # fmt: skip
+
+
+def write(run: RunDir, *rows: object) -> None:
+    with SpoolWriter(run.config().store, run.run_id, "by-hand-too") as spool:
+        for row in rows:
+            spool.append(row)
+    ingest(run.config().store)
+
+
+def rules(run: RunDir, **changes: object) -> Config:
+    config = run.config()
+    return config.model_copy(update={"replan": config.replan.model_copy(update=changes)})
+
+
+def replans(run: RunDir) -> list[Decision]:
+    ingest(run.config().store)
+    with Reader(run.config().store) as reader:
+        return [d for d in reader.decisions(run.run_id) if d.kind == "replan"]
+
+
+def lines() -> tuple[list[str], object]:
+    said: list[str] = []
+    return said, said.append
+
+
+def test_nothing_is_asked_before_anything_was_noticed(run):
+    assert consider(run, run.config(), print) is None
+
+
+def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
+    write(run, noticed(run))
+    old, (said, say) = run.plan(), lines()
+    advice = consider(run, run.config(), say)
+    found = advice.decision
+    assert (advice.is_to_act, found.verdict, found.plan_id) == (True, "done", old.plan_id)
+    # Four processes instead of two: faster, and four fifths of a measured step are in the simulation.
+    assert found.expected < found.measured
+    assert found.num_steps_left == NUM_STEPS - NUM_SEEN
+    ratio = STEP_S / (STEP_S / 1.25 + old.sync_s)
+    assert found.gain_s == pytest.approx((found.measured - found.expected) * ratio * (NUM_STEPS - NUM_SEEN))
+    assert found.cost_s == pytest.approx(START_UP_S + CHECKPOINT_S)
+    assert found.gain_s > found.cost_s
+    assert "vision changed" in found.detail
+    assert "370 steps left save" in found.detail
+    assert len(said) == 1
+    # Nothing is changed until the job has ended.
+    assert run.plan() == old
+    assert replans(run) == []
+    apply(run, run.config(), advice)
+    assert run.plan().plan_id == found.new_plan_id != old.plan_id
+    assert json.loads((run.path / "plans" / "plan-1.json").read_text())["plan_id"] == old.plan_id
+    assert {t.table_id for t in run.cost_tables()} == set(run.plan().table_ids)
+    assert (basis_of(run).from_step, basis_of(run).num_steps) == (NUM_SEEN, NUM_STEPS - NUM_SEEN)
+    assert [d.new_plan_id for d in replans(run)] == [found.new_plan_id]
+    with Reader(run.config().store) as reader:
+        plans = reader.records(Plan, where={"run_id": run.run_id, "candidate_rank": 0})
+    assert [p.plan_id for p in plans] == [found.new_plan_id]
+    # The new plan has not run for long enough.
+    write(run, noticed(run, step=29))
+    assert consider(run, run.config(), print) is None
+
+
+def test_where_a_restart_costs_more_the_run_stays_and_is_not_asked_again(run):
+    write(run, noticed(run))
+    advice = consider(run, rules(run, restart_cost_s=1e6), print)
+    assert (advice.is_to_act, advice.decision.verdict) == (False, "stay")
+    assert "370 steps left save" in advice.decision.detail
+    assert "a restart costs 277 h" in advice.decision.detail
+    assert [d.verdict for d in replans(run)] == ["stay"]
+    assert consider(run, run.config(), print) is None
+    write(run, noticed(run, "drift_cost", 28, "llm of 100 to 199 tokens"))
+    assert consider(run, run.config(), print).is_to_act
+
+
+def test_advice_changes_nothing(run):
+    write(run, noticed(run))
+    before = run.plan()
+    advice = consider(run, rules(run, mode="advise"), print)
+    assert (advice.is_to_act, advice.decision.verdict) == (False, "advised")
+    assert [d.verdict for d in replans(run)] == ["advised"]
+    assert run.plan() == before
+
+
+@pytest.mark.parametrize("changes", [{"mode": "off"}, {"min_steps": NUM_SEEN + 1}, {"max_replans": 0}])
+def test_rules_that_forbid_a_plan(run, changes):
+    write(run, noticed(run))
+    assert consider(run, rules(run, **changes), print) is None
+    # It was not answered: once the rules allow it, it is.
+    assert consider(run, run.config(), print) is not None
+
+
+def test_a_small_gain_is_not_worth_the_trouble(run):
+    write(run, noticed(run))
+    advice = consider(run, rules(run, min_gain_frac=0.99), print)
+    assert advice.decision.verdict == "stay"
+    assert "less than 99.0 %" in advice.decision.detail
+
+
+def test_the_best_plan_stays(run):
+    config = run.config()
+    plan_run(run, config, "model", lambda line: None, from_step=NUM_SEEN)
+    write(run, noticed(run))
+    advice = consider(run, config, print)
+    assert advice.decision.verdict == "stay"
+    assert advice.decision.new_plan_id == run.plan().plan_id
+    assert "still the best plan" in advice.decision.detail
+
+
+def test_without_a_measured_start_nothing_is_risked(trained, tmp_path):
+    run = fresh(trained, tmp_path)
+    config = run.config()
+    with Reader(config.store) as reader:
+        progress = progress_of(reader, run.run_id, 0.0)
+        unknown = restart_cost_s(reader, run.run_id, dataclasses.replace(progress, started_at_s={1: STARTED_S - 1}))
+    assert math.isnan(unknown)
+
+
+def test_restarts_cost_what_this_run_s_own_took(run):
+    # A second start, 60 s after its job; a third one of the same job, which Slurm requeued, does not count.
+    rows = [job(run, "job-2", "queued", STARTED_S + 1000)]
+    for attempt, delay_s in ((2, 60.0), (3, 500.0)):
+        first = observation(run, 30, 0, LLM, attempt)
+        rows.append(dataclasses.replace(first, observed_at_s=STARTED_S + 1000 + delay_s + STEP_S))
+    write(run, *rows)
+    with Reader(run.config().store) as reader:
+        progress = progress_of(reader, run.run_id, 0.0)
+        cost_s = restart_cost_s(reader, run.run_id, progress)
+    assert (progress.attempt, progress.step, progress.next_step) == (3, 30, 31)
+    assert cost_s == pytest.approx((START_UP_S + 60) / 2 + CHECKPOINT_S)
+
+
+def test_costs_are_those_that_the_run_has_measured(run):
+    """Sizes of which a run has seen that they take four times as long, do so under both plans."""
+    write(run, noticed(run))
+    plain = advise_now(run, run.config(), print).decision
+    long = [
+        Correction(run.run_id, 20, LLM, "llm-tp1", 4.0, 0.0, 100, STARTED_S + 90, 0, 2**53, 0.01, True, 4.0),
+    ]
+    write(run, *long)
+    half_life = {"half_life_days": 1e6}  # rows above are some years old
+    config = run.config()
+    config = config.model_copy(update={"correct": config.correct.model_copy(update=half_life)})
+    slow = advise_now(run, config, print)
+    assert slow.decision.measured > 1.5 * plain.measured
+    assert slow.decision.expected > 1.5 * plain.expected
+    assert "`llm` 4.00x" in slow.plans[0].reason
+
+
+def test_a_slow_rank_is_slow_under_any_plan(run):
+    row = RankFactor(run.run_id, 1, 20, 1, LLM, 0, 0, "here", 3.0, 0.05, True, STARTED_S + 90)
+    write(run, noticed(run, "slow_rank", subject="rank 1"))
+    plain = advise_now(run, run.config(), print).decision
+    write(run, row)
+    slow = advise_now(run, run.config(), print).decision
+    assert slow.measured > 1.5 * plain.measured
+    assert slow.expected > plain.expected
+    assert "rank 1 3.00x" in slow.detail
+
+
+def test_asking_changes_nothing_and_needs_no_reason(run):
+    advice = advise_now(run, run.config(), print)
+    assert advice.decision.verdict == "advised"
+    assert replans(run) == []
+    assert consider(run, run.config(), print) is None
+
+
+def test_nothing_is_left_to_plan_for_when_training_has_ended(run):
+    write(run, *(observation(run, step, 0, LLM) for step in range(NUM_SEEN, NUM_STEPS)))
+    assert advise_now(run, run.config(), print).decision.detail == "stays: no steps are left to plan for"
