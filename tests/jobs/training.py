@@ -41,9 +41,9 @@ NUM_SAMPLES, BATCH_SIZE = 48, 8
 LIMIT_S = 180
 
 
-def planned_run(folder: Path, *overrides: str) -> RunDir:
+def planned_run(folder: Path, *overrides: str, num_rows: int = 96, num_kept: int = NUM_SAMPLES) -> RunDir:
     """The smallest texts and images of the demo dataset, one process for images and one for the LLM."""
-    make_demo_dataset(folder / "data", 96)
+    make_demo_dataset(folder / "data", num_rows)
     config = make_config(
         folder,
         f"model={ROOT}/configs/models/tiny_omni.yaml",
@@ -64,7 +64,7 @@ def planned_run(folder: Path, *overrides: str) -> RunDir:
     ingest(config.store)
     with Reader(config.store) as reader:
         shapes = [s for s in reader.shapes(key) if all(item.module == MODULES[0] for item in s.items)]
-    small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:NUM_SAMPLES]
+    small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:num_kept]
     run.write_shapes(sorted(small, key=lambda s: s.sample_index))
     give_plan(run, make_split_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=4, of=bound_family(config)))
     compile_kernels(run)

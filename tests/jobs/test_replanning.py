@@ -1,0 +1,77 @@
+"""A run whose mixture changes midway: that is noticed, planned anew, and the run goes on under the other plan."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dflop.jobs import planning, submit
+from dflop.jobs.basis import basis_of
+from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.steps import GlobalBatches
+from dflop.records import LLM, Plan, StepObservation, StepPlan
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import read_spool
+from tests.jobs.changing import changing_run
+
+NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 60, "model"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+async def drive(run: RunDir) -> None:
+    """What the flow does."""
+    launcher, advice = submit.launcher_of(run, run.config()), None
+
+    async def show() -> None:
+        pass
+
+    while (todo := what_next(run, launcher)) is not Todo.NOTHING:
+        if todo is Todo.PLAN:
+            plan_next(run, PROFILE_KEY, advice, print)
+        else:
+            advice = await train_once(run, launcher, print, show)
+
+
+def processes(plan: Plan) -> dict[str, int]:
+    return {m.module: m.parallel.num_processes for m in plan.modules}
+
+
+def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for_it(tmp_path):
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    run = changing_run(
+        tmp_path, "cluster.num_processes_per_node=3", "cluster.num_cores_per_node=3", "plan.layouts=[split]",
+        "plan.horizon_steps=30", "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=6",
+        "replan.mode=act", "replan.check_every_s=0.5", "replan.restart_cost_s=0", "replan.min_steps=2",
+        "replan.max_replans=1", "train.checkpoint_every=2",
+        num_text_steps=NUM_TEXT_STEPS, num_picture_steps=NUM_STEPS - NUM_TEXT_STEPS,
+    )  # fmt: skip
+    planning.plan_run(run, run.config(), PROFILE_KEY, print)
+    before = run.plan()
+    asyncio.run(drive(run))
+
+    ingest(run.config().store)
+    with Reader(run.config().store) as reader:
+        decisions = reader.decisions(run.run_id)
+    (replanned,) = [d for d in decisions if (d.kind, d.verdict) == ("replan", "done")]
+    noticed = [d for d in decisions if d.kind == "drift_shapes" and d.verdict == "noticed"]
+    assert noticed[0].step >= NUM_TEXT_STEPS, "nothing had changed yet"
+    assert replanned.step >= noticed[0].step
+    assert replanned.gain_s > 0
+
+    after = run.plan()
+    assert (replanned.plan_id, replanned.new_plan_id) == (before.plan_id, after.plan_id)
+    assert processes(before) == {"vision": 1, LLM: 2}
+    assert processes(after) == {"vision": 2, LLM: 1}
+    assert basis_of(run).from_step > NUM_TEXT_STEPS
+
+    seen = sorted(read_spool(run.config().store, StepObservation), key=lambda o: (o.step, o.rank))
+    assert [(o.step, o.rank) for o in seen] == [(t, r) for t in range(NUM_STEPS) for r in range(3)], "once each"
+    batches = GlobalBatches(run.config(), run.shapes())
+    attempts = {o.step: o.attempt for o in seen}
+    assert set(attempts.values()) == {1, 2}
+    for plan in read_spool(run.config().store, StepPlan):
+        assert plan.sample_index == tuple(s.sample_index for s in batches.at(plan.step))
