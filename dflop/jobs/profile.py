@@ -6,16 +6,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from dflop.config import Config
+from dflop.jobs.doubts import BUDGET_S, DOUBTED, Doubt, read_doubts, samples_of
 from dflop.jobs.planning import max_probe_samples
 from dflop.jobs.ranks import joined, take_device
 from dflop.jobs.rundir import RunDir, family_of, open_run, tokenizer_of
 from dflop.jobs.steps import profiled_ways
-from dflop.models.ways import WAYS
+from dflop.models.ways import WAYS, Way
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
@@ -44,28 +46,61 @@ def main(run_path: str, profile_key: str, hardware: str, tp: str = "1") -> dict[
         leads = group is None or dist.get_rank() == 0
         num_measured = 0
         with SpoolWriter(config.store, run.run_id, f"model-profile-tp{tp}") if leads else nullcontext() as spool:
-            for measurement in _measurements(run, config, profile_key, hardware, device, group, leads):
+            for measurement in _profile(run, config, profile_key, hardware, device, group):
                 if spool is not None:
                     spool.append(measurement)
                 num_measured += 1
     return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started}
 
 
-def _measurements(
+def again(run_path: str, profile_key: str, hardware: str, tp: str, file: str) -> dict[str, float]:
+    """Time only what predictions are doubtful about, on samples of those sizes; some seconds.
+
+    Args:
+        run_path: Run directory.
+        profile_key: Identity of the profile that the measurements are added to.
+        hardware: Label of the device in every row.
+        tp: Tensor-parallel degree, as many as the job has processes.
+        file: What `write_doubts` wrote.
+
+    Returns:
+        Number of measurements and seconds.
+    """
+    started = time.perf_counter()
+    run = open_run(run_path)
+    config, doubts = run.config(), [d for d in read_doubts(file) if d.tp == int(tp)]
+    device = take_device(config)
+    with joined(device, config.train.timeout_s) if int(tp) > 1 else nullcontext():
+        group = dist.group.WORLD if int(tp) > 1 else None
+        leads = group is None or dist.get_rank() == 0
+        num_measured = 0
+        with SpoolWriter(config.store, run.run_id, f"reprofile-tp{tp}") if leads else nullcontext() as spool:
+            for doubt in doubts:
+                for row in _profile(run, config, profile_key, hardware, device, group, doubt, BUDGET_S / len(doubts)):
+                    if spool is not None:
+                        spool.append(replace(row, group=DOUBTED))
+                    num_measured += 1
+    return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started}
+
+
+def _profile(
     run: RunDir,
     config: Config,
     profile_key: str,
     hardware: str,
     device: torch.device,
     group: dist.ProcessGroup | None,
-    leads: bool,
+    doubt: Doubt | None = None,
+    budget_s: float | None = None,
 ) -> Iterator[Measurement]:
+    """Of all modules in every way of running them, or of what is doubtful."""
     tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
-    settings = config.model_profile
+    settings, shapes = config.model_profile, run.shapes()
+    leads = group is None or dist.get_rank() == 0
     return profile_model(
         family,
-        run.shapes(),
+        shapes if doubt is None else samples_of(doubt, shapes),
         token_config=family.token_ids(tokenizer.special_ids),
         vocab_size=tokenizer.vocab_size,
         settings=ProbeSettings(
@@ -80,12 +115,15 @@ def _measurements(
         depths=settings.num_layers,
         num_probes=settings.num_probes,
         max_samples=max_probe_samples(config),
-        budget_s=settings.budget_s,
+        budget_s=min(budget_s or settings.budget_s, settings.budget_s),
         device=device,
         progress=_say if leads else lambda _: None,
-        ways=[WAYS[name] for name in profiled_ways(config)],
+        ways=[WAYS[name] for name in profiled_ways(config)]
+        if doubt is None
+        else [Way(doubt.is_frozen, doubt.recompute)],
         target_frac=settings.target_frac,
         group=group,
+        only=None if doubt is None else doubt.module,
     )
 
 

@@ -31,9 +31,10 @@ from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 from dflop.units import count, percent, ratio, seconds
 
-REPLAN = "replan"
+REPLAN, REPROFILE = "replan", "reprofile"
 NOTICED, STAY, ADVISED, DONE, FAILED = "noticed", "stay", "advised", "done", "failed"
 """Verdicts of `Decision`."""
+SLOW_FACTOR = 1.05
 NUM_WEIGHED = 4
 """Candidates that are simulated again where ranks are slow."""
 
@@ -94,9 +95,10 @@ def advise_now(run: RunDir, config: Config, say: Say) -> Advice | None:
 
 
 def unanswered(run: RunDir, decisions: Sequence[Decision]) -> list[Decision]:
-    """What was noticed and not yet asked about."""
+    """What was noticed, or measured anew, and not yet asked about."""
     answered = {tuple(key) for key in _answered(run)}
-    return [d for d in decisions if d.verdict == NOTICED and _key(d) not in answered]
+    news = [d for d in decisions if d.verdict == NOTICED or (d.kind == REPROFILE and d.verdict == DONE)]
+    return [d for d in news if _key(d) not in answered]
 
 
 def advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[Decision], say: Say) -> Advice:
@@ -171,10 +173,10 @@ def spool_decision(run: RunDir, config: Config, decision: Decision) -> None:
 
 
 def slow_nodes(reader: Reader, run_id: str, attempt: int) -> dict[Node, float]:
-    """Factors of the ranks that a start of the job reckons with as slow, the newest of each."""
+    """Factors of the ranks of a start of the job that are surely slow, whether or not its plans reckon with them."""
     rows = reader.records(RankFactor, where={"run_id": run_id, "attempt": attempt})
     newest = {(r.module, r.stage, r.dp_rank): r for r in sorted(rows, key=lambda r: r.observed_at_s)}
-    return {node: r.factor for node, r in newest.items() if r.is_in_force and r.factor > 1}
+    return {node: r.factor for node, r in newest.items() if r.factor > max(SLOW_FACTOR, 1 + 2 * r.sd_frac)}
 
 
 def _weighed(

@@ -52,6 +52,7 @@ def profile_model(
     ways: Sequence[Way] = (TRAIN,),
     target_frac: float | None = 0.02,
     group: dist.ProcessGroup | None = None,
+    only: str | None = None,
 ) -> Iterator[Measurement]:
     """Measurements of every module that the data uses; those of a module and way when all of them are taken.
 
@@ -72,12 +73,13 @@ def profile_model(
             `num_probes` groups in the order drawn.
         group: Tensor-parallel ranks that run one module together. All of them make the same call and yield rows of
             the same groups; the first one's choices and seconds count.
+        only: A module, to leave out all others.
 
     Raises:
         DataError: there is no sample to draw groups from.
     """
-    used = used_modules(family, shapes)
-    share_s = budget_s / (len(used) * len(ways))
+    used = [module for module in used_modules(family, shapes) if only in (None, module)]
+    share_s = budget_s / max(1, len(used) * len(ways))
     for module in used:
         for way in ways:
             probes = [
