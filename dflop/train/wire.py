@@ -65,20 +65,23 @@ class RankTimes:
     step_s: float
     compute_s: Mapping[int, float]
     """Forward and backward of every microbatch that the rank had work in."""
+    stretch: float = 1.0
+    """Seconds that passed in them per compute second: more than 1 where the rank did not have its processor."""
 
     @classmethod
     def of(cls, seen: StepObservation) -> RankTimes:
         """The part of an observation."""
         spans = {s.microbatch: s.forward_compute_s + s.backward_compute_s for s in seen.spans}
-        return cls(seen.step, seen.rank, seen.step_s, spans)
+        passed_s, compute_s = sum(s.forward_s + s.backward_s for s in seen.spans), sum(spans.values())
+        return cls(seen.step, seen.rank, seen.step_s, spans, passed_s / compute_s if compute_s > 0 else 1.0)
 
     def encode(self) -> str:
-        return json.dumps([self.step, self.rank, self.step_s, *self.compute_s.items()])
+        return json.dumps([self.step, self.rank, self.step_s, self.stretch, *self.compute_s.items()])
 
     @classmethod
     def decode(cls, text: str | bytes) -> RankTimes:
-        step, rank, step_s, *compute_s = json.loads(text)
-        return cls(step, rank, step_s, dict(compute_s))
+        step, rank, step_s, stretch, *compute_s = json.loads(text)
+        return cls(step, rank, step_s, dict(compute_s), stretch)
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:

@@ -81,7 +81,7 @@ def test_what_is_sent_of_an_observation_is_the_computing():
         step_s=9.0, busy_s=1.0, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0, optimizer_s=0.0, loss=1.0,
         grad_norm=1.0, num_supervised_tokens=10, observed_at_s=1.0, spans=(span,),
     )  # fmt: skip
-    assert RankTimes.of(seen) == RankTimes(4, 1, 9.0, {3: 0.625})
+    assert RankTimes.of(seen) == RankTimes(4, 1, 9.0, {3: 0.625}, stretch=8.8)
 
 
 def test_nothing_piles_up_while_nobody_listens(store):

@@ -1,0 +1,40 @@
+"""Ranks that are held up: time passes in their work while their own processor clock stands still.
+
+On a CPU a rank's compute seconds are its thread's. They say nothing of a rank whose process is stopped, throttled, or
+shares its core with somebody: only the clock on the wall does. That clock is noisy where a step is short, so what is
+taken from it is one number per rank, the median of some steps, beside the usual rank's. Where ranks share cores by
+plan, the simulator reckons with it, and nothing is read here; beside a GPU both clocks are the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from dflop.train.wire import RankTimes
+
+NUM_STEPS = 7
+"""Whose median counts: a rank has to be held up in most of them."""
+LEAST = 1.1
+"""A rank that takes less than this multiple of what the usual one does is not held up."""
+
+
+class Stalls:
+    """By how much more time passes for ranks than for the usual one, per compute second."""
+
+    def __init__(self) -> None:
+        self._stretches: dict[int, deque[float]] = {}
+
+    def observe(self, seen: Sequence[RankTimes]) -> None:
+        """Take in what ranks measured of a step."""
+        for times in seen:
+            self._stretches.setdefault(times.rank, deque(maxlen=NUM_STEPS)).append(times.stretch)
+
+    def factor(self, rank: int) -> float:
+        """What a rank's compute seconds are to be multiplied with; 1 unless it is held up, step after step."""
+        medians = {of: statistics.median(found) for of, found in self._stretches.items()}
+        if len(self._stretches.get(rank, ())) < NUM_STEPS // 2:
+            return 1.0
+        ratio = medians[rank] / statistics.median_low(medians.values())
+        return ratio if ratio >= LEAST else 1.0
