@@ -23,6 +23,12 @@ def seconds(value_s: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def clock(value_s: float) -> str:
+    """`3725.4 -> '1:02:05'`: time since something began."""
+    minutes, rest_s = divmod(round(value_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest_s:02d}"
+
+
 def num_bytes(value_bytes: float) -> str:
     """`1536 -> '1.5 KiB'`."""
     size = float(value_bytes)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from dflop.errors import StoreError
+from dflop.errors import StoreError, did_you_mean
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE
 from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.report.history import COLUMNS, HistoryEntry
 from dflop.report.html import write_report as write_html
 from dflop.report.summary import RunSummary, summarise
+from dflop.store import console
 from dflop.store.reader import Reader
 
 
@@ -25,7 +28,8 @@ def load_summary(run: RunDir) -> RunSummary:
         states = sorted(reader.records(RunRecord, where={"run_id": run.run_id}), key=lambda r: r.observed_at_s)
         if not states:
             raise StoreError(f"run `{run.run_id}` is not in the store", where=str(config.store))
-        candidates = reader.records(Plan, where={"run_id": run.run_id})
+        chosen = run.plan()
+        plans = reader.records(Plan, where={"run_id": run.run_id})
         shapes_key = run.profile_key()
         quarantined = {
             (q.sample_index, q.phase): q
@@ -34,12 +38,11 @@ def load_summary(run: RunDir) -> RunSummary:
                 *reader.records(QuarantinedSample, where={"run_id": [run.run_id, compare_id], "phase": "train"}),
             )
         }
-        chosen = run.plan()
         return summarise(
             run=states[-1],
             cluster=config.cluster.spec(),
             plan=replace(chosen, run_id=run.run_id),
-            candidates=candidates,
+            candidates=[p for p in plans if p.snapshot_seq == chosen.snapshot_seq],  # of the search that found it
             train=reader.records(StepObservation, where={"run_id": run.run_id}),
             compare=reader.records(StepObservation, where={"run_id": compare_id}),
             compare_plans=reader.records(StepPlan, where={"run_id": compare_id}),
@@ -48,8 +51,26 @@ def load_summary(run: RunDir) -> RunSummary:
         )
 
 
+def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
+    """Everything that was noticed and decided in a run, in order, from the newest snapshot.
+
+    Raises:
+        StoreError: the store does not know the run, or was never published.
+    """
+    sql = f"select {', '.join(COLUMNS)} from v_history where run_id = $run_id order by number"
+    _, rows = console.query(store, sql, {"run_id": run_id})
+    if not rows:
+        newest = console.query(store, "select run_id from v_run order by started_at_s desc limit 20")[1]
+        raise StoreError(
+            f"run `{run_id}` is not in the store",
+            where=str(store),
+            hint=did_you_mean(run_id, [row[0] for row in newest]),
+        )
+    return [HistoryEntry(*row) for row in rows]
+
+
 def write_report(run: RunDir) -> RunSummary:
     """Write report.html into the run directory and return the summary it shows."""
     summary = load_summary(run)
-    write_html(run.report_file, summary)
+    write_html(run.report_file, summary, load_history(run.config().store, run.run_id))
     return summary

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
 from dflop.report import plots, tables
+from dflop.report.history import HistoryEntry, history_table
 from dflop.report.summary import RunSummary
 
 
-def write_report(path: Path, summary: RunSummary) -> None:
+def write_report(path: Path, summary: RunSummary, history: Sequence[HistoryEntry] = ()) -> None:
     """Writes the report; a reader sees the old file or the new one, never a part.
 
     Raises:
         OSError: The folder is missing or not writable; nothing is left behind.
     """
-    text = render_report(summary)
+    text = render_report(summary, history)
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         tmp.write_text(text, encoding="utf-8")
@@ -27,8 +29,8 @@ def write_report(path: Path, summary: RunSummary) -> None:
         raise
 
 
-def render_report(summary: RunSummary) -> str:
-    """The whole document, a pure function of the summary."""
+def render_report(summary: RunSummary, history: Sequence[HistoryEntry] = ()) -> str:
+    """The whole document, a pure function of summary and history."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("dflop.report"),
         autoescape=True,
@@ -48,6 +50,7 @@ def render_report(summary: RunSummary) -> str:
         stages=tables.stage_table(summary),
         quarantine=tables.quarantine_table(summary),
         corrections=tables.correction_table(summary),
+        history=history_table(history),
         reproducibility=tables.reproducibility(summary),
         loss=plots.loss_curve(summary.steps) if summary.steps else None,
         bars=plots.step_time_bars(comparison) if comparison else None,

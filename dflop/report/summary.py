@@ -64,8 +64,9 @@ class RunSummary:
     verdict: str
     quarantined: tuple[QuarantinedSample, ...]
     corrections: tuple[Correction, ...]
-    """The last one of each module, in the order of their steps."""
+    """The last set of each module, in the order of their steps; the buckets of a set by size."""
     num_corrections: int
+    """Sets."""
 
     @property
     def planned_speedup(self) -> float:
@@ -106,7 +107,8 @@ def summarise(
     steps = measured_steps(train)
     comparison = compare_policies(measured_steps(compare), compare_plans)
     num_cores = cluster.max_concurrency if cluster.device == "cpu" else None
-    latest = {c.module: c for c in sorted(corrections, key=lambda c: (c.effective_step, c.observed_at_s))}
+    sets = _correction_sets(corrections)
+    latest = {rows[0].module: rows for rows in sets}
     losses = [s.loss for s in steps]
     return RunSummary(
         run=run,
@@ -124,9 +126,17 @@ def summarise(
         comparison=comparison,
         verdict=verdict(comparison, num_processes=plan.num_processes, num_cores=num_cores),
         quarantined=tuple(sorted(quarantined, key=lambda q: (q.sample_index, q.phase, q.path))),
-        corrections=tuple(sorted(latest.values(), key=lambda c: (c.effective_step, c.module))),
-        num_corrections=len(corrections),
+        corrections=tuple(c for rows in sets if rows is latest[rows[0].module] for c in rows),
+        num_corrections=len(sets),
     )
+
+
+def _correction_sets(corrections: Sequence[Correction]) -> list[list[Correction]]:
+    """Rows that were written together, in the order of their steps, within each by size."""
+    found: dict[tuple[int, str, float, str], list[Correction]] = {}
+    for c in sorted(corrections, key=lambda c: (c.effective_step, c.observed_at_s, c.module, c.min_tokens)):
+        found.setdefault((c.effective_step, c.module, c.observed_at_s, c.table_id), []).append(c)
+    return list(found.values())
 
 
 def _stages(steps: Sequence[MeasuredStep], plan: Plan) -> tuple[StageStats, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflop import units
-from dflop.records import LLM, ModulePlan, Plan
+from dflop.records import ALL_TOKENS, LLM, Correction, ModulePlan, Plan
 from dflop.report.compare import ARRIVAL, BALANCED
 from dflop.report.summary import RunSummary
 
@@ -176,22 +176,34 @@ def quarantine_table(summary: RunSummary) -> Table:
 
 
 def correction_table(summary: RunSummary) -> Table:
-    """The correction in force per module at the end of the run."""
+    """Corrections at the end of the run: per module its level, then the sizes that plans are made otherwise for."""
+    modules = {c.module: [d for d in summary.corrections if d.module == c.module] for c in summary.corrections}
+    rows: list[tuple[str, ...]] = []
+    for module, buckets in modules.items():
+        in_force = [c for c in buckets if c.is_in_force and len(buckets) > 1]
+        first = buckets[0]
+        rows.append(
+            (
+                module,
+                "typical mix",
+                str(first.effective_step + 1),
+                units.ratio(first.level),
+                "",
+                f"{len(in_force)} of {len(buckets)} sizes" if len(buckets) > 1 else "",
+                units.percent(first.residual_frac),
+                units.count(max(c.num_observations for c in buckets)),
+            )
+        )
+        rows += [
+            (module, _sizes(c), "", units.ratio(c.factor), units.ratio(c.sd_frac), "yes", "", "") for c in in_force
+        ]
     return Table(
         "Corrections learnt",
-        ("module", "from step", "factor", "error before", "observations"),
-        tuple(
-            (
-                c.module,
-                str(c.effective_step + 1),
-                units.ratio(c.factor),
-                units.percent(c.residual_frac),
-                units.count(c.num_observations),
-            )
-            for c in summary.corrections
-        ),
-        frozenset({"module"}),
-        f"Last per module, of {summary.num_corrections}. Factor: measured over predicted compute seconds."
+        ("module", "tokens of an item", "from step", "factor", "+-", "in force", "error before", "observations"),
+        tuple(rows),
+        frozenset({"module", "tokens of an item"}),
+        f"Last per module, of {summary.num_corrections}. Factor: measured over predicted compute seconds. "
+        "Sizes that are not in force have the factor of the typical mix."
         if summary.corrections
         else "",
     )
@@ -221,6 +233,12 @@ def _place_text(name: str, module: ModulePlan) -> str:
     degrees = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
     ways = ["recompute"] * module.recompute + ["ZeRO-1"] * module.shard_optimizer
     return " ".join([name, *degrees, *ways])
+
+
+def _sizes(bucket: Correction) -> str:
+    if bucket.max_tokens >= ALL_TOKENS:
+        return f"from {bucket.min_tokens}"
+    return f"{bucket.min_tokens} to {bucket.max_tokens - 1}"
 
 
 def _busy_remark(summary: RunSummary) -> str:

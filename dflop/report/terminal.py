@@ -44,13 +44,13 @@ def markdown_summary(summary: RunSummary) -> str:
         tables.correction_table(summary),
         tables.quarantine_table(summary),
     )
-    parts += [_markdown(table) for table in shown if table.rows]
+    parts += [markdown_table(table) for table in shown if table.rows]
     return "\n\n".join([*parts, f"```\n{tables.SQL_LINE}\n```"]) + "\n"
 
 
 def markdown_plan(plans: Sequence[Plan]) -> str:
     """The candidates of a plan as a Markdown table, for a Prefect artifact."""
-    return _markdown(tables.plan_table(plans)) + "\n"
+    return markdown_table(tables.plan_table(plans)) + "\n"
 
 
 def _pairs(numbers: Sequence[tuple[str, str, str]]) -> rich.table.Table:
@@ -74,7 +74,8 @@ def print_table(table: Table, console: Console) -> None:
         console.print(Text(table.note, style="dim"))
 
 
-def _markdown(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """Title, rows and note as Markdown; no cell can be left by what stands in it."""
     rule = (":--" if name in table.text_columns else "--:" for name in table.header)
     lines = [table.header, tuple(rule), *(tuple(_cell(c) for c in row) for row in table.rows)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)

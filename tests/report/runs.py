@@ -9,7 +9,6 @@ import numpy as np
 
 from dflop.records import (
     ClusterSpec,
-    Correction,
     MicrobatchSpan,
     Plan,
     QuarantinedSample,
@@ -18,7 +17,7 @@ from dflop.records import (
     StepPlan,
 )
 from dflop.report.summary import RunSummary, summarise
-from tests.builders import make_cluster, make_plan
+from tests.builders import make_cluster, make_corrections, make_plan
 
 HOSTILE = "<script>alert('sample')</script>"
 CUDA = ClusterSpec("gpus", "slurm", 1, 2, 2**36, "cuda", 8)
@@ -132,7 +131,19 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
             QuarantinedSample("data", 93, "clip-93", "train", "video/[x](http://evil).mp4", "no video stream | <b>"),
         ],
         corrections=[
-            Correction("run", t, m, "t", 1.0 + t / 50, 0.2, 40 * t, t) for t in (3, 9) for m in ("llm", "audio")
+            row
+            for t in (3, 9)
+            for m, edges in (("llm", (100, 900)), ("audio", ()))
+            for row in make_corrections(
+                m,
+                [1.0 + t / 50 + i / 4 for i in range(len(edges) + 1)],
+                edges,
+                level=1.0 + t / 50,
+                effective_step=t,
+                observed_at_s=float(t),
+                is_in_force=m == "audio" or t > 3,
+                num_observations=40 * t,
+            )
         ],
     )
 

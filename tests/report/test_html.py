@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dflop.report.history import HistoryEntry
 from dflop.report.html import render_report, write_report
 from dflop.report.summary import summarise
 from tests.builders import make_cluster, make_plan
@@ -70,6 +71,19 @@ def test_hostile_ids_are_text() -> None:
     assert HOSTILE in page.text
     assert "script" not in page.tags
     assert "b" not in page.tags
+
+
+def test_tells_the_history_below_the_corrections() -> None:
+    told = [
+        HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", 1000.0),
+        HistoryEntry(75.0, 9, 0, "drift_cost", "llm", "noticed", None, None, "<script>1.8x</script>", 1075.0),
+    ]
+    page = Page(render_report(realistic(), told))
+    assert page.open == []
+    assert "script" not in page.tags
+    assert page.text.index("Corrections learnt") < page.text.index("History") < page.text.index("<script>1.8x")
+    assert "0:01:15" in page.text
+    assert "Nothing is known of how this run went." in Page(render_report(realistic())).text
 
 
 def test_loads_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from dflop.records import Correction
 from dflop.report.summary import summarise
 from dflop.report.tables import key_numbers, stage_table
-from tests.builders import make_cluster, make_inline_plan, make_plan
+from tests.builders import make_cluster, make_corrections, make_inline_plan, make_plan
 from tests.report.runs import CUDA, make_run, make_span, observe, realistic
 
 PLAN = make_plan({"vision": 2, "llm": 1})
@@ -95,6 +95,16 @@ def test_keeps_the_last_correction_of_each_module() -> None:
     found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[], corrections=rows)
     assert [(c.module, c.effective_step) for c in found.corrections] == [("llm", 5), ("vision", 5)]
     assert found.num_corrections == 4
+
+
+def test_the_last_set_of_corrections_is_kept_whole() -> None:
+    old = make_corrections("llm", [1.0, 1.5, 2.0], [100, 900], effective_step=2)
+    new = make_corrections("llm", [1.1, 1.7], [500], effective_step=5)
+    other = make_corrections("vision", [1.2], effective_step=3)
+    rows = [*new[::-1], *old, *other]
+    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[], corrections=rows)
+    assert found.corrections == (*other, *new)
+    assert found.num_corrections == 3
 
 
 def test_devices_share_no_cores() -> None:

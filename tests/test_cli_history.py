@@ -1,0 +1,99 @@
+"""`dflop history` as a person meets it: its own process, data on stdout, talk on stderr."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from dflop.store import live, settings
+from dflop.store.freshen import freshen
+from dflop.store.ingest import ingest
+from dflop.store.snapshot import read_current
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_decision
+from tests.jobs.configs import write_config
+from tests.story import story
+from tests.test_cli import assert_refused, dflop
+
+RUN = "demo-1"
+KINDS = ["run", "plan", "job", "correction", "correction", "gate", "scheduler_late", "slow_rank", "drift_shapes"]
+
+
+def spool(store: Path, *records: object, producer: str = "p") -> None:
+    with SpoolWriter(store, RUN, producer) as writer:
+        for record in records:
+            writer.append(record)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    spool(root, *story(RUN))
+    return root
+
+
+@pytest.fixture
+def run_dir(store: Path) -> Path:
+    folder = store.parent / "runs" / RUN
+    folder.mkdir(parents=True)
+    write_config(store.parent).rename(folder / "config.resolved.yaml")
+    return folder
+
+
+def test_a_run_directory_finds_its_store_and_brings_its_rows_in(store: Path, run_dir: Path) -> None:
+    done = dflop("history", run_dir, cwd=store.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dflop abc on 8x test" in done.stdout
+    assert "vision tp1 pp1 dp1 | llm tp1 pp1 dp3, 4 microbatches: 1.5 s a step" in done.stdout
+    assert done.stdout.index("slow rank") < done.stdout.index("drift shapes") < done.stdout.index("0:01:13")
+    assert "Nothing was decided" not in done.stdout
+    spool(store, make_decision("rescale", "done", run_id=RUN, detail="x1.30", observed_at_s=1200.0))
+    assert "x1.30" in dflop("history", run_dir, cwd=store.parent).stdout
+
+
+def test_programs_get_json_and_csv_and_prefect_markdown(store: Path) -> None:
+    given = ("history", RUN, "--store", store)
+    found = [json.loads(line) for line in dflop(*given, "--format", "json", cwd=store.parent).stdout.splitlines()]
+    assert [row["kind"] for row in found[: len(KINDS)]] == KINDS
+    replan = found[len(KINDS) + 1]
+    assert (replan["verdict"], replan["gain_s"], replan["cost_s"], replan["step"]) == ("done", 54.0, 20.0, 40)
+    assert found[0]["gain_s"] is None
+    rows = list(csv.DictReader(io.StringIO(dflop(*given, "--format", "csv", cwd=store.parent).stdout)))
+    assert [row["elapsed_s"] for row in rows] == [str(row["elapsed_s"]) for row in found]
+    shown = dflop(*given, "--format", "markdown", cwd=store.parent).stdout
+    assert shown.startswith("## History\n")
+    assert len([line for line in shown.splitlines() if line.startswith("| 0:")]) == len(found)
+
+
+def test_an_unknown_run_is_refused_with_the_one_that_was_meant(store: Path) -> None:
+    ingest(store)
+    assert_refused(dflop("history", "demo-2", "--store", store, cwd=store.parent), 4, "demo-2", "demo-1")
+    assert_refused(dflop("history", store.parent, cwd=store.parent), 2, "not a run directory")
+
+
+def test_a_store_that_somebody_is_at_is_left_alone(store: Path) -> None:
+    ingest(store)
+    spool(store, make_decision("rescale", "done", run_id=RUN, observed_at_s=1200.0), producer="q")
+    with live.hold(store):
+        assert freshen(store, RUN) == 1
+        assert freshen(store, "another") == 0
+        assert read_current(store).seq == 1
+        done = dflop("history", RUN, "--store", store, "--format", "json", cwd=store.parent)
+    assert "1 files of the run wait" in done.stderr
+    assert "rescale" not in done.stdout
+    assert freshen(store, RUN) == 0
+    assert read_current(store).seq == 2
+    assert freshen(store, RUN) == 0
+    assert read_current(store).seq == 2
+
+
+def test_no_node_builds_a_live_database_to_tell_a_history(store: Path) -> None:
+    ingest(store)
+    settings.init(store, live=store.parent / "elsewhere")
+    spool(store, make_decision("rescale", "done", run_id=RUN, observed_at_s=1200.0), producer="q")
+    assert freshen(store, RUN) == 1
+    assert not (store.parent / "elsewhere").exists()
