@@ -17,7 +17,7 @@ from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from tests.jobs.changing import changing_run
 
-NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 60, "model"
+NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 44, "model"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -44,7 +44,7 @@ def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     run = changing_run(
         tmp_path, "cluster.num_processes_per_node=3", "cluster.num_cores_per_node=3", "plan.layouts=[split]",
-        "plan.horizon_steps=30", "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=6",
+        f"plan.horizon_steps={NUM_TEXT_STEPS}", "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=6",
         "replan.mode=act", "replan.check_every_s=0.5", "replan.restart_cost_s=0", "replan.min_steps=2",
         "replan.max_replans=1", "train.checkpoint_every=2",
         num_text_steps=NUM_TEXT_STEPS, num_picture_steps=NUM_STEPS - NUM_TEXT_STEPS,

@@ -38,6 +38,7 @@ def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, 
     store = wire.open_store(host, int(port), is_server=False, timeout_s=START_PATIENCE_S)
     for data in json.loads(_file(run).read_text()):
         wire.publish(store, PlanMessage(from_dict(StepPlan, data), {}, int(start)))
+    wire.note_recorded(store, int(start), wire.NUM_SLOTS**4)
     signal.pause()
 
 
