@@ -1,13 +1,15 @@
 """The whole loop as a Prefect flow: demo data -> data profile -> model profile -> plan -> train -> compare -> summary.
 
-The flow watches and records; it owns nothing. Jobs are journalled before anybody waits, profiles are looked up in the
-store before anything is submitted, training resumes from its checkpoint: run it again after any crash and it goes on.
+Planning and training take turns: for every stage, and whenever another plan pays (`dflop/jobs/continuing.py`). The
+flow watches and records; it owns nothing. Jobs are journalled before anybody waits, profiles are looked up in the store
+before anything is submitted, training resumes from its checkpoint: run it again after any crash and it goes on.
 Deploy by path: `flows/pipeline.py:pipeline`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary
 from dflop.errors import DflopError, InfrastructureError, Interrupted, StoreError
-from dflop.jobs import planning, profiling, results, runs, submit
+from dflop.jobs import continuing, profiling, results, runs, submit
+from dflop.jobs.continuing import Todo
 from dflop.jobs.follow import follow_job, ingest_run
 from dflop.jobs.preflight import preflight
+from dflop.jobs.replan import Advice
+from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import COMPARE, TRAIN
+from dflop.jobs.steps import COMPARE
 from dflop.launch import Launcher
+from dflop.report.history import markdown_history
 from dflop.report.terminal import markdown_plan, markdown_summary
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -65,11 +71,15 @@ async def pipeline(config_path: str, overrides: list[str] | None = None) -> str 
             await demo_data(run)
         await data_profile(run, launcher)
         model_key = await model_profile(run, launcher)
-        if not run.has_plan():
-            await plan(run, model_key)
-        await train(run, launcher, TRAIN)
+        teller, advice = Teller(run, say, functools.partial(show_history, run)), None
+        while (todo := await asyncio.to_thread(continuing.what_next, run, launcher)) is not Todo.NOTHING:
+            if todo is Todo.PLAN:
+                await plan(run, model_key, advice, teller)
+                advice = None
+            else:
+                advice = await train(run, launcher, teller)
         if config.compare.num_batches:
-            await train(run, launcher, COMPARE)
+            await compare(run, launcher)
     except DflopError as error:
         state = runs.INTERRUPTED if isinstance(error, Interrupted) else runs.FAILED
         runs.note(run, config, state, config_key=key)
@@ -107,23 +117,36 @@ async def model_profile(run: RunDir, launcher: Launcher) -> str:
 
 
 @task(name="plan", **_STEP)
-async def plan(run: RunDir, model_key: str) -> None:
-    """Choose the layout and the number of microbatches."""
+async def plan(run: RunDir, model_key: str, advice: Advice | None, teller: Teller) -> None:
+    """Choose layout and number of microbatches for what comes next."""
     say = get_run_logger().info
-    plans = await asyncio.to_thread(planning.plan_run, run, run.config(), model_key, say)
-    say(f"plan: {plans[0].reason}")
-    await acreate_markdown_artifact(markdown_plan(plans), key="dflop-plan", description=plans[0].reason)
-    await ingest_run(run, get_run_logger().info)
+    plans = await asyncio.to_thread(continuing.plan_next, run, model_key, advice, say)
+    if plans:
+        say(f"plan: {plans[0].reason}")
+        await acreate_markdown_artifact(markdown_plan(plans), key="dflop-plan", description=plans[0].reason)
+    await teller.tell()
 
 
-@task(name="train", task_run_name="{mode}", **_JOB_STEP)
-async def train(run: RunDir, launcher: Launcher, mode: str) -> None:
-    """Train, or train the first batches under both policies (`compare`)."""
-    config = run.config()
-    await follow_job(
-        run, launcher, submit.train_job(run, config, mode, run.plan().num_processes), get_run_logger().info
+@task(name="train", **_JOB_STEP)
+async def train(run: RunDir, launcher: Launcher, teller: Teller) -> Advice | None:
+    """Train to the end of the stage, or until another plan pays, which is returned."""
+    return await continuing.train_once(run, launcher, get_run_logger().info, teller)
+
+
+@task(name="compare", **_JOB_STEP)
+async def compare(run: RunDir, launcher: Launcher) -> None:
+    """Train the first batches under both policies."""
+    say = get_run_logger().info
+    await follow_job(run, launcher, submit.train_job(run, run.config(), COMPARE, run.plan().num_processes), say)
+    await ingest_run(run, say)
+
+
+async def show_history(run: RunDir) -> None:
+    """What was decided so far, as an artifact."""
+    found = await asyncio.to_thread(results.load_history, run.config().store, run.run_id)
+    await acreate_markdown_artifact(
+        markdown_history(found), key="dflop-history", description=f"what run {run.run_id} noticed and decided"
     )
-    await ingest_run(run, get_run_logger().info)
 
 
 @task(name="summary", **_STEP)
@@ -132,3 +155,4 @@ async def summarise(run: RunDir) -> None:
     await ingest_run(run, get_run_logger().info)
     found = await asyncio.to_thread(results.write_report, run)
     await acreate_markdown_artifact(markdown_summary(found), key="dflop-summary", description=found.verdict)
+    await show_history(run)

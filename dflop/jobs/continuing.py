@@ -8,10 +8,8 @@ the plan is changed, the mark taken away, and the job submitted again.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -19,13 +17,13 @@ from dflop.config import Config
 from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.jobs import planning, replan, submit
 from dflop.jobs.basis import basis_of
-from dflop.jobs.follow import Say, follow_job, ingest_run
+from dflop.jobs.follow import Say, follow_job
 from dflop.jobs.replan import Advice
+from dflop.jobs.rounds import Rounds, Teller
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN, Stage, stage_at
 from dflop.launch import JobHandle, JobState, Journal, Launcher
 from dflop.records import Decision, Plan
-from dflop.store.reader import Reader
 from dflop.train.manifest import read_latest
 
 
@@ -141,59 +139,7 @@ def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Pl
     replan.spool_decision(run, config, decision)
 
 
-class Rounds:
-    """What is done beside a training job, round after round: bring its rows home, tell what was decided, decide.
-
-    Args:
-        run: The run.
-        launcher: Of the run.
-        say: Told every decision, a line each.
-        on_decisions: Called when there are new ones in the store.
-    """
-
-    def __init__(self, run: RunDir, launcher: Launcher, say: Say, on_decisions: Callable[[], Awaitable[None]]) -> None:
-        self._run, self._launcher, self._say, self._on_decisions = run, launcher, say, on_decisions
-        self._config = run.config()
-        self._began_at_s = time.time()
-        self._told: set[tuple[float, str, str]] = set()
-        self.advice: Advice | None = None
-        """What the job was told to stop for."""
-
-    async def round(self, handle: JobHandle) -> None:
-        """One round; a job that is to stop is told so again in each."""
-        await self.tell()
-        if not self._run.is_replanning():
-            advice = await asyncio.to_thread(replan.consider, self._run, self._config, self._say)
-            if advice is not None and advice.is_to_act and self._config.replan.mode == "act":
-                self.advice = advice
-                self._run.mark_replanning(True)
-        if self._run.is_replanning():
-            await asyncio.to_thread(self._launcher.interrupt, handle)
-
-    async def tell(self) -> None:
-        """Ingests, and says what is new among the decisions since this began."""
-        await ingest_run(self._run, lambda _: None)
-        new = [d for d in await asyncio.to_thread(self._decisions) if _key(d) not in self._told]
-        self._told.update(_key(d) for d in new)
-        for decision in new:
-            kind = decision.kind.replace("_", " ")
-            self._say(f"step {decision.step + 1}: {kind}, {decision.subject}: {decision.verdict}: {decision.detail}")
-        if new:
-            await self._on_decisions()
-
-    def _decisions(self) -> Sequence[Decision]:
-        with Reader(self._config.store) as reader:
-            return [d for d in reader.decisions(self._run.run_id) if d.observed_at_s >= self._began_at_s]
-
-
-def _key(decision: Decision) -> tuple[float, str, str]:
-    """What tells decisions of a run apart; their numbers may be NaN, which equals nothing."""
-    return decision.observed_at_s, decision.kind, decision.subject
-
-
-async def train_once(
-    run: RunDir, launcher: Launcher, say: Say, on_decisions: Callable[[], Awaitable[None]]
-) -> Advice | None:
+async def train_once(run: RunDir, launcher: Launcher, say: Say, teller: Teller) -> Advice | None:
     """Follows the training job, adopted or submitted, until it has ended or made way for another plan.
 
     Returns:
@@ -205,7 +151,7 @@ async def train_once(
         TrainError: it did nothing although there is something to do.
     """
     config = run.config()
-    rounds = Rounds(run, launcher, say, on_decisions)
+    rounds = Rounds(run, launcher, say, teller)
     spec = submit.train_job(run, config, TRAIN, run.plan().num_processes)
     every_s = config.replan.check_every_s
     try:
@@ -224,7 +170,8 @@ async def train_once(
                 hint="make the run directory look the same from where jobs run and from here",
             )
     finally:
-        await rounds.tell()
+        await rounds.close()
+    await teller.tell()
     return rounds.advice
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dflop.config import Config
 from dflop.errors import LaunchError
+from dflop.jobs.reprofile import Reprofile
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobSpec, Launcher, Resources, make_launcher
+from dflop.records import Plan
 
 CPU_ENV = {
     # Keeps large tensors on the heap between steps: returning them to the kernel means page faults on every reuse,
@@ -56,6 +58,29 @@ def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> 
         args = (profile_key, hardware)
         jobs.append(_job(run, config, name, "dflop.jobs.links:main", args, key, num_tasks=num_processes))
     return jobs
+
+
+def reprofile_jobs(run: RunDir, config: Config, work: Reprofile) -> list[JobSpec]:
+    """The jobs that time again, beside the training, what predictions are doubtful about."""
+    return [
+        _job(
+            run, config, f"reprofile-{work.file.stem}-tp{tp}", "dflop.jobs.profile:again",
+            (work.profile_key, work.hardware, str(tp), str(work.file)),
+            f"{run.run_id}/reprofile/{work.file.stem}/tp{tp}", num_tasks=tp,
+        )
+        for tp in work.tps
+    ]  # fmt: skip
+
+
+def has_place_beside(config: Config, plan: Plan) -> bool:
+    """Whether a probing job finds a device beside the training; on Slurm it may wait for one in the queue."""
+    cluster = config.cluster.spec()
+    if cluster.backend == "slurm":
+        return True
+    num_devices = cluster.num_processes
+    if cluster.device == "cpu":
+        num_devices = min(num_devices, cluster.num_nodes * cluster.num_cores_per_node)
+    return num_devices - plan.num_processes >= max(module.parallel.tp for module in plan.modules)
 
 
 def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:

@@ -13,15 +13,18 @@ import pytest
 
 from dflop.config import dump_config
 from dflop.errors import Interrupted, LaunchError, TrainError
-from dflop.jobs import continuing, planning, replan, submit
+from dflop.jobs import planning, replan, reprofile, submit
 from dflop.jobs.basis import PlanBasis, write_basis
-from dflop.jobs.continuing import Rounds, Todo, plan_next, train_once, what_next
+from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
 from dflop.jobs.replan import Advice
+from dflop.jobs.reprofile import Reprofile
+from dflop.jobs.rounds import Rounds, Teller
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
 from dflop.launch.job import CHECKPOINTED, make_folder
 from dflop.records import LLM, Decision, Plan
+from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train import manifest
 from tests.builders import make_plan
@@ -78,7 +81,8 @@ class PlayedLauncher:
             self.state[handle.job_id] = JobState.CANCELLED if queued else JobState.INTERRUPTED
 
     def cancel(self, handle: JobHandle) -> None:
-        raise AssertionError("nobody is to be cancelled")
+        assert not self.state[handle.job_id].is_final
+        self.state[handle.job_id] = JobState.CANCELLED
 
     def collect(self, handle: JobHandle) -> list[dict[str, int]]:
         state = self.state[handle.job_id]
@@ -117,10 +121,10 @@ def advice(verdict: str) -> Advice:
 def untold(monkeypatch):
     """Nothing is ingested, which takes a second a round; tests that want it undo this."""
 
-    async def tell(_: Rounds) -> None:
+    async def tell(_: Teller) -> None:
         """Nothing."""
 
-    monkeypatch.setattr(Rounds, "tell", tell)
+    monkeypatch.setattr(Teller, "tell", tell)
 
 
 @pytest.fixture
@@ -145,7 +149,7 @@ async def nobody() -> None:
 
 
 def train(run: RunDir, launcher: PlayedLauncher, say=str) -> Advice | None:
-    return asyncio.run(train_once(run, launcher, say, nobody))
+    return asyncio.run(train_once(run, launcher, say, Teller(run, say, nobody)))
 
 
 def test_what_comes_next_follows_from_what_is_on_disk(make_run):
@@ -336,7 +340,7 @@ def test_decisions_are_told_once(run, monkeypatch):
 
     replan.spool_decision(run, run.config(), decision("advised", at_s=1.0))  # long before this driver began
     monkeypatch.setattr(replan, "consider", consider)
-    asyncio.run(train_once(run, launcher, lines.append, show))
+    asyncio.run(train_once(run, launcher, str, Teller(run, lines.append, show)))
     told = [line for line in lines if "replan" in line]
     assert told == ["step 4: replan, layout: stay: "]
     assert len(shown) == 1
@@ -348,12 +352,77 @@ def test_the_rows_of_a_job_are_in_the_store_while_it_runs(run, monkeypatch):
     launcher, seen = PlayedLauncher(), []
 
     async def round_ends() -> None:
-        with continuing.Reader(run.config().store) as reader:
+        with Reader(run.config().store) as reader:
             seen.extend(reader.decisions(run.run_id))
         launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
     config = run.config().model_copy(update={"replan": run.config().replan.model_copy(update={"mode": "off"})})
     Path(run.config_file).write_text(dump_config(config))
+    teller = Teller(run, str, round_ends)
     replan.spool_decision(run, config, decision("noticed"))
-    asyncio.run(train_once(run, launcher, str, round_ends))
+    asyncio.run(train_once(run, launcher, str, teller))
     assert [d.verdict for d in seen] == ["noticed"]
+
+
+@pytest.fixture
+def doubtful(monkeypatch, tmp_path):
+    """Something is, once."""
+    doubts = [Reprofile(tmp_path / "1.json", "profile", "H200", (1, 2))]
+    monkeypatch.setattr(reprofile, "doubtful", lambda *_: doubts.pop() if doubts else None)
+    monkeypatch.setattr(replan, "consider", lambda *_: None)
+
+
+class BusyLauncher(PlayedLauncher):
+    """Probing jobs are in these states, one after the other."""
+
+    def __init__(self, *states: JobState) -> None:
+        super().__init__()
+        self.states, self.names = list(states), []
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        handle = super().submit(spec)
+        self.names.append(spec.name)
+        if "reprofile" in spec.name:
+            self.state[handle.job_id] = self.states.pop(0)
+        return handle
+
+    def end_training(self) -> None:
+        self.state[next(iter(self.state))] = JobState.DONE
+
+
+@pytest.mark.parametrize("second", [JobState.DONE, JobState.FAILED])
+def test_doubtful_sizes_are_timed_beside_the_training_and_judged(make_run, doubtful, monkeypatch, second):
+    run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.DONE, second)
+    run.write_plan(PLANS[0], [])
+    judged: list[Reprofile] = []
+
+    def settle(_run: RunDir, _config: object, work: Reprofile, _say: object) -> None:
+        judged.append(work)
+        launcher.end_training()
+
+    monkeypatch.setattr(reprofile, "settle", settle)
+    assert train(run, launcher) is None
+    assert launcher.names == ["small-1-train", "small-1-reprofile-1-tp1", "small-1-reprofile-1-tp2"]
+    assert [work.profile_key for work in judged] == ["profile"]
+
+
+def test_a_probing_job_ends_with_the_training(make_run, doubtful, monkeypatch):
+    run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.RUNNING)
+    run.write_plan(PLANS[0], [])
+    monkeypatch.setattr(reprofile, "settle", lambda *_: pytest.fail("nothing was measured"))
+
+    def consider(*_: object) -> None:
+        if len(launcher.state) == 2:
+            launcher.end_training()
+
+    monkeypatch.setattr(replan, "consider", consider)
+    assert train(run, launcher) is None
+    assert sorted(launcher.state.values()) == [JobState.CANCELLED, JobState.DONE]
+
+
+def test_nothing_is_timed_on_cores_that_train(run, doubtful):
+    launcher = PlayedLauncher()
+    assert not submit.has_place_beside(run.config(), run.plan()), "two cores, two ranks"
+    rounds = Rounds(run, launcher, str, Teller(run, str, nobody))
+    asyncio.run(rounds.round(submitted(run, launcher)))
+    assert len(launcher.state) == 1
