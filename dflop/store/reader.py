@@ -99,12 +99,6 @@ class Reader:
         order = "op, num_ranks, num_nodes, hardware, software"
         return self._read(LinkCost, "v_link_cost_latest", {"profile_key": profile_key}, order=order)
 
-    def latest_corrections(self, table_ids: Iterable[str]) -> list[Correction]:
-        """The newest set of corrections of each of these cost tables, over all runs; tables without one are absent."""
-        return self._read(
-            Correction, "v_correction_latest", {"table_id": table_ids}, order="table_id, module, min_tokens"
-        )
-
     def corrections_in_force(self, profile_key: str, *, is_frozen: bool | None = None) -> list[Correction]:
         """The newest set of corrections of every module of a model profile, learnt with any tp and recompute.
 

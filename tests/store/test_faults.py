@@ -220,7 +220,9 @@ def test_of_corrections_at_one_instant_the_order_is_total(tmp_path: Path, make) 
             write(tmp_path / name, correction, producer=producer)
             ingest(tmp_path / name)
         with Reader(tmp_path / name) as reader:
-            found += [c.factor for c in reader.latest_corrections(["table-llm"])]
+            found += reader.arrays("v_correction_latest", ["factor"], where={"table_id": "table-llm"})[
+                "factor"
+            ].tolist()
     assert found == [1.2, 1.2]
 
 

@@ -72,25 +72,17 @@ def test_cost_tables_are_the_newest_measured_ones(fill, make) -> None:
         assert [t.table_id for t in reader.latest_cost_tables("model")] == ["new", "table-vision"]
 
 
-def test_corrections_are_the_latest_per_table_over_all_runs(fill, make) -> None:
-    fill(make.correction(9, factor=1.9, observed_at_s=10.0), run_id="b", producer="q")
-    fill(make.correction(1, factor=1.1, observed_at_s=20.0), make.correction(0, observed_at_s=5.0), run_id="a")
-    with Reader(fill(make.correction(3, table_id="other"))) as reader:
-        assert [c.factor for c in reader.latest_corrections(["table-llm", "unseen"])] == [1.1]
-        assert reader.latest_corrections([]) == []
-
-
-def test_the_newest_set_counts_as_a_whole(fill) -> None:
+def test_the_newest_set_counts_as_a_whole(fill, make) -> None:
     old = make_corrections("llm", [1.0, 1.4, 2.0], [100, 900], table_id="t", observed_at_s=10.0)
     new = make_corrections("llm", [1.2, 1.6], [300], table_id="t", observed_at_s=20.0, run_id="later")
     half = make_corrections("llm", [3.0, 3.0], [300], table_id="t", observed_at_s=30.0, run_id="arriving")[:1]
-    fill(*old)
+    fill(*old, make.cost_table(table_id="t"))
     fill(*new, run_id="later")
     root = fill(*half, run_id="arriving")
     with Reader(root) as reader:
-        assert reader.latest_corrections(["t"]) == new, "a set of which a part has yet to come is none"
+        assert reader.corrections_in_force("model") == new, "a set of which a part has yet to come is none"
     with Reader(fill(new[0], run_id="later", producer="again")) as reader:
-        assert reader.latest_corrections(["t"]) == new, "written twice"
+        assert reader.corrections_in_force("model") == new, "written twice"
 
 
 def test_corrections_of_a_profile_hold_for_any_way_of_running_it(fill, make) -> None:
@@ -124,7 +116,8 @@ def test_corrections_of_a_table_that_was_fitted_anew_are_in_force_no_more(fill, 
     refit = dataclasses.replace(profile, run_id="later", created_at_s=20.0)
     with Reader(fill(refit, make.cost_table(table_id="second"), run_id="later")) as reader:
         assert reader.corrections_in_force("model") == []
-        assert reader.latest_corrections(["first"]) == learnt
+        latest = reader.arrays("v_correction_latest", ["factor"], where={"table_id": "first"})
+    assert latest["factor"].tolist() == [1.5]
 
 
 def test_decisions_of_a_run_come_in_order(fill) -> None:
