@@ -22,6 +22,7 @@ from dflop.jobs.findings import Findings, JobFacts
 from dflop.jobs.inputs import EarlierRuns
 from dflop.jobs.knowledge import Knowledge, groups
 from dflop.jobs.sizes import batch_work, run_edges, usual_work
+from dflop.jobs.stalls import Stalls
 from dflop.parallel.topology import seats
 from dflop.records import Correction, Decision, Factors, GateReading, RankFactor, SampleShape, StepPlan
 from dflop.schedule.attribution import BucketSeconds, bucket_seconds
@@ -35,7 +36,7 @@ COST_SMOOTHING = 0.15
 """Weight of the newest step in the average of what correcting costs."""
 READING_SHARE = 0.005
 """Of the time that training takes: what readings of the gate may take, after the first few."""
-NUM_FREE_READINGS = 8
+NUM_FREE_READINGS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,9 @@ class Learner:
         work = [batch_work(facts.plan, packing.cost, batch, edges) for batch in usual]
         self._shape_drift = ShapeDrift(edges, usual_work(work)) if work else None
         self._running: dict[int, _Running] = {}
+        # Ranks that wait for others within forward and backward are held up by them.
+        computes_alone = not config.train.shard_parameters and all(m.parallel.tp == 1 for m in facts.plan.modules)
+        self._stalls = Stalls() if computes_alone and packing.max_concurrency is None else None
         self._unread: tuple[int, Batch] | None = None
         self._meter = _Meter()
         self._reading_s = self._trained_s = self._step_s = 0.0
@@ -96,7 +100,10 @@ class Learner:
 
     @property
     def cost_frac(self) -> float:
-        """Processor seconds per second of training that learning takes, on average of the last steps."""
+        """Processor seconds per second of training that learning takes, on average of the last steps.
+
+        Readings of the gate have a share of their own, and are taken whether it is on or off.
+        """
         return self._meter.share
 
     def state(self) -> dict[str, Any]:
@@ -136,7 +143,7 @@ class Learner:
             self._known.full.observe(everything)
             if self._mode == "auto":
                 self._known.halves.observe(step, times)
-                self._unread = step, running.batch
+                self._unread = (step, running.batch) if self._known.halves.has_seen_enough() else None
             rows = self._tell(step, effective_step, now_s)
             rows += [self._drifted(step, found, now_s) for found in self._drifts(everything, running.batch)]
         self._step_s = max(times.step_s for times in seen)
@@ -151,7 +158,7 @@ class Learner:
         return self._num_readings < NUM_FREE_READINGS or self._reading_s < READING_SHARE * self._trained_s
 
     def read_gate(self, effective_step: int, now_s: float, *, compiled: bool = IS_COMPILED) -> list[Row]:
-        """Read what factors by size and by rank gain in the newest step; plans for it twice.
+        """Read what factors by size and by rank gain in the newest step; plans it twice for that.
 
         Args:
             effective_step: First step that will be planned with what the gate says.
@@ -161,21 +168,20 @@ class Learner:
         if self._unread is None:
             return []
         (step, batch), self._unread = self._unread, None
-        with self._meter.running():
-            begin_s = time.thread_time()
-            gain_frac = self._known.halves.gain_frac(batch, compiled=compiled)
-            self._num_readings += 1
-            self._reading_s += time.thread_time() - begin_s
-            gate = self._known.gate
-            has_switched = gate.read(gain_frac, self.cost_frac)
-            rows: list[Row] = [
-                GateReading(
-                    self._facts.run_id, self._facts.attempt, step, gate.is_on, gain_frac, gate.mean_gain_frac,
-                    gate.stderr_frac, self.cost_frac, gate.num_readings, now_s,
-                )
-            ]  # fmt: skip
-            if has_switched:
-                rows += [self._switched(step, now_s), *self._tell(step, effective_step, now_s)]
+        begin_s = time.thread_time()
+        gain_frac = self._known.halves.gain_frac(batch, compiled=compiled)
+        self._reading_s += time.thread_time() - begin_s
+        self._num_readings += 1
+        gate = self._known.gate
+        has_switched = gate.read(gain_frac, self.cost_frac)
+        rows: list[Row] = [
+            GateReading(
+                self._facts.run_id, self._facts.attempt, step, gate.is_on, gain_frac, gate.mean_gain_frac,
+                gate.stderr_frac, self.cost_frac, gate.num_readings, now_s,
+            )
+        ]  # fmt: skip
+        if has_switched:
+            rows += [self._switched(step, now_s), *self._tell(step, effective_step, now_s)]
         return rows
 
     def close(self, effective_step: int, now_s: float) -> list[Row]:
@@ -198,11 +204,13 @@ class Learner:
         Ranks of a tensor-parallel group wait for one another and take the same time: the last one speaks for all.
         """
         found: dict[tuple[int, Node], StageTime] = {}
+        if self._stalls is not None:
+            self._stalls.observe(seen)
         for times in seen:
-            node = self._nodes[times.rank]
-            for k, measured_s in times.compute_s.items():
-                if measured_s > 0 and (expected_s := running.expected_s[node][k]):
-                    found[k, node] = StageTime(node, measured_s, expected_s)
+            node, held_up = self._nodes[times.rank], self._stalls.factor(times.rank) if self._stalls else 1.0
+            for k, compute_s in times.compute_s.items():
+                if compute_s > 0 and (expected_s := running.expected_s[node][k]):
+                    found[k, node] = StageTime(node, held_up * compute_s, expected_s)
         by_microbatch: dict[int, list[StageTime]] = {}
         for (k, _), time_of_one in found.items():
             by_microbatch.setdefault(k, []).append(time_of_one)
@@ -256,9 +264,11 @@ class _Meter:
                 self._spent_s += time.thread_time() - begin_s
 
     def step_took(self, step_s: float) -> None:
-        """A step is over; what was spent since the one before counts for it."""
+        """A step is over; what was spent since the one before counts for it. The first one is slow at everything."""
         with self._lock:
             spent_s, self._spent_s = self._spent_s, 0.0
         self._num_steps += 1
-        weight = max(1.0 / self._num_steps, COST_SMOOTHING)
+        if self._num_steps == 1:
+            return
+        weight = max(1.0 / (self._num_steps - 1), COST_SMOOTHING)
         self.share += weight * (spent_s / max(step_s, 1e-6) - self.share)
