@@ -68,11 +68,21 @@ def test_an_encoder_takes_what_torch_counts_but_for_its_edge():
     assert counted * 0.98 < found < counted
 
 
-def test_a_frozen_encoder_has_no_backward():
+@pytest.mark.parametrize("name", ["vision", "vision.tower"])
+def test_a_frozen_encoder_has_no_backward(name):
     media, specs = [("vision", 729)], [VIT_SPEC, TEXT_SPEC]
     text = FlopCounter(specs, VOCAB).count([make_sample(0, 8 + 729 // 4)])
-    found = [FlopCounter(specs, VOCAB, frozen).count([make_sample(0, 8, media)]) - text for frozen in ([], ["vision"])]
+    found = [FlopCounter(specs, VOCAB, frozen).count([make_sample(0, 8, media)]) - text for frozen in ([], [name])]
     assert found[1] == pytest.approx(found[0] / 3)
+
+
+def test_a_frozen_language_model_hands_gradients_to_a_projector():
+    media, specs = [("vision", 729)], [VIT_SPEC, TEXT_SPEC]
+    towers, none = (
+        FlopCounter(specs, VOCAB, frozen).count([make_sample(0, 8, media)])
+        for frozen in (["vision.tower", LLM], ["vision", LLM])
+    )
+    assert towers > none
 
 
 def test_samples_add_up():

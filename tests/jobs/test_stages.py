@@ -9,19 +9,25 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from dflop.cost.curve import ZERO, edge_part
 from dflop.data.tokens import ChatTokenizer
+from dflop.jobs import planning
 from dflop.jobs.building import full_config
 from dflop.jobs.planning import bound_family
 from dflop.jobs.rundir import RunDir, dataset_ref, tokenizer_of, trainable_of
 from dflop.jobs.source import DatasetSource
 from dflop.jobs.steps import GlobalBatches, stage_at
 from dflop.models.build import build_model
-from dflop.records import LLM
+from dflop.records import LLM, CostTable
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
 from dflop.train.checkpoint import read_latest
 from dflop.train.loop import LoopSettings, learning_rate
 from dflop.train.manifest import name_of
 from dflop.train.state import OPTIMIZER, read_model, shapes_in
-from tests.jobs.training import fresh, give_plan, log_of, losses_of, planned_run, run_ranks
+from tests.builders import make_table
+from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, planned_run, run_ranks
 from tests.train.parity import is_frozen
 from tests.train.synthetic import loss_sum, make_inline_plan, make_plan
 
@@ -168,3 +174,31 @@ def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(planned, tmp_
     train(run)
     again = weights_at(run, FIRST_STEPS)
     assert all(torch.equal(again[n], whole[n]) for n in whole)
+
+
+def test_every_stage_is_planned_with_the_costs_and_the_memory_of_what_it_trains(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    config = run.config()
+    frozen = {
+        "vision": make_table(
+            "vision", table_id="vision-frozen", is_frozen=True, backward_s=ZERO, activation_bytes=ZERO
+        ),
+        LLM: make_table(LLM, table_id="llm-frozen", is_frozen=True, backward_s=TABLES[LLM, 1, False].forward_s),
+    }
+    with SpoolWriter(config.store, run.run_id, "more") as spool:
+        for table in frozen.values():
+            spool.append(table)
+    ingest(config.store)
+    found = {}
+    for first in (0, FIRST_STEPS, 0):
+        best = planning.plan_run(run, config, "model", lambda _: None, from_step=first)[0]
+        ingest(config.store)
+        found[first] = best, {table.module: table for table in run.cost_tables()}
+    (align, tables), (everything, trained) = found[0], found[FIRST_STEPS]
+    assert tables["vision"].backward_s == edge_part(TABLES["vision", 1, False].backward_s)
+    assert tables[LLM] == frozen[LLM]
+    assert not any(table.is_frozen or table.source == "derived" for table in trained.values() if table.tp == 1)
+    assert align.predicted_step_s < everything.predicted_step_s
+    with Reader(config.store) as reader:
+        kept = {t.table_id for t in reader.records(CostTable, where={"table_id": align.table_ids})}
+    assert kept == set(align.table_ids), "schedulers read them from the store"

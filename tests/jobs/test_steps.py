@@ -4,7 +4,19 @@ from collections import Counter
 
 import pytest
 
-from dflop.jobs.steps import COMPARE, NUM_WARMUP_STEPS, TRAIN, GlobalBatches, Stage, job_steps, stage_at, stages_of
+from dflop.jobs.steps import (
+    COMPARE,
+    NUM_WARMUP_STEPS,
+    TRAIN,
+    GlobalBatches,
+    Stage,
+    job_steps,
+    profiled_ways,
+    stage_at,
+    stage_of_job,
+    stages_of,
+)
+from dflop.train.manifest import name_of, publish
 from tests.builders import random_batch
 from tests.jobs.configs import make_config
 
@@ -25,6 +37,26 @@ def test_stages_share_out_the_steps(tmp_path):
     assert [stage_at(config, step).index for step in range(10)] == [0] * 3 + [1] * 7
     assert job_steps(config, TRAIN, align) == job_steps(config, TRAIN)[:3]
     assert job_steps(config, TRAIN, rest) == job_steps(config, TRAIN)
+
+
+def test_frozen_modules_are_profiled_where_a_stage_has_some(tmp_path):
+    assert profiled_ways(make_config(tmp_path)) == ("train",)
+    assert profiled_ways(make_config(tmp_path, "model.frozen=[vision]")) == ("train", "frozen")
+    assert profiled_ways(make_config(tmp_path, STAGES)) == ("train", "frozen")
+    given = make_config(tmp_path, STAGES, "model_profile.ways=[frozen, recompute]")
+    assert profiled_ways(given) == ("frozen", "recompute")
+    assert profiled_ways(make_config(tmp_path, "stages=[{name: all}]", "model.frozen=[vision]")) == ("train",)
+
+
+def test_a_job_belongs_to_the_stage_its_newest_checkpoint_has_reached(tmp_path):
+    config = make_config(tmp_path, STAGES, "train.num_steps=8")
+    assert stage_of_job(config, TRAIN, tmp_path / "checkpoints").name == "align"
+    for next_step, name in ((2, "align"), (3, "all"), (8, "all")):
+        folder = tmp_path / "checkpoints" / f".tmp-{next_step}"
+        folder.mkdir(parents=True)
+        publish(folder, {"name": name_of(next_step), "next_step": next_step}, {}, keep=1)
+        assert stage_of_job(config, TRAIN, tmp_path / "checkpoints").name == name
+    assert stage_of_job(config, COMPARE, tmp_path / "nowhere").name == "all"
 
 
 def test_without_stages_there_is_one(tmp_path):

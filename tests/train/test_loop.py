@@ -185,6 +185,13 @@ class BrokenSource(SyntheticSource):
         return super().array(sample_index, item)
 
 
+def test_the_learning_rate_begins_anew_with_a_stage_of_training():
+    later = dataclasses.replace(SETTINGS, first_step=7, num_steps=SETTINGS.num_steps + 7)
+    rates = [learning_rate(step, SETTINGS) for step in range(SETTINGS.num_steps)]
+    assert [learning_rate(step + 7, later) for step in range(SETTINGS.num_steps)] == rates
+    assert rates[0] < rates[1] == SETTINGS.learning_rate
+
+
 def train_with_a_broken_image(rank, folder, broken):
     shapes = make_shapes(2 * BATCH_SIZE, seed=4, kinds=("image",))
     settings = dataclasses.replace(SETTINGS, num_steps=2, learning_rate=1e-12)
