@@ -15,6 +15,7 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,13 @@ from dflop.correct.buckets import bucket_of, typical_tokens
 from dflop.correct.filter import (
     DRIFT_BUCKET,
     DRIFT_LEVEL,
+    MAD_TO_SD,
     SD_BUCKET,
     SD_LEVEL,
     FactorFilter,
     common_mean,
     hierarchical,
 )
-from dflop.correct.module_corrector import ModuleCorrector as ModuleCorrector
-from dflop.correct.module_corrector import SpanKey as SpanKey
 from dflop.correct.nodes import NodeBelief, NodeFactors
 from dflop.cost.model import Floats
 from dflop.records import Factors, ModuleFactors, NodeFactor
@@ -41,6 +41,10 @@ NUM_SD = 1.0
 """Standard deviations by which a bucket must differ from its module's level to get a factor of its own."""
 NUM_SD_LEVEL = 2.0
 """The same for a level to move: every step without a reason to is one that two modules do not get out of balance."""
+SD_UNKNOWN = math.hypot(SD_BUCKET, SD_LEVEL)
+"""Of a factor that nothing is known of."""
+MEDIAN_TO_MEAN_SD = 1.25
+"""Standard deviation of a median in that of a mean, about."""
 WINDOW_STEPS = 32
 """Steps over which the error of the uncorrected prediction is reported."""
 
@@ -62,7 +66,7 @@ class Prior:
     edges: tuple[int, ...] = ()
     """Of that run's buckets; ours may differ."""
     factors: tuple[float, ...] = (1.0,)
-    sd: tuple[float, ...] = (math.hypot(SD_BUCKET, SD_LEVEL),)
+    sd: tuple[float, ...] = (SD_UNKNOWN,)
     """Standard deviation of each factor; counts for no more than that of the default."""
     level: float = 1.0
 
@@ -115,17 +119,24 @@ class Estimator:
         alone = [(m,) for m in edges if not any(m in group for group in joint)]
         self._filters = {group: self._new_filter(group, known) for group in [*joint, *alone] if group}
         self._group_of = {module: group for group in self._filters for module in group}
+        self._columns = {
+            module: slice(end - len(self._modules[module].edges) - 1, end)
+            for group in self._filters
+            for module, end in zip(group, accumulate(len(self._modules[m].edges) + 1 for m in group), strict=True)
+        }
         self._nodes = NodeFactors()
 
     def observe(self, times: Iterable[StageTime]) -> None:
         """Learn from one step. The caller leaves out the first step of an attempt, which is slow everywhere.
 
         Args:
-            times: In any order; of modules this estimator knows, with positive seconds.
+            times: In any order, of modules this estimator knows; nothing is learnt from one without seconds on both
+                sides.
         """
         by_group: dict[tuple[str, ...], list[StageTime]] = {}
         for time in times:
-            by_group.setdefault(self._group_of[next(iter(time.expected_s))], []).append(time)
+            if time.expected_s:
+                by_group.setdefault(self._group_of[next(iter(time.expected_s))], []).append(time)
         for group, found in by_group.items():
             self._learn(group, found)
 
@@ -186,31 +197,38 @@ class Estimator:
 
     def _new_filter(self, group: tuple[str, ...], known: Mapping[str, Prior]) -> FactorFilter:
         """Filter over the factors of all modules of a group, which are unrelated before the first step."""
-        means, priors, drifts = [], [], []
+        means, covs, priors, drifts = [], [], [], []
         for module in group:
             prior, edges = known[module], self._modules[module].edges
             bucket = bucket_of(typical_tokens(edges), prior.edges)
-            means.append(np.array(prior.factors)[bucket])
             default = hierarchical(len(bucket), SD_BUCKET, SD_LEVEL)
-            scale = np.minimum(np.array(prior.sd)[bucket], np.sqrt(np.diag(default))) / np.sqrt(np.diag(default))
+            scale = np.minimum(np.array(prior.sd)[bucket] / SD_UNKNOWN, 1.0)
+            means.append(np.array(prior.factors)[bucket])
+            covs.append(default * np.outer(scale, scale))
             priors.append(default)
             drifts.append(hierarchical(len(bucket), DRIFT_BUCKET, DRIFT_LEVEL))
-            means[-1], priors[-1] = means[-1], default * np.outer(scale, scale)
-        return FactorFilter(np.concatenate(means), _block_diagonal(priors), _block_diagonal(drifts))
+        return FactorFilter(np.concatenate(means), *(_block_diagonal(blocks) for blocks in (covs, priors, drifts)))
 
     def _learn(self, group: tuple[str, ...], times: Sequence[StageTime]) -> None:
         """One step of modules that are learnt together."""
-        widths = {module: len(self._modules[module].edges) + 1 for module in group}
-        expected_s = np.array(
-            [np.concatenate([t.expected_s.get(m, np.zeros(widths[m])) for m in group]) for t in times]
-        )
-        measured_s = np.array([t.measured_s for t in times])
-        found = self._filters[group]
-        self._compare_nodes(times, measured_s / (expected_s @ found.mean))
-        found.update(expected_s, measured_s / [self._nodes.in_force(t.node) for t in times])
+        expected_s = np.zeros((len(times), len(self._filters[group].mean)))
+        for j, time in enumerate(times):
+            for module, seconds in time.expected_s.items():
+                expected_s[j, self._columns[module]] = seconds
+        measured_s = np.array([time.measured_s for time in times])
+        usable = np.flatnonzero((measured_s > 0) & np.isfinite(measured_s) & expected_s.any(axis=1))
+        if not len(usable):
+            return
+        expected_s, measured_s = expected_s[usable], measured_s[usable]
+        found, nodes = self._filters[group], _by_node([times[j].node for j in usable.tolist()])
+        self._compare_nodes(nodes, np.log(measured_s / (expected_s @ found.mean)), by_stage=len(group) > 1)
+        alike_s = measured_s.copy()
+        for node, rows in nodes.items():
+            alike_s[rows] /= self._nodes.in_force(node)
+        found.update(expected_s, alike_s)
         error = np.abs(expected_s.sum(axis=1) / measured_s - 1.0)
         for module in group:
-            has_work = np.array([module in t.expected_s for t in times])
+            has_work = expected_s[:, self._columns[module]].any(axis=1)
             if has_work.any():
                 kept = self._modules[module]
                 kept.num_observations += int(has_work.sum())
@@ -219,23 +237,21 @@ class Estimator:
                 if abs(level - kept.level) > max(NUM_SD_LEVEL * level_sd, DEAD_ZONE_FRAC * kept.level):
                     kept.level = level
 
-    def _compare_nodes(self, times: Sequence[StageTime], ratios: Floats) -> None:
-        """Ranks of each module with one another."""
-        logs: dict[str, dict[Node, list[float]]] = {}
-        for time, ratio in zip(times, ratios.tolist(), strict=True):
-            logs.setdefault(time.node[0], {}).setdefault(time.node, []).append(math.log(ratio))
-        for nodes in logs.values():
-            middle = {node: statistics.median(found) for node, found in nodes.items()}
-            spread = 1.4826 * statistics.median(abs(x - middle[node]) for node, found in nodes.items() for x in found)
-            # Of a median, about a quarter more than of a mean.
-            self._nodes.observe({n: (middle[n], 1.25 * spread / math.sqrt(len(found))) for n, found in nodes.items()})
+    def _compare_nodes(self, nodes: Mapping[Node, Sequence[int]], logs: Floats, by_stage: bool) -> None:
+        """Ranks with their peers, by logarithms of measured to predicted seconds."""
+        peers: dict[tuple[str | int, ...], dict[Node, Floats]] = {}
+        for node, rows in nodes.items():
+            peers.setdefault(node[: 2 if by_stage else 1], {})[node] = logs[rows]
+        for seen in peers.values():
+            middle = {node: float(np.median(found)) for node, found in seen.items()}
+            away = np.concatenate([np.abs(found - middle[node]) for node, found in seen.items()])
+            spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * float(np.median(away))
+            self._nodes.observe({n: (middle[n], spread / math.sqrt(len(found))) for n, found in seen.items()})
 
     def _marginal(self, module: str) -> tuple[Floats, Floats]:
         """(mean, covariance) of one module's factors."""
-        group = self._group_of[module]
-        start = sum(len(self._modules[m].edges) + 1 for m in group[: group.index(module)])
-        here = slice(start, start + len(self._modules[module].edges) + 1)
-        return self._filters[group].mean[here], self._filters[group].cov[here, here]
+        found, here = self._filters[self._group_of[module]], self._columns[module]
+        return found.mean[here], found.cov[here, here]
 
     def _module_factors(self, module: str, shapes: bool) -> ModuleFactors:
         kept = self._modules[module]
@@ -245,6 +261,14 @@ class Estimator:
         level, _, sd = common_mean(mean, cov)
         differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
         return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
+
+
+def _by_node(nodes: Sequence[Node]) -> dict[Node, list[int]]:
+    """Positions at which each node is."""
+    found: dict[Node, list[int]] = {}
+    for j, node in enumerate(nodes):
+        found.setdefault(node, []).append(j)
+    return found
 
 
 def _block_diagonal(blocks: Sequence[Floats]) -> Floats:

@@ -27,8 +27,12 @@ HUBER = 2.0
 """Standard deviations beyond which a residual counts less."""
 MAX_SURPRISE = 3.0
 """Standard deviations that one microbatch counts for at most when a sudden change is looked for."""
-REOPEN_NIS = 3.0
-"""Mean squared normalised innovation beyond which the factors must have changed: 1 is expected."""
+REOPENED = 0.5
+"""Part of the first uncertainty that a sudden change brings back."""
+REOPEN_EVIDENCE = 3.0
+"""Logarithm of how much likelier a step must be after a sudden change than without one."""
+MAD_TO_SD = 1.4826
+"""Standard deviation of normal errors, in medians of their absolute values."""
 NUM_ROUNDS = 3
 """Of weighting and solving."""
 MIN_LOAD_FRAC = 0.2
@@ -40,13 +44,13 @@ class FactorFilter:
 
     Args:
         mean: `[K]`, before the first step.
-        prior_cov: `[K, K]`, before the first step; no variance ever exceeds it.
+        cov: `[K, K]`, before the first step.
+        prior_cov: `[K, K]` of who knows nothing; no variance ever exceeds it.
         drift_cov: `[K, K]`, added per step.
     """
 
-    def __init__(self, mean: Floats, prior_cov: Floats, drift_cov: Floats) -> None:
-        self.mean = mean.copy()
-        self.cov = prior_cov.copy()
+    def __init__(self, mean: Floats, cov: Floats, prior_cov: Floats, drift_cov: Floats) -> None:
+        self.mean, self.cov = mean.copy(), cov.copy()
         self._prior_cov, self._drift_cov = prior_cov, drift_cov
         self._noise_var = START_NOISE_FRAC**2
         self._num_updates = 0
@@ -67,15 +71,14 @@ class FactorFilter:
         predicted_s = expected_s @ self.mean
         load_s = np.maximum(predicted_s, MIN_LOAD_FRAC * predicted_s.mean())
         error_s, variance = measured_s - predicted_s, self._noise_var * load_s**2
-        surprise = _surprise(self.cov, expected_s, error_s, variance)
-        if surprise > REOPEN_NIS:
+        opened = limited(self.cov + REOPENED * self._prior_cov, self._prior_cov)
+        if _evidence(self.cov, opened, expected_s, error_s, variance) > REOPEN_EVIDENCE:
             # Factors that have changed, or only more noise than so far? What free factors leave unexplained is noise.
             free, cov, weight = fitted(self.mean, self._prior_cov, expected_s, measured_s, variance)
             noise_var = _noise_var(measured_s - expected_s @ free, load_s, expected_s, cov, weight / variance)
             variance = np.maximum(noise_var, self._noise_var) * load_s**2
-            surprise = _surprise(self.cov, expected_s, error_s, variance)
-        if surprise > REOPEN_NIS:
-            self.cov = limited(self.cov + 0.5 * min(1.0, surprise / 10) * self._prior_cov, self._prior_cov)
+            if _evidence(self.cov, opened, expected_s, error_s, variance) > REOPEN_EVIDENCE:
+                self.cov = opened
         self.mean, self.cov, weight = fitted(self.mean, self.cov, expected_s, measured_s, variance)
         residual_s = measured_s - expected_s @ self.mean
         self.mean = np.clip(self.mean, MIN_FACTOR, MAX_FACTOR)
@@ -144,22 +147,25 @@ def common_mean(mean: Floats, cov: Floats) -> tuple[float, float, Floats]:
     return float(share @ mean), float(pull.sum() ** -0.5), np.sqrt(np.maximum(_quadratic(away, cov), 0.0))
 
 
-def _surprise(cov: Floats, expected_s: Floats, error_s: Floats, variance: Floats) -> float:
-    """Mean squared normalised innovation, with errors of stragglers cut off."""
+def _evidence(cov: Floats, other: Floats, expected_s: Floats, error_s: Floats, variance: Floats) -> float:
+    """How much likelier errors are under another covariance of the factors, as a logarithm; stragglers are cut off."""
     limit_s = MAX_SURPRISE * np.sqrt(_quadratic(expected_s, cov) + variance)
-    error_s = np.clip(error_s, -limit_s, limit_s)
-    # e' (H P H' + R)^-1 e without the n x n matrix.
-    scaled = error_s / variance
-    pulled = expected_s.T @ scaled
-    information = _inverse(cov) + (expected_s.T / variance) @ expected_s
-    explained = pulled @ np.linalg.solve(information, pulled)
-    return float((scaled @ error_s - explained) / len(error_s))
+    scaled = np.clip(error_s, -limit_s, limit_s) / variance
+    pulled, seen = expected_s.T @ scaled, (expected_s.T / variance) @ expected_s
+    return _log_likelihood(other, seen, pulled) - _log_likelihood(cov, seen, pulled)
+
+
+def _log_likelihood(cov: Floats, seen: Floats, pulled: Floats) -> float:
+    """Of errors `e ~ N(0, H P H' + R)`, but for what does not depend on P: without any n x n matrix."""
+    spread = np.eye(len(cov)) + cov @ seen
+    explained = pulled @ np.linalg.solve(spread, cov @ pulled)
+    return 0.5 * float(explained - np.linalg.slogdet(spread)[1])
 
 
 def _noise_var(residual_s: Floats, load_s: Floats, expected_s: Floats, cov: Floats, weight: Floats) -> float:
     """Squared relative error of a typical microbatch, from what a fit that it took part in left of it."""
     leverage = float((_quadratic(expected_s, cov) * weight).mean())
-    typical = 1.4826 * float(np.median(np.abs(residual_s / load_s)))
+    typical = MAD_TO_SD * float(np.median(np.abs(residual_s / load_s)))
     return min(max(typical**2 / max(1.0 - leverage, 0.25), MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
 
 

@@ -58,11 +58,10 @@ class Gate:
         self._average(gain_frac)
         was_on, net_frac = self.is_on, self.mean_gain_frac - cost_frac
         if was_on:
-            self.is_on = net_frac > OFF_FRAC
+            self.is_on = self.num_readings < MIN_READINGS or net_frac > OFF_FRAC
         else:
-            is_large = net_frac > LARGE_GAIN_FRAC
-            enough = self.num_readings >= (MIN_READINGS_OF_LARGE_GAIN if is_large else MIN_READINGS)
-            self.is_on = enough and net_frac > max(ON_FRAC, NUM_STDERR * self.stderr_frac)
+            enough = MIN_READINGS_OF_LARGE_GAIN if net_frac > LARGE_GAIN_FRAC else MIN_READINGS
+            self.is_on = self.num_readings >= enough and net_frac > max(ON_FRAC, NUM_STDERR * self.stderr_frac)
         return self.is_on != was_on
 
     def state(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Ranks that take longer for the same work than their peers.
 
-What a rank takes relative to the corrected prediction, compared with the lower median of its module's ranks: what all
-have in common is the prediction's fault and not theirs. One slow step means nothing (a checkpoint, another job's
-burst); a rank is called slow when it stays so.
+What a rank takes relative to the corrected prediction, compared with the lower median of its peers: what all have in
+common is the prediction's fault and not theirs. Peers are the ranks of a module, or, where a stage holds several
+modules, those of the same stage: another one has another mix, and looks slow when only a module is. One slow step
+means nothing (a checkpoint, another job's burst); a rank is called slow when it stays so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ START_SD, DRIFT_SD, STEP_SD = 0.3, 0.005, 0.01
 MAX_SURPRISE = 3.0
 """Standard deviations that one step counts for at most; two in a row beyond it, and the rank has changed."""
 DEAD_ZONE_FRAC = 0.05
-NUM_SD = 2.0
+NUM_SD = 3.0
 """Beyond which a factor is applied."""
 SLOW_FRAC, NUM_SD_SLOW, SLOW_STEPS = 0.15, 3.0, 5
 """A rank is called slow when it was so much slower in so many steps in a row."""
@@ -60,13 +61,15 @@ class NodeFactors:
         """Take in one step.
 
         Args:
-            log_ratios: Per node of one module, logarithm of measured to predicted seconds and its standard deviation.
+            log_ratios: Per node of some that can be compared, the logarithm of measured to predicted seconds and its
+                standard deviation.
         """
         if len(log_ratios) < 2:
             return
-        reference = sorted(log for log, _ in log_ratios.values())[(len(log_ratios) - 1) // 2]
+        reference, reference_sd = sorted(log_ratios.values())[(len(log_ratios) - 1) // 2]
         for node, (log, sd) in log_ratios.items():
-            _update(self._states.setdefault(node, _State()), log - reference, sd**2 + STEP_SD**2)
+            variance = sd**2 + reference_sd**2 + STEP_SD**2
+            _update(self._states.setdefault(node, _State()), log - reference, variance)
 
     def in_force(self, node: Node) -> float:
         """Factor that should be applied."""

@@ -1,118 +1,215 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dflop.correct.estimate import ModuleCorrector
-from dflop.records import MicrobatchSpan, StepObservation
+from dflop.correct.estimate import Estimator, Prior, StageTime
+from tests.correct.times import EDGES, RIGHT, SHARED, step_times
+
+MIXED = [("vision", "llm"), ("llm",)]
+"""Stages of an inline plan."""
 
 
-def observation(
-    step: int, module: str, predicted_s: float, measured_s: list[float], attempt: int = 0
-) -> StepObservation:
-    spans = tuple(
-        MicrobatchSpan(
-            k, 1, 10, 100, predicted_s / 3, predicted_s * 2 / 3, 0.0, s / 3, 0.0, s * 2 / 3, s / 3, s * 2 / 3
-        )
-        for k, s in enumerate(measured_s)
+def truth_with(**changes):
+    truth = {module: factors.copy() for module, factors in RIGHT.items()}
+    for module, (bucket, factor) in changes.items():
+        truth[module][bucket] = factor
+    return truth
+
+
+def taught(estimator, truth, steps=15, *, seed=0, **how):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        estimator.observe(step_times(rng, truth, **how))
+    return estimator
+
+
+def applied(estimator, nodes=True):
+    factors = estimator.factors(shapes=True, nodes=nodes)
+    return {found.module: np.array(found.factors) for found in factors.modules}, factors.by_node()
+
+
+@pytest.mark.parametrize(("shared", "stages"), [((), None), (SHARED, MIXED)])
+def test_a_size_that_is_mispredicted_is_found_and_others_are_left_alone(shared, stages):
+    estimator = taught(
+        Estimator(EDGES, shared), truth_with(llm=(3, 2.0), vision=(0, 0.6)), noise_frac=0.03, stages=stages
     )
-    return StepObservation(
-        run_id="run",
-        attempt=attempt,
-        step=step,
-        policy="balanced",
-        rank=0,
-        module=module,
-        stage=0,
-        dp_rank=0,
-        predicted_step_s=1.0,
-        step_s=1.0,
-        busy_s=1.0,
-        data_wait_s=0.0,
-        schedule_wait_s=0.0,
-        reduce_s=0.0,
-        optimizer_s=0.0,
-        loss=math.nan,
-        grad_norm=0.0,
-        num_supervised_tokens=1,
-        observed_at_s=0.0,
-        spans=spans,
-    )
+    found, _ = applied(estimator)
+    assert found["llm"][3] == pytest.approx(2.0, rel=0.05)
+    assert found["vision"][0] == pytest.approx(0.6, rel=0.05)
+    assert np.delete(found["llm"], 3) == pytest.approx(np.ones(5), abs=0.05)
+    assert np.delete(found["vision"], 0) == pytest.approx(np.ones(3), abs=0.05)
 
 
-def run(corrector: ModuleCorrector, steps: range, truth: dict[str, float], noise_frac: float = 0.0, lag: int = 2):
-    """Steps predicted with the factors in force, each correction taking effect `lag` steps after it is made."""
-    rng, pending, emitted = np.random.default_rng(0), [], []
-    in_force = dict(corrector.factors)
-    for step in steps:
-        for correction in [c for c in pending if c.effective_step == step]:
-            in_force[correction.module] = correction.factor
-        corrector.observe(
-            [
-                observation(step, m, 0.1 * in_force[m], list(0.1 * t * rng.normal(1.0, noise_frac, 4)))
-                for m, t in truth.items()
-            ]
-        )
-        made = corrector.corrections("run", step + lag, now_s=float(step))
-        pending += made
-        emitted += made
-    return emitted
+@pytest.mark.parametrize(("shared", "stages"), [((), None), (SHARED, MIXED)])
+def test_a_level_alone_gives_all_buckets_of_a_module_the_same_factor(shared, stages):
+    estimator = taught(Estimator(EDGES, shared), {**RIGHT, "llm": 1.5 * RIGHT["llm"]}, stages=stages)
+    for shapes in (True, False):
+        llm = estimator.factors(shapes, nodes=False).by_module()["llm"]
+        assert llm.factors == pytest.approx([1.5] * 6, rel=0.03)
+        assert llm.level == pytest.approx(1.5, rel=0.03)
+    assert estimator.factors(True, False).by_module()["vision"].level == 1.0
 
 
-def test_converges_to_a_misprediction_and_leaves_the_right_module_alone():
-    corrector = ModuleCorrector({"vision": "t1", "llm": "t2"})
-    emitted = run(corrector, range(30), {"vision": 1.0, "llm": 1.5}, noise_frac=0.01)
-    assert corrector.factors["llm"] == pytest.approx(1.5, rel=0.04)
-    assert {c.module for c in emitted} == {"llm"}
-    last = emitted[-1]
-    assert (last.table_id, last.run_id) == ("t2", "run")
-    assert last.residual_frac == pytest.approx(1 / 3, abs=0.02)
-    assert last.num_observations > 4
+def test_without_factors_by_size_every_bucket_has_the_level():
+    estimator = taught(Estimator(EDGES), truth_with(llm=(3, 3.0)), slowness=(1.0, 1.0, 1.5))
+    factors = estimator.factors(shapes=False, nodes=False)
+    llm = factors.by_module()["llm"]
+    assert set(llm.factors) == {llm.level}
+    assert llm.edges == EDGES["llm"]
+    assert factors.nodes == ()
 
 
-def test_settles_instead_of_compounding():
-    emitted = run(ModuleCorrector({"llm": "t"}), range(60), {"llm": 1.5})
-    assert max(c.factor for c in emitted) <= 1.5 + 1e-9
-    assert emitted[-1].effective_step < 40
+@given(st.integers(0, 1000), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_a_right_prediction_is_left_alone(seed, is_inline):
+    """With little noise exactly; with more, by less than the noise of a microbatch."""
+    shared, stages = (SHARED, MIXED) if is_inline else ((), None)
+    for noise_frac, tolerance in ((0.0, 1e-12), (0.01, 1e-12), (0.05, 0.12)):
+        estimator = Estimator(EDGES, shared)
+        taught(estimator, RIGHT, 12, seed=seed, noise_frac=noise_frac, stages=stages, slowness=(1.0, 1.0))
+        found, nodes = applied(estimator)
+        for module, factors in found.items():
+            assert factors == pytest.approx(RIGHT[module], abs=tolerance)
+        assert not nodes
+        assert all(m.level == 1.0 for m in estimator.factors(False, False).modules) or noise_frac > 0.02
 
 
-def test_no_correction_when_the_prediction_is_right():
-    assert run(ModuleCorrector({"llm": "t"}), range(50), {"llm": 1.0}, noise_frac=0.03) == []
+@given(st.integers(0, 1000), st.floats(0.5, 2.0))
+@settings(max_examples=20, deadline=None)
+def test_times_that_are_all_longer_scale_the_level(seed, scale):
+    truth = truth_with(llm=(2, 1.6), vision=(1, 0.8))
+    one = taught(Estimator(EDGES), truth, seed=seed, noise_frac=0.02)
+    other = taught(Estimator(EDGES), {m: scale * f for m, f in truth.items()}, seed=seed, noise_frac=0.02)
+    for module, belief in one.beliefs().items():
+        assert other.beliefs()[module].level == pytest.approx(scale * belief.level, rel=0.02)
+        assert other.beliefs()[module].factors == pytest.approx(scale * np.array(belief.factors), rel=0.05)
 
 
-def test_one_straggling_span_is_ignored():
-    corrector = ModuleCorrector({"llm": "t"})
-    for step in range(10):
-        corrector.observe([observation(step, "llm", 0.1, [0.1, 0.1, 2.0, 0.1])])
-    assert corrector.corrections("run", 10, 0.0) == []
-
-
-def test_first_step_of_every_attempt_is_ignored():
-    corrector = ModuleCorrector({"llm": "t"})
-    for attempt, step in ((0, 0), (1, 5)):
-        corrector.observe([observation(step, "llm", 0.1, [0.5] * 4, attempt)])
-    assert corrector.corrections("run", 10, 0.0) == []
-    corrector.observe([observation(6, "llm", 0.1, [0.5] * 4, attempt=1)])
-    assert len(corrector.corrections("run", 10, 0.0)) == 1
-
-
-def test_wild_ratios_are_clipped():
-    corrector = ModuleCorrector({"llm": "t"})
-    for step in range(60):
-        corrector.observe([observation(step, "llm", 0.001, [1.0] * 3)])
-    assert corrector.corrections("run", 60, 0.0)[0].factor <= 4.0
-
-
-def test_predictions_include_the_factor_they_resumed_with():
-    corrector = ModuleCorrector({"llm": "t"}, {"llm": 1.5})
-    assert run(corrector, range(20), {"llm": 1.5}) == []
-    assert corrector.factors == {"llm": 1.5}
-
-
-def test_empty_microbatches_and_other_modules_teach_nothing():
-    corrector = ModuleCorrector({"llm": "t"})
+@given(st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_order_of_microbatches_does_not_matter(seed):
+    one, other = Estimator(EDGES, SHARED), Estimator(EDGES, SHARED)
     for step in range(5):
-        corrector.observe([observation(step, "llm", 0.0, [0.0] * 4), observation(step, "audio", 0.1, [0.5] * 4)])
-    assert corrector.corrections("run", 5, 0.0) == []
+        rng = np.random.default_rng((seed, step))
+        times = list(step_times(rng, truth_with(llm=(1, 1.5)), noise_frac=0.1, slowness=(1.0, 1.3, 1.0), stages=MIXED))
+        one.observe(times)
+        other.observe([times[i] for i in rng.permutation(len(times))])
+    for module, belief in one.beliefs().items():
+        assert other.beliefs()[module].factors == pytest.approx(belief.factors, rel=1e-8)
+    assert other.node_beliefs().keys() == one.node_beliefs().keys()
+    for node, belief in one.node_beliefs().items():
+        assert other.node_beliefs()[node].factor == pytest.approx(belief.factor, rel=1e-8)
+
+
+def test_a_slow_rank_and_a_slow_size_are_told_apart():
+    for seed in range(5):
+        estimator = Estimator(EDGES)
+        slowness = (1.0, 1.5, 1.0, 1.0)
+        taught(estimator, truth_with(llm=(3, 2.0)), seed=seed, noise_frac=0.05, slowness=slowness)
+        found, nodes = applied(estimator)
+        assert found["llm"][3] == pytest.approx(2.0, rel=0.1)
+        assert np.delete(found["llm"], 3) == pytest.approx(np.ones(5), abs=0.1)
+        assert nodes == {(m, s, 1): pytest.approx(1.5, rel=0.07) for m, s in (("vision", 0), ("llm", 1))}
+        assert {node for node, b in estimator.node_beliefs().items() if b.is_slow} == set(nodes)
+
+
+def test_a_slow_rank_of_an_inline_plan_is_told_from_a_slow_module():
+    stages = [("vision", "llm"), ("llm",), ("llm",)]
+    for slowness in ((1.0, 1.0), (1.0, 1.5)):
+        estimator = Estimator(EDGES, SHARED)
+        taught(estimator, {**RIGHT, "llm": 1.5 * RIGHT["llm"]}, noise_frac=0.03, slowness=slowness, stages=stages)
+        assert estimator.beliefs()["llm"].level == pytest.approx(1.5, rel=0.05)
+        assert estimator.beliefs()["vision"].level == pytest.approx(1.0, abs=0.05)
+        slow = {("llm", stage, 1): pytest.approx(1.5, rel=0.07) for stage in range(3) if slowness[1] > 1}
+        assert applied(estimator)[1] == slow
+
+
+def test_with_one_rank_per_module_all_blame_is_the_predictions():
+    estimator = taught(Estimator(EDGES), {m: 1.5 * f for m, f in RIGHT.items()})
+    assert estimator.node_beliefs() == {}
+    assert applied(estimator)[1] == {}
+    assert estimator.beliefs()["llm"].level == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_straggling_microbatch_moves_no_factor():
+    clean, hit = Estimator(EDGES), Estimator(EDGES)
+    rng = np.random.default_rng(0)
+    for step in range(10):
+        times = list(step_times(rng, RIGHT, noise_frac=0.02, slowness=(1.0, 1.0)))
+        clean.observe(times)
+        straggler = times[step]
+        times[step] = dataclasses.replace(straggler, measured_s=10 * straggler.measured_s)
+        hit.observe(times)
+        # Both halves of a step of 16 microbatches: every bucket of every module stays where it was.
+        for module, belief in clean.beliefs().items():
+            assert hit.beliefs()[module].factors == pytest.approx(belief.factors, abs=0.04)
+            assert hit.factors(True, True).by_module()[module].level == 1.0
+    assert applied(hit)[1] == {}
+
+
+def test_a_sudden_change_of_a_level_is_followed():
+    estimator = taught(Estimator(EDGES), RIGHT, 30, noise_frac=0.05)
+    taught(estimator, {**RIGHT, "llm": 1.6 * RIGHT["llm"]}, 3, noise_frac=0.05)
+    assert estimator.factors(False, False).by_module()["llm"].level == pytest.approx(1.6, rel=0.06)
+
+
+def test_a_level_does_not_flicker():
+    levels = set()
+    estimator, rng = Estimator(EDGES), np.random.default_rng(0)
+    for _ in range(80):
+        estimator.observe(step_times(rng, {m: 1.2 * f for m, f in RIGHT.items()}, noise_frac=0.05))
+        levels.add(estimator.factors(False, False).by_module()["llm"].level)
+    assert len(levels) <= 3
+
+
+@pytest.mark.parametrize("shared", [(), SHARED])
+def test_state_goes_through_json_and_both_go_on_alike(shared):
+    truth = truth_with(llm=(2, 1.7))
+    one, other = Estimator(EDGES, shared), Estimator(EDGES, shared)
+    taught(one, truth, 8, noise_frac=0.05, slowness=(1.0, 1.4))
+    other.load(json.loads(json.dumps(one.state())))
+    assert other.state() == one.state()
+    for estimator in (one, other):
+        taught(estimator, truth, 8, seed=1, noise_frac=0.05, slowness=(1.0, 1.4))
+    assert other.state() == one.state()
+    assert other.factors(True, True) == one.factors(True, True)
+
+
+def test_what_earlier_runs_learnt_counts_from_the_first_step_and_can_be_unlearnt():
+    prior = {"llm": Prior(edges=(25,), factors=(1.0, 1.8), sd=(0.05, 0.05), level=1.3)}
+    estimator = Estimator(EDGES, prior=prior)
+    llm = estimator.factors(True, True).by_module()["llm"]
+    assert llm.level == 1.3
+    assert llm.factors == pytest.approx([1.0, 1.0, 1.8, 1.8, 1.8, 1.8])  # the third begins in the midst of ours
+    assert estimator.factors(False, False).by_module()["llm"].factors == (1.3,) * 6
+    assert estimator.factors(True, True).by_module()["vision"].factors == (1.0,) * 4
+    taught(estimator, RIGHT, 8, noise_frac=0.03)
+    assert applied(estimator)[0]["llm"] == pytest.approx(RIGHT["llm"], abs=0.06)
+
+
+def test_beliefs_say_how_sure_they_are_and_how_wrong_predictions_were():
+    estimator = Estimator(EDGES)
+    assert math.isnan(estimator.beliefs()["llm"].residual_frac)
+    assert estimator.beliefs()["llm"].sd == pytest.approx([0.5] * 6)
+    taught(estimator, {m: 2.0 * f for m, f in RIGHT.items()}, 5)
+    belief = estimator.beliefs()["llm"]
+    assert belief.residual_frac == pytest.approx(0.5, abs=0.01)
+    assert belief.num_observations == 5 * 16
+    assert max(belief.sd) < 0.1
+
+
+def test_nothing_is_learnt_from_what_is_no_time():
+    estimator = Estimator(EDGES)
+    before = json.dumps(estimator.state())
+    work, node = {"llm": np.full(6, 0.1)}, ("llm", 0, 0)
+    estimator.observe([])
+    estimator.observe([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)])
+    estimator.observe([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})])
+    assert json.dumps(estimator.state()) == before

@@ -1,0 +1,153 @@
+"""The filter against the textbook, and what it does that the textbook does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.correct.filter import FactorFilter, common_mean, hierarchical, limited, measured
+
+NUM = 6
+
+
+def dense_update(mean, cov, expected_s, measured_s, variance):
+    """Kalman's update as it is usually written, with the covariance of all measurements."""
+    innovation_cov = expected_s @ cov @ expected_s.T + np.diag(variance)
+    gain = cov @ expected_s.T @ np.linalg.inv(innovation_cov)
+    mean = mean + gain @ (measured_s - expected_s @ mean)
+    return mean, (np.eye(len(mean)) - gain @ expected_s) @ cov
+
+
+def loads(rng, num):
+    return 0.1 * rng.dirichlet(np.full(NUM, 0.4), num) * rng.uniform(0.5, 2.0, (num, 1))
+
+
+def new_filter():
+    prior = hierarchical(NUM, 0.3, 0.4)
+    return FactorFilter(np.ones(NUM), prior, prior, hierarchical(NUM, 0.01, 0.005))
+
+
+def run(found, rng, truth, steps, noise_frac=0.05, num=32):
+    for _ in range(steps):
+        expected_s = loads(rng, num)
+        found.update(expected_s, expected_s @ truth * rng.normal(1.0, noise_frac, num))
+    return found
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_information_form_equals_the_textbook(seed, num):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(NUM, NUM))
+    cov, mean = root @ root.T / NUM + 0.01 * np.eye(NUM), rng.uniform(0.5, 2.0, NUM)
+    expected_s, variance = loads(rng, num), rng.uniform(1e-6, 1e-4, num)
+    measured_s = expected_s @ rng.uniform(0.5, 2.0, NUM)
+    ours = measured(mean, np.linalg.inv(cov), expected_s, measured_s, 1 / variance)
+    theirs = dense_update(mean, cov, expected_s, measured_s, variance)
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6, abs=1e-8)
+    assert ours[1] == pytest.approx(theirs[1], rel=1e-5, abs=1e-8)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30)
+def test_without_stragglers_and_changes_a_step_is_the_textbooks(seed):
+    rng = np.random.default_rng(seed)
+    found = new_filter()
+    expected_s = loads(rng, 40)
+    truth = rng.multivariate_normal(np.ones(NUM), 0.2 * hierarchical(NUM, 0.3, 0.4))
+    noise = np.clip(rng.normal(0.0, 0.05, 40), -0.06, 0.06)  # nothing that Huber's function would weigh less
+    measured_s = expected_s @ truth + noise * expected_s.sum(axis=1)
+    prior = hierarchical(NUM, 0.3, 0.4)
+    predicted_s = expected_s.sum(axis=1)
+    variance = (0.05 * np.maximum(predicted_s, 0.2 * predicted_s.mean())) ** 2
+    mean, _ = dense_update(np.ones(NUM), prior, expected_s, measured_s, variance)
+    found.update(expected_s, measured_s)
+    assert found.mean == pytest.approx(mean, rel=0.03)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30)
+def test_order_of_microbatches_does_not_matter(seed):
+    rng = np.random.default_rng(seed)
+    expected_s = loads(rng, 20)
+    measured_s = expected_s @ rng.uniform(0.7, 1.5, NUM) * rng.normal(1.0, 0.1, 20)
+    order = rng.permutation(20)
+    one, other = new_filter(), new_filter()
+    one.update(expected_s, measured_s)
+    other.update(expected_s[order], measured_s[order])
+    assert other.mean == pytest.approx(one.mean, rel=1e-9)
+    assert other.cov == pytest.approx(one.cov, rel=1e-9, abs=1e-12)
+    assert other.noise_frac == pytest.approx(one.noise_frac, rel=1e-9)
+
+
+@pytest.mark.parametrize("noise_frac", [0.02, 0.05, 0.15])
+def test_factors_and_noise_are_found(noise_frac):
+    truth = np.array([1.0, 1.0, 2.0, 1.0, 0.7, 1.0])
+    found = run(new_filter(), np.random.default_rng(0), truth, 40, noise_frac)
+    assert np.abs(found.mean - truth).max() < 4 * np.sqrt(np.diag(found.cov)).max()
+    assert np.abs(found.mean - truth).max() < 1.5 * noise_frac
+    assert found.noise_frac == pytest.approx(noise_frac, rel=0.25)
+
+
+def test_stated_standard_deviations_are_about_right():
+    errors = [
+        (found.mean - truth) / np.sqrt(np.diag(found.cov))
+        for seed in range(40)
+        for rng in [np.random.default_rng(seed)]
+        for truth in [rng.uniform(0.7, 1.4, NUM)]
+        for found in [run(new_filter(), rng, truth, 5)]
+    ]
+    assert 0.7 < np.std(errors) < 1.5
+
+
+def test_a_straggler_moves_nothing():
+    for at in (0, 3, 20):
+        clean, hit = new_filter(), new_filter()
+        rng = np.random.default_rng(1)
+        for step in range(21):
+            expected_s = loads(rng, 16)
+            measured_s = expected_s @ np.ones(NUM) * rng.normal(1.0, 0.05, 16)
+            clean.update(expected_s, measured_s)
+            if step == at:
+                measured_s[5] *= 10
+            hit.update(expected_s, measured_s)
+            if step == at:
+                sd = np.sqrt(np.diag(clean.cov))
+                assert (np.abs(hit.mean - clean.mean) < np.maximum(sd, 0.03)).all()
+
+
+def test_a_sudden_change_is_followed_within_steps_and_noise_is_not():
+    rng = np.random.default_rng(2)
+    truth = np.ones(NUM)
+    found = run(new_filter(), rng, truth, 50)
+    settled = np.diag(found.cov).copy()
+    run(found, rng, truth, 1, noise_frac=0.25)  # a noisy step
+    assert (np.diag(found.cov) < 4 * settled).all()
+    assert found.mean == pytest.approx(truth, abs=0.1)
+    truth[2:4] = 1.6
+    run(found, rng, truth, 3)
+    assert found.mean == pytest.approx(truth, abs=0.12)
+
+
+def test_factors_stay_within_bounds_and_uncertainty_below_the_prior():
+    found = run(new_filter(), np.random.default_rng(3), np.full(NUM, 50.0), 5)
+    assert found.mean.max() == 4.0
+    for _ in range(50):  # nothing of the last bucket is ever seen
+        expected_s = loads(np.random.default_rng(4), 8) * ([1.0] * (NUM - 1) + [0.0])
+        found.update(expected_s, expected_s.sum(axis=1))
+    assert np.sqrt(np.diag(found.cov)).max() <= 0.5 + 1e-9
+    assert np.linalg.eigvalsh(found.cov).min() > 0
+
+
+def test_limiting_keeps_correlations():
+    cov = hierarchical(3, 0.3, 0.4)
+    assert limited(4 * cov, cov) == pytest.approx(cov)
+    assert limited(0.5 * cov, cov) == pytest.approx(0.5 * cov)
+
+
+def test_common_mean_weighs_by_what_is_known():
+    level, sd, away = common_mean(np.array([1.0, 2.0]), np.diag([0.01, 100.0]))
+    assert level == pytest.approx(1.0, abs=1e-3)
+    assert sd == pytest.approx(0.1, rel=1e-3)
+    assert away[1] == pytest.approx(10.0, rel=0.01)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dflop.correct.nodes import NodeFactors
+
+
+def observe(found, rng, slowness, steps, noise=0.02, common=1.0):
+    """Steps of one module on as many ranks as `slowness` has entries."""
+    for _ in range(steps):
+        found.observe(
+            {
+                ("llm", 0, rank): (math.log(common * slow) + rng.normal(0.0, noise), noise)
+                for rank, slow in enumerate(slowness)
+            }
+        )
+    return found
+
+
+def in_force(found, num):
+    return [found.in_force(("llm", 0, rank)) for rank in range(num)]
+
+
+def is_slow(found):
+    return [node[2] for node, belief in found.beliefs().items() if belief.is_slow]
+
+
+def test_a_slow_rank_is_named_after_some_steps_and_no_longer_when_it_is_over():
+    rng, slowness = np.random.default_rng(0), (1.0, 1.0, 1.4, 1.0)
+    found = observe(NodeFactors(), rng, slowness, 3)
+    assert is_slow(found) == []
+    assert in_force(found, 4) == [1.0, 1.0, pytest.approx(1.4, rel=0.05), 1.0]
+    observe(found, rng, slowness, 5)
+    assert is_slow(found) == [2]
+    observe(found, rng, (1.0,) * 4, 6)
+    assert is_slow(found) == []
+    assert in_force(found, 4) == [1.0] * 4
+
+
+def test_what_all_have_in_common_is_nobodys_fault():
+    found = observe(NodeFactors(), np.random.default_rng(0), (1.0,) * 4, 20, common=1.8)
+    assert in_force(found, 4) == [1.0] * 4
+    assert is_slow(found) == []
+
+
+def test_of_two_the_slower_is_slow():
+    found = observe(NodeFactors(), np.random.default_rng(0), (1.5, 1.0), 10)
+    assert is_slow(found) == [0]
+    assert in_force(found, 2)[1] == 1.0
+
+
+def test_noise_names_nobody():
+    for seed in range(10):
+        found, rng = NodeFactors(), np.random.default_rng(seed)
+        for _ in range(60):
+            observe(found, rng, (1.0,) * 16, 1, noise=0.05)
+            assert is_slow(found) == []
+            assert in_force(found, 16) == pytest.approx([1.0] * 16, abs=0.15)
+
+
+def test_one_slow_step_means_nothing():
+    rng = np.random.default_rng(0)
+    found = observe(NodeFactors(), rng, (1.0,) * 4, 20)
+    observe(found, rng, (1.0, 3.0, 1.0, 1.0), 1)
+    assert in_force(found, 4) == [1.0] * 4
+    observe(found, rng, (1.0, 3.0, 1.0, 1.0), 2)
+    assert found.in_force(("llm", 0, 1)) == pytest.approx(3.0, rel=0.1)
+
+
+def test_one_rank_has_no_peers():
+    assert observe(NodeFactors(), np.random.default_rng(0), (2.0,), 10).beliefs() == {}
+
+
+def test_a_fast_rank_is_given_more_and_is_not_slow():
+    found = observe(NodeFactors(), np.random.default_rng(0), (1.0, 0.7, 1.0, 1.0), 10)
+    assert found.in_force(("llm", 0, 1)) == pytest.approx(0.7, rel=0.05)
+    assert is_slow(found) == []
+
+
+def test_state_goes_on():
+    rng = np.random.default_rng(0)
+    found, other = observe(NodeFactors(), rng, (1.0, 1.4), 4), NodeFactors()
+    other.load(found.state())
+    assert other.state() == found.state()
+    assert other.beliefs() == found.beliefs()
