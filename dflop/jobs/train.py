@@ -102,6 +102,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         leave_at_exit(error.exit_code if isinstance(error, DflopError) else 1)
         raise
     rank.leave(at_once=False)
+    stop.ignore()
     dist.destroy_process_group()
     return {"first_step": first, "num_steps": len(rank.steps)}
 

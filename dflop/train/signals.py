@@ -36,11 +36,18 @@ class StopRequest:
             # A local job is started with them blocked, so that none is lost before this.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def ignore(self) -> None:
+        """Let further signals change nothing: Python gives up its handlers before it ends, and one would kill it then.
+
+        For a process that was told, or has done all it had to do.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is None:
             self._signal = signal.Signals(number)
             # Not print: the signal may have come in the middle of one.
             os.write(2, f"{self._signal.name}: stops behind the step that runs, with a checkpoint\n".encode())
-        for repeated in STOP_SIGNALS:
-            # Python gives up its handlers before it ends, and whoever asks twice would kill the process then.
-            signal.signal(repeated, signal.SIG_IGN)
+        self.ignore()
