@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from rich.console import Console
 from rich.progress import track
 
 from dflop.correct.estimate import StageTime
-from dflop.cost.model import Floats
 from dflop.records import LLM
 from dflop.schedule.items import Ints
 from tests.bench.correct.balance import balanced, height_s, slot_loads
-from tests.bench.correct.contenders import CONTENDERS, Contender, Times
+from tests.bench.correct.contenders import CONTENDERS, Times
 from tests.bench.correct.worlds import CASES, MODULES, VISION, Batch, Truth, World
 from tests.bench.figures import machine
 
@@ -101,7 +99,82 @@ def measured(batch: Batch, truth: Truth, slot: Ints, rng: np.random.Generator, n
     return found
 
 
-def recovered(runs: Sequence[Run], attribute: str) -> float:
-    """Share of what the misprediction costs without correction that the contender of `runs[1::2]` saves."""
-    without, with_it = (float(np.mean([getattr(r, attribute) for r in runs[i::2]])) for i in range(2))
-    return 1 - with_it / without
+def recovered(
+    runs: Sequence[Run], case: str, noise_frac: float, contender: str, attribute: str = "early_regret"
+) -> float:
+    """Share of what the misprediction costs without correction that a contender saves, over all seeds."""
+    regret = {
+        name: np.mean(
+            [getattr(r, attribute) for r in runs if (r.case, r.noise_frac, r.contender) == (case, noise_frac, name)]
+        )
+        for name in ("none", contender)
+    }
+    return float(1 - regret[contender] / regret["none"])
+
+
+def missed(runs: Sequence[Run]) -> list[str]:
+    """Targets that the gated estimator missed, in words."""
+    found = []
+    for case in dict.fromkeys(r.case for r in runs):
+        for noise_frac in dict.fromkeys(r.noise_frac for r in runs):
+            ours = [r for r in runs if (r.case, r.noise_frac, r.contender) == (case, noise_frac, "ours")]
+            name = f"{case}, noise {noise_frac:.0%}"
+            if case in HARMLESS_CASES:
+                worst = max(max(r.early_regret, r.last_regret) for r in ours)
+                if worst > MAX_REGRET_WHEN_RIGHT:
+                    found.append(f"{name}: regret {worst:.2%}")
+                if any(r.on_frac for r in ours):
+                    found.append(f"{name}: gate on in {max(r.on_frac for r in ours):.1%} of steps")
+            elif case in STATIC_CASES and noise_frac == min(NOISES):
+                share = recovered(runs, case, noise_frac, "ours")
+                if share < MIN_RECOVERED:
+                    found.append(f"{name}: {share:.0%} recovered")
+    return found
+
+
+def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+    runs: list[Run] = []
+    console = Console()
+    cells = [(case, noise_frac) for case in CASES for noise_frac in NOISES]
+    worlds = {seed: World(NUM_SAMPLES, seed, sizes) for seed in seeds}
+    print("regret against an oracle, steps 5-20 / last 40, and the share of the loss that is recovered")
+    for case, noise_frac in track(cells, "cases", console=console, disable=not console.is_terminal):
+        for seed in seeds:
+            runs += simulate(case, noise_frac, seed, worlds[seed])
+        console.print(_line(runs, case, noise_frac), highlight=False, soft_wrap=True)
+    not_met = missed(runs)
+    if json_path:
+        content = json.loads(json_path.read_text()) if json_path.exists() else {}
+        name = "synthetic, real sizes" if sizes else "synthetic"
+        content[name] = {
+            "machine": machine("numpy", "numba"), "simulated": True, "seeds": list(seeds), "num_samples": NUM_SAMPLES,
+            "num_slots": NUM_SLOTS, "num_ranks": NUM_RANKS, "num_steps": NUM_STEPS, "missed": not_met,
+            "runs": [asdict(run) for run in runs],
+        }  # fmt: skip
+        json_path.write_text(json.dumps(content, indent=1) + "\n")
+    if not_met:
+        sys.exit("missed: " + "; ".join(not_met))
+
+
+def _line(runs: Sequence[Run], case: str, noise_frac: float) -> str:
+    """All contenders in one case, averaged over seeds; of the gate when it was first on, and how much of the time."""
+    parts = [f"{case:28s} {noise_frac:4.0%}"]
+    for name in CONTENDERS:
+        found = [r for r in runs if (r.case, r.noise_frac, r.contender) == (case, noise_frac, name)]
+        early, last = (float(np.mean([getattr(r, a) for r in found])) for a in ("early_regret", "last_regret"))
+        saved = "" if name == "none" or case in HARMLESS_CASES else f" {_saved(runs, case, noise_frac, name)}"
+        parts.append(f"{name} {early:6.2%} /{last:6.2%}{saved}")
+        if name == "ours":
+            first = ", ".join("never" if r.first_on is None else str(r.first_on) for r in found)
+            parts.append(f"on from {first}, {np.mean([r.on_frac for r in found]):.0%} of steps")
+    return "  |  ".join(parts)
+
+
+def _saved(runs: Sequence[Run], case: str, noise_frac: float, name: str) -> str:
+    """Shares recovered, early and late; late only where nothing is wrong at first."""
+    shares = [
+        f"{recovered(runs, case, noise_frac, name, a):.0%}"
+        for a in ("early_regret", "last_regret")
+        if case in STATIC_CASES or a == "last_regret"
+    ]
+    return f"({', '.join(shares)})"
