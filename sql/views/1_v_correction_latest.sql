@@ -1,28 +1,30 @@
--- The buckets of a set are written together but may come in two files: a set counts once it covers every size.
+-- The buckets of a set are written together but may come in two files: a set counts once it covers every size, which
+-- is when the ends of its buckets exceed their beginnings by all sizes there are. Rows may have been written twice.
 create or replace view v_correction_latest as
-with once as (
-    select *
+with newest as (
+    select
+        table_id,
+        module,
+        run_id,
+        effective_step,
+        observed_at_s
     from correction
+    group by table_id, module, run_id, effective_step, observed_at_s
+    having sum(distinct max_tokens) - sum(distinct min_tokens) = 9007199254740992
     qualify
         row_number() over (
-            partition by table_id, module, run_id, effective_step, observed_at_s, min_tokens
-            order by _producer desc, _seq desc, rowid desc
+            partition by table_id, module order by observed_at_s desc, effective_step desc, run_id desc
         ) = 1
-),
-
-sized as (
-    select
-        *,
-        sum(max_tokens - min_tokens) over (partition by table_id, module, run_id, effective_step, observed_at_s)
-            as num_sizes
-    from once
 )
 
-select * exclude (num_sizes)
-from sized
-where num_sizes = 9007199254740992
+select correction.*
+from correction
+inner join newest using (table_id, module, run_id, effective_step, observed_at_s)
 qualify
-    rank() over (partition by table_id, module order by observed_at_s desc, effective_step desc, run_id desc) = 1;
+    row_number() over (
+        partition by correction.table_id, correction.module, correction.min_tokens
+        order by correction._producer desc, correction._seq desc, correction.rowid desc
+    ) = 1;
 
 comment on view v_correction_latest is
 'The newest whole set of corrections of every cost table, over all runs. Grain: table_id, module, min_tokens. Ratios.';
