@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
+from dflop.config.sections import StageConfig
 from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import A100
 from dflop.cost.model import CostModel
+from dflop.data.distribution import sample_batches
 from dflop.errors import ConfigError
-from dflop.jobs.planning import search_space
+from dflop.jobs.basis import PlanBasis, basis_of, factors_text, planned_steps, scenario_batches
+from dflop.jobs.planning import plan_run, search_space
+from dflop.jobs.steps import GlobalBatches
 from dflop.models.build import LlmStage
 from dflop.parallel.tensor import shard_layers
 from dflop.parallel.topology import Seat, SeatPart, seats
@@ -22,10 +27,13 @@ from dflop.plan.check import check_plan
 from dflop.plan.drafts import split_draft
 from dflop.plan.inline import inline_choices
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import ModuleSpec, Plan, SampleShape
+from dflop.records import ModuleFactors, ModuleSpec, Plan, SampleShape
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
 from dflop.train.stages import make_stages
-from tests.builders import make_cluster
+from tests.builders import make_cluster, make_corrections, make_sample
 from tests.jobs.configs import make_config
+from tests.jobs.training import planned_run
 from tests.models.tiny_families import CASES, Case
 
 NUM_PROCESSES, NUM_MICROBATCHES, BATCH_SIZE = 8, 2, 16
@@ -113,3 +121,93 @@ def test_a_run_may_use_what_its_configuration_allows(tmp_path):
         "plan.microbatch_choices=[2, 4]",
     )  # fmt: skip
     assert search_space(narrow) == SearchSpace(("inline",), None, (True,), False, (2, 4))
+
+
+def shape(index: int, num_tokens: int, weight: float = 1.0) -> SampleShape:
+    return dataclasses.replace(make_sample(index, num_tokens), weight=weight)
+
+
+@pytest.fixture
+def ordered(tmp_path):
+    """Sixty-four samples, short ones in the first half of the file, read through a small window."""
+    config = make_config(
+        tmp_path, "plan.global_batch_size=4", "plan.num_scenarios=3", "train.num_steps=16", "dataset.shuffle_window=8"
+    )
+    return config, [shape(i, 10 if i < 32 else 1000) for i in range(64)]
+
+
+def test_without_a_horizon_a_first_plan_is_for_random_batches_of_all_samples(ordered):
+    config, shapes = ordered
+    assert planned_steps(config, None) == (0, 0)
+    batches = scenario_batches(config, shapes, 0, 0)
+    assert batches == tuple(sample_batches(shapes, 4, 3, config.train.seed))
+
+
+def test_a_plan_with_a_horizon_is_for_the_batches_that_come_first(ordered):
+    config, shapes = ordered
+    near = config.model_copy(update={"plan": config.plan.model_copy(update={"horizon_steps": 6})})
+    assert planned_steps(near, None) == (0, 6)
+    drawn = GlobalBatches(near, shapes)
+    assert scenario_batches(near, shapes, 0, 6) == tuple(tuple(drawn.at(step)) for step in (1, 3, 5))
+    assert {s.num_llm_tokens for batch in scenario_batches(near, shapes, 0, 6) for s in batch} == {10}
+
+
+def test_planning_again_is_for_what_is_left_of_the_stage_or_for_the_horizon(ordered):
+    config, shapes = ordered
+    assert planned_steps(config, 10) == (10, 6)
+    assert {s.num_llm_tokens for batch in scenario_batches(config, shapes, 10, 6) for s in batch} == {1000}
+    near = config.model_copy(update={"plan": config.plan.model_copy(update={"horizon_steps": 4})})
+    assert planned_steps(near, 10) == (10, 4)
+    assert planned_steps(near, 14) == (14, 2)
+    stages = (StageConfig(name="first", num_steps=12), StageConfig(name="second"))
+    assert planned_steps(config.model_copy(update={"stages": stages}), 10) == (10, 2)
+
+
+def test_fewer_steps_than_scenarios_are_each_taken_once(ordered):
+    config, shapes = ordered
+    drawn = GlobalBatches(config, shapes)
+    assert scenario_batches(config, shapes, 14, 2) == (tuple(drawn.at(14)), tuple(drawn.at(15)))
+
+
+def test_the_rest_of_an_epoch_says_little_about_a_step(tmp_path):
+    config = make_config(tmp_path, "plan.global_batch_size=8", "plan.num_scenarios=4", "train.num_steps=4")
+    shapes = [shape(i, 10) for i in range(25)]
+    assert [len(GlobalBatches(config, shapes).at(step)) for step in range(4)] == [8, 8, 8, 1]
+    assert [len(batch) for batch in scenario_batches(config, shapes, 0, 4)] == [8, 8, 8]
+
+
+def test_what_corrects_costs_is_said_in_a_few_words():
+    level = ModuleFactors("llm", 1.3, (), (1.3,))
+    sizes = ModuleFactors("vision", 1.1, (100,), (1.0, 1.8))
+    assert factors_text({"llm": level, "vision": sizes}) == (
+        "Costs as earlier steps have shown them: `llm` 1.30x, `vision` 1.10x (1.00x to 1.80x by size)."
+    )
+    assert factors_text({"llm": ModuleFactors("llm", 1.02, (), (1.02,))}) == ""
+
+
+def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(tmp_path):
+    run = planned_run(tmp_path, "plan.microbatch_choices=[4]", "plan.num_scenarios=2", "plan.top=4")
+    config = run.config()
+    plain = plan_run(run, config, "model", lambda line: None)[0]
+    assert basis_of(run) == PlanBasis(plain.plan_id, 0, 0, (), ())
+    sizes = sorted(s.num_llm_tokens for s in run.shapes())
+    middle = sizes[len(sizes) // 2]
+    rows = make_corrections(
+        "llm", (1.5, 3.0), (middle,), run_id="earlier", table_id="llm-tp1", observed_at_s=time.time()
+    )
+    with SpoolWriter(config.store, "earlier", "by-hand") as spool:
+        for row in rows:
+            spool.append(row)
+    ingest(config.store)
+    corrected = plan_run(run, config, "model", lambda line: None)[0]
+    assert corrected.predicted_step_s > 1.4 * plain.predicted_step_s
+    assert "Costs as earlier steps have shown them: `llm` " in corrected.reason
+    (factors,) = basis_of(run).factors
+    assert (factors.module, factors.edges) == ("llm", (middle,))
+    assert factors.factors == pytest.approx((1.5, 3.0), rel=1e-3)
+    # The level is that of the batches that it is planned with, not of whatever the earlier run had.
+    assert 1.5 < factors.level < 3.0
+    (run.path / "plan_basis.json").write_text("{torn")
+    assert basis_of(run).factors == ()
+    disabled = config.model_copy(update={"correct": config.correct.model_copy(update={"enabled": False})})
+    assert plan_run(run, disabled, "model", lambda line: None)[0].predicted_step_s == plain.predicted_step_s

@@ -19,6 +19,7 @@ from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 from tests.jobs.training import fresh, planned_run
+from tests.test_cli import assert_refused, dflop
 
 NUM_STEPS, NUM_SEEN = 400, 30
 STEP_S = 2.0
@@ -238,3 +239,19 @@ def test_asking_changes_nothing_and_needs_no_reason(run):
 def test_nothing_is_left_to_plan_for_when_training_has_ended(run):
     write(run, *(observation(run, step, 0, LLM) for step in range(NUM_SEEN, NUM_STEPS)))
     assert advise_now(run, run.config(), print).decision.detail == "stays: no steps are left to plan for"
+
+
+def test_the_command_prints_the_advice(run):
+    done = dflop("replan", run.path, "--format", "json", cwd=run.path)
+    assert done.returncode == 0, done.stderr
+    (found,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (found["verdict"], found["plan"], found["step"]) == ("advised", "vision dp1 | llm pp1 dp1", NUM_SEEN - 1)
+    assert found["gain_s"] > found["cost_s"] == pytest.approx(START_UP_S + CHECKPOINT_S)
+    assert "a new plan would pay" in done.stderr
+    assert replans(run) == []
+
+
+def test_the_command_refuses_what_has_not_begun(run, tmp_path):
+    assert_refused(dflop("replan", tmp_path, cwd=tmp_path), 2, "not a run directory")
+    (run.path / "plan.json").unlink()
+    assert_refused(dflop("replan", run.path, cwd=run.path), 2, "no step of this run's training")
