@@ -120,7 +120,7 @@ class StepJob:
         Where replicas are not equally fast, the balance of their slots stands beside these.
         """
         found = [("arrival", self.assign("arrival", effort)), ("quick", self._bottleneck(effort.max_evals))]
-        uneven = self._over_uneven_ranks(max_evals=0)
+        uneven = self._over_uneven_ranks()
         return self._best_of(found if uneven is None else [*found, ("quick", uneven)])
 
     def best(self, effort: Effort) -> tuple[str, Assignment, float]:
@@ -129,7 +129,7 @@ class StepJob:
         found += [("balanced", self.assign(rival, effort)) for rival in ("length_grouped", "token_lpt")]
         if effort.max_evals:
             found.append(("balanced", self._bottleneck(effort.max_evals)))
-        uneven = self._over_uneven_ranks(effort.max_evals)
+        uneven = self._over_uneven_ranks()
         if uneven is not None:
             found.append(("balanced", uneven))
         over_ranks = self._over_ranks()
@@ -239,12 +239,15 @@ class StepJob:
             return None
         return self._dealt_out("step", MAX_EVALS)
 
-    def _over_uneven_ranks(self, max_evals: int) -> Assignment | None:
-        """Buckets that replicas of different speeds have done in the same time; None where all are equally fast."""
+    def _over_uneven_ranks(self) -> Assignment | None:
+        """Buckets that replicas of different speeds have done in about the same time; None where they do not differ.
+
+        A greedy start: what is left to gain, the annealing finds sooner.
+        """
         step = self.linear
         if not len(step.tokens) or (step.replica_slowness == step.replica_slowness[0]).all():
             return None
-        return self._dealt_out("microbatch", max_evals)
+        return self._dealt_out("microbatch", max_evals=0)
 
     def _dealt_out(self, sync: Sync, max_evals: int) -> Assignment | None:
         """Balanced seconds of the replicas' slowest stages; None where that breaks a cap."""

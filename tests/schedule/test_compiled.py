@@ -74,6 +74,7 @@ import sys
 
 for policy in ("arrival", "quick", "balanced", "bottleneck"):
     make(policy, compiled=False)
+    make(policy, compiled=False, slowness={("vision", 0, 1): 1.5, (LLM, 0, 1): 2.0})
 modules = [m for name, m in sys.modules.items() if name.startswith("dflop.")]
 print(sum(len(x.signatures) for m in modules for x in vars(m).values() if hasattr(x, "signatures")))
 """
@@ -126,10 +127,13 @@ def compiled():
 
 warm()
 before = compiled()
-make("balanced", effort=Effort(max_simulations=50))
+slow = {("vision", 0, 1): 1.5, (LLM, 0, 1): 2.0}
+for slowness in ({}, slow):
+    make("balanced", effort=Effort(max_simulations=50), slowness=slowness)
 plan = make_plan({LLM: 2}, num_microbatches=4)
 batch = random_batch(24, encoders=())
-make("balanced", effort=Effort(max_simulations=50))
+for slowness in ({}, slow):
+    make("balanced", effort=Effort(max_simulations=50), slowness=slowness)
 print(sorted({name for name, _ in compiled() - before}), len(before) > 10)
 """
     )
