@@ -25,7 +25,7 @@ def levelled(cost: CostModel, batches: Sequence[Sequence[SampleShape]]) -> CostM
     samples = [sample for batch in batches for sample in batch]
     found = dict(cost.corrections)
     for module, factors in found.items():
-        if isinstance(factors, ModuleFactors) and factors.edges:
+        if isinstance(factors, ModuleFactors) and cost.is_by_size(module):
             level = _level(cost.extrapolating(), module, samples)
             found[module] = replace(factors, level=factors.level if level is None else level)
     return cost.with_corrections(found)

@@ -210,6 +210,8 @@ def test_a_level_without_buckets_goes_for_all_sizes():
     cost = make_cost().with_corrections({"llm": ModuleFactors("llm", level=1.5)})
     assert not cost.is_by_size("llm")
     assert cost.item_factors("llm", [1, 10**6]).tolist() == [1.5, 1.5]
+    alike = make_cost().with_corrections({"llm": ModuleFactors("llm", 1.5, (100,), (1.5, 1.5))})
+    assert not alike.is_by_size("llm")
 
 
 def test_every_bucket_needs_its_factor():

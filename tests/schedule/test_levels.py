@@ -29,5 +29,7 @@ def test_modules_without_items_or_without_buckets_keep_their_level():
     cost = make_cost("vision").with_corrections({LLM: ModuleFactors(LLM, 1.5), "vision": vision})
     found = levelled(cost, [[make_sample(0, 50)]])
     assert (found.level(LLM), found.level("vision")) == (1.5, 1.25)
+    alike = {LLM: ModuleFactors(LLM, 1.1, (100,), (1.1, 1.1))}
+    assert levelled(cost.with_corrections(alike), [random_batch(8)]).corrections == alike
     with_media = levelled(cost, [random_batch(8, encoders=("vision",))])
     assert 1.0 <= with_media.level("vision") <= 2.0
