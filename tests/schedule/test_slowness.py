@@ -200,3 +200,21 @@ def test_ranks_are_done_at_the_same_time(sync):
 def test_slowness_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match="slowness"):
         balance_ranks(np.ones(4), np.ones(4, dtype=np.int64), 2, cap_tokens=10, slowness=wrong)
+
+
+def test_the_search_sees_speeds_of_encoder_ranks_and_of_every_chain_stage():
+    plan = make_plan({"vision": 3, LLM: 2}, llm_pp=2, encoder_pp=2)
+    batch, cost = random_batch(24, encoders=("vision",), seed=1), make_cost("vision")
+    slowness = {("vision", 0, 1): 2.0, (LLM, 0, 1): 3.0, (LLM, 1, 0): 1.5}
+    plain, slowed = (StepJob(plan, batch, cost, slowness=s).linear for s in (None, slowness))
+    first, last = plain.chain_s[plain.stage_kind[2:]]
+    assert slowed.chain_s == pytest.approx(np.stack([first, last]))
+    assert slowed.chain_slowness.tolist() == [[1.0, 3.0], [1.5, 1.0]]
+    scale = max(first.sum(), last.sum())
+    assert slowed.replica_slowness == pytest.approx(
+        [max(first.sum(), 1.5 * last.sum()) / scale, max(3.0 * first.sum(), last.sum()) / scale]
+    )
+    # Items go to ranks as 1 : 1/2 : 1, so that 2.5 ranks share them; the second stage waits for a fast rank.
+    for stage in range(2):
+        before, after = plain.slot_s[plain.stage_kind[stage]], slowed.slot_s[slowed.stage_kind[stage]]
+        assert after == pytest.approx(before * 3 / 2.5)
