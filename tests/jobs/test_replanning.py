@@ -9,6 +9,7 @@ import pytest
 from dflop.jobs import planning, submit
 from dflop.jobs.basis import basis_of
 from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
+from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import GlobalBatches
 from dflop.records import LLM, Plan, StepObservation, StepPlan
@@ -17,7 +18,7 @@ from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from tests.jobs.changing import changing_run
 
-NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 44, "model"
+NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 40, "model"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -27,13 +28,14 @@ async def drive(run: RunDir) -> None:
     launcher, advice = submit.launcher_of(run, run.config()), None
 
     async def show() -> None:
-        pass
+        """Nobody."""
 
+    teller = Teller(run, print, show)
     while (todo := what_next(run, launcher)) is not Todo.NOTHING:
         if todo is Todo.PLAN:
             plan_next(run, PROFILE_KEY, advice, print)
         else:
-            advice = await train_once(run, launcher, print, show)
+            advice = await train_once(run, launcher, print, teller)
 
 
 def processes(plan: Plan) -> dict[str, int]:
@@ -45,7 +47,7 @@ def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for
     run = changing_run(
         tmp_path, "cluster.num_processes_per_node=3", "cluster.num_cores_per_node=3", "plan.layouts=[split]",
         f"plan.horizon_steps={NUM_TEXT_STEPS}", "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=6",
-        "replan.mode=act", "replan.check_every_s=0.5", "replan.restart_cost_s=0", "replan.min_steps=2",
+        "replan.mode=act", "replan.check_every_s=0.5", "replan.restart_cost_s=0", "replan.min_steps=16",
         "replan.max_replans=1", "train.checkpoint_every=2",
         num_text_steps=NUM_TEXT_STEPS, num_picture_steps=NUM_STEPS - NUM_TEXT_STEPS,
     )  # fmt: skip
