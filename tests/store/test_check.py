@@ -31,9 +31,10 @@ def set_version(path: Path, version: int, kind: str | None = None) -> None:
 
 
 def test_files_of_an_older_schema_version_are_brought_forward_for_ever(tmp_path: Path, make, monkeypatch) -> None:
+    monkeypatch.delitem(schema.UPGRADES, "correction")
     path = write(tmp_path, make.correction(0, factor=1.5))
     old = pq.ParquetFile(path).read()
-    # Version 1 had no residual and called the factor a percentage.
+    # Let version 1 be one that had no residual and called the factor a percentage.
     old = old.drop_columns(["residual_frac"]).set_column(4, "factor_percent", pa.array([150.0]))
     pq.write_table(old, path)
 
@@ -61,7 +62,7 @@ def test_files_of_a_newer_dflop_wait_in_the_spool(tmp_path: Path, make, newer: s
     write(tmp_path, make.correction(0))
     path = write(tmp_path, make.correction(1))
     if newer == "version":
-        set_version(path, 2)
+        set_version(path, schema.version_of("correction") + 1)
     else:
         target = tmp_path / "spool/rumour/run/p-000000.parquet"
         target.parent.mkdir(parents=True)
