@@ -6,7 +6,7 @@ import pytest
 
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
-from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, residual_sigma_frac
+from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, residual_sigma_frac, scheduled_step_s
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.verdict import SIMPLICITY_FRAC, prefer_simple, reason
 from dflop.records import LLM, ParallelSpec, Plan
@@ -49,6 +49,17 @@ def test_ranks_by_simulation_not_by_formula():
     assert [r.plan.plan_id for r in found] == [good.plan_id, bad.plan_id]
     assert all(r.plan.predicted_step_s <= r.plan.baseline_step_s for r in found)
     assert all(r.noisy_step_s > r.plan.sync_s for r in found)
+
+
+def test_a_plan_that_runs_is_measured_as_candidates_are():
+    p = problem()
+    layout = {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, 3), (4,))}
+    (found,) = rank(p, [split_draft(p, 4, layout, 1.0)])
+    step_s = scheduled_step_s(p, found.plan)
+    assert step_s == pytest.approx(found.plan.predicted_step_s)
+    slow_s = scheduled_step_s(p, found.plan, {(LLM, 0, 1): 3.0})
+    # The others take over what they can: far less than three times as long.
+    assert 1.02 * step_s < slow_s < 2 * step_s
 
 
 def test_noise_costs_where_ranks_wait_for_one_another():
