@@ -86,7 +86,7 @@ def balance_ranks(
 
     Raises:
         ConfigError: the samples do not fit into so many microbatches.
-        ValueError: negative or infinite seconds, or arrays of different lengths.
+        ValueError: negative or infinite seconds or slowness, or arrays of different lengths.
     """
     if seconds_s.shape != num_tokens.shape or not np.isfinite(seconds_s).all() or (seconds_s < 0).any():
         raise ValueError("seconds_s and num_tokens must be arrays of one length, seconds finite and not negative")
