@@ -41,15 +41,17 @@ class Job:
         plan: That runs.
         slow_sizes: (module, tokens from which on, factor).
         slow_ranks: Factor per rank, from a step on.
+        held_up: Seconds that pass per compute second, of ranks for which that is not one.
         levels: Factor per module.
     """
 
     def __init__(
-        self, folder, plan=SPLIT, *overrides, slow_sizes=(), slow_ranks=None, levels=None, earlier=NOTHING,
-        learned=None, first_step=0, plan_id="plan", usual=(), table_ids=None,
+        self, folder, plan=SPLIT, *overrides, slow_sizes=(), slow_ranks=None, held_up=None, levels=None,
+        earlier=NOTHING, learned=None, first_step=0, plan_id="plan", usual=(), table_ids=None,
     ):  # fmt: skip
         self.plan = dataclasses.replace(plan, plan_id=plan_id)
         self.slow_sizes, self.slow_ranks, self.levels = slow_sizes, slow_ranks or {}, levels or {}
+        self.held_up = held_up or {}
         tables = table_ids or {m.module: f"table of {m.module}" for m in plan.modules}
         self.learner = Learner(
             make_config(folder, *overrides),
@@ -102,7 +104,7 @@ class Job:
                 for k, of in enumerate(spans)
                 if of
             }
-            found.append(RankTimes(self.step, seat.rank, STEP_S, seconds))
+            found.append(RankTimes(self.step, seat.rank, STEP_S, seconds, self.held_up.get(seat.rank, 1.0)))
         return found
 
     def rows_of(self, cls):
@@ -154,6 +156,13 @@ def test_a_slow_rank_is_named_and_nothing_else(tmp_path):
     assert (node.module, node.stage, node.dp_rank) == (LLM, 0, 2)
     assert node.factor == pytest.approx(1.6, rel=0.08)
     assert [f.level for f in job.learner.factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
+
+
+def test_a_rank_that_is_held_up_is_as_slow_as_one_that_computes_longer(tmp_path):
+    job = Job(tmp_path, held_up={6: 1.6}).run(14)
+    assert [d.subject for d in job.decisions("slow_rank")] == ["rank 6 (llm stage 0 replica 2 on node-1)"]
+    (node,) = job.learner.factors.nodes
+    assert node.factor == pytest.approx(1.6, rel=0.1)
 
 
 def test_where_predictions_are_right_nothing_is_told(tmp_path):
