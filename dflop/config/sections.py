@@ -39,7 +39,8 @@ class ModelConfig(Section):
     """Folder of a Hugging Face model to start from (`model.safetensors` or several with an index); its vocabulary is
     the model's. Without one weights are random."""
     frozen: tuple[str, ...] = ()
-    """Modules whose weights do not train (`vision`, `audio`, `llm`); an encoder's projector goes with it."""
+    """Modules whose weights do not train (`vision`, `audio`, `llm`). An encoder's projector goes with it; of
+    `vision.tower` or `audio.tower` the projector trains."""
 
 
 class DatasetConfig(Section):
