@@ -14,11 +14,12 @@ from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
 from dflop.errors import StoreError
-from dflop.jobs.basis import PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
+from dflop.jobs.basis import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
 from dflop.jobs.inputs import planner_factors, run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.jobs.steps import profiled_ways, stage_at
 from dflop.models.family import Family
+from dflop.plan.drafts import holding
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.profile.hardware import hardware_name, software_name
@@ -135,6 +136,8 @@ class Task:
     basis: PlanBasis
     """Without a plan id: there is no plan yet."""
     costs: Costs
+    later: Batches
+    """Of steps behind a horizon, which a plan has to hold in memory; empty where it is for all that comes."""
 
 
 def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
@@ -169,7 +172,9 @@ def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, fr
         snapshot_seq=costs.snapshot.seq,
         space=search_space(config),
     )
-    return Task(problem, PlanBasis("", first, num_steps, frozen, factors), costs)
+    left = stage_at(config, first).end_step - first
+    later = scenario_batches(config, shapes, first, left) if 0 < num_steps < left else ()
+    return Task(problem, PlanBasis("", first, num_steps, frozen, factors), costs, later)
 
 
 def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
@@ -179,10 +184,24 @@ def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
         InfeasiblePlanError: no layout fits.
     """
     plans = plan_problem(task.problem, top=config.plan.top, progress=say)
+    if task.later:
+        plans = _holding_what_is_later(task, plans, config, say)
     corrected = factors_text({f.module: f for f in task.basis.factors})
     if not corrected:
         return plans
     return (replace(plans[0], reason=f"{plans[0].reason} {corrected}"), *plans[1:])
+
+
+def _holding_what_is_later(task: Task, plans: Sequence[Plan], config: Config, say: Say) -> tuple[Plan, ...]:
+    """Plans with room for batches behind the horizon; where none has, those that are best for all of them."""
+    everything = replace(task.problem, batches=(*task.problem.batches, *task.later))
+    found = [held for plan in plans if (held := holding(everything, plan)) is not None]
+    if not found:
+        say("no plan for the next steps has room for what comes later: planning for all of it")
+        return plan_problem(everything, top=config.plan.top, progress=say)
+    if found[0].plan_id != plans[0].plan_id:
+        say("faster plans for the next steps have no room for what comes later")
+    return tuple(replace(plan, candidate_rank=place) for place, plan in enumerate(found))
 
 
 def keep_plans(run: RunDir, config: Config, task: Task, plans: Sequence[Plan]) -> None:

@@ -64,6 +64,15 @@ def fits(problem: Problem, plan: Plan) -> bool:
     return all(peak <= problem.usable_bytes for m in plan.modules for peak in m.stage_memory_bytes)
 
 
+def holding(problem: Problem, plan: Plan) -> Plan | None:
+    """A plan that was made for other batches, with memory and token caps for those of a problem; None: it has no room.
+
+    Its predicted times stay.
+    """
+    found = dataclasses.replace(plan, modules=_with_memory(problem, plan))
+    return found if fits(problem, found) else None
+
+
 def place(parallel: Mapping[str, ParallelSpec], problem: Problem) -> dict[str, int]:
     """First rank of every module, one behind the other.
 

@@ -211,3 +211,21 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(tmp_path):
     assert basis_of(run).factors == ()
     disabled = config.model_copy(update={"correct": config.correct.model_copy(update={"enabled": False})})
     assert plan_run(run, disabled, "model", lambda line: None)[0].predicted_step_s == plain.predicted_step_s
+
+
+def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(tmp_path):
+    """The first half of the file is text: planned for alone, nothing would bound what images may take."""
+    run = planned_run(
+        tmp_path, "plan.microbatch_choices=[2]", "plan.num_scenarios=2", "plan.top=4", "plan.layouts=[split]",
+        "plan.horizon_steps=2", "train.num_steps=6", "dataset.shuffle_window=4",
+    )  # fmt: skip
+    config = run.config()
+    plain = [dataclasses.replace(s, num_llm_tokens=s.num_text_tokens, items=()) for s in run.shapes()]
+    mixed = [s for s in run.shapes() if s.items]
+    run.write_shapes([*plain[:16], *mixed])
+    batches = scenario_batches(config, run.shapes(), *planned_steps(config, None))
+    assert not any(s.items for batch in batches for s in batch)
+    plan = plan_run(run, config, "model", lambda line: None)[0]
+    assert plan.module("vision").max_tokens > 0
+    largest = max(sum(i.num_tokens for i in s.items) for s in mixed)
+    assert plan.module("vision").max_tokens >= largest
