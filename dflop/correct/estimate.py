@@ -39,7 +39,7 @@ from dflop.simulate.step import Node
 DEAD_ZONE_FRAC = 0.03
 NUM_SD = 1.0
 """Standard deviations by which a bucket must differ from its module's level to get a factor of its own."""
-NUM_SD_LEVEL = 2.0
+NUM_SD_LEVEL = 3.0
 """The same for a level to move: every step without a reason to is one that two modules do not get out of balance."""
 SD_UNKNOWN = math.hypot(SD_BUCKET, SD_LEVEL)
 """Of a factor that nothing is known of."""

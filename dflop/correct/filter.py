@@ -20,7 +20,7 @@ SD_BUCKET, SD_LEVEL = 0.3, 0.4
 """Of a factor before anything is known: each bucket's own, and one that all buckets of a module have in common."""
 DRIFT_BUCKET, DRIFT_LEVEL = 0.01, 0.005
 """How far they move per step."""
-START_NOISE_FRAC, MIN_NOISE_FRAC, MAX_NOISE_FRAC = 0.05, 0.003, 0.3
+START_NOISE_FRAC, MIN_NOISE_FRAC, MAX_NOISE_FRAC = 0.1, 0.003, 0.3
 """Standard deviation of a microbatch's relative error."""
 NOISE_SMOOTHING = 0.05
 HUBER = 2.0

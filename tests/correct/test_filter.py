@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.correct.filter import FactorFilter, common_mean, hierarchical, limited, measured
+from dflop.correct.filter import START_NOISE_FRAC, FactorFilter, common_mean, hierarchical, limited, measured
 
 NUM = 6
 
@@ -60,7 +60,7 @@ def test_without_stragglers_and_changes_a_step_is_the_textbooks(seed):
     measured_s = expected_s @ truth + noise * expected_s.sum(axis=1)
     prior = hierarchical(NUM, 0.3, 0.4)
     predicted_s = expected_s.sum(axis=1)
-    variance = (0.05 * np.maximum(predicted_s, 0.2 * predicted_s.mean())) ** 2
+    variance = (START_NOISE_FRAC * np.maximum(predicted_s, 0.2 * predicted_s.mean())) ** 2
     mean, _ = dense_update(np.ones(NUM), prior, expected_s, measured_s, variance)
     found.update(expected_s, measured_s)
     assert found.mean == pytest.approx(mean, rel=0.03)
@@ -96,7 +96,7 @@ def test_stated_standard_deviations_are_about_right():
         for seed in range(40)
         for rng in [np.random.default_rng(seed)]
         for truth in [rng.uniform(0.7, 1.4, NUM)]
-        for found in [run(new_filter(), rng, truth, 5)]
+        for found in [run(new_filter(), rng, truth, 20)]
     ]
     assert 0.7 < np.std(errors) < 1.5
 

@@ -8,9 +8,12 @@ corrections are taken to cost no time.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -136,12 +139,14 @@ def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> No
     runs: list[Run] = []
     console = Console()
     cells = [(case, noise_frac) for case in CASES for noise_frac in NOISES]
-    worlds = {seed: World(NUM_SAMPLES, seed, sizes) for seed in seeds}
     print("regret against an oracle, steps 5-20 / last 40, and the share of the loss that is recovered")
-    for case, noise_frac in track(cells, "cases", console=console, disable=not console.is_terminal):
-        for seed in seeds:
-            runs += simulate(case, noise_frac, seed, worlds[seed])
-        console.print(_line(runs, case, noise_frac), highlight=False, soft_wrap=True)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(_cell, *zip(*cells, strict=True), repeat(tuple(seeds)), repeat(sizes))
+        for (case, noise_frac), of_cell in zip(
+            track(cells, "cases", console=console, disable=not console.is_terminal), found, strict=True
+        ):
+            runs += of_cell
+            console.print(_line(runs, case, noise_frac), highlight=False, soft_wrap=True)
     not_met = missed(runs)
     if json_path:
         content = json.loads(json_path.read_text()) if json_path.exists() else {}
@@ -154,6 +159,11 @@ def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> No
         json_path.write_text(json.dumps(content, indent=1) + "\n")
     if not_met:
         sys.exit("missed: " + "; ".join(not_met))
+
+
+def _cell(case: str, noise_frac: float, seeds: Sequence[int], sizes: Path | None) -> list[Run]:
+    """All seeds of one case."""
+    return [run for seed in seeds for run in simulate(case, noise_frac, seed, World(NUM_SAMPLES, seed, sizes))]
 
 
 def _line(runs: Sequence[Run], case: str, noise_frac: float) -> str:
