@@ -2,7 +2,7 @@
 
 `synthetic`: known truths, simulated times; how much of what a misprediction costs is recovered, how soon, and what it
 costs when there is none. Measured on this machine: `real` and `slow_rank`, jobs in which some sizes of items, or a
-rank, are really slow; `replan`, a run whose mixture changes midway.
+rank, are really slow; `replan`, a run whose mixture changes midway; `overhead`, what watching and correcting take.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-PARTS = ("synthetic", "real", "slow_rank", "replan")
+PARTS = ("synthetic", "real", "slow_rank", "replan", "overhead")
 """Each a file here with `main(sizes, seeds, json_path)`."""
 
 
