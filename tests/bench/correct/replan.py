@@ -98,7 +98,7 @@ def _prepare(folder: Path) -> dict[str, Any]:
         },
         "train": {"learning_rate": 0.0001, "checkpoint_every": 20},
         "compare": {"num_batches": 0},
-        "replan": {"check_every_s": 5, "min_steps": 4, "max_replans": 1},
+        "replan": {"check_every_s": 5, "min_steps": NUM_TEXT_STEPS, "max_replans": 1},
     }  # fmt: skip
     path = folder / "changing.json"
     path.write_text(json.dumps(content))
