@@ -3,10 +3,10 @@ create or replace view v_correction_set as
 with bucket as (
     select
         *,
-        abs(ln(factor / level)) as deviation,
-        abs(ln(level / lag(level) over earlier)) as level_move,
+        greatest(factor / nullif(level, 0), level / nullif(factor, 0)) as deviation,
+        lag(level) over earlier as previous_level,
         lag(is_in_force) over earlier as was_in_force,
-        abs(ln(factor / lag(factor) over earlier)) as factor_move
+        lag(factor) over earlier as previous_factor
     from correction
     window earlier as (
         partition by run_id, table_id, module, min_tokens, max_tokens
@@ -37,8 +37,8 @@ select
     bool_or(
         was_in_force is null
         or was_in_force != is_in_force
-        or level_move > 0.01
-        or (is_in_force and factor_move > 0.01)
+        or level not between previous_level / 1.01 and previous_level * 1.01
+        or (is_in_force and factor not between previous_factor / 1.01 and previous_factor * 1.01)
     ) as is_change
 from bucket
 group by run_id, table_id, module, effective_step, observed_at_s;

@@ -56,7 +56,7 @@ with happened as (
                 worst.factor,
                 case
                     when worst.max_tokens >= 9007199254740992 then format('from {}', worst.min_tokens)
-                    else format('{} to {}', worst.min_tokens, worst.max_tokens - 1)
+                    else concat(worst.min_tokens, ' to ', worst.max_tokens::hugeint - 1)
                 end,
                 case when worst.is_in_force then '' else ' (not in force)' end,
                 num_in_force,
