@@ -224,7 +224,7 @@ class Estimator:
         self._compare_nodes(nodes, np.log(measured_s / (expected_s @ found.mean)), by_stage=len(group) > 1)
         alike_s = measured_s.copy()
         for node, rows in nodes.items():
-            alike_s[rows] /= self._nodes.in_force(node)
+            alike_s[rows] /= self._nodes.taken(node)
         found.update(expected_s, alike_s)
         error = np.abs(expected_s.sum(axis=1) / measured_s - 1.0)
         for module in group:

@@ -1,4 +1,4 @@
-"""Whether factors by size and by rank pay: a switch that turns on evidence and not on noise.
+"""Whether factors by size pay: a switch that turns on evidence and not on noise.
 
 A reading is the gain that a plan with factors has in one step. It must come from two halves of the data: factors of
 one half make the plan, factors of the other score it. A plan scored by the factors that made it always looks better.

@@ -20,8 +20,8 @@ START_SD, DRIFT_SD, STEP_SD = 0.3, 0.005, 0.01
 MAX_SURPRISE = 3.0
 """Standard deviations that one step counts for at most; two in a row beyond it, and the rank has changed."""
 DEAD_ZONE_FRAC = 0.05
-NUM_SD = 3.0
-"""Beyond which a factor is applied."""
+NUM_SD, SURE_STEPS = 3.0, 3
+"""A factor is applied when it was beyond so many standard deviations, and the dead zone, in so many steps in a row."""
 SLOW_FRAC, NUM_SD_SLOW, SLOW_STEPS = 0.15, 3.0, 5
 """A rank is called slow when it was so much slower in so many steps in a row."""
 
@@ -34,7 +34,7 @@ class NodeBelief:
     """Of their seconds against their module's."""
     sd: float
     in_force: float
-    """What should be applied: 1 within the dead zone."""
+    """What should be applied: 1 within the dead zone, and until that is sure."""
     is_slow: bool
     num_steps: int
 
@@ -46,9 +46,12 @@ class _State:
     num_steps: int = 0
     num_surprises: int = 0
     """Steps in a row, negative where they were faster than believed."""
+    num_sure: int = 0
+    """Steps in a row in which the factor was beyond the dead zone."""
     num_slow: int = 0
     """Steps in a row."""
-    in_force: float = 1.0
+    taken: float = 1.0
+    """Factor that the rank's seconds are divided by; 1 within the dead zone."""
 
 
 class NodeFactors:
@@ -71,10 +74,10 @@ class NodeFactors:
             variance = sd**2 + reference_sd**2 + STEP_SD**2
             _update(self._states.setdefault(node, _State()), log - reference, variance)
 
-    def in_force(self, node: Node) -> float:
-        """Factor that should be applied."""
+    def taken(self, node: Node) -> float:
+        """Factor to divide a rank's seconds by before anything is learnt of sizes from them: as soon as it is likely."""
         state = self._states.get(node)
-        return 1.0 if state is None else state.in_force
+        return 1.0 if state is None else state.taken
 
     def beliefs(self) -> dict[Node, NodeBelief]:
         """Of every node that was ever compared."""
@@ -82,7 +85,7 @@ class NodeFactors:
             node: NodeBelief(
                 factor=math.exp(s.log_factor),
                 sd=math.exp(s.log_factor) * math.sqrt(s.variance),
-                in_force=s.in_force,
+                in_force=s.taken if s.num_sure >= SURE_STEPS else 1.0,
                 is_slow=s.num_slow >= SLOW_STEPS,
                 num_steps=s.num_steps,
             )
@@ -118,6 +121,8 @@ def _update(state: _State, observed: float, variance: float) -> None:
     sd = math.sqrt(state.variance)
     is_slow = state.log_factor > max(math.log1p(SLOW_FRAC), NUM_SD_SLOW * sd)
     state.num_slow = state.num_slow + 1 if is_slow else 0
-    target = state.log_factor if abs(state.log_factor) > max(math.log1p(DEAD_ZONE_FRAC), NUM_SD * sd) else 0.0
-    if abs(target - math.log(state.in_force)) > 0.5 * math.log1p(DEAD_ZONE_FRAC):
-        state.in_force = math.exp(target)
+    is_sure = abs(state.log_factor) > max(math.log1p(DEAD_ZONE_FRAC), NUM_SD * sd)
+    state.num_sure = state.num_sure + 1 if is_sure else 0
+    target = state.log_factor if is_sure else 0.0
+    if abs(target - math.log(state.taken)) > 0.5 * math.log1p(DEAD_ZONE_FRAC):
+        state.taken = math.exp(target)

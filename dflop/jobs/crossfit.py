@@ -1,4 +1,4 @@
-"""Do factors by size and by rank pay? One half of what was measured plans, the other half judges.
+"""Do factors by size pay? One half of what was measured plans, the other half judges.
 
 Both halves see every step, one the odd microbatches, the other the even ones, and they swap with each step. So their
 errors have nothing to do with one another, and what noise makes look slow in one half gains nothing under the other.
@@ -66,14 +66,15 @@ class CrossFit:
         )
 
     def gain_frac(self, batch: Sequence[SampleShape], *, compiled: bool = IS_COMPILED) -> float:
-        """What one half's factors save of a batch's step against its levels alone, as the other half sees it.
+        """What one half's factors by size save of a batch's step against its levels alone, as the other half sees it.
 
-        With less of a search than plans that run; 0 where the factors are all alike.
+        With less of a search than plans that run; 0 where the factors are all alike. Slow ranks are known to all of
+        them: those need no gate, for they are told by many steps or not at all.
         """
         by_size = without_uniform(self._planner.factors(shapes=True, nodes=True))
-        if is_uniform(by_size):
+        if not any(found.edges for found in by_size.modules):
             return 0.0
-        levels = without_uniform(self._planner.factors(shapes=False, nodes=False))
+        levels = without_uniform(self._planner.factors(shapes=False, nodes=True))
         corrected, plain = (self._planned(batch, factors, compiled) for factors in (by_size, levels))
         # A search has both among its candidates: it does not run the corrected one where the other looks better.
         if corrected.predicted_step_s >= self._step_s(plain, batch, by_size, compiled):
@@ -127,8 +128,3 @@ def without_uniform(factors: Factors) -> Factors:
         ),
         factors.nodes,
     )
-
-
-def is_uniform(factors: Factors) -> bool:
-    """Whether nothing but levels differs from 1."""
-    return not factors.nodes and not any(found.edges for found in factors.modules)

@@ -158,7 +158,7 @@ class Learner:
         return self._num_readings < NUM_FREE_READINGS or self._reading_s < READING_SHARE * self._trained_s
 
     def read_gate(self, effective_step: int, now_s: float, *, compiled: bool = IS_COMPILED) -> list[Row]:
-        """Read what factors by size and by rank gain in the newest step; plans it twice for that.
+        """Read what factors by size gain in the newest step; plans it twice for that.
 
         Args:
             effective_step: First step that will be planned with what the gate says.
@@ -196,7 +196,7 @@ class Learner:
 
     def _applied(self) -> Factors:
         """In force, with the buckets of every module."""
-        return self._known.full.factors(shapes=self._is_by_size(), nodes=self._is_by_size())
+        return self._known.full.factors(shapes=self._is_by_size(), nodes=self._mode != "off")
 
     def _times(self, running: _Running, seen: Sequence[RankTimes]) -> dict[int, list[StageTime]]:
         """By microbatch, the seconds of each place of the plan that has predicted ones, too.
@@ -237,7 +237,7 @@ class Learner:
         )
 
     def _switched(self, step: int, now_s: float) -> Decision:
-        gate, which = self._known.gate, "factors by size and by rank"
+        gate, which = self._known.gate, "factors by size"
         detail = (
             f"{which} are {'on' if gate.is_on else 'off'}: of a step they gain {gate.mean_gain_frac:.1%} "
             f"(standard error {gate.stderr_frac:.1%}, {gate.num_readings} readings) and cost {self.cost_frac:.2%}"

@@ -96,7 +96,7 @@ class RankFactor:
 
 @dataclass(frozen=True, slots=True)
 class GateReading:
-    """Whether factors by size and by rank pay, as one step showed; the evidence of the gate."""
+    """Whether factors by size pay, as one step showed; the evidence of the gate."""
 
     run_id: str
     attempt: int

@@ -118,12 +118,12 @@ create table gate_reading (
 );
 
 comment on table gate_reading is
-'Whether correcting by size and by rank pays, one reading per step: the evidence of the gate.';
+'Whether correcting by size pays, one reading per step: the evidence of the gate.';
 comment on column gate_reading.run_id is 'run';
 comment on column gate_reading.attempt is '0, then one more per restart of the training job';
 comment on column gate_reading.step is 'optimizer step that was read';
 comment on column gate_reading.is_on is
-'whether plans are made with factors by size and rank after this reading';
+'whether plans are made with factors by size after this reading';
 comment on column gate_reading.gain_frac is
 'of this step: saved by a plan with factors from one half of the data, judged by the other half, ratio';
 comment on column gate_reading.mean_gain_frac is 'exponential average of gain_frac';

@@ -1,4 +1,4 @@
--- purpose: when correcting by size and by rank was worth its time in a run, and what that was judged by
+-- purpose: when correcting by size was worth its time in a run, and what that was judged by
 -- parameters: $run_id varchar, the run
 -- grain: one row per reading, oldest first; is_switch marks those that turned it on or off
 -- units: gains, their standard error and the cost are shares of a step; steps count from 0

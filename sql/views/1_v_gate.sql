@@ -19,5 +19,5 @@ window earlier as (
 );
 
 comment on view v_gate is
-'Readings of the gate for factors by size and rank; is_switch: it was turned on or off by this one; num_stderrs: how '
+'Readings of the gate for factors by size; is_switch: it was turned on or off by this one; num_stderrs: how '
 'far the mean gain is above the cost. Grain: one row per run_id, attempt, step. Shares of a step.';

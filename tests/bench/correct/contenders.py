@@ -125,7 +125,7 @@ class Gated(Filtered):
     def plan(self, batch: Batch) -> Ints:
         if self._num_steps:
             self._gate.read(self._gain_frac(batch), cost_frac=0.0)
-        return self._planned(batch, self._estimator.factors(self.is_on, self.is_on))
+        return self._planned(batch, self._estimator.factors(self.is_on, True))
 
     def learn(self, times: Times) -> None:
         super().learn(times)
@@ -137,7 +137,7 @@ class Gated(Filtered):
         """Of a plan by the factors of one half, under those of the other."""
         maker, judge = self._halves if self._num_steps % 2 else self._halves[::-1]
         costs = self._costs(batch, judge.factors(True, True))
-        plain = height_s(costs[0], self._planned(batch, maker.factors(False, False)), self._num_slots, costs[1])
+        plain = height_s(costs[0], self._planned(batch, maker.factors(False, True)), self._num_slots, costs[1])
         found = height_s(costs[0], self._planned(batch, maker.factors(True, True)), self._num_slots, costs[1])
         return 1 - found / plain
 

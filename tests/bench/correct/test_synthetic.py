@@ -29,7 +29,7 @@ def test_most_of_what_a_misprediction_costs_is_recovered_within_twenty_steps(wor
     runs = runs_of(case, world, "none", "ours")
     assert runs[0].early_regret > 0.05
     assert recovered(runs, case, NOISE_FRAC, "ours") >= 0.85
-    assert runs[1].num_switches == 1
+    assert runs[1].num_switches == (case != "slow rank 1.5x")  # a slow rank needs no gate
 
 
 def test_right_predictions_are_left_alone_and_the_gate_stays_off(world):
