@@ -75,7 +75,7 @@ class NodeFactors:
             _update(self._states.setdefault(node, _State()), log - reference, variance)
 
     def taken(self, node: Node) -> float:
-        """Factor to divide a rank's seconds by before anything is learnt of sizes from them: as soon as it is likely."""
+        """Factor to divide a rank's seconds by before sizes are learnt from them: as soon as it is likely."""
         state = self._states.get(node)
         return 1.0 if state is None else state.taken
 
