@@ -10,20 +10,15 @@ What was in force when the charts were started is no drift, nor is, after an ala
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dflop.correct.cusum import THRESHOLD, Cusum, Floats
+from dflop.correct.times import StepTimes, medians
 from dflop.records import Factors, ModuleFactors
-
-if TYPE_CHECKING:
-    from dflop.correct.estimate import StageTime
-
-Node = tuple[str, int, int]
-"""(module, stage, dp rank)."""
 
 DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
 """Kinds of `Decision`."""
@@ -87,17 +82,14 @@ class CostDrift:
         known = (in_force or Factors()).by_module()
         self._groups = [_CostGroup({m: edges[m] for m in sorted(modules)}, known) for modules in shared]
 
-    def observe(self, times: Sequence[StageTime]) -> list[Found]:
+    def observe(self, times: StepTimes) -> list[Found]:
         """Take in one step; what has changed by now, at most one thing per group of modules.
 
         Args:
-            times: Microbatches of a step, with uncorrected expectations, as the estimator gets them. The first step of
-                an attempt does not belong here: it is slow in every module.
+            times: Of a step, with uncorrected expectations, as the estimator gets them. The first step of an attempt
+                does not belong here: it is slow in every module.
         """
-        found = (
-            group.observe([t for t in times if set(t.expected_s) <= group.modules and t.measured_s > 0])
-            for group in self._groups
-        )
+        found = (group.observe(times) for group in self._groups)
         return [f for f in found if f is not None]
 
 
@@ -114,24 +106,18 @@ class _CostGroup:
         self._noise = USUAL_NOISE
         self._levels, self._buckets = Cusum(len(edges)), Cusum(len(self._columns))
 
-    def observe(self, times: Sequence[StageTime]) -> Found | None:
-        nothing = [np.zeros(len(e) + 1) for e in self._edges.values()]
-        parts = np.array(
-            [
-                np.concatenate([t.expected_s.get(m, none) for m, none in zip(self._edges, nothing, strict=True)])
-                for t in times
-            ]
-        ).reshape(len(times), len(self._columns))
-        parts = parts * np.exp(self._to_module @ self._level + self._strays)
-        known = [i for i, total in enumerate(parts.sum(axis=1)) if total > 0]
-        if not known:
+    def observe(self, times: StepTimes) -> Found | None:
+        factors = np.exp(self._to_module @ self._level + self._strays)
+        parts = times.table({m: len(edges) + 1 for m, edges in self._edges.items()}) * factors
+        known = (times.measured_s > 0) & parts.any(axis=1)
+        if not known.any():
             return None
-        expected_s = parts[known].sum(axis=1)
-        excess = np.array([times[i].measured_s for i in known]) / expected_s - 1.0
-        within, common = _split(excess, [times[i].node for i in known])
-        shares = parts[known] / expected_s[:, None]
+        parts, times = parts[known], times.rows(known)
+        expected_s = parts.sum(axis=1)
+        within, common = _split(times.measured_s / expected_s - 1.0, times)
+        shares = parts / expected_s[:, None]
         self._levels.observe(*_scores(shares @ self._to_module, within + common, self._noise, COMMON_SD))
-        self._buckets.observe(*_scores(_centred(shares, [times[i].node for i in known]), within, self._noise, 0.0))
+        self._buckets.observe(*_scores(_centred(shares, times), within, self._noise, 0.0))
         spread = MAD_TO_SD * float(np.median(np.abs(within)))
         self._noise += NOISE_RATE * (max(spread, LEAST_NOISE) - self._noise)
         return self._alarm()
@@ -171,26 +157,24 @@ def _log_factors(known: ModuleFactors | None, edges: Sequence[int]) -> Floats:
     return logs
 
 
-def _split(excess: Floats, nodes: Sequence[Node]) -> tuple[Floats, Floats]:
+def _split(excess: Floats, times: StepTimes) -> tuple[Floats, Floats]:
     """(what strays from the median of its rank, that median of the usual rank at the same stage), both `[rows]`."""
-    rows: dict[Node, list[int]] = {}
-    for i, node in enumerate(nodes):
-        rows.setdefault(node, []).append(i)
-    medians = {node: float(np.median(excess[own])) for node, own in rows.items()}
+    middle = medians(excess, times.node, len(times.nodes))
     peers: dict[tuple[str, int], list[float]] = {}
-    for (module, stage, _), median in medians.items():
-        peers.setdefault((module, stage), []).append(median)
+    for (module, stage, _), median in zip(times.nodes, middle.tolist(), strict=True):
+        if not math.isnan(median):
+            peers.setdefault((module, stage), []).append(median)
     usual = {place: sorted(found)[(len(found) - 1) // 2] for place, found in peers.items()}
-    within = excess - np.array([medians[node] for node in nodes])
-    return np.clip(within, -MOST_EXCESS, MOST_EXCESS), np.array([usual[module, stage] for module, stage, _ in nodes])
+    common = np.array([usual.get((module, stage), math.nan) for module, stage, _ in times.nodes])
+    return np.clip(excess - middle[times.node], -MOST_EXCESS, MOST_EXCESS), common[times.node]
 
 
-def _centred(shares: Floats, nodes: Sequence[Node]) -> Floats:
+def _centred(shares: Floats, times: StepTimes) -> Floats:
     """Shares less their mean over the microbatches of the same rank."""
-    centred = shares.copy()
-    for node in set(nodes):
-        own = [i for i, other in enumerate(nodes) if other == node]
-        centred[own] -= centred[own].mean(axis=0)
+    total = np.zeros((len(times.nodes), shares.shape[1]))
+    np.add.at(total, times.node, shares)
+    num = np.maximum(np.bincount(times.node, minlength=len(total)), 1)
+    centred: Floats = shares - (total / num[:, None])[times.node]
     return centred
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -32,6 +32,7 @@ from dflop.correct.filter import (
     hierarchical,
 )
 from dflop.correct.nodes import NodeBelief, NodeFactors
+from dflop.correct.times import StepTimes, medians
 from dflop.cost.model import Floats
 from dflop.records import Factors, ModuleFactors, NodeFactor
 from dflop.simulate.step import Node
@@ -47,16 +48,6 @@ MEDIAN_TO_MEAN_SD = 1.25
 """Standard deviation of a median in that of a mean, about."""
 WINDOW_STEPS = 32
 """Steps over which the error of the uncorrected prediction is reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """Seconds of one microbatch on one stage of one data-parallel rank."""
-
-    node: Node
-    measured_s: float
-    expected_s: Mapping[str, Floats]
-    """Uncorrected prediction per module that has work in it, `[buckets]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +117,19 @@ class Estimator:
         }
         self._nodes = NodeFactors()
 
-    def observe(self, times: Iterable[StageTime]) -> None:
+    def observe(self, times: StepTimes) -> None:
         """Learn from one step. The caller leaves out the first step of an attempt, which is slow everywhere.
 
         Args:
-            times: In any order, of modules this estimator knows; nothing is learnt from one without seconds on both
-                sides.
+            times: In any order, of modules this estimator knows; what is not a positive number of seconds, measured and
+                predicted, is passed over.
         """
-        by_group: dict[tuple[str, ...], list[StageTime]] = {}
-        for time in times:
-            if time.expected_s:
-                by_group.setdefault(self._group_of[next(iter(time.expected_s))], []).append(time)
-        for group, found in by_group.items():
-            self._learn(group, found)
+        is_measured = (times.measured_s > 0) & np.isfinite(times.measured_s)
+        for group, found in self._filters.items():
+            expected_s = times.table({m: len(self._modules[m].edges) + 1 for m in group})
+            usable = is_measured & expected_s.any(axis=1)
+            if usable.any():
+                self._learn(group, found, times.rows(usable), expected_s[usable])
 
     def factors(self, shapes: bool, nodes: bool) -> Factors:
         """What should be applied.
@@ -209,23 +200,12 @@ class Estimator:
             drifts.append(hierarchical(len(bucket), DRIFT_BUCKET, DRIFT_LEVEL))
         return FactorFilter(np.concatenate(means), *(_block_diagonal(blocks) for blocks in (covs, priors, drifts)))
 
-    def _learn(self, group: tuple[str, ...], times: Sequence[StageTime]) -> None:
+    def _learn(self, group: tuple[str, ...], found: FactorFilter, times: StepTimes, expected_s: Floats) -> None:
         """One step of modules that are learnt together."""
-        expected_s = np.zeros((len(times), len(self._filters[group].mean)))
-        for j, time in enumerate(times):
-            for module, seconds in time.expected_s.items():
-                expected_s[j, self._columns[module]] = seconds
-        measured_s = np.array([time.measured_s for time in times])
-        usable = np.flatnonzero((measured_s > 0) & np.isfinite(measured_s) & expected_s.any(axis=1))
-        if not len(usable):
-            return
-        expected_s, measured_s = expected_s[usable], measured_s[usable]
-        found, nodes = self._filters[group], _by_node([times[j].node for j in usable.tolist()])
-        self._compare_nodes(nodes, np.log(measured_s / (expected_s @ found.mean)), by_stage=len(group) > 1)
-        alike_s = measured_s.copy()
-        for node, rows in nodes.items():
-            alike_s[rows] /= self._nodes.taken(node)
-        found.update(expected_s, alike_s)
+        measured_s = times.measured_s
+        self._compare_nodes(times, np.log(measured_s / (expected_s @ found.mean)), by_stage=len(group) > 1)
+        taken = np.array([self._nodes.taken(node) for node in times.nodes])
+        found.update(expected_s, measured_s / taken[times.node])
         error = np.abs(expected_s.sum(axis=1) / measured_s - 1.0)
         for module in group:
             has_work = expected_s[:, self._columns[module]].any(axis=1)
@@ -237,16 +217,17 @@ class Estimator:
                 if abs(level - kept.level) > max(NUM_SD_LEVEL * level_sd, DEAD_ZONE_FRAC * kept.level):
                     kept.level = level
 
-    def _compare_nodes(self, nodes: Mapping[Node, Sequence[int]], logs: Floats, by_stage: bool) -> None:
+    def _compare_nodes(self, times: StepTimes, logs: Floats, by_stage: bool) -> None:
         """Ranks with their peers, by logarithms of measured to predicted seconds."""
-        peers: dict[tuple[str | int, ...], dict[Node, Floats]] = {}
-        for node, rows in nodes.items():
-            peers.setdefault(node[: 2 if by_stage else 1], {})[node] = logs[rows]
+        num = np.bincount(times.node, minlength=len(times.nodes))
+        middle = medians(logs, times.node, len(num))
+        away = np.abs(logs - middle[times.node])
+        peers: dict[tuple[str | int, ...], list[int]] = {}
+        for i in np.flatnonzero(num).tolist():
+            peers.setdefault(times.nodes[i][: 2 if by_stage else 1], []).append(i)
         for seen in peers.values():
-            middle = {node: float(np.median(found)) for node, found in seen.items()}
-            away = np.concatenate([np.abs(found - middle[node]) for node, found in seen.items()])
-            spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * float(np.median(away))
-            self._nodes.observe({n: (middle[n], spread / math.sqrt(len(found))) for n, found in seen.items()})
+            spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * float(np.median(away[np.isin(times.node, seen)]))
+            self._nodes.observe({times.nodes[i]: (float(middle[i]), spread / math.sqrt(num[i])) for i in seen})
 
     def _marginal(self, module: str) -> tuple[Floats, Floats]:
         """(mean, covariance) of one module's factors."""
@@ -261,14 +242,6 @@ class Estimator:
         level, _, sd = common_mean(mean, cov)
         differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
         return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
-
-
-def _by_node(nodes: Sequence[Node]) -> dict[Node, list[int]]:
-    """Positions at which each node is."""
-    found: dict[Node, list[int]] = {}
-    for j, node in enumerate(nodes):
-        found.setdefault(node, []).append(j)
-    return found
 
 
 def _block_diagonal(blocks: Sequence[Floats]) -> Floats:

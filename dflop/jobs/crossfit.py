@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflop.correct.estimate import Estimator, StageTime
+from dflop.correct.estimate import Estimator
+from dflop.correct.times import Ints, StepTimes
 from dflop.cost.model import CostModel
 from dflop.records import Factors, ModuleFactors, Plan, SampleShape, StepPlan
 from dflop.schedule.policies import Effort
@@ -46,16 +47,16 @@ class CrossFit:
     def __init__(self, planner: Estimator, judge: Estimator, packing: Packing) -> None:
         self._planner, self._judge, self._packing = planner, judge, packing
 
-    def observe(self, step: int, times: Mapping[int, Sequence[StageTime]]) -> None:
+    def observe(self, step: int, times: StepTimes, microbatch: Ints) -> None:
         """Learn from one step.
 
         Args:
             step: Decides which half goes where.
-            times: By microbatch.
+            times: Of the step.
+            microbatch: `[n]`, of every row.
         """
         for half in (0, 1):
-            found = [time for k, of_one in times.items() if (step + k) % 2 == half for time in of_one]
-            (self._planner, self._judge)[half].observe(found)
+            (self._planner, self._judge)[half].observe(times.rows((step + microbatch) % 2 == half))
 
     def has_seen_enough(self) -> bool:
         """Whether both halves know something of every size of every module."""

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dflop.config import Config
 from dflop.correct.drift import CostDrift, Found, ShapeDrift
-from dflop.correct.estimate import StageTime
+from dflop.correct.times import Ints, StepTimes
 from dflop.jobs.crossfit import Packing, without_uniform
 from dflop.jobs.findings import Findings, JobFacts
 from dflop.jobs.inputs import EarlierRuns
@@ -138,14 +140,13 @@ class Learner:
         if running is None or step <= self._first_step or not seen:
             return []
         with self._meter.running():
-            times = self._times(running, seen)
-            everything = [time for found in times.values() for time in found]
-            self._known.full.observe(everything)
+            times, microbatch = self._times(running, seen)
+            self._known.full.observe(times)
             if self._mode == "auto":
-                self._known.halves.observe(step, times)
+                self._known.halves.observe(step, times, microbatch)
                 self._unread = (step, running.batch) if self._known.halves.has_seen_enough() else None
             rows = self._tell(step, effective_step, now_s)
-            rows += [self._drifted(step, found, now_s) for found in self._drifts(everything, running.batch)]
+            rows += [self._drifted(step, found, now_s) for found in self._drifts(times, running.batch)]
         self._step_s = max(times.step_s for times in seen)
         self._trained_s += self._step_s
         self._meter.step_took(self._step_s)
@@ -198,23 +199,23 @@ class Learner:
         """In force, with the buckets of every module."""
         return self._known.full.factors(shapes=self._is_by_size(), nodes=self._mode != "off")
 
-    def _times(self, running: _Running, seen: Sequence[RankTimes]) -> dict[int, list[StageTime]]:
-        """By microbatch, the seconds of each place of the plan that has predicted ones, too.
+    def _times(self, running: _Running, seen: Sequence[RankTimes]) -> tuple[StepTimes, Ints]:
+        """(measured and predicted seconds where there are both, their microbatches).
 
         Ranks of a tensor-parallel group wait for one another and take the same time: the last one speaks for all.
         """
-        found: dict[tuple[int, Node], StageTime] = {}
         if self._stalls is not None:
             self._stalls.observe(seen)
+        nodes, expected_s = running.expected_s.nodes, running.expected_s.seconds
+        measured_s = np.zeros((len(nodes), self._packing.plan.num_microbatches))
         for times in seen:
-            node, held_up = self._nodes[times.rank], self._stalls.factor(times.rank) if self._stalls else 1.0
-            for k, compute_s in times.compute_s.items():
-                if compute_s > 0 and (expected_s := running.expected_s[node][k]):
-                    found[k, node] = StageTime(node, held_up * compute_s, expected_s)
-        by_microbatch: dict[int, list[StageTime]] = {}
-        for (k, _), time_of_one in found.items():
-            by_microbatch.setdefault(k, []).append(time_of_one)
-        return by_microbatch
+            held_up = self._stalls.factor(times.rank) if self._stalls else 1.0
+            row = measured_s[nodes.index(self._nodes[times.rank])]
+            row[list(times.compute_s)] = held_up * np.array(list(times.compute_s.values()))
+        has_work = np.any([seconds.any(axis=2) for seconds in expected_s.values()], axis=0)
+        node, microbatch = np.nonzero((measured_s > 0) & has_work)
+        found = {module: seconds[node, microbatch] for module, seconds in expected_s.items()}
+        return StepTimes(nodes, node, measured_s[node, microbatch], found), microbatch
 
     def _tell(self, step: int, effective_step: int, now_s: float) -> list[Row]:
         applied, full = self._applied(), self._known.full
@@ -224,7 +225,7 @@ class Learner:
             *self._findings.ranks(step, effective_step, applied, full.node_beliefs(), now_s),
         ]
 
-    def _drifts(self, times: Sequence[StageTime], batch: Batch) -> Iterator[Found]:
+    def _drifts(self, times: StepTimes, batch: Batch) -> Iterator[Found]:
         yield from self._cost_drift.observe(times)
         if self._shape_drift is not None:
             yield from self._shape_drift.observe(

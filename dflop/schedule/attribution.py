@@ -8,6 +8,7 @@ which is what `StepEvaluator` predicts with and what an estimator of the factors
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +17,21 @@ from dflop.records import LLM, ModulePlan, Plan, SampleShape, StepPlan
 from dflop.schedule.items import ModuleItems, Owner, item_weights, module_items, owner_cells
 from dflop.simulate.step import Node, step_nodes
 
-BucketSeconds = dict[Node, list[dict[str, Floats]]]
-"""Per node as ranks measure it (inline: the LLM's), microbatch and module with work there: `[buckets]` seconds."""
+
+@dataclass(frozen=True, slots=True)
+class BucketSeconds:
+    """Uncorrected forward and backward seconds of every microbatch on every node, by size of item."""
+
+    nodes: tuple[Node, ...]
+    """As ranks measure them: of an inline plan the LLM's."""
+    seconds: Mapping[str, Floats]
+    """Per module `[nodes, microbatches, buckets]`; zeros where it has no work."""
+
+    def of(self, node: Node) -> list[dict[str, Floats]]:
+        """Per microbatch of a node, and module with work there, `[buckets]`."""
+        rows = {module: seconds[self.nodes.index(node)] for module, seconds in self.seconds.items()}
+        num_slots = len(next(iter(rows.values())))
+        return [{module: row[k] for module, row in rows.items() if row[k].any()} for k in range(num_slots)]
 
 
 def bucket_seconds(
@@ -36,20 +50,21 @@ def bucket_seconds(
         cost: Its corrections are left out.
         edges: Per module, tokens at which the next bucket begins, ascending; one bucket where absent.
     """
-    plain, num_slots = cost.uncorrected().extrapolating(), plan.num_microbatches
-    found: BucketSeconds = {node: [{} for _ in range(num_slots)] for node in step_nodes(plan)}
+    plain, nodes = cost.uncorrected().extrapolating(), step_nodes(plan)
+    position = {node: i for i, node in enumerate(nodes)}
+    seconds: dict[str, Floats] = {}
     for m in plan.modules:
+        own_edges = edges.get(m.module, ())
         items, owner = module_items(batch, m.module), step_plan.of(m.module).owner
+        found = seconds[m.module] = np.zeros((len(nodes), plan.num_microbatches, len(own_edges) + 1))
         by_kind: dict[tuple[int, bool], Floats] = {}
         for stage, num_layers in enumerate(m.layers_per_stage):
             kind = (num_layers, has_edge(m.layers_per_stage, stage))
             if kind not in by_kind:
-                by_kind[kind] = _stage_buckets(m, *kind, items, owner, plain, edges.get(m.module, ()))
-            for k, ranks in enumerate(by_kind[kind]):
-                for rank, shares_s in enumerate(ranks):
-                    if shares_s.any():
-                        found[LLM if plan.is_inline else m.module, stage, rank][k][m.module] = shares_s
-    return found
+                by_kind[kind] = _stage_buckets(m, *kind, items, owner, plain, own_edges)
+            for rank in range(m.parallel.dp):
+                found[position[LLM if plan.is_inline else m.module, stage, rank]] = by_kind[kind][:, rank]
+    return BucketSeconds(nodes, seconds)
 
 
 def _stage_buckets(

@@ -7,7 +7,7 @@ import pytest
 
 from dflop.correct.cusum import Cusum
 from dflop.correct.drift import CostDrift, Found, ShapeDrift, Usual, module_of, usual_of
-from dflop.correct.estimate import StageTime
+from dflop.correct.times import StageTime, StepTimes
 from dflop.records import LLM, Factors, ModuleFactors
 
 EDGES = {"vision": (64, 256, 1024), LLM: tuple(range(100, 1200, 100))}
@@ -44,7 +44,7 @@ class Machine:
 def first(drift: CostDrift, machine: Machine, num_steps: int) -> tuple[int, Found] | None:
     """(steps until the first finding, it)."""
     for step in range(1, num_steps + 1):
-        if found := drift.observe(machine.step()):
+        if found := drift.observe(StepTimes.of(machine.step())):
             return step, found[0]
     return None
 
@@ -131,13 +131,14 @@ def test_neither_slow_ranks_nor_stragglers_are_drifts(seed):
         times = machine.step()
         late = times[machine.rng.integers(len(times))]
         times.append(StageTime(late.node, 10 * late.measured_s, late.expected_s))
-        assert drift.observe(times) == []
+        assert drift.observe(StepTimes.of(times)) == []
 
 
 def test_microbatches_that_are_all_alike_tell_nothing_about_sizes():
     drift = CostDrift(EDGES, SHARED)
     alike = np.array([1.0, 2.0, 0.0, 1.0])
-    found = [drift.observe([StageTime(("vision", 0, 0), 1.3 * alike.sum(), {"vision": alike})] * 4) for _ in range(20)]
+    times = StepTimes.of([StageTime(("vision", 0, 0), 1.3 * alike.sum(), {"vision": alike})] * 4)
+    found = [drift.observe(times) for _ in range(20)]
     assert [f.subject for step in found for f in step] == ["vision"]
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.correct.estimate import Estimator, Prior, StageTime
+from dflop.correct.estimate import Estimator, Prior
+from dflop.correct.times import StageTime, StepTimes
 from tests.correct.times import EDGES, RIGHT, SHARED, step_times
 
 MIXED = [("vision", "llm"), ("llm",)]
@@ -26,7 +27,7 @@ def truth_with(**changes):
 def taught(estimator, truth, steps=15, *, seed=0, **how):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        estimator.observe(step_times(rng, truth, **how))
+        estimator.observe(StepTimes.of(step_times(rng, truth, **how)))
     return estimator
 
 
@@ -99,8 +100,8 @@ def test_order_of_microbatches_does_not_matter(seed):
     for step in range(5):
         rng = np.random.default_rng((seed, step))
         times = list(step_times(rng, truth_with(llm=(1, 1.5)), noise_frac=0.1, slowness=(1.0, 1.3, 1.0), stages=MIXED))
-        one.observe(times)
-        other.observe([times[i] for i in rng.permutation(len(times))])
+        one.observe(StepTimes.of(times))
+        other.observe(StepTimes.of([times[i] for i in rng.permutation(len(times))]))
     for module, belief in one.beliefs().items():
         assert other.beliefs()[module].factors == pytest.approx(belief.factors, rel=1e-8)
     assert other.node_beliefs().keys() == one.node_beliefs().keys()
@@ -143,10 +144,10 @@ def test_a_straggling_microbatch_moves_no_factor():
     rng = np.random.default_rng(0)
     for step in range(10):
         times = list(step_times(rng, RIGHT, noise_frac=0.02, slowness=(1.0, 1.0)))
-        clean.observe(times)
+        clean.observe(StepTimes.of(times))
         straggler = times[step]
         times[step] = dataclasses.replace(straggler, measured_s=10 * straggler.measured_s)
-        hit.observe(times)
+        hit.observe(StepTimes.of(times))
         # Both halves of a step of 16 microbatches: every bucket of every module stays where it was.
         for module, belief in clean.beliefs().items():
             assert hit.beliefs()[module].factors == pytest.approx(belief.factors, abs=0.04)
@@ -164,7 +165,7 @@ def test_a_level_does_not_flicker():
     levels = set()
     estimator, rng = Estimator(EDGES), np.random.default_rng(0)
     for _ in range(80):
-        estimator.observe(step_times(rng, {m: 1.2 * f for m, f in RIGHT.items()}, noise_frac=0.05))
+        estimator.observe(StepTimes.of(step_times(rng, {m: 1.2 * f for m, f in RIGHT.items()}, noise_frac=0.05)))
         levels.add(estimator.factors(False, False).by_module()["llm"].level)
     assert len(levels) <= 3
 
@@ -209,7 +210,7 @@ def test_nothing_is_learnt_from_what_is_no_time():
     estimator = Estimator(EDGES)
     before = json.dumps(estimator.state())
     work, node = {"llm": np.full(6, 0.1)}, ("llm", 0, 0)
-    estimator.observe([])
-    estimator.observe([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)])
-    estimator.observe([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})])
+    estimator.observe(StepTimes.of([]))
+    estimator.observe(StepTimes.of([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)]))
+    estimator.observe(StepTimes.of([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})]))
     assert json.dumps(estimator.state()) == before

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dflop.correct.estimate import StageTime
+from dflop.correct.times import StageTime
 from dflop.cost.model import Floats
 from dflop.simulate.step import Node
 

@@ -96,7 +96,7 @@ class Job:
         truth = bucket_seconds(self.plan, step_plan, batch, COST, edges)
         found = []
         for seat in seats(self.plan):
-            spans = truth[seat.module, seat.stage, seat.dp_rank]
+            spans = truth.of((seat.module, seat.stage, seat.dp_rank))
             slow, since = self.slow_ranks.get(seat.rank, (1.0, 0))
             slow = slow if self.step >= since else 1.0
             seconds = {

@@ -68,7 +68,7 @@ def observe_times(store, run, step, slower):
     cost = make_cost("vision")
     expected_s = bucket_seconds(run.plan(), message.step_plan, batch, cost, {})
     for seat in seats(run.plan()):
-        spans = expected_s[seat.module, seat.stage, seat.dp_rank]
+        spans = expected_s.of((seat.module, seat.stage, seat.dp_rank))
         seconds = {k: sum(slower[m] * s.sum() for m, s in of.items()) for k, of in enumerate(spans) if of}
         wire.send_times(store, RankTimes(step, seat.rank, 0.5, seconds))
 

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from dflop.correct.estimate import Estimator, StageTime
+from dflop.correct.estimate import Estimator
 from dflop.correct.gate import Gate
+from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.model import Floats
 from dflop.records import LLM, Factors
 from dflop.schedule.items import Ints
@@ -96,7 +97,7 @@ class Filtered:
         return self._planned(batch, self._estimator.factors(True, True))
 
     def learn(self, times: Times) -> None:
-        self._estimator.observe([time for _, time in times])
+        self._estimator.observe(StepTimes.of(time for _, time in times))
 
     def _planned(self, batch: Batch, factors: Factors) -> Ints:
         return balanced(*self._costs(batch, factors)[:1], batch.tokens[LLM], self._num_slots, self._slow(factors))
@@ -130,7 +131,8 @@ class Gated(Filtered):
     def learn(self, times: Times) -> None:
         super().learn(times)
         for parity, half in enumerate(self._halves):
-            half.observe([time for slot, time in times if (slot // self._num_ranks + self._num_steps) % 2 == parity])
+            mine = (t for slot, t in times if (slot // self._num_ranks + self._num_steps) % 2 == parity)
+            half.observe(StepTimes.of(mine))
         self._num_steps += 1
 
     def _gain_frac(self, batch: Batch) -> float:

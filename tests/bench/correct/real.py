@@ -1,7 +1,7 @@
 """Sizes that are really slow: `python -m tests.bench.correct --part real`. Everything is measured on this machine.
 
-A tiny Omni model is profiled as in any run, then trained by two replicas, a core each, in which pictures and clips of
-some sizes take three times their time: they multiply matrices for the rest of it. Two jobs train the same batches,
+A tiny Omni model is profiled as in any run, then trained by two replicas, a core each, in which samples of some
+lengths take three times their time in the LLM: it multiplies matrices for the rest of it. Two jobs train the same batches,
 one with corrections off, one with the gate on `auto`, as users run them; the store is asked meanwhile what has been
 learnt. Then the StepPlans that both made, and those of an oracle whose costs are multiplied by what is really slow from
 the first step on, are trained step by step in turn in one more job: the step times that are compared.
@@ -24,7 +24,7 @@ from dflop.cost.model import CostModel
 from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import GlobalBatches
-from dflop.records import GateReading, ModuleFactors, SampleShape, StepPlan
+from dflop.records import LLM, GateReading, ModuleFactors, SampleShape, StepPlan
 from dflop.schedule.scheduler import schedule_step
 from dflop.store import console
 from dflop.store.ingest import ingest
@@ -33,8 +33,8 @@ from tests.bench.correct import real_runs, replayed
 from tests.bench.correct.real_runs import observations, say, slowest_s, step_s
 from tests.jobs.training import fresh
 
-MODULE, SHARES, FACTOR = "vision", (0.5, 0.75), 3.0
-"""The sizes that hold these shares of the encoder's predicted seconds take so many times as long."""
+MODULE, SHARES, FACTOR = LLM, (0.5, 0.75), 3.0
+"""Samples of the sizes that hold these shares of the predicted seconds of the LLM take so many times as long."""
 NUM_STEPS, NUM_STEPS_OF_ONE_SEED, NUM_WARM_UP_STEPS = 60, 30, 4
 """With one seed, which is to see that it works, there are fewer steps, too."""
 FIRST_COUNTED = 20
@@ -115,8 +115,8 @@ class Watch:
 
 
 def is_seen(shape: SampleShape) -> bool:
-    """Whether the slow encoder, or none, has work with a sample."""
-    return all(item.module == MODULE for item in shape.items)
+    """Whether the encoder of pictures and clips, or none, has work with a sample."""
+    return all(item.module == "vision" for item in shape.items)
 
 
 def configured(profiled: RunDir, folder: Path, *overrides: str) -> RunDir:

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from dflop.correct.estimate import StageTime
+from dflop.correct.times import StageTime
 from dflop.records import LLM
 from dflop.schedule.items import Ints
 from tests.bench.correct.balance import balanced, height_s, slot_loads
