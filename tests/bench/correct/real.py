@@ -1,10 +1,10 @@
 """Sizes that are really slow: `python -m tests.bench.correct --part real`. Everything is measured on this machine.
 
-A tiny Omni model is profiled as in any run, then trained by two replicas, a core each, in which samples of some
-lengths take three times their time in the LLM: it multiplies matrices for the rest of it. Two jobs train the same batches,
-one with corrections off, one with the gate on `auto`, as users run them; the store is asked meanwhile what has been
-learnt. Then the StepPlans that both made, and those of an oracle whose costs are multiplied by what is really slow from
-the first step on, are trained step by step in turn in one more job: the step times that are compared.
+A tiny Omni model is profiled as in any run, then trained by two replicas, a core each, in which samples of some lengths
+take three times their time in the LLM: it multiplies matrices for the rest of it. Two jobs train the same batches, one
+with corrections off, one with the gate on `auto`, as users run them; the store is asked meanwhile what has been learnt.
+Then the StepPlans that both made, and those of an oracle whose costs are multiplied by what is really slow from the
+first step on, are trained step by step in turn in one more job: the step times that are compared.
 """
 
 from __future__ import annotations
