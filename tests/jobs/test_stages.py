@@ -155,13 +155,12 @@ def test_each_stage_trains_what_it_does_not_freeze_and_losses_are_hugging_faces(
     assert losses_of(run) == losses
 
 
-def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(planned, tmp_path):
+def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(planned, expected, tmp_path):
     run = fresh(planned, tmp_path)
     text = run.config_file.read_text()
     run.config_file.write_text(text.replace("checkpoint_every: 100", "checkpoint_every: 2"))
     give_plan(run, plans_of(run, "one split plan")[0])
     train(run)
-    whole = weights_at(run, FIRST_STEPS)
     for file in (run.checkpoints / name_of(FIRST_STEPS)).glob("__*"):
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
@@ -172,8 +171,10 @@ def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(planned, tmp_
     assert "step 3 belongs to an earlier stage" in log_of(run, 0).read_text()
     assert read_latest(run.checkpoints)["next_step"] == 2
     train(run)
-    again = weights_at(run, FIRST_STEPS)
-    assert all(torch.equal(again[n], whole[n]) for n in whole)
+    train(run)
+    # Not bit for bit: what was learnt about costs may have packed the same samples in another way.
+    losses = losses_of(run)
+    assert [losses[step] for step in range(NUM_STEPS)] == pytest.approx(expected, rel=TOLERANCE)
 
 
 def test_every_stage_is_planned_with_the_costs_and_the_memory_of_what_it_trains(planned, tmp_path):

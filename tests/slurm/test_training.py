@@ -204,7 +204,7 @@ def test_a_job_makes_way_for_another_plan(trained: RunDir, monkeypatch: pytest.M
     assert {o.attempt for o in again} == {max(o.attempt for o in seen)}
     restart_s = min(o.observed_at_s for o in again) - decided_at_s[0]
     print(f"{restart_s:.1f} s from the decision to the end of the first step under the new plan")
-    assert not processes(str(trained.path))
+    until(lambda: not processes(str(trained.path)), what="every process of the job to end")
 
 
 def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained: RunDir, folder: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dflop.correct.estimate import ModuleCorrector
+import numpy as np
+
+from dflop.correct.estimate import Estimator
+from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel
 from dflop.plan.space import Problem
@@ -59,12 +62,12 @@ class Costs:
         steps: Sequence[Sequence[StepObservation]],
     ) -> Costs:
         """The costs after a run has seen `[step][rank]` observations of an encoder | LLM plan."""  # fmt: skip
-        corrector = ModuleCorrector({t.module: t.table_id for t in self.cost.tables})
-        for step_plan, batch, ranks in zip(step_plans, batches, steps, strict=True):
+        estimator = Estimator({t.module: () for t in self.cost.tables})
+        for step_plan, batch, ranks in list(zip(step_plans, batches, steps, strict=True))[1:]:  # the first one is slow
             predicted = self.durations(case.plan, step_plan, batch)
-            corrector.observe([_with_prediction(o, predicted[o.module, o.stage, o.dp_rank]) for o in ranks])
-        corrector.corrections("bench", effective_step=len(steps), now_s=0.0)
-        return dataclasses.replace(self, cost=self.cost.with_corrections(corrector.factors))
+            estimator.observe(StepTimes.of(time for seen in ranks for time in _times(seen, predicted)))
+        levels = {module: belief.level for module, belief in estimator.beliefs().items()}
+        return dataclasses.replace(self, cost=self.cost.with_corrections(levels))
 
     def uncorrected(self) -> Costs:
         return dataclasses.replace(self, cost=self.cost.with_corrections({}))
@@ -75,7 +78,7 @@ class Costs:
             t.module: {
                 "median_error_frac": t.median_error_frac,
                 "noise_frac": t.noise_frac,
-                "correction": self.cost.corrections.get(t.module, 1.0),
+                "correction": self.cost.level(t.module),
             }
             for t in self.cost.tables
         }
@@ -91,14 +94,16 @@ class Costs:
         return {node: [(s.forward_s, s.backward_s) for s in of] for node, of in spans.items()}
 
 
-def _with_prediction(seen: StepObservation, predicted: Sequence[tuple[float, float]]) -> StepObservation:
-    spans = [
-        dataclasses.replace(
-            s, predicted_forward_s=predicted[s.microbatch][0], predicted_backward_s=predicted[s.microbatch][1]
+def _times(seen: StepObservation, predicted: Durations) -> Iterator[StageTime]:
+    """Compute seconds of a rank's microbatches beside their prediction."""
+    node = (seen.module, seen.stage, seen.dp_rank)
+    for span in seen.spans:
+        measured_s, predicted_s = (
+            span.forward_compute_s + span.backward_compute_s,
+            sum(predicted[node][span.microbatch]),
         )
-        for s in seen.spans
-    ]
-    return dataclasses.replace(seen, spans=tuple(spans))
+        if predicted_s > 0:
+            yield StageTime(node, measured_s, {seen.module: np.array([predicted_s])})
 
 
 def simulated(plan: Plan, step_plan: StepPlan, durations: Durations) -> Timeline:
