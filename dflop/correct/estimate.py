@@ -32,7 +32,8 @@ from dflop.correct.filter import (
     hierarchical,
 )
 from dflop.correct.nodes import NodeBelief, NodeFactors
-from dflop.correct.times import StepTimes, medians
+from dflop.correct.noise import SharedNoise
+from dflop.correct.times import Ints, StepTimes, medians
 from dflop.cost.model import Floats
 from dflop.records import Factors, ModuleFactors, NodeFactor
 from dflop.simulate.step import Node
@@ -109,6 +110,7 @@ class Estimator:
         joint = [tuple(m for m in edges if m in group) for group in shared]
         alone = [(m,) for m in edges if not any(m in group for group in joint)]
         self._filters = {group: self._new_filter(group, known) for group in [*joint, *alone] if group}
+        self._shared = {group: SharedNoise() for group in self._filters}
         self._group_of = {module: group for group in self._filters for module in group}
         self._columns = {
             module: slice(end - len(self._modules[module].edges) - 1, end)
@@ -173,6 +175,7 @@ class Estimator:
                 for module, m in self._modules.items()
             },
             "filters": [[list(group), found.state()] for group, found in self._filters.items()],
+            "shared": [[list(group), found.state()] for group, found in self._shared.items()],
             "nodes": self._nodes.state(),
         }
 
@@ -180,6 +183,8 @@ class Estimator:
         """Go on from what `state` gave."""
         for group, found in state["filters"]:
             self._filters[tuple(group)].load(found)
+        for group, found in state["shared"]:
+            self._shared[tuple(group)].load(found)
         for module, (_, level, num_observations, window) in state["modules"].items():
             kept = self._modules[module]
             kept.level, kept.num_observations = level, num_observations
@@ -202,10 +207,10 @@ class Estimator:
 
     def _learn(self, group: tuple[str, ...], found: FactorFilter, times: StepTimes, expected_s: Floats) -> None:
         """One step of modules that are learnt together."""
-        measured_s = times.measured_s
-        self._compare_nodes(times, np.log(measured_s / (expected_s @ found.mean)), by_stage=len(group) > 1)
+        measured_s, shared = times.measured_s, self._shared[group]
+        self._compare_nodes(times, expected_s, found, shared, by_stage=len(group) > 1)
         taken = np.array([self._nodes.taken(node) for node in times.nodes])
-        found.update(expected_s, measured_s / taken[times.node])
+        found.update(expected_s, measured_s / taken[times.node], times.node, shared.var)
         error = np.abs(expected_s.sum(axis=1) / measured_s - 1.0)
         for module in group:
             has_work = expected_s[:, self._columns[module]].any(axis=1)
@@ -217,17 +222,30 @@ class Estimator:
                 if abs(level - kept.level) > max(NUM_SD_LEVEL * level_sd, DEAD_ZONE_FRAC * kept.level):
                     kept.level = level
 
-    def _compare_nodes(self, times: StepTimes, logs: Floats, by_stage: bool) -> None:
+    def _compare_nodes(
+        self, times: StepTimes, expected_s: Floats, found: FactorFilter, shared: SharedNoise, by_stage: bool
+    ) -> None:
         """Ranks with their peers, by logarithms of measured to predicted seconds."""
+        predicted_s = expected_s @ found.mean
+        logs = np.log(times.measured_s / predicted_s)
         num = np.bincount(times.node, minlength=len(times.nodes))
         middle = medians(logs, times.node, len(num))
         away = np.abs(logs - middle[times.node])
+        mix = _means(expected_s / predicted_s[:, None], times.node, len(num))
         peers: dict[tuple[str | int, ...], list[int]] = {}
         for i in np.flatnonzero(num).tolist():
             peers.setdefault(times.nodes[i][: 2 if by_stage else 1], []).append(i)
+        middles: dict[Node, tuple[float, float]] = {}
         for seen in peers.values():
             spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * float(np.median(away[np.isin(times.node, seen)]))
-            self._nodes.observe({times.nodes[i]: (float(middle[i]), spread / math.sqrt(num[i])) for i in seen})
+            own_var = spread**2 / np.maximum(num, 1)
+            middles |= {times.nodes[i]: (float(middle[i]), float(own_var[i])) for i in seen}
+            # A rank that had more of sizes that nobody is sure of may differ for that.
+            other = mix[seen] - mix[seen].mean(axis=0)
+            unsure_var = np.einsum("ij,ij->i", other @ found.cov, other)
+            sd = np.sqrt(own_var[seen] + shared.var + unsure_var).tolist()
+            self._nodes.observe({times.nodes[i]: (float(middle[i]), s) for i, s in zip(seen, sd, strict=True)})
+        shared.observe(middles)
 
     def _marginal(self, module: str) -> tuple[Floats, Floats]:
         """(mean, covariance) of one module's factors."""
@@ -242,6 +260,14 @@ class Estimator:
         level, _, sd = common_mean(mean, cov)
         differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
         return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
+
+
+def _means(rows: Floats, group: Ints, num: int) -> Floats:
+    """`[num, K]` mean of the rows of each group; zeros of one without any."""
+    total = np.zeros((num, rows.shape[1]))
+    np.add.at(total, group, rows)
+    found: Floats = total / np.maximum(np.bincount(group, minlength=num), 1)[:, None]
+    return found
 
 
 def _block_diagonal(blocks: Sequence[Floats]) -> Floats:

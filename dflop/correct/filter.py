@@ -2,17 +2,21 @@
 
 A microbatch's seconds are a sum over buckets of sizes, `y = H r + noise`, with `H` the predicted seconds and `r` the
 factors. A step may bring hundreds of microbatches for a few dozen factors, so measurements are taken in as
-information: `P^-1 + H' W H`. Robust in three ways: residuals weigh less the larger they are (Huber), the test for a
-sudden change counts no microbatch for more than 3 standard deviations, and noise is the median of what is left.
+information: `P^-1 + H' R^-1 H`. Noise is of two kinds, a microbatch's own and what all of a rank share in a step
+(`noise.py`): `R = diag(v) + c l l'` per rank, with `l` the predicted seconds, inverted by Woodbury's formula. Robust
+in three ways: residuals weigh less the larger they are (Huber), the test for a sudden change counts no microbatch for
+more than 3 standard deviations, and noise is the median of what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dflop.correct.times import Ints
 from dflop.cost.model import Floats
 
 MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
@@ -60,32 +64,31 @@ class FactorFilter:
         """Standard deviation of a microbatch's relative error."""
         return float(np.sqrt(self._noise_var))
 
-    def update(self, expected_s: Floats, measured_s: Floats) -> None:
+    def update(self, expected_s: Floats, measured_s: Floats, rank: Ints, shared_var: float) -> None:
         """Take in one step.
 
         Args:
             expected_s: `[n, K]`, uncorrected, per microbatch and factor; every row has a positive sum.
             measured_s: `[n]`, positive.
+            rank: `[n]`, from 0, whose microbatch it was.
+            shared_var: Of the relative error that all microbatches of a rank have in common in a step.
         """
         self.cov = limited(self.cov + self._drift_cov, self._prior_cov)
         predicted_s = expected_s @ self.mean
         load_s = np.maximum(predicted_s, MIN_LOAD_FRAC * predicted_s.mean())
-        error_s, variance = measured_s - predicted_s, self._noise_var * load_s**2
-        opened = limited(self.cov + REOPENED * self._prior_cov, self._prior_cov)
-        if _evidence(self.cov, opened, expected_s, error_s, variance) > REOPEN_EVIDENCE:
+        step = Step(expected_s, measured_s, load_s, np.eye(int(rank.max()) + 1)[rank], shared_var)
+        own_var, opened = self._noise_var, limited(self.cov + REOPENED * self._prior_cov, self._prior_cov)
+        if _evidence(step, own_var, self.mean, self.cov, opened) > REOPEN_EVIDENCE:
             # Factors that have changed, or only more noise than so far? What free factors leave unexplained is noise.
-            free, cov, weight = fitted(self.mean, self._prior_cov, expected_s, measured_s, variance)
-            noise_var = _noise_var(measured_s - expected_s @ free, load_s, expected_s, cov, weight / variance)
-            variance = np.maximum(noise_var, self._noise_var) * load_s**2
-            if _evidence(self.cov, opened, expected_s, error_s, variance) > REOPEN_EVIDENCE:
+            free = fitted(step, own_var, self.mean, self._prior_cov)
+            own_var = max(free.own_var(step), own_var)
+            if _evidence(step, own_var, self.mean, self.cov, opened) > REOPEN_EVIDENCE:
                 self.cov = opened
-        self.mean, self.cov, weight = fitted(self.mean, self.cov, expected_s, measured_s, variance)
-        residual_s = measured_s - expected_s @ self.mean
-        self.mean = np.clip(self.mean, MIN_FACTOR, MAX_FACTOR)
+        found = fitted(step, own_var, self.mean, self.cov)
+        self.mean, self.cov = np.clip(found.mean, MIN_FACTOR, MAX_FACTOR), found.cov
         self._num_updates += 1
         rate = max(1.0 / (self._num_updates + 1), NOISE_SMOOTHING)
-        seen = _noise_var(residual_s, load_s, expected_s, self.cov, weight / variance)
-        self._noise_var += rate * (seen - self._noise_var)
+        self._noise_var += rate * (found.own_var(step) - self._noise_var)
 
     def state(self) -> dict[str, Any]:
         """Everything that was learnt, for JSON."""
@@ -102,28 +105,77 @@ class FactorFilter:
         self._noise_var, self._num_updates = float(state["noise_var"]), int(state["num_updates"])
 
 
-def fitted(
-    mean: Floats, cov: Floats, expected_s: Floats, measured_s: Floats, variance: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """(mean, covariance, weight of each microbatch) after measurements, of which stragglers weigh less."""
-    information = _inverse(cov)
-    residual_s = measured_s - expected_s @ mean
-    spread_s = np.sqrt(_quadratic(expected_s, cov) + variance)
-    after = mean, cov
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Measurements of one step."""
+
+    expected_s: Floats
+    """`[n, K]`."""
+    measured_s: Floats
+    """`[n]`."""
+    load_s: Floats
+    """`[n]`, what relative errors are relative to."""
+    is_of: Floats
+    """`[n, ranks]`, 1 where a microbatch is a rank's."""
+    shared_var: float
+
+    def pull(self, weight: Floats) -> Floats:
+        """`[K, n]`, `H' R^-1` where own errors have variance 1 / `weight` and each rank's share an error."""
+        weighted = self.expected_s.T * weight
+        shared = self.is_of * self.load_s[:, None]
+        if self.shared_var <= 0:
+            return weighted
+        return weighted - (weighted @ shared) * self._shrinkage(weight) @ (shared.T * weight)
+
+    def shared_s(self, residual_s: Floats, weight: Floats) -> Floats:
+        """`[n]`, what of the residuals each rank's microbatches have in common, as far as they are sure of it."""
+        shared = self.is_of * self.load_s[:, None]
+        found: Floats = shared @ (self._shrinkage(weight) * (shared.T @ (weight * residual_s)))
+        return found
+
+    def _shrinkage(self, weight: Floats) -> Floats:
+        """`[ranks]`, variance of a rank's shared error once its microbatches are known."""
+        if self.shared_var <= 0:
+            return np.zeros(self.is_of.shape[1])
+        found: Floats = 1.0 / (1.0 / self.shared_var + self.is_of.T @ (weight * self.load_s**2))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Factors after a step."""
+
+    mean: Floats
+    cov: Floats
+    weight: Floats
+    """`[n]`, of each microbatch, one over its variance; stragglers weigh less."""
+    residual_s: Floats
+    """`[n]`, less what a rank's microbatches have in common."""
+
+    def own_var(self, step: Step) -> float:
+        """Squared relative error of a typical microbatch, from what this fit, that it took part in, left of it."""
+        leverage = float((_quadratic(step.expected_s, self.cov) * self.weight).mean())
+        if step.shared_var > 0:
+            leverage += step.is_of.shape[1] / len(step.load_s)
+        typical = MAD_TO_SD * float(np.median(np.abs(self.residual_s / step.load_s)))
+        return min(max(typical**2 / max(1.0 - leverage, 0.25), MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
+
+
+def fitted(step: Step, own_var: float, mean: Floats, cov: Floats) -> Fit:
+    """Factors after the measurements of a step, of which stragglers weigh less."""
+    information, variance = _inverse(cov), own_var * step.load_s**2
+    residual_s = step.measured_s - step.expected_s @ mean
+    spread_s = np.sqrt(_quadratic(step.expected_s, cov) + variance + step.shared_var * step.load_s**2)
     for _ in range(NUM_ROUNDS):
-        weight: Floats = np.minimum(1.0, HUBER * spread_s / np.maximum(np.abs(residual_s), 1e-300))
-        after = measured(mean, information, expected_s, measured_s, weight / variance)
-        residual_s, spread_s = measured_s - expected_s @ after[0], np.sqrt(variance)
-    return *after, weight
-
-
-def measured(
-    mean: Floats, information: Floats, expected_s: Floats, measured_s: Floats, weight: Floats
-) -> tuple[Floats, Floats]:
-    """(mean, covariance) after measurements of variance 1 / `weight`, from the mean and inverse covariance before."""
-    weighted = expected_s.T * weight
-    cov = _inverse(information + weighted @ expected_s)
-    return mean + cov @ (weighted @ (measured_s - expected_s @ mean)), cov
+        size = np.minimum(1.0, HUBER * spread_s / np.maximum(np.abs(residual_s), 1e-300))
+        weight: Floats = size / variance
+        pull = step.pull(weight)
+        after_cov = _inverse(information + pull @ step.expected_s)
+        after = mean + after_cov @ (pull @ (step.measured_s - step.expected_s @ mean))
+        residual_s = step.measured_s - step.expected_s @ after
+        residual_s = residual_s - step.shared_s(residual_s, weight)
+        spread_s = np.sqrt(variance)
+    return Fit(after, after_cov, weight, residual_s)
 
 
 def limited(cov: Floats, largest: Floats) -> Floats:
@@ -147,11 +199,12 @@ def common_mean(mean: Floats, cov: Floats) -> tuple[float, float, Floats]:
     return float(share @ mean), float(pull.sum() ** -0.5), np.sqrt(np.maximum(_quadratic(away, cov), 0.0))
 
 
-def _evidence(cov: Floats, other: Floats, expected_s: Floats, error_s: Floats, variance: Floats) -> float:
+def _evidence(step: Step, own_var: float, mean: Floats, cov: Floats, other: Floats) -> float:
     """How much likelier errors are under another covariance of the factors, as a logarithm; stragglers are cut off."""
-    limit_s = MAX_SURPRISE * np.sqrt(_quadratic(expected_s, cov) + variance)
-    scaled = np.clip(error_s, -limit_s, limit_s) / variance
-    pulled, seen = expected_s.T @ scaled, (expected_s.T / variance) @ expected_s
+    error_s, noise_s2 = step.measured_s - step.expected_s @ mean, (own_var + step.shared_var) * step.load_s**2
+    limit_s = MAX_SURPRISE * np.sqrt(_quadratic(step.expected_s, cov) + noise_s2)
+    pull = step.pull(1.0 / (own_var * step.load_s**2))
+    pulled, seen = pull @ np.clip(error_s, -limit_s, limit_s), pull @ step.expected_s
     return _log_likelihood(other, seen, pulled) - _log_likelihood(cov, seen, pulled)
 
 
@@ -160,13 +213,6 @@ def _log_likelihood(cov: Floats, seen: Floats, pulled: Floats) -> float:
     spread = np.eye(len(cov)) + cov @ seen
     explained = pulled @ np.linalg.solve(spread, cov @ pulled)
     return 0.5 * float(explained - np.linalg.slogdet(spread)[1])
-
-
-def _noise_var(residual_s: Floats, load_s: Floats, expected_s: Floats, cov: Floats, weight: Floats) -> float:
-    """Squared relative error of a typical microbatch, from what a fit that it took part in left of it."""
-    leverage = float((_quadratic(expected_s, cov) * weight).mean())
-    typical = MAD_TO_SD * float(np.median(np.abs(residual_s / load_s)))
-    return min(max(typical**2 / max(1.0 - leverage, 0.25), MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
 
 
 def _inverse(matrix: Floats) -> Floats:

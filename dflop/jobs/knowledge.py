@@ -15,7 +15,7 @@ from dflop.jobs.crossfit import CrossFit, Packing
 from dflop.jobs.inputs import LEAST_PRIOR_SD, EarlierRuns
 from dflop.records import Plan
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 PARTS = ("full", "planner", "judge")
 """The estimator whose factors are applied, and those of the cross-fit."""
 

@@ -7,14 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.correct.filter import START_NOISE_FRAC, FactorFilter, common_mean, hierarchical, limited, measured
+from dflop.correct.filter import (
+    START_NOISE_FRAC,
+    FactorFilter,
+    Step,
+    common_mean,
+    fitted,
+    hierarchical,
+    limited,
+)
 
 NUM = 6
 
 
 def dense_update(mean, cov, expected_s, measured_s, variance):
     """Kalman's update as it is usually written, with the covariance of all measurements."""
-    innovation_cov = expected_s @ cov @ expected_s.T + np.diag(variance)
+    noise_cov = np.diag(variance) if np.ndim(variance) == 1 else variance
+    innovation_cov = expected_s @ cov @ expected_s.T + noise_cov
     gain = cov @ expected_s.T @ np.linalg.inv(innovation_cov)
     mean = mean + gain @ (measured_s - expected_s @ mean)
     return mean, (np.eye(len(mean)) - gain @ expected_s) @ cov
@@ -29,24 +38,60 @@ def new_filter():
     return FactorFilter(np.ones(NUM), prior, prior, hierarchical(NUM, 0.01, 0.005))
 
 
+def alone(num):
+    """All microbatches are one rank's."""
+    return np.zeros(num, dtype=np.int64)
+
+
+def update(found, expected_s, measured_s, shared_var=0.0):
+    found.update(expected_s, measured_s, alone(len(measured_s)), shared_var)
+
+
 def run(found, rng, truth, steps, noise_frac=0.05, num=32):
     for _ in range(steps):
         expected_s = loads(rng, num)
-        found.update(expected_s, expected_s @ truth * rng.normal(1.0, noise_frac, num))
+        update(found, expected_s, expected_s @ truth * rng.normal(1.0, noise_frac, num))
     return found
 
 
-@given(st.integers(0, 10_000), st.integers(1, 40))
-def test_information_form_equals_the_textbook(seed, num):
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 4), st.sampled_from([0.0, 0.001, 0.02]))
+def test_a_fit_equals_the_textbook_with_what_ranks_share_written_out(seed, num, num_ranks, shared_var):
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(NUM, NUM))
     cov, mean = root @ root.T / NUM + 0.01 * np.eye(NUM), rng.uniform(0.5, 2.0, NUM)
-    expected_s, variance = loads(rng, num), rng.uniform(1e-6, 1e-4, num)
-    measured_s = expected_s @ rng.uniform(0.5, 2.0, NUM)
-    ours = measured(mean, np.linalg.inv(cov), expected_s, measured_s, 1 / variance)
-    theirs = dense_update(mean, cov, expected_s, measured_s, variance)
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-6, abs=1e-8)
-    assert ours[1] == pytest.approx(theirs[1], rel=1e-5, abs=1e-8)
+    expected_s, rank = loads(rng, num), rng.integers(0, num_ranks, num)
+    measured_s, load_s = expected_s @ rng.uniform(0.5, 2.0, NUM), expected_s.sum(axis=1)
+    own_var = 100.0  # so much that Huber's function weighs nothing less
+    ours = fitted(Step(expected_s, measured_s, load_s, np.eye(num_ranks)[rank], 1e5 * shared_var), own_var, mean, cov)
+    is_same = rank[:, None] == rank
+    noise_cov = np.diag(own_var * load_s**2) + 1e5 * shared_var * is_same * np.outer(load_s, load_s)
+    theirs = dense_update(mean, cov, expected_s, measured_s, noise_cov)
+    assert ours.mean == pytest.approx(theirs[0], rel=1e-6, abs=1e-8)
+    assert ours.cov == pytest.approx(theirs[1], rel=1e-5, abs=1e-8)
+
+
+def test_one_slow_step_moves_a_level_only_as_far_as_steps_stray():
+    """Thirty microbatches that agree are no proof where all of a rank's share an error."""
+    expected_s = loads(np.random.default_rng(5), 32)
+    moved = []
+    for shared_var in (0.0, 0.1**2):
+        found = run(new_filter(), np.random.default_rng(6), np.ones(NUM), 20)
+        before = common_mean(found.mean, found.cov)[0]
+        update(found, expected_s, 1.1 * expected_s.sum(axis=1), shared_var)
+        moved.append(common_mean(found.mean, found.cov)[0] - before)
+    assert moved[1] < 0.02 < 0.04 < moved[0]
+
+
+def test_what_tells_sizes_apart_is_worth_the_same_whatever_ranks_share():
+    """A bucket against the others is seen within every rank, so a shared error does not hide it."""
+    truth = np.array([1.0, 1.0, 2.0, 1.0, 1.0, 1.0])
+    found, rng, rank = new_filter(), np.random.default_rng(7), np.arange(32) % 2
+    for _ in range(40):
+        expected_s = loads(rng, 32)
+        shared = rng.normal(1.0, 0.1, 2)[rank]
+        found.update(expected_s, expected_s @ truth * shared * rng.normal(1.0, 0.03, 32), rank, 0.1**2)
+    assert found.mean / found.mean[[0, 1, 3, 4, 5]].mean() == pytest.approx(truth, abs=0.12)
+    assert found.noise_frac == pytest.approx(0.03, rel=0.4)
 
 
 @given(st.integers(0, 10_000))
@@ -62,7 +107,7 @@ def test_without_stragglers_and_changes_a_step_is_the_textbooks(seed):
     predicted_s = expected_s.sum(axis=1)
     variance = (START_NOISE_FRAC * np.maximum(predicted_s, 0.2 * predicted_s.mean())) ** 2
     mean, _ = dense_update(np.ones(NUM), prior, expected_s, measured_s, variance)
-    found.update(expected_s, measured_s)
+    update(found, expected_s, measured_s)
     assert found.mean == pytest.approx(mean, rel=0.03)
 
 
@@ -74,8 +119,8 @@ def test_order_of_microbatches_does_not_matter(seed):
     measured_s = expected_s @ rng.uniform(0.7, 1.5, NUM) * rng.normal(1.0, 0.1, 20)
     order = rng.permutation(20)
     one, other = new_filter(), new_filter()
-    one.update(expected_s, measured_s)
-    other.update(expected_s[order], measured_s[order])
+    update(one, expected_s, measured_s)
+    update(other, expected_s[order], measured_s[order])
     assert other.mean == pytest.approx(one.mean, rel=1e-9)
     assert other.cov == pytest.approx(one.cov, rel=1e-9, abs=1e-12)
     assert other.noise_frac == pytest.approx(one.noise_frac, rel=1e-9)
@@ -108,10 +153,10 @@ def test_a_straggler_moves_nothing():
         for step in range(21):
             expected_s = loads(rng, 16)
             measured_s = expected_s @ np.ones(NUM) * rng.normal(1.0, 0.05, 16)
-            clean.update(expected_s, measured_s)
+            update(clean, expected_s, measured_s)
             if step == at:
                 measured_s[5] *= 10
-            hit.update(expected_s, measured_s)
+            update(hit, expected_s, measured_s)
             if step == at:
                 sd = np.sqrt(np.diag(clean.cov))
                 assert (np.abs(hit.mean - clean.mean) < np.maximum(sd, 0.03)).all()
@@ -135,7 +180,7 @@ def test_factors_stay_within_bounds_and_uncertainty_below_the_prior():
     assert found.mean.max() == 4.0
     for _ in range(50):  # nothing of the last bucket is ever seen
         expected_s = loads(np.random.default_rng(4), 8) * ([1.0] * (NUM - 1) + [0.0])
-        found.update(expected_s, expected_s.sum(axis=1))
+        update(found, expected_s, expected_s.sum(axis=1))
     assert np.sqrt(np.diag(found.cov)).max() <= 0.5 + 1e-9
     assert np.linalg.eigvalsh(found.cov).min() > 0
 
