@@ -169,6 +169,11 @@ async def train_once(run: RunDir, launcher: Launcher, say: Say, teller: Teller) 
                 where=str(run.checkpoints),
                 hint="make the run directory look the same from where jobs run and from here",
             )
+        if run.is_replanning() and next_step(run) >= config.train.num_steps:
+            # It was at its last steps when it was told, and had no need to stop.
+            if rounds.advice is not None:
+                _came_to_nothing(run, config, rounds.advice, "training ended first")
+            run.mark_replanning(False)
     finally:
         await rounds.close()
     await teller.tell()

@@ -28,6 +28,7 @@ from dflop.jobs.findings import JobFacts
 from dflop.jobs.inputs import read_costs, run_input
 from dflop.jobs.learning import Learner, Row
 from dflop.jobs.rundir import RunDir, open_run
+from dflop.jobs.spooling import PatientWriter
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
 from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
 from dflop.schedule.policies import Effort
@@ -45,6 +46,8 @@ SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
 half a percent of the gain."""
 FLUSH_AFTER_S = 15.0
 """Rows wait no longer than this for the disk, so that SQL sees them within a minute."""
+RETRY_AFTER_S = 2.0
+"""A disk that is full is not asked in every turn of the loop."""
 NOTE_EVERY_STEPS = 10
 """What is learnt is noted for a later start, where there was nothing to tell of it in between."""
 
@@ -110,6 +113,7 @@ class Scheduler:
         self._is_behind = False
         self._unflushed: list[int] = []
         self._oldest_s: float | None = None
+        self._retry_at_s = 0.0
         basis = basis_of(run)
         self._learner = Learner(
             config,
@@ -123,7 +127,8 @@ class Scheduler:
         )
         self._noted: Factors | None = None
         self.warm_up = in_thread(warm)
-        self._spool = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
+        writer = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
+        self._spool = PatientWriter(writer, "the scheduler's rows")
         self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
         known = factors_text(self._learner.factors.by_module()) or "No corrections are in force."
         _say(f"scheduler: cost tables from snapshot {snapshot.seq}. {known}")
@@ -157,6 +162,7 @@ class Scheduler:
         self._tell(self._learner.close(len(self._steps), time.time()))
         with contextlib.suppress(RuntimeError, ConnectionError):
             self._record(store)
+        self._spool.close()
 
     def _is_ready(self, store: Store, step: int) -> bool:
         """Whether a plan can be made in full; one that is asked for is made as well as can be. A comparison waits."""
@@ -228,12 +234,17 @@ class Scheduler:
 
     def _is_due(self, store: Store) -> bool:
         """Whether something must go to disk now."""
-        is_old = self._oldest_s is not None and time.monotonic() - self._oldest_s > FLUSH_AFTER_S
+        now_s = time.monotonic()
+        if now_s < self._retry_at_s:
+            return False
+        is_old = self._oldest_s is not None and now_s - self._oldest_s > FLUSH_AFTER_S
         return is_old or bool(self._unflushed and wire.wanted_record(store) >= self._unflushed[0])
 
     def _record(self, store: Store) -> None:
-        """Write what was published to disk, and tell rank 0 that it need not."""
-        self._spool.flush()
+        """Write what was published to disk, and tell rank 0 that it need not; a full disk is tried again later."""
+        if not self._spool.flush():
+            self._retry_at_s = time.monotonic() + RETRY_AFTER_S
+            return
         self._oldest_s = None
         if self._unflushed:
             wire.note_recorded(store, self._start, self._unflushed[-1])

@@ -1,7 +1,12 @@
-"""Spool writes off the training path: a thread owns the writer, the loop only puts records in a queue."""
+"""Spool writes that outlast a full disk, and such writes off the training path.
+
+Rows that cannot be written stay in memory and are tried again; that is said once, and so is that it is over. Whoever
+reads a job's log shall know that rows are late, and not be told every few steps.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -13,17 +18,65 @@ from dflop.store.spool import SpoolWriter
 FLUSH_EVERY_S = 20.0
 
 
+class PatientWriter:
+    """A spool writer whose disk may be full for a while. Not thread-safe.
+
+    Args:
+        writer: Used by this alone from now on.
+        what: What the rows are, for people: `observations`.
+    """
+
+    def __init__(self, writer: SpoolWriter, what: str) -> None:
+        self._writer, self._what = writer, what
+        self._is_failing = False
+
+    def append(self, record: Any) -> None:
+        """Keep a record; it may be written at once."""
+        try:
+            self._writer.append(record)
+        except StoreError as error:
+            self._fails(error)
+
+    def flush(self) -> bool:
+        """Write what is kept; whether all of it is on disk now."""
+        try:
+            self._writer.flush()
+        except StoreError as error:
+            self._fails(error)
+            return False
+        self._works()
+        return True
+
+    def close(self) -> None:
+        """The last chance to write what is kept: what is lost is said again."""
+        try:
+            self._writer.flush()
+        except StoreError as error:
+            _say(f"{self._what} are lost: {error}")
+        else:
+            self._works()
+
+    def _works(self) -> None:
+        if self._is_failing:
+            self._is_failing = False
+            _say(f"{self._what} are written again, none was lost")
+
+    def _fails(self, error: StoreError) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            _say(f"{self._what} cannot be written, training goes on and they are tried again: {error}")
+
+
 class SpoolThread:
-    """Appends records in the background; a full or failing disk is reported once and never stops training.
+    """Appends records in the background; a full or failing disk never stops training.
 
     Args:
         writer: Used by the thread alone from now on.
     """
 
     def __init__(self, writer: SpoolWriter) -> None:
-        self._writer = writer
+        self._writer = PatientWriter(writer, "observations")
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
@@ -47,24 +100,19 @@ class SpoolThread:
             try:
                 record = self._queue.get(timeout=FLUSH_EVERY_S)
             except queue.Empty:
-                self._try(self._writer.flush)
+                self._writer.flush()
                 continue
             if record is None:
-                self._has_failed = False  # the last chance: what is lost now is said again
-                self._try(self._writer.flush)
+                self._writer.close()
                 return
             if isinstance(record, threading.Event):
-                self._try(self._writer.flush)
+                self._writer.flush()
                 record.set()
             else:
-                self._try(self._writer.append, record)
+                self._writer.append(record)
 
-    def _try(self, write: Any, *args: Any) -> None:
-        try:
-            write(*args)
-            self._has_failed = False
-        except StoreError as error:
-            # Rows stay in the writer's buffer and are tried again with the next flush.
-            if not self._has_failed:
-                print(f"observations cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
-            self._has_failed = True
+
+def _say(line: str) -> None:
+    # Where the log itself cannot be written, the thread that wanted to say so must live on.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

@@ -68,6 +68,7 @@ class Checkpointer:
         self._random_rank = self._rank - groups.tensor.rank()
         self._host = HostCopies()
         self._mine: frozenset[BlockId] | None = None
+        self._random_ranks: list[int] = []
         self._writing: threading.Thread | None = None
         self._failure: TrainError | None = None
 
@@ -87,8 +88,14 @@ class Checkpointer:
         ]
         if self._mine is None:
             self._mine = state.share_out(blocks, self._group)
+            self._random_ranks = self._together(lambda: self._random_rank)
         copies = self._host.copy(block for block in blocks if block.id in self._mine)
-        about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step), "num_ranks": self._num_ranks}
+        about = {
+            **meta,
+            "next_step": next_step,
+            "name": manifest.name_of(next_step),
+            "random_ranks": self._random_ranks,
+        }
         self._writing = threading.Thread(target=self._write, args=(copies, about), name="checkpoint", daemon=True)
         self._writing.start()
 
@@ -208,7 +215,8 @@ class Checkpointer:
             name: {key: tensor for key, tensor in tensors.items() if f"{state.OPTIMIZER}/{name}/{key}" in stored}
             for name, tensors in self._optimizer.wanted_state().items()
         }
-        is_same_world = meta.get("num_ranks") == self._num_ranks
+        # Under another plan, ranks that must draw alike now may have drawn differently.
+        is_same_world = meta.get("random_ranks") == self._together(lambda: self._random_rank)
         random = state.empty_rng(stored, self._rank) if is_same_world else {}
         blocks = [
             *model,

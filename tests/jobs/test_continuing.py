@@ -289,6 +289,24 @@ def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
     assert (launcher.told, run.is_replanning()) == (0, False)
 
 
+def test_a_job_that_has_trained_its_last_step_when_it_is_told_to_stop_is_done(make_run, monkeypatch):
+    run, launcher = make_run("replan.mode=act"), PlayedLauncher()
+    run.write_plan(PLANS[0], [])
+
+    def consider(*_: object) -> Advice:
+        trained_to(run, 10)
+        launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
+        return advice("done")
+
+    monkeypatch.setattr(replan, "consider", consider)
+    train(run, launcher)
+    assert what_next(run, launcher) is Todo.NOTHING
+    assert not run.is_replanning()
+    (told,) = decisions(run)
+    assert (told.kind, told.verdict) == ("replan", "failed")
+    assert told.detail.startswith("training ended first")
+
+
 def test_a_job_that_somebody_else_stops_ends_the_run(run, monkeypatch):
     launcher = PlayedLauncher()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from concurrent.futures import Future
 
 import pytest
@@ -16,6 +17,7 @@ from dflop.parallel.topology import seats
 from dflop.records import LLM, Correction, RunEvent, RunInput, StepPlan
 from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.scheduler import schedule_step
+from dflop.store import durable
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
@@ -331,6 +333,45 @@ def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
     service.serve(store)
     service.close(store)
     assert on_disk == [(3, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])]
+
+
+def test_a_full_disk_ends_no_scheduler_and_loses_no_row(run, store, monkeypatch, capfd):
+    monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 2)
+    monkeypatch.setattr("dflop.jobs.scheduler.RETRY_AFTER_S", 0.0)
+    write, refused = durable.write_new, []
+
+    def full(path, content):
+        if len(refused) < 3:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(durable, "write_new", full)
+    for step in range(NUM_STEPS):
+        observe(store, run, step)
+    service = scheduler(run)
+    service.serve(store)
+    assert len(refused) == 3
+    service.close(store)
+    assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
+    assert wire.recorded_step(store, 1) == NUM_STEPS - 1
+    said = capfd.readouterr().err
+    assert (said.count("cannot be written"), said.count("written again")) == (1, 1)
+
+
+def test_while_the_disk_is_full_rank_0_is_not_told_that_plans_are_on_disk(run, store, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 2)
+    monkeypatch.setattr(durable, "write_new", full)
+    for step in range(NUM_STEPS):
+        observe(store, run, step)
+    service = scheduler(run)
+    service.serve(store)
+    service.close(store)
+    assert wire.recorded_step(store, 1) < 0
+    assert "are lost" in capfd.readouterr().err
 
 
 def test_it_records_at_once_when_a_checkpoint_is_due(run, store):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from dflop.errors import StoreError
-from dflop.jobs.spooling import SpoolThread
+from dflop.jobs.spooling import PatientWriter, SpoolThread
 from dflop.records import Correction
 from dflop.store.spool import SpoolWriter, read_spool
 
@@ -69,7 +69,9 @@ def test_a_full_disk_is_reported_once_and_rows_are_kept(capfd):
     put_and_wait(spool, writer, [4])
     spool.close()
     assert writer.written == [1, 2, 3, 4]
-    assert capfd.readouterr().err.count("disk is full") == 1
+    said = capfd.readouterr().err
+    assert said.count("disk is full") == 1
+    assert said.count("written again") == 1
     assert writer.threads.isdisjoint({threading.current_thread()}), "the training thread waited for the disk"
 
 
@@ -80,6 +82,29 @@ def test_rows_that_are_lost_in_the_end_are_reported_again(capfd):
     capfd.readouterr()
     spool.close()
     assert "disk is full" in capfd.readouterr().err
+
+
+def test_a_disk_that_is_full_twice_is_told_of_twice(capfd):
+    writer, fails = FailingWriter(), [True, True, False, False, True, False]
+    patient = PatientWriter(writer, "rows")
+    for writer.broken in fails:
+        assert patient.flush() is not writer.broken
+    said = capfd.readouterr().err
+    assert (said.count("cannot be written"), said.count("written again")) == (2, 2)
+
+
+def test_a_log_that_cannot_be_written_either_ends_no_thread(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    writer = FailingWriter()
+    spool = SpoolThread(writer)
+    monkeypatch.setattr("builtins.print", fail)
+    put_and_wait(spool, writer, [1, 2])
+    spool.flush()  # would wait for ever if nobody were there
+    writer.broken = False
+    spool.close()
+    assert writer.written == [1, 2]
 
 
 @pytest.mark.parametrize("num_records", [0, 1])

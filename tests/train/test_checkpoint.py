@@ -233,6 +233,15 @@ def test_other_ranks_seed_theirs_anew_alike_within_a_tensor_parallel_group(tmp_p
     assert drawn[0] not in again[0]
 
 
+def test_ranks_that_form_a_tensor_parallel_group_only_now_draw_alike(tmp_path):
+    """As many ranks as before, each with a saved state of its own, but two by two they must agree now."""
+    drawn = run_ranks(save_random, 4, tmp_path, "split pp2")
+    assert len({str(d) for d in drawn}) == 4
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    first, second, third, fourth = run_ranks(load_random, 4, tmp_path, "inline pp2 tp2")
+    assert first == second != third == fourth
+
+
 def save_counted(rank, folder, name):
     stages, _, _, checkpointer = make_rank(rank, folder, PLANS[name], omni(False, 0), family(2))
     checkpointer.save(1, {})
