@@ -1,6 +1,6 @@
 -- purpose: what runs on this kind of hardware learnt about a module's cost by size of item, one after the other
 -- parameters: $module varchar, llm or the name of an encoder
--- grain: one row per correction and bucket of sizes, the 200 newest first
+-- grain: one row per correction and bucket of sizes, the 200 newest first; max_tokens is null where one has no end
 -- units: tokens; ratios: factor multiplies predicted seconds of items in the bucket, level those of a typical mix
 select
     to_timestamp(observed_at_s) as observed_at,
@@ -8,7 +8,7 @@ select
     run_id,
     effective_step,
     min_tokens,
-    max_tokens,
+    nullif(max_tokens, 9007199254740992) as max_tokens,
     previous_factor,
     factor,
     change_frac,

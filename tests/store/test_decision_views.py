@@ -137,6 +137,7 @@ def test_corrections_are_told_by_bucket(tmp_path: Path) -> None:
         (0, None, 1.0), (100, None, 1.2), (900, None, 2.0),
     ]  # fmt: skip
     assert found[4]["change_frac"] == pytest.approx(0.25)
+    assert [row["max_tokens"] for row in found[2:5]] == [100, 900, None], "a bucket without an end has none"
     assert [(row["level"], row["is_in_force"], row["sd_frac"]) for row in (found[4], found[5])] == [
         (1.2, False, 0.02), (1.1, True, 0.05),
     ]  # fmt: skip
