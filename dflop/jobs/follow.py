@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dflop.config import Config
 from dflop.jobs import runs
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, run_job_async
@@ -28,6 +29,11 @@ Say = Callable[[str], None]
 
 Meanwhile = Callable[[JobHandle], Awaitable[None]]
 """A round of what is done beside the waiting for a job."""
+
+
+def poll_interval_s(config: Config) -> float:
+    """Seconds after which the end of a job is noticed at the latest."""
+    return config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
 
 
 async def follow_job(
@@ -49,7 +55,7 @@ async def follow_job(
     """
     config = run.config()
     name = spec.folder.name
-    poll_s = config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
+    poll_s = poll_interval_s(config)
     beside: list[asyncio.Task[None]] = []
     has_ended = asyncio.Event()
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from dflop.config import Config
 from dflop.errors import InfeasiblePlanError
+from dflop.jobs.follow import poll_interval_s
 from dflop.jobs.planning import Say, Task, find_plans, keep_plans, planning_task
 from dflop.jobs.progress import Progress, progress_of, restart_cost_s
 from dflop.jobs.rundir import RunDir, write_atomically
@@ -144,7 +145,9 @@ def advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[De
     with Reader(config.store) as reader:
         slow = slow_nodes(reader, run.run_id, progress.attempt)
         cost_s = config.replan.restart_cost_s
-        cost_s = restart_cost_s(reader, run.run_id, progress) if cost_s is None else cost_s
+        if cost_s is None:
+            # That a job has stopped is noticed by the next look at it.
+            cost_s = restart_cost_s(reader, run.run_id, progress) + poll_interval_s(config)
     old_s, new_s, plans = _weighed(task.problem, plan, plans, slow)
     num_counted = min(num_left, task.basis.num_steps)
     gain_s = (old_s - new_s) * progress.time_ratio * num_counted

@@ -10,6 +10,7 @@ import pytest
 
 from dflop.config import Config
 from dflop.jobs.basis import basis_of
+from dflop.jobs.follow import LOCAL_POLL_S
 from dflop.jobs.planning import plan_run
 from dflop.jobs.progress import progress_of, restart_cost_s
 from dflop.jobs.replan import advise_now, apply, consider
@@ -110,7 +111,7 @@ def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
     assert found.num_steps_left == NUM_STEPS - NUM_SEEN
     ratio = STEP_S / (STEP_S / 1.25 + old.sync_s)
     assert found.gain_s == pytest.approx((found.measured - found.expected) * ratio * (NUM_STEPS - NUM_SEEN))
-    assert found.cost_s == pytest.approx(START_UP_S + CHECKPOINT_S)
+    assert found.cost_s == pytest.approx(START_UP_S + CHECKPOINT_S + LOCAL_POLL_S)
     assert found.gain_s > found.cost_s
     assert "vision changed" in found.detail
     assert "370 steps left save" in found.detail
@@ -246,7 +247,7 @@ def test_the_command_prints_the_advice(run):
     assert done.returncode == 0, done.stderr
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (found["verdict"], found["plan"], found["step"]) == ("advised", "vision dp1 | llm pp1 dp1", NUM_SEEN - 1)
-    assert found["gain_s"] > found["cost_s"] == pytest.approx(START_UP_S + CHECKPOINT_S)
+    assert found["gain_s"] > found["cost_s"] == pytest.approx(START_UP_S + CHECKPOINT_S + LOCAL_POLL_S)
     assert "a new plan would pay" in done.stderr
     assert replans(run) == []
 
