@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shlex
 import signal
 import socket
@@ -30,6 +31,7 @@ from dflop.errors import Interrupted
 from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, make_folder, write_json
 from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.process import ProcessId, end_family
+from dflop.launch.ranks import FIRST_PORT, NUM_PORTS
 from dflop.launch.results import collect_values, has_all_results, result_path, status_from_results
 from dflop.records import from_dict, to_dict
 
@@ -241,6 +243,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Free, and below those that Linux hands out to connections: else one of them may take it before rank 0 listens."""
+    while True:
+        port = random.randrange(FIRST_PORT, FIRST_PORT + NUM_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

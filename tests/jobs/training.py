@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -114,11 +116,18 @@ class Ended:
     stderr: tuple[str, ...]
 
 
+def free_port() -> int:
+    """A port below those that the kernel hands out by itself: nobody's connection takes it until rank 0 listens."""
+    while True:
+        port = random.randint(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def start_ranks(run: RunDir, entry: str, *args: str) -> list[subprocess.Popen[bytes]]:
     """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     num_ranks = run.plan().num_processes
     ranks = []
     for rank in range(num_ranks):
