@@ -106,8 +106,12 @@ class EpochPlans:
         return PlanMessage(make_step_plan(self._plan, batch, step, text_only_slot=False), {})
 
 
-def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) -> None:
+def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) -> list[str]:
     """One start of the job, to its end or until a rank is killed; returns when no process is left.
+
+    Returns:
+        Names of what was in the making in the folder of checkpoints when the rank was killed. Rank 0 may live long
+        enough to sweep it away.
 
     Raises:
         AssertionError: the job ended before the kill, or did not end well without one.
@@ -115,7 +119,7 @@ def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) ->
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, __name__])
     job.folder.mkdir(exist_ok=True)
-    ranks, readers = [], {}
+    ranks, readers, half_written = [], {}, list[str]()
     for rank in range(plan.num_processes):
         reader, writer = context.Pipe(duplex=False)
         held = kill if kill is not None and kill.rank == rank else None
@@ -126,6 +130,7 @@ def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) ->
     try:
         if kill is not None:
             _wait_for(kill, readers)
+            half_written = [p.name for p in job.checkpoints.glob(".tmp-*")]
             ranks[kill.rank].kill()
         for process in ranks:
             process.join(GRACE_S if kill else PATIENCE_S)
@@ -135,6 +140,7 @@ def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) ->
         for process in ranks:
             process.kill()
             process.join()
+    return half_written
 
 
 def _wait_for(kill: Kill, readers: dict[Connection, int]) -> None:
