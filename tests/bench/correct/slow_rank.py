@@ -8,10 +8,11 @@ crowded machine), which its own CPU clock does not see. One job has corrections 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from dflop.records import LLM, Correction, Decision, RankFactor, StepPlan
 from dflop.store.spool import read_spool
 from tests.bench.correct import real_runs
 from tests.bench.correct.real import configured, is_seen
-from tests.bench.correct.real_runs import NUM_RANKS, observations, step_s
+from tests.bench.correct.real_runs import NUM_RANKS, observations, slowest_s, step_s
 
 NUM_STEPS, SLOW_FROM, LAST = 60, 15, 15
+FIRST_PAIRED = 25
+"""By then the rank is to have less."""
 SLOW_RANK = 1
 CASES = {"computes 1.6x": f"rank:{SLOW_RANK}:1.6:{SLOW_FROM}", "stopped 40 %": f"stopped:{SLOW_RANK}:0.4:{SLOW_FROM}"}
 SETTINGS = {"off": "correct.enabled=false", "auto": "correct.gate=auto"}
@@ -40,13 +43,27 @@ def run(seeds: Sequence[int]) -> dict[str, Any]:
         rows = []
         for case, slowness in CASES.items():
             for seed in seeds:
+                jobs = {}
                 for arm, setting in SETTINGS.items():
                     to = Path(folder) / f"{slowness.split(':')[0]}-{seed}-{arm}"
                     of = configured(profiled, to, f"train.seed={seed}", setting)
                     real_runs.train(of, "tests.jobs.slowed", str(of.path), slowness)
+                    jobs[arm] = observations(of)
                     rows.append({"case": case, "seed": seed, "corrections": arm, **_figures(of)})
                     _tell(rows[-1])
+                rows[-1]["off_over_auto"] = paired(jobs["off"], jobs["auto"])
+                print(f"    off / auto, step by step: {rows[-1]['off_over_auto']}", flush=True)
         return {"slow_rank": SLOW_RANK, "slow_from_step": SLOW_FROM, "num_steps": NUM_STEPS, "jobs": rows}
+
+
+def paired(off: Mapping[tuple[int, int], Any], auto: Mapping[tuple[int, int], Any]) -> dict[str, dict[str, float]]:
+    """What step times of the same batches have to do with one another, once the slow rank has been named."""
+    found = {}
+    for name, seconds in (("wall", step_s), ("cpu_of_slowest_rank", slowest_s)):
+        logs = [math.log(seconds(off, step) / seconds(auto, step)) for step in range(FIRST_PAIRED, NUM_STEPS)]
+        mean, stderr = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+        found[name] = {"mean": math.exp(mean), "stderr_frac": stderr, "num_steps": len(logs)}
+    return found
 
 
 def _figures(run: RunDir) -> dict[str, Any]:
