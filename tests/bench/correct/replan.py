@@ -35,7 +35,7 @@ from tests.bench.correct.real_runs import NUM_ROWS, say
 from tests.jobs.changing import encoder_heavy_model
 
 BATCH_SIZE, NUM_PICTURES_AMONG_TEXTS = 24, 2
-NUM_TEXT_STEPS, NUM_STEPS, NUM_SHORT_STEPS = 40, 120, 50
+NUM_TEXT_STEPS, NUM_STEPS, NUM_SHORT_STEPS = 40, 120, 43
 SKIPPED = 3
 """First steps of a start, and of a part, that are not counted."""
 ARMS = {
