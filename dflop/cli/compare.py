@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
-from dflop.cli.pipeline import Overrides
-from dflop.cli.plan import Device, Form
+from dflop.cli.common import Form, Overrides, say
+from dflop.cli.plan import Device
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
 

@@ -8,14 +8,16 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, form_of, talk
 
 
 def history(
     run: Annotated[str, Parameter(help="Run directory, or the id of a run in --store.")],
     *,
     store: Store = DEFAULT_STORE,
-    format: Literal["table", "markdown", "json", "csv"] = "table",
+    form: Annotated[Literal["table", "markdown", "json", "csv"], Parameter(name="--format")] = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Tell in order what a run noticed and what was done about it: plans, corrections, drifts, slow ranks, restarts.
 
@@ -38,10 +40,10 @@ def history(
     num_waiting = freshen(store, run_id)
     entries = load_history(store, run_id)
     if num_waiting:
-        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
-    if format == "table":
+        talk(quiet)(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+    if (shown := form_of(form, as_json)) == "table":
         print_table(history_table(entries), Console())
-    elif format == "markdown":
+    elif shown == "markdown":
         sys.stdout.write(markdown_history(entries))
     else:
-        print_rows(COLUMNS, history_rows(entries), format)
+        print_rows(COLUMNS, history_rows(entries), shown)

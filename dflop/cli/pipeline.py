@@ -1,4 +1,4 @@
-"""Commands about runs: the pipeline itself, its report, its configuration, its demo data."""
+"""Commands about runs: the pipeline itself, its report, its demo data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
-
-Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a key, e.g. --set train.num_steps=20.")]
+from dflop.cli.common import ConfigFile, Overrides, Quiet, talk
 
 _PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -25,7 +23,7 @@ _PREFECT_DEFAULTS = {
 }
 
 
-def run(config: Path, *, overrides: Overrides = ()) -> None:
+def run(config: ConfigFile, *, overrides: Overrides = ()) -> None:
     """Run the whole pipeline of a configuration, or go on with an unfinished run of it.
 
     Uses the Prefect server of PREFECT_API_URL, or a temporary one. Example: dflop run configs/demo.yaml
@@ -34,13 +32,13 @@ def run(config: Path, *, overrides: Overrides = ()) -> None:
 
     os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
 
-    from dflop.config import load_config
+    from dflop.config import load_with_origins
     from dflop.jobs import runs
     from dflop.jobs.preflight import preflight
 
-    loaded = load_config(config, overrides)
-    preflight(loaded, config)
-    runs.check_free(loaded)
+    loaded = load_with_origins(config, overrides)
+    preflight(loaded.config, loaded.origins)
+    runs.check_free(loaded.config)
     for name, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
     import asyncio
@@ -61,11 +59,20 @@ def run(config: Path, *, overrides: Overrides = ()) -> None:
     print(f"report: {finished.report_file}", file=sys.stderr)
 
 
-def demo_data(folder: Path, *, num_samples: int = 320, seed: int = 0) -> None:
-    """Build the demo dataset from media that ship inside Python packages. Example: dflop demo-data data/demo."""
+def demo_data(
+    folder: Annotated[Path, Parameter(help="Folder to make; nothing else may be in it.")],
+    *,
+    num_samples: Annotated[int, Parameter(help="Rows of the annotation file.")] = 320,
+    seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Build the demo dataset from media that ship inside Python packages; print its annotation file.
+
+    Example: dflop demo-data data/demo
+    """
     from dflop.data.demo import make_demo_dataset
 
-    made = make_demo_dataset(folder, num_samples, seed, progress=say)
+    made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet))
     print(made.entries[0].paths[0])
 
 
@@ -83,10 +90,3 @@ def report(run_dir: Path) -> None:
     opened = open_run(run_dir)
     print_summary(write_report(opened), Console())
     print(opened.report_file)
-
-
-def config(path: Path, *, overrides: Overrides = ()) -> None:
-    """Show a configuration with every default filled in. Example: dflop config configs/demo.yaml."""
-    from dflop.config import dump_config, load_config
-
-    print(dump_config(load_config(path, overrides)), end="")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
+from dflop.cli.common import Form, Json, Quiet, form_of, talk
 
 
 def replan(
-    run_dir: Path, *, form: Annotated[Literal["table", "csv", "json"], Parameter(name="--format")] = "table"
+    run_dir: Annotated[Path, Parameter(help="Run directory.")],
+    *,
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Say whether a run, as it stands now, should stop and go on under another plan; nothing is changed.
 
@@ -31,7 +35,7 @@ def replan(
     from dflop.report.tables import layout_text
     from dflop.store.freshen import freshen
 
-    run = open_run(run_dir)
+    run, say = open_run(run_dir), talk(quiet)
     config = run.config()
     if num_waiting := freshen(config.store, run.run_id):
         say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {config.store}")
@@ -50,4 +54,4 @@ def replan(
         "gain_s": found.gain_s,
         "cost_s": found.cost_s,
     }
-    print_rows(tuple(row), [tuple(row.values())], form)
+    print_rows(tuple(row), [tuple(row.values())], form_of(form, as_json))

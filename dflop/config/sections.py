@@ -18,7 +18,8 @@ from dflop.records import ClusterSpec
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Docstrings under fields are their descriptions in the schema.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):

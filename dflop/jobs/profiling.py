@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager
 from dflop.config import Config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.errors import DataError, DflopError
+from dflop.errors import DataError, DflopError, StoreError
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
@@ -31,6 +32,30 @@ async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
     """
     async with own_run(config, "data", say) as run:
         return await data_profile(run, submit.launcher_of(run, run.config()), say)
+
+
+def forecast_dataset(config: Config, say: Say) -> str:
+    """Key of the profile that `profile_dataset` would find or make; empty where the demo dataset is still to be built.
+
+    Nothing is written.
+
+    Raises:
+        ConfigError: unknown family, or a tokenizer that lacks its tokens.
+        DataError: the dataset cannot be read.
+    """
+    if config.dataset.demo and not config.dataset.annotations.is_file():
+        say("the demo dataset would be built first; the profile's key follows from it")
+        return ""
+    key = profile_key(dataset_ref(config), rules_of(config))
+    found = None
+    with contextlib.suppress(StoreError), Reader(config.store) as reader:
+        found = reader.profile(key)
+    if found is not None:
+        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} quarantined; nothing would run")
+    else:
+        num_jobs = config.data_profile.num_shards
+        say(f"not in the store: {num_jobs} job{'s' * (num_jobs > 1)} would run, {config.cluster.backend}")
+    return key
 
 
 async def profile_modules(config: Config, say: Say) -> str:

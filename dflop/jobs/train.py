@@ -79,7 +79,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             where=str(run.path / "plan.json"),
             hint="start as many tasks as the plan has processes",
         )
-    check_tensorboard(config, str(run.config_file))
+    check_tensorboard(config, f"{run.config_file}: train.tensorboard")
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
