@@ -13,6 +13,7 @@ from dflop.cli import (
     config,
     cost,
     data,
+    doctor,
     export,
     history,
     pipeline,
@@ -35,7 +36,7 @@ app = App(
 )
 commands = (
     pipeline.run, plan.plan, compare.compare, pipeline.report, history.history, replan.replan, export.export,
-    pipeline.demo_data, cost.profile, sql.sql, completion.completion,
+    pipeline.demo_data, cost.profile, sql.sql, doctor.doctor, completion.completion,
 )  # fmt: skip
 for command in commands:
     app.command(command)
