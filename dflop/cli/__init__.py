@@ -16,6 +16,7 @@ from dflop.cli import (
     doctor,
     export,
     history,
+    init,
     pipeline,
     plan,
     replan,
@@ -36,7 +37,7 @@ app = App(
 )
 commands = (
     pipeline.run, plan.plan, compare.compare, pipeline.report, history.history, replan.replan, export.export,
-    pipeline.demo_data, cost.profile, sql.sql, doctor.doctor, completion.completion,
+    pipeline.demo_data, cost.profile, sql.sql, init.init, doctor.doctor, completion.completion,
 )  # fmt: skip
 for command in commands:
     app.command(command)

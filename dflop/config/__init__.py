@@ -12,6 +12,7 @@ from __future__ import annotations
 from dflop.config.load import (
     Loaded,
     dump_config,
+    dump_yaml,
     load_config,
     load_mixture,
     load_model,
@@ -55,6 +56,7 @@ __all__ = [
     "TrainConfig",
     "annotated",
     "dump_config",
+    "dump_yaml",
     "json_schema",
     "load_config",
     "load_mixture",

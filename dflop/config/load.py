@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,15 @@ def load_problems(path: Path, overrides: Sequence[str] = ()) -> list[ConfigError
 
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML that `load_config` reads back to an equal value."""
+    return dump_yaml(config.model_dump(mode="json"), width=80)
+
+
+def dump_yaml(values: Mapping[str, Any], *, width: int = 100_000) -> str:
+    """Plain values as YAML; texts longer than `width` characters go over several lines."""
     yaml, text = YAML(), io.StringIO()
     yaml.allow_unicode = False  # escapes what YAML reads as a line break but Python does not, such as U+0085
-    yaml.dump(config.model_dump(mode="json"), text)
+    yaml.width = width
+    yaml.dump(dict(values), text)
     return text.getvalue()
 
 
