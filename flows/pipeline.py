@@ -28,7 +28,7 @@ from dflop.jobs.follow import follow_job, ingest_run
 from dflop.jobs.preflight import preflight
 from dflop.jobs.replan import Advice
 from dflop.jobs.rounds import Teller
-from dflop.jobs.rundir import RunDir
+from dflop.jobs.rundir import RunDir, rules_of
 from dflop.jobs.steps import COMPARE
 from dflop.launch import Launcher
 from dflop.report.history import markdown_history
@@ -95,8 +95,8 @@ async def pipeline(config_path: str, overrides: list[str] | None = None) -> str 
 @task(name="demo-data", **_STEP)
 async def demo_data(run: RunDir) -> None:
     """Build the demo dataset unless it is there."""
-    d = run.config().dataset
-    await asyncio.to_thread(make_demo_dataset, d.annotations.parent, d.demo_num_samples, progress=get_run_logger().info)
+    d, rules, say = run.config().dataset, rules_of(run.config()), get_run_logger().info
+    await asyncio.to_thread(make_demo_dataset, d.annotations.parent, d.demo_num_samples, progress=say, rules=rules)
 
 
 @task(name="data-profile", **_JOB_STEP)

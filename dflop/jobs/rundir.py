@@ -166,7 +166,8 @@ def family_of(config: Config, vocab_size: int | None = None) -> Family:
 
     Args:
         config: The run's configuration.
-        vocab_size: Rows of the embedding where the tokenizer is at hand; profiles of data do not need it.
+        vocab_size: Tokens of the tokenizer where that is at hand; the embedding has as many rows, or as many as
+            `hf_config` states if those are more. Profiles of data do not need it.
     """
     return load_family(config.model.family, _hf_config(config, vocab_size), config.model.media)
 
@@ -182,9 +183,11 @@ def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFami
 
 def _hf_config(config: Config, vocab_size: int | None) -> dict[str, Any]:
     hf_config = dict(config.model.hf_config)
-    # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows.
+    # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows; a configuration may
+    # state one that has.
     if vocab_size is not None and config.model.weights is None:
-        hf_config["text_config"] = {**(hf_config.get("text_config") or {}), "vocab_size": vocab_size}
+        text = hf_config.get("text_config") or {}
+        hf_config["text_config"] = {**text, "vocab_size": max(vocab_size, text.get("vocab_size") or 0)}
     return hf_config
 
 

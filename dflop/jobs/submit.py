@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
+
 from dflop.config import Config
 from dflop.errors import LaunchError
 from dflop.jobs.reprofile import Reprofile
@@ -27,6 +31,17 @@ def launcher_of(run: RunDir, config: Config) -> Launcher:
         s = cluster.slurm
         return make_launcher("slurm", run_id=run.run_id, poll_interval_s=s.poll_interval_s, srun_args=s.srun_args)
     return make_launcher("local", max_jobs=cluster.spec().num_cores_per_node)
+
+
+def reading_launcher_of(run: RunDir, config: Config, say: Callable[[str], None]) -> Launcher:
+    """The launcher for jobs that only read the dataset: where the run's cluster is out of reach, this machine's.
+
+    A plan for a cluster can be made on a laptop that has the dataset.
+    """
+    if config.cluster.backend != "slurm" or shutil.which("sbatch") is not None:
+        return launcher_of(run, config)
+    say("no sbatch here: the dataset is profiled on this machine")
+    return make_launcher("local", max_jobs=os.cpu_count() or 1)
 
 
 def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
