@@ -111,9 +111,9 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
             if ended is error:
                 raise
             raise ended from error
-        except BaseException:
+        except BaseException as error:  # Ctrl-C, a flow run that is cancelled, or a fault of ours
             if not drive.is_done:
-                note(runs.INTERRUPTED)
+                note(runs.FAILED if isinstance(error, Exception) else runs.INTERRUPTED)
             raise
         if not drive.is_done:
             note(runs.READY)

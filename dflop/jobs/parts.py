@@ -15,7 +15,8 @@ from dflop.jobs import continuing, planning, profiling, results, submit
 from dflop.jobs.continuing import Todo
 from dflop.jobs.drive import Drive
 from dflop.jobs.follow import follow_job, ingest_run, stored_profile
-from dflop.jobs.retrying import with_retries
+from dflop.jobs.replan import Advice
+from dflop.jobs.retrying import while_it_gets_on, with_retries
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE
 from dflop.jobs.watching import Say
@@ -83,15 +84,26 @@ async def plan(drive: Drive) -> tuple[Plan, ...]:
 async def train(drive: Drive) -> None:
     """Train to the end of the stage, or until another plan pays.
 
+    On Slurm a job that had to stop with a checkpoint, for its time limit or somebody else's job, is followed by another
+    one. On this machine whoever told it to stop meant it.
+
     Raises:
         ConfigError: the run has no plan yet.
+        Interrupted: the job was told to stop.
         LaunchError: the job failed.
     """
     run, say = drive.run, drive.say
     if not run.has_plan():
         raise ConfigError("the run has no plan yet", where=str(run.path), hint="plan first: dflop train does all of it")
     drive.check()
-    drive.advice = await with_retries(lambda: continuing.train_once(run, drive.launcher, say, drive.teller), say)
+
+    async def once() -> Advice | None:
+        return await with_retries(lambda: continuing.train_once(run, drive.launcher, say, drive.teller), say)
+
+    if drive.config.cluster.backend == "slurm":
+        drive.advice = await while_it_gets_on(once, lambda: continuing.next_step(run), say)
+    else:
+        drive.advice = await once()
 
 
 async def campaign(drive: Drive) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from dflop.errors import InfrastructureError
+from dflop.errors import InfrastructureError, Interrupted
 from dflop.units import seconds
 
 RETRIES, RETRY_DELAY_S = 2, 5.0
@@ -32,3 +32,30 @@ async def with_retries(work: Callable[[], Awaitable[T]], say: Callable[[str], No
             say(f"{error.what.splitlines()[0]}; tried again in {seconds(RETRY_DELAY_S)}, {times} if need be")
             await asyncio.sleep(RETRY_DELAY_S)
     raise AssertionError("unreachable")
+
+
+async def while_it_gets_on(work: Callable[[], Awaitable[T]], steps: Callable[[], int], say: Callable[[str], None]) -> T:
+    """What `work` returns, called again each time it was told to stop, for sites that do not requeue jobs.
+
+    As often as it takes, as long as every time brings it further; `RETRIES` more times where it does not.
+
+    Args:
+        work: Trains from the newest checkpoint.
+        steps: How far the newest checkpoint is.
+        say: Told when it is done again.
+
+    Raises:
+        Interrupted: it gets nowhere.
+        DflopError: what else happens.
+    """
+    num_fruitless = 0
+    while True:
+        before = steps()
+        try:
+            return await work()
+        except Interrupted as error:
+            num_fruitless = 0 if steps() > before else num_fruitless + 1
+            if num_fruitless > RETRIES:
+                raise
+            say(f"{error.what.splitlines()[0]}; goes on from step {steps()} in another job")
+            await asyncio.sleep(RETRY_DELAY_S)
