@@ -44,6 +44,8 @@ class Drive:
 
     def done(self) -> None:
         """Note that nothing is left to do: another run of this configuration begins anew."""
+        if self.is_done:
+            return
         runs.note(self.run, self.config, runs.DONE, config_key=runs.key_of(self.run))
         self.is_done = True
 
@@ -73,6 +75,11 @@ def begin_or_take_up(
     run, is_resumed = runs.begin(config)
     say(f"{'resuming' if is_resumed else 'starting'} run {run.run_id} in {run.path}")
     return run
+
+
+def finished_text(run: RunDir) -> str:
+    """What there is to say about a run of which nothing is left to do."""
+    return f"run {run.run_id} is finished, nothing is left to do; its report: {run.report_file}"
 
 
 @contextlib.asynccontextmanager

@@ -48,6 +48,11 @@ def key_of(run: RunDir) -> str:
     return str(run.state().get("config_key") or run.config().key)
 
 
+def is_finished(run: RunDir) -> bool:
+    """Whether nothing is left to do of a run."""
+    return run.state().get("state") == DONE
+
+
 def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
     """What `dflop runs list` says of a run without reading its configuration, which takes a tenth of a second."""
     return {
