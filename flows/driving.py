@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+from keeping import KeepsJobs, signals_seen
 from page import Page
 from prefect import State, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -197,19 +198,28 @@ def _flow_run_id() -> UUID | None:
 @contextlib.asynccontextmanager
 async def _driving(run: RunDir, say: Callable[[str], None]) -> AsyncIterator[None]:
     page = Page(_flow_run_id(), say)
-    async with driving(run, page, show_history=lambda: show_history(run, page)) as drive:
-        config = drive.config
-        tags = {*this_flow_run.tags, "dflop", config.name, f"cluster:{config.cluster.name}"}
-        await page.introduce(run.run_id, tags, {RUN_DIR_LABEL: str(run.path)})
-        token = _DRIVEN.set(Driven(drive, page))
-        try:
-            yield
-        except asyncio.CancelledError:
-            await page.cancelled()
-            raise
-        except Exception:
-            await page.close()
-            raise
-        finally:
-            _DRIVEN.reset(token)
+    with signals_seen() as was_told:
+        async with driving(run, page, show_history=lambda: show_history(run, page)) as drive:
+            drive.launcher = KeepsJobs.around(drive.launcher, was_told, page)
+            async with _on_page(drive, page):
+                yield
+
+
+@contextlib.asynccontextmanager
+async def _on_page(drive: Drive, page: Page) -> AsyncIterator[None]:
+    """The run that is driven is known to flows inside, and its page is left as it stands in the end."""
+    config, run = drive.config, drive.run
+    tags = {*this_flow_run.tags, "dflop", config.name, f"cluster:{config.cluster.name}"}
+    await page.introduce(run.run_id, tags, {RUN_DIR_LABEL: str(run.path)})
+    token = _DRIVEN.set(Driven(drive, page))
+    try:
+        yield
+    except asyncio.CancelledError:
+        await page.cancelled()
+        raise
+    except Exception:
         await page.close()
+        raise
+    finally:
+        _DRIVEN.reset(token)
+    await page.close()
