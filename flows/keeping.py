@@ -1,9 +1,9 @@
 """Jobs outlive a flow that ends without anybody having asked for it.
 
-A flow is cancelled by people (Ctrl-C, the UI, a worker that is stopped), and then its queue has to be empty. Prefect also
-cancels flows by itself: one whose concurrency lease is gone, as after a restart of a server that keeps leases in memory.
-Both arrive as the same CancelledError; but people's arrive by a signal. Only those cancel jobs. Others leave them
-running, and the next run adopts them.
+A flow is cancelled by people (Ctrl-C, the UI, a worker that is stopped), and then its queue has to be empty. Prefect
+also cancels flows by itself: one whose concurrency lease is gone, as after a restart of a server that keeps leases in
+memory. Both arrive as the same CancelledError; but people's arrive by a signal. Only those cancel jobs. Others leave
+them running, and the next run adopts them.
 """
 
 from __future__ import annotations
