@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dflop.errors import Cancelled
 from dflop.jobs import runs
 from dflop.jobs.rundir import RunDir
+from dflop.jobs.watching import JobTalk, Say
 from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, run_job_async
 from dflop.records import ProfileRecord
 from dflop.store.ingest import ingest
@@ -20,11 +22,18 @@ from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 from dflop.units import count, seconds
 
+__all__ = [
+    "LOCAL_POLL_S",
+    "Meanwhile",
+    "Say",
+    "follow_job",
+    "ingest_run",
+    "note_profile",
+    "refuse_if_cancelled",
+    "stored_profile",
+]
+
 LOCAL_POLL_S = 0.5
-
-Say = Callable[[str], None]
-"""Told what happens, a line at a time."""
-
 
 Meanwhile = Callable[[JobHandle], Awaitable[None]]
 """A round of what is done beside the waiting for a job."""
@@ -39,22 +48,29 @@ async def follow_job(
         run: That the job belongs to.
         launcher: Of the run.
         spec: The job.
-        say: Told what happens.
+        say: Told what happens; how the job stands, too, if it is one of `ShowsJobs`.
         meanwhile: Done again and again from the job's first sign of life to its end; an error in it is said and is
             none of the job. A round that the job's end finds at work is waited for.
         every_s: Pause between two rounds.
 
     Returns:
         Results of its tasks.
+
+    Raises:
+        Cancelled: the run was, by `dflop cancel`; nothing is submitted then.
+        Interrupted: the job was told to stop.
+        LaunchError: it was refused, or did not end well.
     """
+    refuse_if_cancelled(run)
     config = run.config()
     name = spec.folder.name
+    talk = JobTalk(name, say)
     poll_s = config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
     beside: list[asyncio.Task[None]] = []
     has_ended = asyncio.Event()
 
     def on_state(handle: JobHandle, status: JobStatus) -> None:
-        say(f"{handle} is {status.state} {status.reason}".rstrip())
+        talk.state(handle, status)
         if meanwhile is not None and not beside and not status.state.is_final:
             rounds = _repeat(functools.partial(meanwhile, handle), every_s, has_ended, say)
             beside.append(asyncio.create_task(rounds, name=f"beside {name}"))
@@ -65,7 +81,7 @@ async def follow_job(
             spec,
             Journal(run.path, run.run_id),
             on_state=on_state,
-            on_log_line=lambda line: say(f"{name} | {line}"),
+            on_log_line=talk.line,
             poll_interval_s=min(poll_s, 5.0),
         )
     except asyncio.CancelledError:
@@ -75,6 +91,20 @@ async def follow_job(
     finally:
         has_ended.set()
         await asyncio.gather(*beside, return_exceptions=True)
+
+
+def refuse_if_cancelled(run: RunDir) -> None:
+    """Stop a driver whose run was cancelled by somebody else.
+
+    Raises:
+        Cancelled: it was.
+    """
+    if run.is_cancelled():
+        raise Cancelled(
+            f"run `{run.run_id}` was cancelled",
+            where=str(run.path),
+            hint="dflop run, or dflop train, takes it up again",
+        )
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended: asyncio.Event, say: Say) -> None:

@@ -12,6 +12,7 @@ from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.errors import DataError, DflopError
 from dflop.jobs import planning, runs, submit
+from dflop.jobs.driver import drive_alone
 from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch import Launcher
@@ -61,13 +62,18 @@ async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir
         d = config.dataset
         make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say)
     run, _ = runs.begin(config)
-    runs.note(run, config, runs.RUNNING, config_key=config.key)
-    try:
-        yield run
-    except DflopError:
-        runs.note(run, config, runs.FAILED, config_key=config.key)
-        raise
-    runs.note(run, config, runs.DONE, config_key=config.key)
+    with drive_alone(run):
+        _note(run, config, runs.RUNNING)
+        try:
+            yield run
+        except BaseException as error:
+            _note(run, config, runs.FAILED if isinstance(error, DflopError) else runs.INTERRUPTED)
+            raise
+        _note(run, config, runs.DONE)
+
+
+def _note(run: RunDir, config: Config, state: str) -> None:
+    runs.note(run, config, state, config_key=config.key, trains=False)
 
 
 async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:

@@ -1,0 +1,111 @@
+"""What the cluster's queue and a run's journal know of jobs that have not ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflop.errors import LaunchError
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
+from dflop.records import JobRecord
+
+COMMENT = "dflop:"
+"""Begins the comment of every job that dflop submits to Slurm; the id of its run follows."""
+_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that has not ended."""
+
+    job_id: str
+    """Of an array that waits as a whole, `12_[0-3]`."""
+    run_id: str
+    state: str
+    """In the words of its scheduler, small."""
+    name: str
+
+
+def jobs_in_queue() -> list[QueuedJob]:
+    """Jobs of this user that dflop has submitted and that have not ended.
+
+    Raises:
+        LaunchError: squeue does not answer.
+    """
+    # The name comes last: it may hold anything.
+    rows = _slurm("squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%k|%j").splitlines()
+    fields = [row.split("|", 3) for row in rows if row.count("|") >= 3]
+    return [
+        QueuedJob(job_id, comment.removeprefix(COMMENT), state.lower(), name)
+        for job_id, state, comment, name in fields
+        if comment.startswith(COMMENT)
+    ]
+
+
+def scancel(jobs: Sequence[QueuedJob]) -> None:
+    """End jobs.
+
+    Raises:
+        LaunchError: scancel does not answer.
+    """
+    if jobs:
+        _slurm("scancel", *(job.job_id for job in jobs))
+
+
+def journalled(run: RunDir) -> list[tuple[JobRecord, JobRecord]]:
+    """The first and the last thing that the journal of a run says of each of its jobs, in the order of submission."""
+    found: dict[str, tuple[JobRecord, JobRecord]] = {}
+    for record in Journal(run.path, run.run_id).records():
+        first, _ = found.get(record.job_id, (record, record))
+        found[record.job_id] = first, record
+    return list(found.values())
+
+
+def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatus]]:
+    """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal."""
+    journal = Journal(run.path, run.run_id)
+    keys = dict.fromkeys(last.job_key for _, last in journalled(run) if not JobState(last.state).is_final)
+    found = []
+    for key in keys:
+        handle = journal.live(key)
+        if handle is None or handle.backend != launcher.backend:
+            continue
+        status = launcher.poll(handle)
+        if status.state.is_final:
+            journal.changed(handle, status)
+        else:
+            found.append((handle, status))
+    return found
+
+
+def backend_of(run: RunDir) -> str:
+    """Where the jobs of a run run."""
+    return str(run.state().get("backend") or run.config().cluster.backend)
+
+
+def check_reach(run: RunDir) -> None:
+    """Refuse to judge jobs that are processes of another machine.
+
+    Raises:
+        LaunchError: the run's jobs are, and its driver was on that machine.
+    """
+    host = run.state().get("by", {}).get("host", "")
+    if backend_of(run) != "slurm" and host not in ("", socket.gethostname()):
+        raise LaunchError(
+            f"the jobs of run `{run.run_id}` are processes of {host}", where=str(run.path), hint=f"run it on {host}"
+        )
+
+
+def _slurm(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"`{command[0]}` does not answer: {error}") from None
+    # A job that ended in between is no news.
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        raise LaunchError(f"`{command[0]}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout
