@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from dflop.config import Config, dump_config
+from dflop.data.profile import profile_key
 from dflop.errors import DflopError
 from dflop.jobs import planning, preflight, runs, submit
-from dflop.jobs.rundir import RunDir, family_of
+from dflop.jobs.rundir import RunDir, dataset_ref, family_of, rules_of
 from dflop.jobs.steps import COMPARE, TRAIN
 from dflop.launch import JobSpec
 from dflop.launch.sbatch import USUAL_MAX_ARRAY_SIZE
@@ -72,9 +73,6 @@ def dry_run(config: Config) -> DryRun:
 
 def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:
     """Jobs that are submitted together, group by group."""
-    from dflop.data.profile import profile_key
-    from dflop.jobs.rundir import dataset_ref, rules_of
-
     data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), rules_of(config)))
     model_key, hardware, _ = _or(
         notes, ("MODEL_PROFILE_KEY", config.cluster.hardware, {}), lambda: planning.model_profile_key(config)
