@@ -44,12 +44,21 @@ def run(
     loaded = load_config(config, overrides)
     preflight(loaded, config)
     if dry_run:
-        from dflop.jobs.dry_run import describe
-
-        for text in describe(loaded, say):
-            print(text)
+        _show_dry_run(loaded)
         return
     _run_flow(config, overrides, loaded)
+
+
+def _show_dry_run(config: Config) -> None:
+    from dflop.jobs.dry_run import dry_run
+
+    found = dry_run(config)
+    say(f"would {'go on with' if found.is_resumed else 'begin'} run {found.run_id}")
+    for note in found.notes:
+        say(note)
+    print(found.config)
+    for job in found.jobs:
+        print(f"# {job.script or job.name}\n{job.text}")
 
 
 def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:

@@ -9,6 +9,7 @@ here imports torch, so a bad file is reported before anything slow happens.
 from __future__ import annotations
 
 from dflop.config.load import dump_config, load_config, load_mixture, load_model
+from dflop.config.section import Section
 from dflop.config.sections import (
     ClusterConfig,
     CompareConfig,
@@ -20,15 +21,15 @@ from dflop.config.sections import (
     ModelConfig,
     ModelProfileConfig,
     PlanConfig,
-    Section,
-    SlurmConfig,
     TrainConfig,
 )
+from dflop.config.slurm import ContainerConfig, SlurmConfig
 
 __all__ = [
     "ClusterConfig",
     "CompareConfig",
     "Config",
+    "ContainerConfig",
     "DataProfileConfig",
     "DatasetConfig",
     "MixtureConfig",

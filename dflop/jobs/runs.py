@@ -37,7 +37,7 @@ def begin(config: Config) -> tuple[RunDir, bool]:
         driver.check_free(found)
         return found, True
     run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
-    write_atomically(run.config_file, dump_config(with_absolute_paths(config)))
+    write_atomically(run.config_file, dump_config(absolute(config)))
     # From here on it is found again, whatever becomes of this process; the resolved configuration has another key.
     run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
     return run, False
@@ -155,7 +155,7 @@ def code_revision() -> str:
     return found.stdout.strip()
 
 
-def with_absolute_paths(config: Config) -> Config:
+def absolute(config: Config) -> Config:
     """The same configuration with absolute paths: jobs may start in another working directory."""
     dataset, metrics_dir = config.dataset, config.train.metrics_dir
     paths = {name: getattr(dataset, name).absolute() for name in ("annotations", "media_root", "tokenizer")}

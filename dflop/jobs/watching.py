@@ -69,15 +69,22 @@ class JobTalk:
         self._known: JobProgress | None = None
         self._since_s, self._num_lines, self._num_hidden = float("-inf"), 0, 0
 
-    def state(self, handle: JobHandle, status: JobStatus) -> None:
-        """The job's state, or the reason of it, has changed."""
+    def state(self, handle: JobHandle, status: JobStatus, *, is_said: bool = True) -> None:
+        """The job's state, or the reason of it, has changed.
+
+        Args:
+            handle: The job.
+            status: How it stands.
+            is_said: Whether a line says so; somebody else may say it of many jobs in one.
+        """
         before = self._known
         is_same = before is not None and before.handle.job_id == handle.job_id
         step, num_steps = (before.step, before.num_steps) if before is not None and is_same else (0, 0)
         self._known = JobProgress(self._name, handle, status, step, num_steps)
         if status.state.is_final:
             self._admit_hidden()
-        self._say(f"{handle} is {status.state} {status.reason}".rstrip())
+        if is_said:
+            self._say(f"{handle} is {status}")
         self._tell()
 
     def line(self, line: str) -> None:
