@@ -65,7 +65,7 @@ def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
     from dflop.cli import server
     from dflop.jobs import runs
 
-    runs.check_free(loaded)
+    runs.check_free(loaded, say)
     server.prepare()
     server.mark_as_driver()
     # Prefect hands SIGTERM on when it has ended the flow: without this one, its temporary server would be left behind.

@@ -72,7 +72,7 @@ def begin_or_take_up(
         return run
     assert config is not None, "a run is named, or has a configuration"
     preflight(config, config_file)
-    run, is_resumed = runs.begin(config)
+    run, is_resumed = runs.begin(config, say)
     say(f"{'resuming' if is_resumed else 'starting'} run {run.run_id} in {run.path}")
     return run
 
@@ -101,7 +101,7 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
     def note(state: str) -> None:
         runs.note(run, config, state, config_key=key)
 
-    with drive_alone(run) as check:
+    with drive_alone(run, say) as check:
         run.mark_cancelled(False)
         note(runs.RUNNING)
         launcher = submit.launcher_of(run, config)

@@ -70,17 +70,10 @@ def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatu
     """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal."""
     journal = Journal(run.path, run.run_id)
     keys = dict.fromkeys(last.job_key for _, last in journalled(run) if not JobState(last.state).is_final)
-    found = []
-    for key in keys:
-        handle = journal.live(key)
-        if handle is None or handle.backend != launcher.backend:
-            continue
-        status = launcher.poll(handle)
-        if status.state.is_final:
-            journal.changed(handle, status)
-        else:
-            found.append((handle, status))
-    return found
+    handles = [h for key in keys if (h := journal.live(key)) is not None and h.backend == launcher.backend]
+    found = list(zip(handles, launcher.poll_all(handles) if handles else [], strict=True))
+    journal.changes([(handle, status) for handle, status in found if status.state.is_final])
+    return [(handle, status) for handle, status in found if not status.state.is_final]
 
 
 def is_over(run: RunDir, handle: JobHandle | None) -> bool:
