@@ -14,12 +14,14 @@ from dflop.cli import (
     cost,
     data,
     doctor,
+    drive,
     export,
     history,
     init,
     pipeline,
     plan,
     replan,
+    runs,
     sql,
     store,
 )
@@ -36,12 +38,15 @@ app = App(
     default_parameter=Parameter(negative=()),  # no --no-json
 )
 commands = (
-    pipeline.run, plan.plan, compare.compare, pipeline.report, history.history, replan.replan, export.export,
-    pipeline.demo_data, cost.profile, sql.sql, init.init, doctor.doctor, completion.completion,
+    drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, pipeline.demo_data, cost.profile,
+    sql.sql, init.init, doctor.doctor, completion.completion, runs.cancel, runs.reap,
 )  # fmt: skip
 for command in commands:
     app.command(command)
-for group in (config.app, cost.app, data.app, store.app):
+for command in (history.history, replan.replan, export.export):
+    runs.app.command(command)
+    app.command(command)
+for group in (config.app, cost.app, data.app, runs.app, store.app):
     app.command(group)
 
 

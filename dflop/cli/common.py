@@ -15,6 +15,9 @@ from cyclopts import Parameter
 
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")
+Runs = Annotated[Path, Parameter(help="Folder of run directories.", env_var="DFLOP_RUNS")]
+Run = Annotated[str, Parameter(help="Run directory, id, beginning of one, or `latest`.")]
+RUNS = Path("runs")
 
 ConfigFile = Annotated[Path, Parameter(help="Run configuration, a YAML file.")]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a key: --set train.num_steps=20.")]

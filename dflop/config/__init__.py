@@ -21,6 +21,7 @@ from dflop.config.load import (
 )
 from dflop.config.places import Origins
 from dflop.config.schema import json_schema
+from dflop.config.section import Section
 from dflop.config.sections import (
     ClusterConfig,
     CompareConfig,
@@ -32,16 +33,16 @@ from dflop.config.sections import (
     ModelConfig,
     ModelProfileConfig,
     PlanConfig,
-    Section,
-    SlurmConfig,
     TrainConfig,
 )
 from dflop.config.show import annotated, shown_keys
+from dflop.config.slurm import ContainerConfig, SlurmConfig
 
 __all__ = [
     "ClusterConfig",
     "CompareConfig",
     "Config",
+    "ContainerConfig",
     "DataProfileConfig",
     "DatasetConfig",
     "Loaded",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from dflop.config.load import SECTION_FILES
-from dflop.config.sections import ClusterConfig, Config, DatasetConfig, ModelConfig, Section
+from dflop.config.section import Section
+from dflop.config.sections import ClusterConfig, Config, DatasetConfig, ModelConfig
 from dflop.errors import ConfigError, did_you_mean
 
 _FILES: dict[str, type[Section]] = {

@@ -13,7 +13,8 @@ from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.errors import DataError, DflopError, StoreError
 from dflop.jobs import planning, runs, submit
-from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
+from dflop.jobs.driver import drive_alone
+from dflop.jobs.follow import Say, follow_jobs, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch import Launcher
 from dflop.records import ProfileRecord, QuarantinedSample
@@ -85,20 +86,25 @@ async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir
     if config.dataset.demo:
         d = config.dataset
         make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
-    run, _ = runs.begin(config)
-    runs.note(run, config, runs.RUNNING, config_key=config.key)
-    try:
-        yield run
-    except DflopError:
-        runs.note(run, config, runs.FAILED, config_key=config.key)
-        raise
-    runs.note(run, config, runs.DONE, config_key=config.key)
+    run, _ = runs.begin(config, say)
+    with drive_alone(run, say):
+        _note(run, config, runs.RUNNING)
+        try:
+            yield run
+        except BaseException as error:
+            _note(run, config, runs.FAILED if isinstance(error, DflopError) else runs.INTERRUPTED)
+            raise
+        _note(run, config, runs.DONE)
+
+
+def _note(run: RunDir, config: Config, state: str) -> None:
+    runs.note(run, config, state, config_key=config.key, trains=False)
 
 
 async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
     """Measurements of every module over the run's shapes, from the store or from jobs; returns the profile's key.
 
-    One job per tensor-parallel degree, and one that times the links between processes where there are several.
+    Jobs per tensor-parallel degree, and one that times the links between processes where there are several.
     """
     config = run.config()
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
@@ -108,10 +114,11 @@ async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
         return key
     say(f"profiling on {hardware}")
     started = time.time()
-    # One after the other: on one machine they would time each other.
+    family = await asyncio.to_thread(planning.bound_family, config)
+    modules = [spec.module for spec in planning.used_modules(family, run.shapes())]
     counts = []
-    for spec in submit.model_jobs(run, config, key, hardware):
-        counts.append((await follow_job(run, launcher, spec, say))[0])
+    for jobs in submit.model_jobs(run, config, key, hardware, modules):
+        counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, say)]
     note_profile(run, key, "model", counts, time.time() - started, inputs)
     await ingest_run(run, say)
     return key
@@ -129,8 +136,7 @@ async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileReco
     found = stored_profile(config.store, key)
     if found is None:
         started = time.time()
-        jobs = [follow_job(run, launcher, spec, say) for spec in submit.data_jobs(run, config, key)]
-        counts = [result for (result,) in await asyncio.gather(*jobs)]
+        counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), say)]
         inputs = {"annotations": str(config.dataset.annotations), "family": media.name}
         found = note_profile(run, key, "data", counts, time.time() - started, inputs)
         await ingest_run(run, say)

@@ -87,9 +87,13 @@ def end_family(root: ProcessId, *, grace_s: float) -> None:
 
 
 def kill_all(processes: set[ProcessId]) -> None:
-    """SIGKILL every one that is still alive, and wait until the kernel has taken them down."""
-    for process in processes:
-        process.send(signal.SIGKILL)
+    """SIGKILL every one that is still alive, and wait until the kernel has taken them down.
+
+    All are stopped before the first dies: a rank that sees its peer go might otherwise end by itself, with a result.
+    """
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            process.send(number)
     _wait_until_gone(list(processes), 5.0)
 
 
