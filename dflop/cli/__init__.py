@@ -7,13 +7,13 @@ import sys
 from cyclopts import App
 
 from dflop import __version__
-from dflop.cli import compare, cost, data, export, history, pipeline, plan, replan, sql, store
+from dflop.cli import compare, cost, data, export, history, pipeline, plan, replan, sql, store, trace
 from dflop.errors import DflopError
 
 app = App(name="dflop", version=__version__, help="Data-aware training of multimodal LLMs on Slurm clusters.")
 commands = (
     pipeline.run, plan.plan, compare.compare, pipeline.report, history.history, replan.replan, export.export,
-    pipeline.config, pipeline.demo_data, cost.profile, sql.sql,
+    trace.trace, pipeline.config, pipeline.demo_data, cost.profile, sql.sql,
 )  # fmt: skip
 for command in commands:
     app.command(command)

@@ -57,6 +57,13 @@ def fits(plan: Plan, step_plan: StepPlan) -> bool:
     )
 
 
+def plan_that_ran(step_plans: Iterable[StepPlan], predicted_step_s: float) -> StepPlan | None:
+    """The one of a step's plans that its ranks were sent: a step that was done again has several. None without any."""
+    found = list(step_plans)
+    same = [plan for plan in found if plan.predicted_step_s == predicted_step_s]
+    return (same or found or [None])[-1]
+
+
 def simulate_again(
     plan: Plan, step_plan: StepPlan, seen: Iterable[StepObservation], max_concurrency: int | None = None
 ) -> PredictedStep | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dflop.records import LLM, Plan, SampleShape, StepObservation, StepPlan
 from dflop.report.compare import BatchPair
 from dflop.report.plots import MAX_LANES
-from dflop.report.predicted import PredictedOp, PredictedStep, fits, simulate_again
+from dflop.report.predicted import PredictedOp, PredictedStep, fits, plan_that_ran, simulate_again
 from dflop.report.steps import MeasuredStep
 from dflop.report.tables import POLICY_NAMES, stage_name
 
@@ -97,9 +97,12 @@ def batch_timeline(
         shapes: By sample index.
         max_concurrency: Processes that can compute at once; None: each has a device of its own.
     """
-    known = {found.step: found for found in step_plans}
+    known = list(step_plans)
     most = max(1, min(MAX_LANES, MAX_BARS // max(1, 8 * plan.num_microbatches)))
-    tracks = [_track(step, plan, known.get(step.step), most, max_concurrency) for step in pair.typical()]
+    tracks = []
+    for step in pair.typical():
+        step_plan = plan_that_ran((p for p in known if p.step == step.step), step.predicted_step_s)
+        tracks.append(_track(step, plan, step_plan, most, max_concurrency))
     samples = [(shapes or {}).get(index) for index in pair.sample_index]
     return Timeline(tuple(tracks), plan.num_microbatches, tuple(samples))
 
