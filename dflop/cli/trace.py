@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
+from dflop.cli.common import check_folder, say, writing
 
 
 def trace(
@@ -28,11 +28,13 @@ def trace(
     from dflop.jobs.tracing import MANY_EVENTS, write_trace
     from dflop.store.freshen import freshen
 
+    check_folder(out)
     run = open_run(run_dir)
     store = run.config().store
     if num_waiting := freshen(store, run.run_id):
         say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
-    made = write_trace(run, out, job=job, window=steps)
+    with writing(out or run.path / "trace.json"):
+        made = write_trace(run, out, job=job, window=steps)
     say(
         f"steps {made.first_step} to {made.last_step}: {made.num_steps} measured, {made.num_predicted} also predicted; "
         f"{made.num_events} events, {units.num_bytes(made.num_bytes)}"
