@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dflop.records import Correction, JobRecord, RankFactor, RunInput, SampleShape, StepFlops, StepPlan
+from dflop.records import Correction, JobRecord, RankFactor, RankMemory, RunInput, SampleShape, StepFlops, StepPlan
 from dflop.report.history import HistoryEntry
 
 
@@ -23,6 +23,8 @@ class RunDetails:
     corrections: tuple[Correction, ...] = ()
     """All sets, in any order."""
     rank_factors: tuple[RankFactor, ...] = ()
+    peaks: tuple[RankMemory, ...] = ()
+    """Of training."""
     flops: tuple[StepFlops, ...] = ()
     """Of training."""
     jobs: tuple[JobRecord, ...] = ()

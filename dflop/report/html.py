@@ -49,7 +49,7 @@ def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
     pair = comparison.typical_pair() if comparison else None
     spans = accuracy.timed_spans(summary.steps)
     shares = balance.stage_shares(pairs, plan)
-    memory = sections.memory_rows(plan)
+    memory = sections.memory_rows(plan, details.peaks)
     limit_bytes = details.memory_limit_bytes
     return render_page(
         "report.html.jinja",
@@ -78,7 +78,7 @@ def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
         correction_curves=run_plots.correction_curves(details.corrections, details.plan_steps),
         slow_ranks=sections.slow_rank_table(details.rank_factors),
         history=history_table(details.history),
-        memory=sections.memory_table(memory, limit_bytes),
+        memory=sections.memory_table(memory, limit_bytes, {peak.kind for peak in details.peaks}),
         memory_kinds=_memory_kinds(memory),
         memory_bars=run_plots.memory_bars(memory, limit_bytes) if limit_bytes else None,
         quarantine=tables.quarantine_table(summary),

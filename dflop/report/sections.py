@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dflop import units
-from dflop.records import LLM, Plan, RankFactor
+from dflop.records import LLM, Plan, RankFactor, RankMemory
 from dflop.report.calculator import USD_PER_GPU_HOUR, Calculator, make_calculator
 from dflop.report.details import RunDetails
 from dflop.report.summary import RunSummary
@@ -48,20 +48,46 @@ def plan_facts(summary: RunSummary, details: RunDetails) -> tuple[tuple[str, str
     return tuple(facts)
 
 
-def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
-    """One row per stage; nothing where the plan says nothing about memory."""
+def memory_rows(plan: Plan, peaks: Sequence[RankMemory] = ()) -> tuple[MemoryRow, ...]:
+    """One row per stage; nothing where the plan says nothing about memory.
+
+    Args:
+        plan: That ran last.
+        peaks: Of the run; those of its last start count, since before it another plan may have run.
+    """
+    last = max((peak.attempt for peak in peaks), default=0)
+    measured: dict[tuple[str, int], int] = {}
+    for peak in peaks:
+        if peak.attempt == last:
+            place = peak.module, peak.stage
+            measured[place] = max(peak.peak_bytes, measured.get(place, 0))
     pipes = (plan.module(LLM),) if plan.is_inline else tuple(sorted(plan.modules, key=lambda m: m.first_rank))
     rows = tuple(
-        (stage_name(plan, m.module, stage), num_bytes, None)
+        (stage_name(plan, m.module, stage), num_bytes, measured.get((m.module, stage)))
         for m in pipes
         for stage, num_bytes in enumerate(m.stage_memory_bytes)
     )
     return rows if any(num_bytes > 0 for _, num_bytes, _ in rows) else ()
 
 
-def memory_table(rows: Sequence[MemoryRow], limit_bytes: int | None) -> Table:
-    """Predicted beside measured peaks, and the limit."""
-    is_measured = any(measured is not None for _, _, measured in rows)
+def memory_table(rows: Sequence[MemoryRow], limit_bytes: int | None, kinds: Collection[str] = ()) -> Table:
+    """Predicted beside measured peaks, and the limit.
+
+    Args:
+        rows: Of the stages.
+        limit_bytes: Of a process.
+        kinds: Of what was measured, as `RankMemory` has them.
+    """
+    notes = [f"Limit: {units.num_bytes(limit_bytes)} of a process."] if limit_bytes else []
+    if all(measured is None for _, _, measured in rows):
+        notes.append("Predicted when planning; in this run nobody measured.")
+    elif "process" in kinds:
+        notes.append(
+            "Measured: the whole process, with interpreter, libraries and samples that wait; predicted: what training "
+            "itself holds."
+        )
+    else:
+        notes.append("Measured: what torch held on the device.")
     return Table(
         "Memory per stage",
         ("stage", "predicted peak", "of the limit", "measured peak", "of the limit, measured"),
@@ -76,8 +102,7 @@ def memory_table(rows: Sequence[MemoryRow], limit_bytes: int | None) -> Table:
             for stage, predicted, measured in rows
         ),
         frozenset({"stage"}),
-        ("" if limit_bytes is None else f"Limit: {units.num_bytes(limit_bytes)} of a process. ")
-        + ("" if is_measured else "Peaks were predicted when planning; nobody measured them in this run."),
+        " ".join(notes),
     )
 
 
