@@ -24,6 +24,7 @@ from dflop.cli import (
     runs,
     sql,
     store,
+    trace,
 )
 from dflop.cli.usage import usage_error
 from dflop.errors import DflopError
@@ -38,8 +39,8 @@ app = App(
     default_parameter=Parameter(negative=()),  # no --no-json
 )
 commands = (
-    drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, pipeline.demo_data, cost.profile,
-    sql.sql, init.init, doctor.doctor, completion.completion, runs.cancel, runs.reap,
+    drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, trace.trace, pipeline.demo_data,
+    cost.profile, sql.sql, init.init, doctor.doctor, completion.completion, runs.cancel, runs.reap,
 )  # fmt: skip
 for command in commands:
     app.command(command)

@@ -7,11 +7,14 @@ stdout is data, stderr is talk. `--json` is one object per line, `--parsable` th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+
+from dflop.errors import ConfigError
 
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")
@@ -46,3 +49,28 @@ def form_of(form: str, as_json: bool) -> str:
 
 def _say_nothing(_line: str) -> None:
     pass
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes a file that a person named.
+
+    Raises:
+        ConfigError: the file system refused it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write `{path}`: {error.strerror or error}", hint="name a file in a folder that you may write to"
+        ) from error
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuses a file whose folder is not there, before anything is computed for it.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder `{path.parent}` to write `{path.name}` into", hint="make it first")

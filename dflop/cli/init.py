@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Quiet, talk
+from dflop.cli.common import Quiet, check_folder, talk, writing
 
 
 def init(
@@ -26,14 +26,13 @@ def init(
 
     if out is not None and out.exists():
         raise ConfigError("there is something there already", where=str(out), hint="name a new file")
+    check_folder(out)
     say, made = talk(quiet), make_starter(model, data)
     if out is None:
         print(made.text, end="")
     else:
-        try:
+        with writing(out):
             out.write_text(made.text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write: {error.strerror}", where=str(out)) from None
         print(out)
     for line in made.found:
         say(f"found  {line}")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflop.errors import ConfigError, StoreError, did_you_mean
+from dflop.jobs.details import load_details
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE
 from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
@@ -79,5 +80,6 @@ def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
 def write_report(run: RunDir) -> RunSummary:
     """Write report.html into the run directory and return the summary it shows."""
     summary = load_summary(run)
-    write_html(run.report_file, summary, load_history(run.config().store, run.run_id))
+    history = load_history(run.config().store, run.run_id)
+    write_html(run.report_file, summary, load_details(run, summary, history))
     return summary

@@ -8,6 +8,7 @@ the scheduler process beside itself.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -23,7 +24,7 @@ from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_y
 from dflop.jobs.assemble import Place, make_trainer
 from dflop.jobs.begin import begin, master_host, reached, say
 from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.ranks import take_device
+from dflop.jobs.ranks import peak_memory, take_device
 from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.spooling import SpoolThread
@@ -128,7 +129,9 @@ class _Rank:
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
-        self.telemetry = Telemetry(run, config, self.seat, self.run_id, attempt, self.spool)
+        self.telemetry = Telemetry(
+            run, config, self.seat, self.run_id, attempt, self.spool, functools.partial(peak_memory, device)
+        )
         self.plans = self._plans()
         self.activities = Activities.fresh()
         self.watch = Watch(
