@@ -72,6 +72,7 @@ def _print(finding: Finding, console: Console) -> None:
 
 def _flow_server() -> tuple[FlowServer | None, str]:
     """What Prefect's own settings say, from variables, files and profiles; and what is wrong with them."""
+    from dflop.cli.server import tls_of
     from dflop.jobs.doctor.flow_server import FlowServer
 
     try:
@@ -79,8 +80,8 @@ def _flow_server() -> tuple[FlowServer | None, str]:
 
         api = get_current_settings().api
         auth, key = (secret.get_secret_value() if secret else "" for secret in (api.auth_string, api.key))
+        return FlowServer.of((api.url or "").rstrip("/"), auth_string=auth, api_key=key, tls=tls_of(api)), ""
     except ImportError:
         return None, "Prefect cannot be imported"
     except Exception as error:  # settings of any kind of wrong end in errors of pydantic, TOML or Prefect's own
         return None, " ".join(str(error).split())[:300]
-    return FlowServer.of((api.url or "").rstrip("/"), auth_string=auth, api_key=key), ""

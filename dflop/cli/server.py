@@ -68,7 +68,7 @@ def check_server() -> str:
         text = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
         request.add_header("Authorization", f"Basic {text}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=_tls(api)):
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=tls_of(api)):
             return str(api.url)
     except urllib.error.HTTPError as error:
         raise _refused(api, error) from None
@@ -121,7 +121,8 @@ def _refused(api: Any, error: urllib.error.HTTPError) -> DflopError:
     )
 
 
-def _tls(api: Any) -> ssl.SSLContext | None:
+def tls_of(api: Any) -> ssl.SSLContext | None:
+    """Whom Prefect's settings trust; None where the server speaks plain HTTP."""
     if not str(api.url).startswith("https"):
         return None
     context = ssl.create_default_context(cafile=api.ssl_cert_file)

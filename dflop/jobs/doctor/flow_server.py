@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,31 +25,34 @@ class FlowServer:
     """Ends in `/api`; empty: a temporary server per run."""
     auth: str = ""
     """Value of the `Authorization` header; empty: none."""
+    tls: ssl.SSLContext | None = None
+    """Whom to trust; None: as Python does."""
 
     @classmethod
-    def of(cls, url: str, *, auth_string: str = "", api_key: str = "") -> FlowServer:
+    def of(cls, url: str, *, auth_string: str = "", api_key: str = "", tls: ssl.SSLContext | None = None) -> FlowServer:
         """The server that Prefect's settings name, with a password (`user:password`) or a key."""
         if auth_string:
-            return cls(url, f"Basic {base64.b64encode(auth_string.encode()).decode()}")
-        return cls(url, f"Bearer {api_key}" if api_key else "")
+            return cls(url, f"Basic {base64.b64encode(auth_string.encode()).decode()}", tls)
+        return cls(url, f"Bearer {api_key}" if api_key else "", tls)
 
 
-Get = Callable[[str, str], tuple[int, str]]
+Get = Callable[[FlowServer, str], tuple[int, str]]
 
 
-def get(url: str, auth: str) -> tuple[int, str]:
+def get(server: FlowServer, path: str) -> tuple[int, str]:
     """(status, text) of what a server answers.
 
     Args:
-        url: Whole address.
-        auth: Value of the `Authorization` header; empty: none.
+        server: Whom to ask.
+        path: Below its address.
 
     Raises:
         OSError: it does not answer.
     """
-    request = urllib.request.Request(url, headers={"Authorization": auth} if auth else {})
+    headers = {"Authorization": server.auth} if server.auth else {}
+    request = urllib.request.Request(server.url + path, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=server.tls) as answer:
             return answer.status, answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
         return error.code, error.reason
@@ -78,9 +82,7 @@ def flow_server(server: FlowServer | None, problem: str = "", get: Get = get) ->
 
 def _server(server: FlowServer, version: str, get: Get) -> Finding:
     try:
-        status, _ = get(f"{server.url}/health", "")
-        if status == 200:
-            status, told = get(f"{server.url}/admin/version", server.auth)
+        status, told = get(server, "/admin/version")  # /health answers without a password
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         advice = "start it (prefect server start), or unset PREFECT_API_URL for a temporary server"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dflop.config import ClusterConfig
 from dflop.errors import did_you_mean
 from dflop.jobs.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from dflop.launch.site import Site
 from dflop.launch.watch import Command, run_command
 
 AREA = "Slurm"
@@ -77,7 +78,7 @@ def _gres(rows: Sequence[Sequence[str]], cluster: ClusterConfig | None) -> Findi
     if found:
         return Finding(AREA, "GRES", OK, ", ".join(found))
     if cluster is not None and cluster.device == "cuda":
-        advice = "GPUs cannot be asked for by count here: see cluster.slurm in docs/operating.md"
+        advice = "GPUs cannot be asked for by count here: cluster.slurm.gpus: none, if nodes come with all of theirs"
         return Finding(AREA, "GRES", WARN, "none: no partition counts GPUs", advice)
     return Finding(AREA, "GRES", OK, "none: no partition counts GPUs")
 
@@ -86,11 +87,12 @@ def _submitting(cluster: ClusterConfig | None, command: Command) -> Finding:
     options = ["--job-name=dflop-doctor", "--time=1"]
     if cluster is not None:
         options += [f"--nodes={cluster.num_nodes}", f"--ntasks-per-node={cluster.num_processes_per_node}"]
-        given = cluster.slurm.model_dump()
-        named = {name: given.get(name) for name in ("partition", "account", "qos", "constraint")}
-        for name, value in {**named, **cluster.slurm.extra}.items():
-            if value is not None and (value or name in cluster.slurm.extra):
-                options.append(f"--{name}={value}" if value else f"--{name}")
+        s = cluster.slurm
+        named = {"partition": s.partition, "account": s.account, "qos": s.qos, "constraint": s.constraint}
+        num_gpus = cluster.num_processes_per_node if cluster.device == "cuda" else 0
+        gpus = Site(gpus=s.gpus, gpu_type=s.gpu_type).gpu_options(num_gpus)
+        for name, value in {**{n: v for n, v in named.items() if v}, **gpus, **s.extra}.items():
+            options.append(f"--{name}={value}" if value else f"--{name}")
     done = command(["sbatch", "--test-only", *options, "--wrap=true"])
     said = _first_line(done.stderr or done.stdout).removeprefix("sbatch: ")
     if done.returncode == 0:

@@ -100,12 +100,13 @@ def test_a_refused_submission_shows_what_was_asked_for(cluster):
     said = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
     found, asked = examined(
         SOUND | {"sbatch --test-only": (1, "", said)},
-        cluster(partition="debug", extra={"account": "nobody", "exclusive": ""}),
+        cluster(partition="debug", account="nobody", gpus="gres", gpu_type="a100", extra={"exclusive": ""}),
     )
     assert found["submitting"].status == FAIL
     assert found["submitting"].detail.startswith("error: Batch job submission failed: Invalid account")
     (line,) = (line for line in asked if "--test-only" in line)
-    for option in ("--nodes=3", "--ntasks-per-node=8", "--partition=debug", "--account=nobody", "--exclusive "):
+    for option in ("--nodes=3", "--ntasks-per-node=8", "--partition=debug", "--account=nobody", "--exclusive ",
+                   "--gres=gpu:a100:8"):  # fmt: skip
         assert option in line + " "
     assert line.endswith("--wrap=true")
     found, _ = examined(SOUND | {"sbatch --test-only": (1, "", said)})
