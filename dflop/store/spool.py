@@ -106,6 +106,7 @@ class SpoolWriter:
 
         Raises:
             StoreError: The disk is full or failing; the record stays buffered.
+            TypeError: Records of this class have no table.
         """
         cls = type(record)
         if cls not in schema.CLASSES:
