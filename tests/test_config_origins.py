@@ -65,7 +65,7 @@ def test_what_is_shown_is_a_configuration(config_file, tmp_path):
     lines = text.splitlines()
     assert any(line.startswith("  num_steps: 7 ") and line.endswith("# --set") for line in lines)
     assert any(line.startswith("name: small ") and line.endswith(f"# {config_file}:1") for line in lines)
-    assert any(line.startswith("  setup: ") and line.endswith("# --set") for line in lines)
+    assert any(line.split()[0] == "setup:" and line.endswith("# --set") for line in lines)
 
 
 def test_a_section_that_another_file_replaces_has_that_files_lines(config_file, tmp_path):
