@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.config import Config, dump_config, load_config
+from dflop.config import Config, load_config
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.dry_run import dry_run
 from dflop.jobs.rundir import RunDir
@@ -44,11 +44,8 @@ def test_every_job_of_a_run_that_has_not_begun(config, tmp_path):
     assert "DATA_PROFILE_KEY" in found.jobs[0].text
     train = found.jobs[3].text
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in train
-    assert [note.split(":")[0] for note in found.notes] == [
-        "what the store holds already is not submitted",
-        "the dataset is not there yet, so some arguments are placeholders",
-        "training is shown on the whole cluster; the plan decides how many processes it has",
-    ][: len(found.notes)] or len(found.notes) > 3
+    assert any("placeholders" in note for note in found.notes)
+    assert any("whole cluster" in note for note in found.notes)
     (tmp_path / "resolved.yaml").write_text(found.config)
     assert load_config(tmp_path / "resolved.yaml").cluster == config.cluster
 
@@ -85,4 +82,3 @@ def test_processes_of_this_machine_are_named(tmp_path):
     found = dry_run(config)
     assert all(job.script is None for job in found.jobs)
     assert found.jobs[-1].text.startswith(f"{found.run_id}-train: 4 processes of this machine, each runs dflop.jobs.")
-    assert "Path" not in dump_config(config)
