@@ -7,18 +7,19 @@ import sys
 from cyclopts import App
 
 from dflop import __version__
-from dflop.cli import compare, cost, data, export, history, pipeline, plan, replan, sql, store
+from dflop.cli import compare, cost, data, drive, export, history, pipeline, plan, replan, runs, sql, store
 from dflop.errors import DflopError
 
 app = App(name="dflop", version=__version__, help="Data-aware training of multimodal LLMs on Slurm clusters.")
 commands = (
-    pipeline.run, plan.plan, compare.compare, pipeline.report, history.history, replan.replan, export.export,
-    pipeline.config, pipeline.demo_data, cost.profile, sql.sql,
+    drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, history.history, replan.replan,
+    export.export, pipeline.config, pipeline.demo_data, cost.profile, sql.sql, runs.cancel, runs.reap,
 )  # fmt: skip
 for command in commands:
     app.command(command)
 app.command(cost.app)
 app.command(data.app)
+app.command(runs.app)
 app.command(store.app)
 
 

@@ -10,6 +10,8 @@ from cyclopts import Parameter
 
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")
+Runs = Annotated[Path, Parameter(help="Folder of run directories.", env_var="DFLOP_RUNS")]
+RUNS = Path("runs")
 
 
 def say(line: str) -> None:

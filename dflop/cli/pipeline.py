@@ -1,64 +1,15 @@
-"""Commands about runs: the pipeline itself, its report, its configuration, its demo data."""
+"""Commands about what is around a run: its report, its configuration, its demo data."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
+from dflop.cli.common import RUNS, Runs, say
 
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a key, e.g. --set train.num_steps=20.")]
-
-_PREFECT_DEFAULTS = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    # A temporary server needs up to half a minute on a busy login node.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s %(message)s",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s %(message)s",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
-}
-
-
-def run(config: Path, *, overrides: Overrides = ()) -> None:
-    """Run the whole pipeline of a configuration, or go on with an unfinished run of it.
-
-    Uses the Prefect server of PREFECT_API_URL, or a temporary one. Example: dflop run configs/demo.yaml
-    """
-    from dflop.launch.kernels import kernel_environment
-
-    os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
-
-    from dflop.config import load_config
-    from dflop.jobs import runs
-    from dflop.jobs.preflight import preflight
-
-    loaded = load_config(config, overrides)
-    preflight(loaded, config)
-    runs.check_free(loaded)
-    for name, value in _PREFECT_DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    import asyncio
-
-    from prefect.flows import load_flow_from_entrypoint
-    from rich.console import Console
-
-    from dflop import resources
-    from dflop.jobs.results import load_summary
-    from dflop.jobs.rundir import open_run
-    from dflop.report.terminal import print_summary
-
-    flow: Any = load_flow_from_entrypoint(
-        f"{resources.path('flows') / 'pipeline.py'}:pipeline", use_placeholder_flow=False
-    )
-    finished = open_run(asyncio.run(flow(str(config), list(overrides))))
-    print_summary(load_summary(finished), Console())
-    print(f"report: {finished.report_file}", file=sys.stderr)
 
 
 def demo_data(folder: Path, *, num_samples: int = 320, seed: int = 0) -> None:
@@ -69,20 +20,24 @@ def demo_data(folder: Path, *, num_samples: int = 320, seed: int = 0) -> None:
     print(made.entries[0].paths[0])
 
 
-def report(run_dir: Path) -> None:
-    """Write report.html of a run again, from what the store knows now.
+def report(
+    run: Annotated[str, Parameter(help="Run directory, id, beginning of one, or `latest`.")] = "latest",
+    *,
+    runs: Runs = RUNS,
+) -> None:
+    """Write report.html of a run again, from what the store knows now; print its path.
 
     Example: dflop report runs/demo-20261120-120000
     """
     from rich.console import Console
 
-    from dflop.jobs.results import write_report
-    from dflop.jobs.rundir import open_run
+    from dflop.jobs.find import find_run
+    from dflop.jobs.parts import report_again
     from dflop.report.terminal import print_summary
 
-    opened = open_run(run_dir)
-    print_summary(write_report(opened), Console())
-    print(opened.report_file)
+    found = find_run(run, runs)
+    print_summary(report_again(found, say), Console())
+    print(found.report_file)
 
 
 def config(path: Path, *, overrides: Overrides = ()) -> None:

@@ -44,6 +44,8 @@ class Drive:
 
     def done(self) -> None:
         """Note that nothing is left to do: another run of this configuration begins anew."""
+        if self.is_done:
+            return
         runs.note(self.run, self.config, runs.DONE, config_key=runs.key_of(self.run))
         self.is_done = True
 
@@ -70,9 +72,14 @@ def begin_or_take_up(
         return run
     assert config is not None, "a run is named, or has a configuration"
     preflight(config, config_file)
-    run, is_resumed = runs.begin(config)
+    run, is_resumed = runs.begin(config, say)
     say(f"{'resuming' if is_resumed else 'starting'} run {run.run_id} in {run.path}")
     return run
+
+
+def finished_text(run: RunDir) -> str:
+    """What there is to say about a run of which nothing is left to do."""
+    return f"run {run.run_id} is finished, nothing is left to do; its report: {run.report_file}"
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +101,7 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
     def note(state: str) -> None:
         runs.note(run, config, state, config_key=key)
 
-    with drive_alone(run) as check:
+    with drive_alone(run, say) as check:
         run.mark_cancelled(False)
         note(runs.RUNNING)
         launcher = submit.launcher_of(run, config)

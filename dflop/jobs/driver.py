@@ -3,8 +3,9 @@
     <run>/driver.lock               flock; decisive on one machine, released by the kernel whatever kills its holder
     <run>/driver/<epoch>.json       numbered claims with a heartbeat, for drivers on different nodes (`store/lease.py`)
 
-A driver that was killed is replaced at once on its own machine and after `LEASE_S` of silence elsewhere. Jobs know
-nothing of this: they outlive their driver, and the next one adopts them.
+A driver that was killed is replaced at once on its own machine and after `LEASE_S` of silence elsewhere, which whoever
+wants to take over waits for: a controller job that is requeued on another node finds its own traces. Jobs know nothing
+of this: they outlive their driver, and the next one adopts them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from pathlib import Path
 
 from dflop.errors import LaunchError, StoreError
 from dflop.jobs.rundir import RunDir
+from dflop.jobs.watching import Say
 from dflop.store.lease import Claim, Lease, newest_claim
+from dflop.units import seconds
 
 LEASE_S = 60.0
 """A driver on another node that was silent for so long is dead; it speaks six times as often."""
 FOLDER, LOCK = "driver", "driver.lock"
+_POLL_S = 1.0
 _LOOK_S = 1.0
 """How long somebody who only looks may hold the lock, at most."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -51,19 +55,31 @@ def driver_of(run: RunDir) -> Driver | None:
     return Driver(claim.host, claim.pid, claim.since)
 
 
-def check_free(run: RunDir) -> None:
+def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Refuse a run that somebody drives.
 
+    A driver on another node is waited for until it gives a sign of life, seconds, or has been silent for too long.
+
+    Args:
+        run: The run.
+        say: Told that it is waited for.
+        sleep: Replaced in tests.
+
     Raises:
-        LaunchError: naming who does.
+        LaunchError: naming who drives it.
     """
-    if (driver := driver_of(run)) is not None:
+    driver = driver_of(run)
+    if driver is not None and not _falls_silent(run, driver, say, sleep):
         raise _refusal(run, driver)
 
 
 @contextlib.contextmanager
-def drive_alone(run: RunDir) -> Iterator[Callable[[], None]]:
+def drive_alone(run: RunDir, say: Say) -> Iterator[Callable[[], None]]:
     """Be the driver of a run for the length of the block.
+
+    Args:
+        run: The run.
+        say: Told if a driver on another node has to be waited for.
 
     Yields:
         Raises a LaunchError when another node has taken over, because this process gave no sign of life for too long;
@@ -72,6 +88,7 @@ def drive_alone(run: RunDir) -> Iterator[Callable[[], None]]:
     Raises:
         LaunchError: somebody else drives it, or files cannot be locked there.
     """
+    check_free(run, say)
     path = run.path / LOCK
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -106,6 +123,22 @@ def _check(run: RunDir, lease: Lease) -> None:
             where=str(run.path),
             hint="this process was silent for too long; its jobs are followed by the other one",
         ) from None
+
+
+def _falls_silent(run: RunDir, driver: Driver, say: Say, sleep: Callable[[float], None]) -> bool:
+    """Whether a driver that may be dead is."""
+    before = newest_claim(run.path / FOLDER)
+    if before is None or before.is_of_this_machine:
+        return False
+    say(f"run {run.run_id} was driven by {driver}, heard of {seconds(before.age_s)} ago; waiting for a sign of life")
+    while True:
+        sleep(_POLL_S)
+        now = newest_claim(run.path / FOLDER)
+        if now is None or not _is_alive(run, now):
+            return True
+        if now.age_s < before.age_s:  # it gave one; or somebody else has taken over
+            return False
+        before = now
 
 
 def _is_alive(run: RunDir, claim: Claim) -> bool:

@@ -23,6 +23,7 @@ from dflop.jobs.watching import Say
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
 from dflop.report.summary import RunSummary
+from dflop.store.freshen import freshen
 from dflop.store.reader import Reader
 
 
@@ -133,10 +134,27 @@ async def compare(drive: Drive) -> None:
     await ingest_run(run, say)
 
 
-async def report(run: RunDir, say: Say) -> RunSummary:
+async def finish(drive: Drive) -> None:
+    """Note that the run is done, if nothing is left to do of it."""
+    if await what_next(drive) is Todo.NOTHING and not wants_comparison(drive):
+        drive.done()
+
+
+async def report(drive: Drive) -> RunSummary:
     """Last ingest, and report.html from what the store then knows."""
-    await ingest_run(run, say)
-    return await asyncio.to_thread(results.write_report, run)
+    await ingest_run(drive.run, drive.say)
+    return await asyncio.to_thread(results.write_report, drive.run)
+
+
+def report_again(run: RunDir, say: Say) -> RunSummary:
+    """report.html of a run that somebody else may be driving, and summary and history beside it.
+
+    Rows that wait in the spool are brought in first, unless somebody else is at it.
+    """
+    store = run.config().store
+    if num_waiting := freshen(store, run.run_id):
+        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+    return results.write_report(run)
 
 
 async def everything(drive: Drive) -> RunSummary:
@@ -146,7 +164,7 @@ async def everything(drive: Drive) -> RunSummary:
     if wants_comparison(drive):
         await compare(drive)
     drive.done()
-    return await report(drive.run, drive.say)
+    return await report(drive)
 
 
 def _profiled_key(drive: Drive) -> str:

@@ -61,8 +61,8 @@ async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir
     if config.dataset.demo:
         d = config.dataset
         make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say)
-    run, _ = runs.begin(config)
-    with drive_alone(run):
+    run, _ = runs.begin(config, say)
+    with drive_alone(run, say):
         _note(run, config, runs.RUNNING)
         try:
             yield run

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflop.errors import LaunchError
+from dflop.jobs.driver import driver_of
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
 from dflop.records import JobRecord
@@ -69,17 +70,30 @@ def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatu
     """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal."""
     journal = Journal(run.path, run.run_id)
     keys = dict.fromkeys(last.job_key for _, last in journalled(run) if not JobState(last.state).is_final)
-    found = []
-    for key in keys:
-        handle = journal.live(key)
-        if handle is None or handle.backend != launcher.backend:
-            continue
-        status = launcher.poll(handle)
-        if status.state.is_final:
-            journal.changed(handle, status)
-        else:
-            found.append((handle, status))
-    return found
+    handles = [h for key in keys if (h := journal.live(key)) is not None and h.backend == launcher.backend]
+    found = list(zip(handles, launcher.poll_all(handles) if handles else [], strict=True))
+    journal.changes([(handle, status) for handle, status in found if status.state.is_final])
+    return [(handle, status) for handle, status in found if not status.state.is_final]
+
+
+def is_over(run: RunDir, handle: JobHandle | None) -> bool:
+    """Whether a job has ended, by the journal, which its driver keeps; without a driver, by asking for it.
+
+    Args:
+        run: The run.
+        handle: A job of it; None for what runs beside its jobs, and ends when no job is left.
+    """
+    ended = {last.job_id: JobState(last.state).is_final for _, last in journalled(run)}
+    if handle is None:
+        return all(ended.values())
+    if ended.get(handle.job_id, True):
+        return True
+    if driver_of(run) is not None:
+        return False
+    from dflop.jobs import submit  # here: `dflop runs list` need not load the planner
+
+    live = live_jobs(run, submit.launcher_of(run, run.config()))
+    return handle.job_id not in {h.job_id for h, _ in live}
 
 
 def backend_of(run: RunDir) -> str:

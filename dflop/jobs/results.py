@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dflop.errors import StoreError, did_you_mean
+from dflop.errors import ConfigError, StoreError, did_you_mean
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE
 from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
@@ -20,9 +20,16 @@ def load_summary(run: RunDir) -> RunSummary:
     """Summary of a run from the newest snapshot of its store.
 
     Raises:
+        ConfigError: the run has no plan yet.
         StoreError: the store does not know the run.
     """
     config = run.config()
+    if not run.has_plan():
+        raise ConfigError(
+            f"run `{run.run_id}` has no plan yet, there is nothing to sum up",
+            where=str(run.path),
+            hint="dflop runs show says how it stands",
+        )
     compare_id = f"{run.run_id}/{COMPARE}"
     with Reader(config.store) as reader:
         states = sorted(reader.records(RunRecord, where={"run_id": run.run_id}), key=lambda r: r.observed_at_s)

@@ -12,6 +12,7 @@ from typing import Any
 from dflop.config import Config, dump_config
 from dflop.jobs import driver
 from dflop.jobs.rundir import RunDir, write_atomically
+from dflop.jobs.watching import Say
 from dflop.launch import Journal
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import RunRecord
@@ -23,8 +24,16 @@ READY = "ready"
 """A part of it was asked for and is done; the next one waits to be asked for."""
 
 
-def begin(config: Config) -> tuple[RunDir, bool]:
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+def begin(config: Config, say: Say = _say_nothing) -> tuple[RunDir, bool]:
     """The run directory for `config`: the newest unfinished run of the same configuration, else a new one.
+
+    Args:
+        config: As loaded, without absolute paths: its key is that of the run.
+        say: Told if somebody who may be dead has to be waited for.
 
     Returns:
         The directory and whether an earlier run is being resumed.
@@ -34,7 +43,7 @@ def begin(config: Config) -> tuple[RunDir, bool]:
     """
     found = unfinished(config)
     if found is not None:
-        driver.check_free(found)
+        driver.check_free(found, say)
         return found, True
     run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     write_atomically(run.config_file, dump_config(absolute(config)))
@@ -46,6 +55,11 @@ def begin(config: Config) -> tuple[RunDir, bool]:
 def key_of(run: RunDir) -> str:
     """Key of the configuration that a run was begun with."""
     return str(run.state().get("config_key") or run.config().key)
+
+
+def is_finished(run: RunDir) -> bool:
+    """Whether nothing is left to do of a run."""
+    return run.state().get("state") == DONE
 
 
 def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
@@ -111,14 +125,18 @@ def note(run: RunDir, config: Config, state: str, *, config_key: str, trains: bo
         )
 
 
-def check_free(config: Config) -> None:
+def check_free(config: Config, say: Say = _say_nothing) -> None:
     """Refuse to take up a run that somebody drives; `dflop run` asks before it starts a server.
+
+    Args:
+        config: Of the run, as loaded.
+        say: Told if somebody who may be dead has to be waited for.
 
     Raises:
         LaunchError: the unfinished run of this configuration has a driver.
     """
     if (run := unfinished(config)) is not None:
-        driver.check_free(run)
+        driver.check_free(run, say)
 
 
 def spool_journal(run: RunDir, config: Config) -> None:

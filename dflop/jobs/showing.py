@@ -17,6 +17,7 @@ from dflop.records import Measurement, Plan
 from dflop.report.cost_plots import COLUMNS, fitted, table_rows
 from dflop.report.terminal import markdown_plan
 from dflop.store.reader import Reader
+from dflop.units import num_bytes
 
 MAX_PICTURE_BYTES = 400_000
 """A picture travels inside its page and is kept in the server's database."""
@@ -46,13 +47,13 @@ def plan_page(run: RunDir, plans: Sequence[Plan]) -> str:
     parts = [plans[0].reason, picture_of_plan(run), markdown_plan(shown)]
     if len(shown) < len(plans):
         parts.append(f"{len(plans) - len(shown)} more: `dflop sql plan_candidates --param run_id={run.run_id}`\n")
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def picture_of_plan(run: RunDir) -> str:
-    """A step of the run's plan, data-blind and balanced, as a Markdown image that loads nothing; empty if it fails.
+    """A step of the run's plan, data-blind and balanced, as a Markdown image that loads nothing.
 
-    The picture is for people; nothing else depends on it, so a plan without one is no error.
+    The picture is for people and nothing depends on it: without one, words say why.
     """
     try:
         config, plan = run.config(), run.plan()
@@ -63,8 +64,8 @@ def picture_of_plan(run: RunDir) -> str:
             path = Path(folder) / "plan.png"
             save_plan_picture(task.problem, plan, f"measured on {run.cost_tables()[0].hardware}", path)
             content = path.read_bytes()
-    except (DflopError, OSError, ArithmeticError, LookupError, ValueError):
-        return ""
+    except (DflopError, OSError, ArithmeticError, LookupError, ValueError) as error:
+        return f"No picture of it: {type(error).__name__}: {' '.join(str(error).split())}"
     if len(content) > MAX_PICTURE_BYTES:
-        return ""
+        return f"No picture of it: it would take {num_bytes(len(content))}."
     return f"![one step of the plan, simulated](data:image/png;base64,{base64.b64encode(content).decode()})"
