@@ -1,10 +1,11 @@
-"""A training with one minute at a time: it leaves a checkpoint before each limit, starts itself again, loses nothing."""
+"""Training a minute at a time: a checkpoint before each limit, another start, and nothing lost or repeated."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_several_limits_change_no_loss_and_repeat_no_step(run: RunDir, tmp_path:
     assert {r.job_id for r in Journal(run.path, run.run_id).records()} == {handle.job_id}
     assert f"requeued {NUM_LIMITS} times" in driver.said or "requeued once" in driver.said
     stops = [tuple(map(int, line.split())) for line in handle.path("stops").read_text().splitlines()]
-    assert all(reached == began for (_, reached), (began, _) in zip(stops, stops[1:], strict=False))
+    assert all(reached == began for (_, reached), (began, _) in pairwise(stops))
     assert len(stops) == NUM_LIMITS
     num_steps, num_ranks = next_step(run), run.plan().num_processes
     found = observations(run)
