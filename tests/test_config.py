@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop import resources
-from dflop.config import Config, dump_config, load_config, load_mixture
+from dflop.config import Config, ContainerConfig, SlurmConfig, dump_config, load_config, load_mixture
 from dflop.errors import ConfigError
 
 BASE = """\
@@ -212,6 +213,37 @@ def test_what_is_dumped_is_read_back_with_the_same_key(tmp_path_factory, hf_conf
     read = load_config(path)
     assert read == config
     assert read.key == config.key
+
+
+def test_the_example_of_a_slurm_cluster_has_every_key(config_file):
+    example = resources.path("configs") / "clusters" / "slurm_example.yaml"
+    load_config(config_file, [f"cluster={example}"])
+    text = example.read_text()
+    assert set(re.findall(r"^  (?:# )?(\w+):", text, re.MULTILINE)) >= set(SlurmConfig.model_fields)
+    assert set(re.findall(r"^  #   (\w+):", text, re.MULTILINE)) == set(ContainerConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "what"),
+    [
+        ("extra={output: /tmp/x}", "`output` is computed by dflop"),
+        ("extra={no_requeue: ''}", "`no_requeue` is computed by dflop"),
+        ("extra={--mem: 1G}", "`--mem` is no long option of sbatch; leave the dashes out"),
+        ('extra={reservation: "a\\nb"}', "one line"),
+        ('partition="a\\nb"', "one line"),
+        ("gpus=all", "'gpus-per-node', 'gres' or 'none'"),
+        ("container={image: ''}", "at least 1 character"),
+        ("container={image: x, runtime: docker}", "'apptainer' or 'pyxis'"),
+        ("signal_delay_s=0", "(got 0)"),
+    ],
+)
+def test_what_would_bend_a_batch_script_is_refused(config_file, slurm, what):
+    assert what in error_of(config_file, f"cluster.slurm.{slurm}").what
+
+
+def test_an_option_is_said_in_one_place(config_file):
+    error = error_of(config_file, "cluster.slurm.account=a", "cluster.slurm.extra={account: b}")
+    assert "`account` is also in `extra`" in error.what
 
 
 def test_plans_may_be_anything_unless_less_is_asked_for(config_file):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,11 @@ from dflop.errors import LaunchError
 from dflop.jobs.driver import driver_of
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
+from dflop.launch.commands import run_command
 from dflop.records import JobRecord
 
 COMMENT = "dflop:"
 """Begins the comment of every job that dflop submits to Slurm; the id of its run follows."""
-_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +114,7 @@ def check_reach(run: RunDir) -> None:
 
 
 def _slurm(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"`{command[0]}` does not answer: {error}") from None
+    done = run_command(command)
     # A job that ended in between is no news.
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         raise LaunchError(f"`{command[0]}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")

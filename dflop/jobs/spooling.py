@@ -11,10 +11,13 @@ from dflop.errors import StoreError
 from dflop.store.spool import SpoolWriter
 
 FLUSH_EVERY_S = 20.0
+WRITTEN_AGAIN = "observations are written again, none was lost"
 
 
 class SpoolThread:
-    """Appends records in the background; a full or failing disk is reported once and never stops training.
+    """Appends records in the background; a full or failing disk never stops training.
+
+    That rows cannot be written is said once, and that they are again, too.
 
     Args:
         writer: Used by the thread alone from now on.
@@ -50,8 +53,13 @@ class SpoolThread:
                 self._try(self._writer.flush)
                 continue
             if record is None:
-                self._has_failed = False  # the last chance: what is lost now is said again
+                had_failed, self._has_failed = (
+                    self._has_failed,
+                    False,
+                )  # the last chance: what is lost now is said again
                 self._try(self._writer.flush)
+                if had_failed and not self._has_failed:
+                    _say(WRITTEN_AGAIN)
                 return
             if isinstance(record, threading.Event):
                 self._try(self._writer.flush)
@@ -62,9 +70,17 @@ class SpoolThread:
     def _try(self, write: Any, *args: Any) -> None:
         try:
             write(*args)
-            self._has_failed = False
         except StoreError as error:
             # Rows stay in the writer's buffer and are tried again with the next flush.
             if not self._has_failed:
-                print(f"observations cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
+                _say(f"observations cannot be written, training goes on: {error}")
             self._has_failed = True
+            return
+        # A row that went into the buffer says nothing about the disk.
+        if self._has_failed and not self._writer.num_buffered:
+            self._has_failed = False
+            _say(WRITTEN_AGAIN)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

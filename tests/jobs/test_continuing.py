@@ -22,7 +22,7 @@ from dflop.jobs.rounds import Rounds, Teller
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
-from dflop.launch.job import CHECKPOINTED, make_folder
+from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
 from dflop.records import LLM, Decision, Plan
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
@@ -57,7 +57,7 @@ def run(make_run):
     return run
 
 
-class PlayedLauncher:
+class PlayedLauncher(OneByOne):
     """Its jobs are in whatever state a test gives them; those that are told to stop do so when they are told again."""
 
     backend = "played"
@@ -80,9 +80,10 @@ class PlayedLauncher:
             queued = self.state[handle.job_id] is JobState.QUEUED
             self.state[handle.job_id] = JobState.CANCELLED if queued else JobState.INTERRUPTED
 
-    def cancel(self, handle: JobHandle) -> None:
-        assert not self.state[handle.job_id].is_final
-        self.state[handle.job_id] = JobState.CANCELLED
+    def cancel(self, *handles: JobHandle) -> None:
+        for handle in handles:
+            assert not self.state[handle.job_id].is_final
+            self.state[handle.job_id] = JobState.CANCELLED
 
     def collect(self, handle: JobHandle) -> list[dict[str, int]]:
         state = self.state[handle.job_id]

@@ -33,16 +33,21 @@ def test_what_was_handed_over_is_on_disk_after_a_flush(tmp_path):
 
 
 class FailingWriter:
-    """Fails while `broken`; notes which thread writes."""
+    """Fails while `broken`; notes which thread writes; flushes every `flush_rows`."""
 
-    def __init__(self):
+    def __init__(self, flush_rows=1):
         self.broken, self.buffer, self.written, self.threads = True, [], [], set()
-        self.appended = threading.Semaphore(0)
+        self.appended, self.flush_rows = threading.Semaphore(0), flush_rows
+
+    @property
+    def num_buffered(self):
+        return len(self.buffer)
 
     def append(self, record):
         self.buffer.append(record)
         try:
-            self.flush()
+            if len(self.buffer) % self.flush_rows == 0:
+                self.flush()
         finally:
             self.appended.release()
 
@@ -69,8 +74,23 @@ def test_a_full_disk_is_reported_once_and_rows_are_kept(capfd):
     put_and_wait(spool, writer, [4])
     spool.close()
     assert writer.written == [1, 2, 3, 4]
-    assert capfd.readouterr().err.count("disk is full") == 1
+    said = capfd.readouterr().err
+    assert (said.count("disk is full"), said.count("written again")) == (1, 1)
     assert writer.threads.isdisjoint({threading.current_thread()}), "the training thread waited for the disk"
+
+
+def test_a_row_that_only_goes_into_the_buffer_does_not_mean_that_the_disk_has_room(capfd):
+    writer = FailingWriter(flush_rows=2)
+    spool = SpoolThread(writer)
+    put_and_wait(spool, writer, range(6))
+    spool.flush()
+    said = capfd.readouterr().err
+    assert (said.count("disk is full"), said.count("written again")) == (1, 0)
+    writer.broken = False
+    spool.close()
+    assert writer.written == list(range(6))
+    said = capfd.readouterr().err
+    assert (said.count("disk is full"), said.count("written again")) == (0, 1)
 
 
 def test_rows_that_are_lost_in_the_end_are_reported_again(capfd):
