@@ -26,7 +26,7 @@ from tests.test_documents import DOCUMENTS, FENCED, ROOT
 
 LANGUAGES = {"", "sh", "python", "yaml", "sql", "schema"}
 OTHERS = ("make", "prefect", "python", "python3.11", "source", "export", "sbatch", "kill", "duckdb", "torchrun", "pip",
-          ".venv/bin/python", ".venv/bin/pip")  # fmt: skip
+          ".venv/bin/python", ".venv/bin/pip", "apt-get", "su")  # fmt: skip
 """Programs that examples may name besides ours."""
 
 
