@@ -193,9 +193,8 @@ def opened(
     for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
         page.call(f"{domain}.enable")
     is_phone = width <= 500
-    page.call(
-        "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=is_phone
-    )  # fmt: skip
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=is_phone)
+    page.call("Emulation.setTouchEmulationEnabled", enabled=is_phone)
     features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     page.call("Emulation.setEmulatedMedia", media="print" if printed else "screen", features=features)
     page.call("Emulation.setScriptExecutionDisabled", value=not scripts)
