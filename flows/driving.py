@@ -80,7 +80,7 @@ async def conduct(
         if outer is not None:
             await work()
             return str(outer.drive.run.path)
-        meant = _run_meant(config, config_path, overrides, run, logger.info)
+        meant = await asyncio.to_thread(_run_meant, config, config_path, overrides, run, logger.info)
         if runs.is_finished(meant):
             logger.info(finished_text(meant))
         else:
@@ -121,8 +121,9 @@ async def step(
     """
     found, results_of_it, errors = driven(), list[T](), list[DflopError]()
 
-    # The store knows what is done, under keys that cover code, hardware and data; Prefect's cache does not.
-    @task(name=name, tags={"dflop"}, cache_policy=NO_CACHE)
+    # The store knows what is done, under keys that cover code, hardware and data; Prefect's cache does not. A retry
+    # that is never taken keeps Prefect from logging a traceback of nothing above a message that says what to do.
+    @task(name=name, tags={"dflop"}, cache_policy=NO_CACHE, retries=1, retry_condition_fn=_never)
     async def part() -> State[None] | None:
         with found.page.said_by(get_run_logger().info):
             try:
@@ -143,6 +144,10 @@ async def step(
     if not results_of_it:  # Prefect itself failed
         await state.aresult()
     return results_of_it[0]
+
+
+def _never(_task: Any, _task_run: Any, _state: Any) -> bool:
+    return False
 
 
 async def show_history(run: RunDir, page: Page) -> None:

@@ -67,6 +67,7 @@ class KeepsJobs:
 
     def __init__(self, launcher: Launcher, was_told: Callable[[], bool], say: Callable[[str], None]) -> None:
         self._launcher, self._was_told, self._say = launcher, was_told, say
+        self._kept: set[JobHandle] = set()
         self._flow = asyncio.current_task()
 
     @staticmethod
@@ -77,8 +78,9 @@ class KeepsJobs:
     def cancel(self, *handles: JobHandle) -> None:
         """End the jobs, unless the flow is going down by itself."""
         if self._flow is not None and self._flow.cancelling() and not self._was_told():
-            for handle in handles:
+            for handle in {*handles} - self._kept:
                 self._say(f"the flow ends and nobody asked for it: {handle} goes on, the next run adopts it")
+            self._kept.update(handles)
             return
         self._launcher.cancel(*handles)
 

@@ -125,7 +125,11 @@ class Page:
             key = self._changed.pop()
             jobs = list(self._jobs[key].values())
             percent = 100.0 * sum(job.done_frac for job in jobs) / len(jobs)
-            await self._put(key, "progress", round(percent, 1), bar_text(jobs), is_bar=True)
+            try:
+                await self._put(key, "progress", round(percent, 1), bar_text(jobs), is_bar=True)
+            except asyncio.CancelledError:
+                self._changed.add(key)  # whoever stops the drawing draws the last picture
+                raise
 
     async def _put(self, key: str, kind: str, data: Any, text: str, *, is_bar: bool = False) -> None:
         """A bar is changed in place; of the rest every version is kept, as the server does with equal keys."""

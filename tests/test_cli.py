@@ -57,7 +57,19 @@ def loaded_by(folder: Path, *args: str) -> tuple[list[str], str]:
 def test_help_lists_the_commands_and_loads_nothing_heavy(tmp_path):
     heavy, shown = loaded_by(tmp_path, "--help")
     assert heavy == []
-    for command in ("run", "config", "demo-data", "report", "export", "sql", "store"):
+    for command in (
+        "run",
+        "train",
+        "serve",
+        "runs",
+        "cancel",
+        "config",
+        "demo-data",
+        "report",
+        "export",
+        "sql",
+        "store",
+    ):
         assert f" {command} " in shown
 
 
@@ -117,7 +129,7 @@ def test_run_refuses_an_unknown_family_before_anything_is_imported(tmp_path):
 
 
 def test_report_needs_a_run(tmp_path):
-    assert_refused(dflop("report", "nowhere", cwd=tmp_path), 2, "not a run directory", "where: nowhere")
+    assert_refused(dflop("report", "nowhere", cwd=tmp_path), 2, "no run `nowhere`", "where: runs")
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,10 @@ from pathlib import Path
 from dflop.config import Config
 from dflop.errors import Cancelled, DflopError, Interrupted, StoreError
 from dflop.jobs import runs, submit
-from dflop.jobs.driver import drive_alone
+from dflop.jobs.driver import check_free, drive_alone
 from dflop.jobs.find import find_run
 from dflop.jobs.preflight import preflight
+from dflop.jobs.queued import live_jobs
 from dflop.jobs.replan import Advice
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
@@ -98,12 +99,16 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
     """
     config, key = run.config(), runs.key_of(run)
 
-    def note(state: str) -> None:
-        runs.note(run, config, state, config_key=key)
+    def note_end(state: str) -> None:
+        try:
+            runs.note(run, config, state, config_key=key)
+        except (StoreError, OSError) as error:  # why it ended is the thing to tell, not that the disk is full, too
+            say(f"that the run is {state} cannot be noted: {error}")
 
+    await asyncio.to_thread(check_free, run, say)  # this may take a minute
     with drive_alone(run, say) as check:
         run.mark_cancelled(False)
-        note(runs.RUNNING)
+        runs.note(run, config, runs.RUNNING, config_key=key)
         launcher = submit.launcher_of(run, config)
         drive = Drive(run, config, launcher, say, Teller(run, say, show_history), check)
         try:
@@ -111,7 +116,7 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
         except DflopError as error:
             ended = _as_cancelled(run, error)
             if not drive.is_done:  # a report that cannot be written undoes no training
-                note(_state_after(ended))
+                note_end(_state_after(ended))
             if not isinstance(error, StoreError):
                 with contextlib.suppress(StoreError):  # the first error is the one to tell
                     await asyncio.to_thread(ingest, config.store)
@@ -119,11 +124,20 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
                 raise
             raise ended from error
         except BaseException as error:  # Ctrl-C, a flow run that is cancelled, or a fault of ours
+            if not isinstance(error, Exception | GeneratorExit):
+                _sweep(drive)
             if not drive.is_done:
-                note(runs.FAILED if isinstance(error, Exception) else runs.INTERRUPTED)
+                note_end(runs.FAILED if isinstance(error, Exception) else runs.INTERRUPTED)
             raise
         if not drive.is_done:
-            note(runs.READY)
+            note_end(runs.READY)
+
+
+def _sweep(drive: Drive) -> None:
+    """End jobs that nobody was waiting for in the moment when the signal to stop came."""
+    with contextlib.suppress(DflopError):
+        for handle, _ in live_jobs(drive.run, drive.launcher):
+            drive.launcher.cancel(handle)
 
 
 def _as_cancelled(run: RunDir, error: DflopError) -> DflopError:

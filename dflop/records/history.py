@@ -123,7 +123,7 @@ class RunRecord:
     name: str
     config_key: str
     state: str
-    """`running`, `done` or `failed`."""
+    """`ready`, `running`, `done`, `failed`, `interrupted` or `cancelled`."""
     hardware: str
     software: str
     code_rev: str

@@ -12,12 +12,13 @@ from dflop.jobs import runs
 from dflop.jobs.drive import Drive, begin_or_take_up, driving
 from dflop.jobs.driver import driver_of
 from dflop.jobs.rundir import RunDir
-from dflop.launch import JobState
+from dflop.launch import JobState, Journal
 from dflop.records import RunRecord
 from dflop.store.console import query
 from dflop.store.spool import read_spool
 from tests.jobs.configs import make_config, make_dataset, write_config
 from tests.jobs.made import add_job, make_run
+from tests.launch.helpers import is_gone, make_spec, pids_of_hang
 
 
 @pytest.fixture
@@ -94,6 +95,38 @@ def test_a_store_that_fails_hides_no_error(run, monkeypatch):
         drive(run, LaunchError("a rank raised"))
     with pytest.raises(StoreError, match="locked"):
         drive(run, StoreError("locked"))
+
+
+def test_a_disk_that_is_full_in_the_end_hides_no_error(run, monkeypatch, capsys):
+    note = runs.note
+
+    def full(found, config, state, **key):
+        if state != runs.RUNNING:
+            raise StoreError("no space")
+        note(found, config, state, **key)
+
+    monkeypatch.setattr(runs, "note", full)
+    with pytest.raises(LaunchError, match="a rank raised"):
+        drive(run, LaunchError("a rank raised"))
+    assert "that the run is failed cannot be noted: no space" in capsys.readouterr().out
+
+
+def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_path):
+    spec = make_spec(run.job_folder("train"), "hang", str(tmp_path))
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing) as found:
+            handle = found.launcher.submit(spec)
+            Journal(run.path, run.run_id).submitted(handle)
+            await asyncio.to_thread(pids_of_hang, tmp_path, 0)
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert all(is_gone(pid) for pid in pids_of_hang(tmp_path, 0))
 
 
 def test_what_fails_behind_the_end_undoes_no_training(run):

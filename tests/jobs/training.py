@@ -15,7 +15,8 @@ from dflop.config import dump_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.jobs import data
-from dflop.jobs.planning import bound_family
+from dflop.jobs.follow import note_profile
+from dflop.jobs.planning import bound_family, model_profile_key
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
@@ -76,6 +77,15 @@ def give_plan(run: RunDir, plan: Plan) -> None:
     tables = [TABLES[m.module, m.parallel.tp, m.recompute] for m in plan.modules]
     ids = tuple(t.table_id for t in tables)
     run.write_plan(dataclasses.replace(plan, global_batch_size=BATCH_SIZE, table_ids=ids), tables)
+
+
+def profiled(run: RunDir) -> RunDir:
+    """The same run, whose profiles the store holds to be complete: a driver has only to train it."""
+    config = run.config()
+    note_profile(run, run.profile_key(), "data", [{"num_samples": NUM_SAMPLES}], 1.0, {})
+    note_profile(run, model_profile_key(config)[0], "model", [{"num_measurements": 1}], 1.0, {})
+    ingest(config.store)
+    return run
 
 
 def fresh(planned: RunDir, folder: Path) -> RunDir:
