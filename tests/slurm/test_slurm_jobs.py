@@ -148,7 +148,7 @@ def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster: None, 
         [make_spec(tmp_path / "job", "wait_for", gate, name=f"w{n}", key=f"w{n}", array="w") for n in range(4)]
     )
     until(lambda: launcher.poll(handles[0]).state is JobState.RUNNING, what="the first element to run")
-    assert launcher.poll(handles[3]) == (JobState.QUEUED, "JobArrayTaskLimit")
+    until(lambda: launcher.poll(handles[3]) == (JobState.QUEUED, "JobArrayTaskLimit"), what="why the last one waits")
     ask_slurm("scancel", handles[2].job_id)
     assert end(launcher, handles[2]).state is JobState.CANCELLED
     Path(gate).touch()
