@@ -32,10 +32,12 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate trainers that do not look at the data, the reference, and dflop on the same global batches.
+    """Simulate trainers that do not look at the data, the reference, and dflop.
 
-    Needs no GPU. Example: dflop compare configs/demo.yaml --device h100 --num-steps 5000 --usd-per-gpu-hour 2.5;
-    dflop compare --suite paper --html paper.html
+    All get the same global batches; no GPU is needed.
+
+    Example: dflop compare configs/demo.yaml --device h100 --num-steps 5000 --usd-per-gpu-hour 2.5; dflop compare
+    --suite paper --html paper.html
     """
     from dflop.errors import ConfigError
     from dflop.report.rows import print_rows

@@ -23,9 +23,11 @@ def show(
     plain: Annotated[bool, Parameter(help="Without the comments that say where values come from.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a configuration with every default filled in, and where each value comes from: file and line, or --set.
+    """Show a configuration with every default, and where each value comes from.
 
-    What is printed is a configuration itself. Example: dflop config show configs/demo.yaml --set train.num_steps=20
+    That is a file and line, or --set. What is printed is a configuration itself.
+
+    Example: dflop config show configs/demo.yaml --set train.num_steps=20
     """
     from dflop.config import annotated, dump_config, load_with_origins, shown_keys
 
@@ -44,9 +46,11 @@ def schema(
     ] = "run",
     /,
 ) -> None:
-    """Print the JSON schema of a kind of configuration file, for editors that complete and check YAML.
+    """Print the JSON schema of a kind of configuration file, for editors.
 
-    Name it in the first line of a file: # yaml-language-server: $schema=dflop.schema.json
+    They complete and check YAML with it. Name it in the first line of a file: # yaml-language-server:
+    $schema=dflop.schema.json
+
     Example: dflop config schema > dflop.schema.json
     """
     from dflop.config import json_schema
@@ -56,9 +60,11 @@ def schema(
 
 @app.command
 def validate(config: ConfigFile, *, overrides: Overrides = (), as_json: Json = False) -> None:
-    """Check what a run would check before it starts anything; every problem with file, line and key.
+    """Check what a run would check before it starts anything.
 
-    Exit code 2 when there are problems. What only this machine lacks, such as sbatch, is said and is no problem.
+    Every problem is a line with file, line and key. Exit code 2 when there are problems. What only this machine lacks,
+    such as sbatch, is said and is no problem.
+
     Example: dflop config validate configs/demo.yaml
     """
     from dflop.config import load_problems, load_with_origins

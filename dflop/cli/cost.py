@@ -38,9 +38,10 @@ def profile(
     as_json: Annotated[bool, Parameter(name="--json", help="With -n: an object of JSON per probe.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time the modules of a configuration's model over its dataset, unless the store has the profile; print its key.
+    """Time the modules of a model over its dataset; print the profile's key.
 
-    Probes run as jobs of the configured cluster. With -n they are listed instead.
+    Nothing is timed where the store has the profile. Probes run as jobs of the configured cluster. With -n they are listed instead.
+
     Example: dflop profile configs/demo.yaml; dflop profile configs/demo.yaml -n --device h100
     """
     import asyncio
@@ -89,7 +90,7 @@ def show(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show the cost tables of a model profile: errors on unseen probes beside noise, curves, residuals.
+    """Show the cost tables of a model profile: errors beside noise, curves, residuals.
 
     Example: dflop cost show --output cost.svg
     """

@@ -17,9 +17,11 @@ Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; th
 
 @app.command
 def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = False, quiet: Quiet = False) -> None:
-    """Profile the dataset of a configuration, unless the store has the profile; print its key.
+    """Profile the dataset of a configuration; print the profile's key.
 
-    Shards run as jobs of the configured cluster. Example: dflop data profile configs/demo.yaml
+    Nothing is read where the store has the profile. Shards run as jobs of the configured cluster.
+
+    Example: dflop data profile configs/demo.yaml
     """
     import asyncio
 
@@ -46,7 +48,7 @@ def show(
     form: Form = "table",
     as_json: Json = False,
 ) -> None:
-    """Show the distribution of a profile: quantiles, histograms, LLM against encoder tokens.
+    """Show a profile's distribution: quantiles, histograms, LLM against encoder tokens.
 
     Example: dflop data show --output data.svg
     """
@@ -90,9 +92,12 @@ def drift(
     form: Form = "table",
     as_json: Json = False,
 ) -> None:
-    """Compare two profiles; exit with 1 when they are farther apart than chance and than the threshold.
+    """Compare two profiles: has the data moved?
 
-    Distances are Kolmogorov-Smirnov (tokens) and total variation (groups), 0..1. Example: dflop data drift 1f0c 77ab
+    Exit code 1 when they are farther apart than chance and than the threshold. Distances are Kolmogorov-Smirnov
+    (tokens) and total variation (groups), 0..1.
+
+    Example: dflop data drift 1f0c 77ab
     """
     from dflop.data.drift import drift as measure
     from dflop.report.rows import print_rows

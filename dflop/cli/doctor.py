@@ -30,9 +30,10 @@ def doctor(
     as_json: Json = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Only what is not ok.")] = False,
 ) -> None:
-    """Look at packages, this machine, Slurm, Prefect, the store and its disk; say of each what to do.
+    """Look at packages, this machine, Slurm, Prefect and the store; say what to do.
 
     Changes nothing and submits nothing. Exit code 1 when something does not work.
+
     Example: dflop doctor; dflop doctor configs/demo.yaml
     """
     from rich.console import Console

@@ -31,10 +31,12 @@ def run(
         bool, Parameter(name=("--dry-run", "-n"), help="Print configuration and jobs, do nothing.")
     ] = False,
 ) -> None:
-    """Run the whole pipeline of a configuration, or go on with an unfinished run of it.
+    """Run the whole pipeline of a configuration, or go on with its unfinished run.
 
     Uses the Prefect server of PREFECT_API_URL, or a temporary one; `dflop train` needs none. Ctrl-C cancels its jobs.
-    With --dry-run, what would be submitted goes to stdout, to the letter. Example: dflop run configs/demo.yaml
+    With --dry-run, what would be submitted goes to stdout, to the letter.
+
+    Example: dflop run configs/demo.yaml
     """
     _prepare_kernels()
     from dflop.config import load_with_origins
@@ -90,10 +92,12 @@ def train(
     overrides: Overrides = (),
     runs: Runs = RUNS,
 ) -> None:
-    """Do all that is left of a run in this process, without Prefect: profile, plan, train, compare, report.
+    """Do all that is left of a run in this process, without Prefect.
 
-    With a configuration file, its unfinished run or a new one. Ctrl-C cancels the jobs; kill -9 leaves them, and the
-    same command adopts them. Example: dflop train latest
+    Profile, plan, train, compare, report. With a configuration file, its unfinished run or a new one. Ctrl-C cancels
+    the jobs; kill -9 leaves them, and the same command adopts them.
+
+    Example: dflop train latest
     """
     _prepare_kernels()
     import asyncio
@@ -138,10 +142,12 @@ def serve(
     name: Annotated[str, Parameter(help="Name of the deployments.")] = "here",
     limit: Annotated[int, Parameter(help="Flow runs at the same time; others wait.")] = 1,
 ) -> None:
-    """Offer the flows on a Prefect server, to be started in its UI, and run them in this process until it is ended.
+    """Offer the flows on a Prefect server, and run them here when its UI starts them.
 
     Needs PREFECT_API_URL: `prefect server start` in another terminal. For a team, with workers and schedules, see
-    prefect.yaml and docs/operating.md. Example: PREFECT_API_URL=http://127.0.0.1:4200/api dflop serve
+    prefect.yaml and docs/operating.md.
+
+    Example: PREFECT_API_URL=http://127.0.0.1:4200/api dflop serve
     """
     _prepare_kernels()
     from dflop.cli import server

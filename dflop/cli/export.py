@@ -17,7 +17,7 @@ def export(
     out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
     quiet: Quiet = False,
 ) -> None:
-    """Write the newest checkpoint of a run as a folder that Hugging Face's from_pretrained loads.
+    """Write a run's newest checkpoint as a folder for Hugging Face's from_pretrained.
 
     Example: dflop export latest --out models/demo
     """

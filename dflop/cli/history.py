@@ -23,10 +23,12 @@ def history(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tell in order what a run noticed and what was done about it: plans, corrections, drifts, slow ranks, restarts.
+    """Tell in order what a run noticed and what was done about it.
 
-    Rows that wait in the spool are brought in first, unless somebody else is at it. A run directory names its own
-    store; --store has runs whose directory is gone, too. Example: dflop history latest
+    Plans, corrections, drifts, slow ranks, restarts. Rows that wait in the spool are brought in first, unless somebody
+    else is at it. A run directory names its own store; --store has runs whose directory is gone, too.
+
+    Example: dflop history latest
     """
     from rich.console import Console
 

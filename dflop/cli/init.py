@@ -17,7 +17,9 @@ def init(
     out: Annotated[Path | None, Parameter(help="File to write; stdout without it.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a commented configuration for a model and a dataset; say what was found and what must be edited.
+    """Write a commented configuration for a model and a dataset.
+
+    What was found, what was not and what must be edited is said.
 
     Example: dflop init --model InternVL3-1B-hf/config.json --data my_data --out my.yaml
     """

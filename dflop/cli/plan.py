@@ -32,9 +32,11 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Choose the layout for a configuration without running it; profiles the dataset where that is not done.
+    """Choose the layout for a configuration without running it.
 
-    With --emit an explanation goes to stderr. Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
+    Profiles the dataset where that is not done. With --emit an explanation goes to stderr.
+
+    Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
     import asyncio
     import os

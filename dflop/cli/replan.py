@@ -13,10 +13,12 @@ def replan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say whether a run, as it stands now, should stop and go on under another plan; nothing is changed.
+    """Say whether a run should now stop and go on under another plan.
 
-    A run decides by itself where `replan.mode` is `act`. Seconds are simulated, on the batches that are to come, with
-    what the run has learnt; the cost is what its own starts took. Example: dflop replan latest
+    Nothing is changed. A run decides by itself where `replan.mode` is `act`. Seconds are simulated, on the batches that
+    are to come, with what the run has learnt; the cost is what its own starts took.
+
+    Example: dflop replan latest
     """
     import os
 

@@ -23,7 +23,9 @@ def list_runs(
     as_json: Json = False,
     parsable: Annotated[bool, Parameter(help="Print ids alone.")] = False,
 ) -> None:
-    """List runs, the newest first. `abandoned`: its driver was killed; dflop train RUN goes on and adopts its jobs.
+    """List runs, the newest first.
+
+    `abandoned`: its driver was killed; dflop train RUN goes on and adopts its jobs.
 
     Example: dflop runs list --json
     """
@@ -40,7 +42,12 @@ def list_runs(
 
 @app.command
 def show(run: Run = "latest", *, runs: Runs = RUNS, form: Form = "table", as_json: Json = False) -> None:
-    """Show how a run stands, and each of its jobs. With csv and json, the jobs. Example: dflop runs show demo-2026."""
+    """Show how a run stands, and each of its jobs.
+
+    With csv and json, the jobs.
+
+    Example: dflop runs show demo-2026
+    """
     from dflop.jobs.find import find_run
     from dflop.jobs.overview import JOB_COLUMNS, job_rows, run_facts
     from dflop.report.rows import print_rows
@@ -66,7 +73,12 @@ def logs(
     lines: Annotated[int, Parameter(name=("--lines", "-l"), help="Of each log file, the last ones.")] = 100,
     runs: Runs = RUNS,
 ) -> None:
-    """Print the end of a job's log, and follow it; what it is of goes to stderr. Example: dflop runs logs latest -f."""
+    """Print the end of a job's log, and follow it.
+
+    What it is of goes to stderr.
+
+    Example: dflop runs logs latest -f
+    """
     from dflop.jobs.find import find_run
     from dflop.jobs.logs import last_lines, new_lines
     from dflop.jobs.overview import log_files
@@ -93,9 +105,11 @@ def logs(
 
 @app.command
 def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
-    """Cancel all jobs of a run and wait until none is left; print their ids. Its driver ends by itself.
+    """Cancel all jobs of a run and wait until none is left; print their ids.
 
-    The run can be taken up again: dflop train RUN. Example: dflop cancel latest
+    Its driver ends by itself. The run can be taken up again: dflop train RUN.
+
+    Example: dflop cancel latest
     """
     from dflop.jobs.cancelling import cancel_run
     from dflop.jobs.find import find_run
@@ -111,9 +125,11 @@ def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
 def reap(
     *, runs: Runs = RUNS, dry_run: DryRun = False, form: Form = "table", as_json: Json = False, quiet: Quiet = False
 ) -> None:
-    """Cancel the jobs of runs whose driver is gone, and end temporary Prefect servers that such drivers left behind.
+    """Cancel jobs and temporary Prefect servers of drivers that are gone.
 
-    A run that is taken up again adopts its jobs: this is for those that nobody will. Example: dflop reap --dry-run
+    A run that is taken up again adopts its jobs: this is for those that nobody will.
+
+    Example: dflop reap --dry-run
     """
     from dflop.jobs import leftovers
     from dflop.jobs.cancelling import reap as reap_jobs

@@ -24,7 +24,9 @@ def init(
     grace_s: float | None = None,
     lease_s: float | None = None,
 ) -> None:
-    """Create a store, or change the settings of one. A store also comes into being with its first profile.
+    """Create a store, or change the settings of one.
+
+    A store also comes into being with its first profile.
 
     Example: dflop store init --live /local/dflop --keep-snapshots 10
 
@@ -93,9 +95,12 @@ def ingest(
 
 @app.command
 def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
-    """Prove that database, snapshot and files agree: everything is made again from the files and compared.
+    """Prove that database, snapshot and files agree.
 
-    Takes the time and disk space of a rebuild. Exit code 1 when something differs. Example: dflop store verify
+    Everything is made again from the files and compared. Takes the time and disk space of a rebuild. Exit code 1 when
+    something differs.
+
+    Example: dflop store verify
     """
     from dflop.store.verify import verify as run_verify
 
@@ -118,7 +123,9 @@ def rebuild(
     output: Annotated[Path | None, Parameter(help="File for it.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make the live database again from the files; or, in a file of its own, any snapshot that was ever published.
+    """Make the live database, or any past snapshot, again from the files.
+
+    A snapshot goes to a file of its own.
 
     Example: dflop store rebuild --snapshot 17 --output june.duckdb
     """
@@ -147,7 +154,9 @@ def compact(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rewrite the many small spool files of runs as few; rows, and what a rebuild makes of them, stay the same.
+    """Rewrite the many small spool files of runs as few.
+
+    Rows, and what a rebuild makes of them, stay the same.
 
     Example: dflop store compact --dry-run
     """
@@ -175,7 +184,9 @@ def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = 
 def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Show the newest snapshot, what it holds, and what waits to be ingested.
 
-    With --json one object: the snapshot, the waiting files and the settings. Example: dflop store status
+    With --json one object: the snapshot, the waiting files and the settings.
+
+    Example: dflop store status
     """
     import dataclasses
     import json

@@ -21,7 +21,9 @@ def trace(
     out: Annotated[Path | None, Parameter(help=".json or .json.gz; default: trace.json in the run directory.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write steps of a run as a Chrome trace, predicted beside measured: open it in ui.perfetto.dev.
+    """Write steps of a run as a Chrome trace, predicted beside measured.
+
+    Open it in ui.perfetto.dev.
 
     Example: dflop trace latest --steps 10:20
     """
