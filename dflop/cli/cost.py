@@ -40,7 +40,8 @@ def profile(
 ) -> None:
     """Time the modules of a model over its dataset; print the profile's key.
 
-    Nothing is timed where the store has the profile. Probes run as jobs of the configured cluster. With -n they are listed instead.
+    Nothing is timed where the store has the profile. Probes run as jobs of the configured cluster. With -n they are
+    listed instead.
 
     Example: dflop profile configs/demo.yaml; dflop profile configs/demo.yaml -n --device h100
     """
