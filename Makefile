@@ -79,6 +79,7 @@ bench: setup rivals
 	$(BIN)/python -m tests.bench.simulate
 	$(BIN)/python -m tests.bench.engine
 	$(BIN)/python -m tests.bench.plan
+	$(BIN)/python -m tests.bench.launch
 	$(BIN)/python -m tests.bench.regret --part reference
 	$(BIN)/python -m tests.bench.schedule
 	$(if $(filter full,$(BENCH)),$(BIN)/python -m tests.bench.regret --part regret)

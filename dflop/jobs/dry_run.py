@@ -74,9 +74,8 @@ def dry_run(config: Config) -> DryRun:
 def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:
     """Jobs that are submitted together, group by group."""
     data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), rules_of(config)))
-    model_key, hardware, _ = _or(
-        notes, ("MODEL_PROFILE_KEY", config.cluster.hardware, {}), lambda: planning.model_profile_key(config)
-    )
+    unknown: tuple[str, str, dict[str, object]] = ("MODEL_PROFILE_KEY", config.cluster.hardware, {})
+    model_key, hardware, _ = _or(notes, unknown, lambda: planning.model_profile_key(config))
     modules = _or(notes, family_of(config).modules, lambda: _modules(run, config))
     if run.has_plan():
         num_processes = run.plan().num_processes

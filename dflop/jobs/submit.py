@@ -86,7 +86,7 @@ def model_jobs(
         hardware: Label of the devices.
         modules: That the data brings work to.
     """
-    groups = []
+    groups: list[list[JobSpec]] = []
     for tp in config.model_profile.tp:
         name, args = f"profile-tp{tp}", (profile_key, hardware, str(tp))
         key = f"{run.run_id}/profile/{profile_key}/tp{tp}"

@@ -47,7 +47,7 @@ class Journal:
 
     def changes(self, changes: Sequence[Change]) -> None:
         """Note the new states of several jobs."""
-        state_of, attempt_of = {}, dict[str, int]()
+        state_of, attempt_of = dict[str, str](), dict[str, int]()
         for r in self.records():
             state_of[r.job_id] = r.state
             attempt_of.setdefault(r.job_id, r.attempt)

@@ -10,8 +10,12 @@ import sys
 from dataclasses import dataclass
 
 TASK_MODULE = "dflop.launch.task"
-_DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
-"""Starts a command that ignores SIGUSR2 until it asks for it; by default it would be killed."""
+_UNTIL_IT_LISTENS = (
+    "sh", "-c",
+    'trap "" USR2; env --block-signal=USR2 true 2>/dev/null && exec env --block-signal=USR2 "$@"; exec "$@"', "sh",
+)  # fmt: skip
+"""Starts a command for which SIGUSR2 waits until it asks for it; by default it would be killed. Where `env` is too old
+(coreutils before 8.31) an early signal is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Site:
     def task_command(self, *, has_gpus: bool) -> str:
         """The words before a task's own arguments, quoted for a shell."""
         box = self.container
-        words = [*_DEAF]
+        words = [*_UNTIL_IT_LISTENS]
         if box is not None and box.runtime == "apptainer":
             words += ["apptainer", "exec", *(["--nv"] if has_gpus else [])]
             words += [word for mount in box.mounts for word in ("--bind", mount)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from hypothesis import strategies as st
 
 from dflop.launch import Container, JobSpec, Resources, Site
 from dflop.launch.script import Batch, batches, options, render
+from tests.launch.helpers import REPO
 
 SITE = Site(python="/opt/python")
+UNTIL_IT_LISTENS = (
+    'trap "" USR2; env --block-signal=USR2 true 2>/dev/null && exec env --block-signal=USR2 "$@"; exec "$@"'
+)
 SHARDS = Resources(cpus_per_task=2, time_limit_min=30)
 
 
@@ -107,7 +112,7 @@ srun --kill-on-bad-exit=1 \\
     --cpus-per-task=1 \\
     --output=/runs/run/jobs/train/${{job}}_%t_log.out \\
     --error=/runs/run/jobs/train/${{job}}_%t_log.err \\
-    sh -c 'trap "" USR2; exec "$@"' sh /opt/python -u -m dflop.launch.task "$folder" "$job" "$@"
+    sh -c '{UNTIL_IT_LISTENS}' sh /opt/python -u -m dflop.launch.task "$folder" "$job" "$@"
 code=$?
 
 # Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.
@@ -246,3 +251,17 @@ def test_a_folder_with_a_percent_sign_is_not_a_pattern(tmp_path):
     text = render(lone(spec), SITE, "c")
     assert directives(text)["--output"] == f"{tmp_path}/50%%j/%j_batch.log"
     assert f"--error={tmp_path}/50%%j/${{job}}_%t_log.err" in text
+
+
+def test_a_signal_that_comes_early_waits_until_somebody_listens():
+    code = (
+        "import os, signal, time\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\n"  # blocked and ignored: Linux keeps it
+        "from dflop.train.signals import StopRequest\n"
+        "stop = StopRequest(); stop.listen()\n"
+        "print(stop.is_set())\n"
+    )
+    command = ["sh", "-c", UNTIL_IT_LISTENS, "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert "SIGUSR2: stops behind the step" in done.stderr
