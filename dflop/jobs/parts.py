@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from dflop.config import Config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary
 from dflop.errors import ConfigError
@@ -38,10 +39,16 @@ async def data_profile(drive: Drive) -> None:
     run, say = drive.run, drive.say
     drive.check()
     found = await with_retries(lambda: profiling.data_profile(run, drive.launcher, say), say)
-    with Reader(drive.config.store) as reader:
-        shapes = reader.shapes(found.profile_key)
+    told = await asyncio.to_thread(_keep_shapes, run, drive.config, found.profile_key)
+    say(f"{found.num_rows} healthy samples, {found.num_quarantined} quarantined\n{told}")
+
+
+def _keep_shapes(run: RunDir, config: Config, profile_key: str) -> str:
+    """Bring a profile into the run directory, where jobs look for it; its distribution as a table."""
+    with Reader(config.store) as reader:
+        shapes = reader.shapes(profile_key)
     run.write_shapes(shapes)
-    say(f"{len(shapes)} healthy samples, {found.num_quarantined} quarantined\n{summary(shapes_frame(shapes))}")
+    return str(summary(shapes_frame(shapes)))
 
 
 async def model_profile(drive: Drive) -> str:
