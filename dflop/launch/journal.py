@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,15 +30,14 @@ class Journal:
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self.path = run_dir / FILE_NAME
         self.run_id = run_id
-        self._known: list[JobRecord] = []
-        self._num_read_bytes = 0
+        self._forget()
 
     def submitted(self, *handles: JobHandle) -> None:
         """Note new jobs; call it before waiting."""
-        earlier = self.records()
+        self._read()
         rows = []
         for handle in handles:
-            attempt = len({r.job_id for r in earlier if r.job_key == handle.key})
+            attempt = len({r.job_id for r in self._of_key[handle.key]})
             rows.append(self._row(handle, JobStatus(JobState.QUEUED), attempt, handle.submitted_at_s))
         self._append(rows)
 
@@ -67,7 +67,7 @@ class Journal:
     def ended(self, key: str) -> tuple[JobHandle, JobState] | None:
         """The latest job with this key and how it ended; None where none was submitted or it may live."""
         handle = self._latest(key, is_final=True)
-        return (handle, self._state(handle)) if handle else None
+        return (handle, JobState(self._of_key[key][-1].state)) if handle else None
 
     def records(self) -> list[JobRecord]:
         """Everything noted so far, oldest first.
@@ -75,11 +75,21 @@ class Journal:
         Raises:
             LaunchError: a line that is not the last is damaged.
         """
+        self._read()
+        return list(self._known)
+
+    def _forget(self) -> None:
+        self._known: list[JobRecord] = []
+        self._of_key: dict[str, list[JobRecord]] = defaultdict(list)
+        self._num_read_bytes = 0
+
+    def _read(self) -> None:
+        """Take in what was appended since the last time."""
         if not self.path.exists():
-            self._known, self._num_read_bytes = [], 0
-            return []
+            self._forget()
+            return
         if self.path.stat().st_size < self._num_read_bytes:  # somebody else cut it
-            self._known, self._num_read_bytes = [], 0
+            self._forget()
         with self.path.open("rb") as file:
             file.seek(self._num_read_bytes)
             lines = file.read().splitlines(keepends=True)
@@ -87,18 +97,20 @@ class Journal:
             if not line.endswith(b"\n"):
                 break  # torn by a crash; the next append drops it
             try:
-                self._known.append(from_dict(JobRecord, json.loads(line)))
+                record = from_dict(JobRecord, json.loads(line))
             except (ValueError, KeyError) as error:
                 raise LaunchError(
                     f"line {len(self._known) + 1} of the job journal is damaged: {error}",
                     where=str(self.path),
                     hint="delete that line; jobs noted only there will not be adopted",
                 ) from error
+            self._known.append(record)
+            self._of_key[record.job_key].append(record)
             self._num_read_bytes += len(line)
-        return list(self._known)
 
     def _latest(self, key: str, *, is_final: bool) -> JobHandle | None:
-        records = [r for r in self.records() if r.job_key == key]
+        self._read()
+        records = self._of_key[key]
         if not records or JobState(records[-1].state).is_final != is_final:
             return None
         first = next(r for r in records if r.job_id == records[-1].job_id)
@@ -111,9 +123,6 @@ class Journal:
             num_tasks=first.num_tasks,
             submitted_at_s=first.observed_at_s,
         )
-
-    def _state(self, handle: JobHandle) -> JobState:
-        return JobState([r.state for r in self._known if r.job_id == handle.job_id][-1])
 
     def _row(self, handle: JobHandle, status: JobStatus, attempt: int, at_s: float) -> JobRecord:
         return JobRecord(

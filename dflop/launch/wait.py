@@ -208,7 +208,8 @@ async def run_jobs_async(
     except asyncio.CancelledError:
         launcher.cancel(*await submission)  # sbatch cannot be stopped half-way; what it accepted can
         raise
-    await wait_all(launcher, handles, on_changes=note, on_log_line=on_log_line, poll_interval_s=poll_interval_s)
+    unended = [handle for handle in handles if journal.ended(handle.key) is None]  # of the others all was told before
+    await wait_all(launcher, unended, on_changes=note, on_log_line=on_log_line, poll_interval_s=poll_interval_s)
     return await asyncio.to_thread(_collect, launcher, handles, keep_done)
 
 

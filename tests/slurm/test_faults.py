@@ -97,7 +97,7 @@ def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run: Ru
 def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run: RunDir, drivers: Drivers) -> None:
     handle = job_of(run)
     assert cluster_script("controller", "kill").returncode == 0
-    told_s = drivers.last.hears("squeue has not answered since")
+    told_s = drivers.last.hears("squeue has not answered since", limit_s=150)
     gets_on(handle)
     assert cluster_script("controller", "start").returncode == 0
     back_s = timed(lambda: until(lambda: shown(handle.job_id, "JobState") == "RUNNING", what="the controller"))
