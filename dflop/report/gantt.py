@@ -26,6 +26,8 @@ SHOWN_PX = 720
 """About how wide a drawing is; decides which microbatches have room for their number before a script has looked."""
 LABEL_PX = 9
 NUM_TICKS = 6
+MAX_ITEMS = 12
+"""Samples or media items of a bar that the page knows; more would not be read, and of large batches they fill it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +135,13 @@ def tick_text(at_s: float) -> str:
 def _data(found: Timeline, bars: list[tuple[Lane, Bar]]) -> dict[str, object]:
     lanes = [(track.policy, lane) for track in found.tracks for lane in track.lanes]
     number = {id(lane): i for i, (_, lane) in enumerate(lanes)}
+    told = {position for _, bar in bars for position, _ in bar.items[:MAX_ITEMS]}
     return {
         "end_s": found.end_s,
         "num_microbatches": found.num_microbatches,
         "kinds": KINDS,
         "lanes": [(policy, lane.name) for policy, lane in lanes],
-        "samples": [_sample(shape) for shape in found.samples],
+        "samples": [_sample(shape) if i in told else None for i, shape in enumerate(found.samples)],
         # Lists, not objects: names would be half of the page.
         "bars": [
             [
@@ -150,7 +153,8 @@ def _data(found: Timeline, bars: list[tuple[Lane, Bar]]) -> dict[str, object]:
                 round(bar.predicted_s, 6),
                 round(bar.compute_s, 6),
                 bar.num_tokens,
-                [n for item in bar.items for n in item],
+                len(bar.items),
+                [n for item in bar.items[:MAX_ITEMS] for n in item],
             ]
             for lane, bar in bars
         ],

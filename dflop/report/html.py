@@ -63,6 +63,7 @@ def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
         loss=plots.loss_curve(summary.steps) if summary.steps else None,
         throughput=run_plots.throughput_curve(summary.steps, details.plan_steps),
         plan_facts=sections.plan_facts(summary, details),
+        plan_kinds=("simulated", *["analytic"] * any(source == "analytic" for _, source in details.cost_sources)),
         plan=tables.plan_table(summary.candidates),
         policies=tables.policy_table(summary),
         bars=plots.step_time_bars(comparison) if comparison else None,

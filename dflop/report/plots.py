@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#56B4E9", "#999999"
 FORWARD, BACKWARD, UPDATE = BLUE, ORANGE, GREY
 SMOOTHED_STEPS = 5
+MAX_MARKERS = 1500
+"""Of a line."""
 MAX_LANES = 24
 """Ranks a timeline shows; more would not be readable."""
 
@@ -65,7 +67,8 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         x, y = [s.step + 1 for s in steps], [s.loss for s in steps]
-        axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, label="step")
+        every = markers_of(len(x))
+        axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, markevery=every, label="step")
         if len(y) >= 4 * SMOOTHED_STEPS:
             axes.plot(
                 x, _rolling_mean(y, SMOOTHED_STEPS), color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}"
@@ -112,6 +115,11 @@ def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> tuple[float, float]
     for bar, end_ms, value_ms in ((y, max(step_ms, q3_ms), step_ms), (y + 1, predicted_ms, predicted_ms)):
         axes.annotate(units.seconds(value_ms / 1e3), (end_ms, bar), (5, 0), textcoords="offset points", va="center")
     return max(step_ms, q3_ms), predicted_ms
+
+
+def markers_of(num_points: int) -> int:
+    """Every which point of a line gets a marker: a marker is a hundred bytes, and thousands hide one another."""
+    return max(1, -(-num_points // MAX_MARKERS))
 
 
 def _rolling_mean(values: Sequence[float], window: int) -> list[float]:

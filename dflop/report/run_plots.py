@@ -16,7 +16,7 @@ from dflop.records import LLM, Correction
 from dflop.report.accuracy import TimedSpan
 from dflop.report.balance import Evenness, StageShares
 from dflop.report.compare import ARRIVAL
-from dflop.report.plots import BLUE, INK, SKY, UPDATE, svg_text
+from dflop.report.plots import BLUE, INK, SKY, UPDATE, markers_of, svg_text
 from dflop.report.steps import MeasuredStep
 from dflop.report.tables import POLICY_NAMES
 
@@ -25,6 +25,8 @@ RECENT_STEPS = 10
 """As `recent_llm_tokens_per_s` of the view `v_throughput`."""
 MAX_POINTS = 1500
 """Of a scatter: more hide one another, and make a large page."""
+MAX_LINE_POINTS = 300
+"""Of a line of corrections, which a running job writes again and again."""
 WAIT_ALPHA = 0.12
 MODULE_STYLES = {"llm": ("#0072B2", "o"), "vision": ("#D55E00", "s"), "audio": ("#009E73", "^")}
 OTHER_STYLES = (("#CC79A7", "D"), ("#E69F00", "P"), ("#56B4E9", "X"))
@@ -44,10 +46,11 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         x, speed, step_s = (np.array(column, dtype=float) for column in zip(*known, strict=True))
-        axes.plot(x, speed, color=SKY, linewidth=0, marker=".", markersize=5, label="step")
+        every = markers_of(len(x))
+        axes.plot(x, speed, color=SKY, linewidth=0, marker=".", markersize=5, markevery=every, label="step")
         if len(x) >= 2 * RECENT_STEPS:
-            tokens, every = np.cumsum(speed * step_s), np.cumsum(step_s)
-            recent = (tokens[RECENT_STEPS:] - tokens[:-RECENT_STEPS]) / (every[RECENT_STEPS:] - every[:-RECENT_STEPS])
+            tokens, at_s = np.cumsum(speed * step_s), np.cumsum(step_s)
+            recent = (tokens[RECENT_STEPS:] - tokens[:-RECENT_STEPS]) / (at_s[RECENT_STEPS:] - at_s[:-RECENT_STEPS])
             axes.plot(x[RECENT_STEPS:], recent, color=BLUE, linewidth=2, label=f"last {RECENT_STEPS} steps")
         for number, step in enumerate(plan_steps):
             label = "another plan" if number == 0 else None
@@ -107,14 +110,14 @@ def correction_curves(corrections: Sequence[Correction], plan_steps: Iterable[in
         axes.axhline(1, color=INK, linewidth=0.8)
         for module, (colour, mark) in _styles(c.module for c in ordered):
             own = [c for c in ordered if c.module == module]
-            level = {c.effective_step + 1: c.level for c in own}
+            level = _thinned(list({c.effective_step + 1: c.level for c in own}.items()))
             axes.step(
-                list(level), list(level.values()), where="post", color=colour, linewidth=2, marker=mark, markersize=3,
+                *zip(*level, strict=True), where="post", color=colour, linewidth=2, marker=mark, markersize=3,
                 label=f"{module}, typical mix",
             )  # fmt: skip
             for number, bucket in enumerate(_buckets_in_force(own)):
                 label = f"{module}, sizes in force" if number == 0 else None
-                axes.step(*zip(*bucket, strict=True), where="post", color=colour, linewidth=0.8, label=label)
+                axes.step(*zip(*_thinned(bucket), strict=True), where="post", color=colour, linewidth=0.8, label=label)
         for step in plan_steps:
             axes.axvline(step + 1, color=INK, linewidth=1, linestyle=":")
         axes.set(xlabel="optimizer step", ylabel="measured over predicted")
@@ -238,6 +241,12 @@ def _buckets_in_force(corrections: Sequence[Correction]) -> list[list[tuple[int,
         for bucket in found.values()
         if several and any(c.is_in_force for c in bucket)
     ]
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Some of the points of a line, its first and its last among them."""
+    chosen = np.unique(np.linspace(0, len(points) - 1, MAX_LINE_POINTS).astype(int))
+    return [points[i] for i in chosen]
 
 
 def _styles(modules: Iterable[str]) -> list[tuple[str, tuple[str, str]]]:

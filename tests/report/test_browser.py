@@ -208,7 +208,7 @@ def test_pointing_at_a_bar_tells_microbatch_shapes_prediction_and_measurement(pa
     known = data(page)
     number = bar_of(known, "0: vision pp0 dp0", "forward")
     page.move(*page.middle(f"rect[data-bar='{number}']:not(.p)"))
-    _, _, microbatch, _, duration_s, predicted_s, _, _, items = known["bars"][number]
+    _, _, microbatch, _, duration_s, predicted_s, *_, items = known["bars"][number]
     text = told(page)
     assert f"forward of microbatch {microbatch + 1} of 4" in text
     assert f"measured {1e3 * duration_s:.1f} ms" in text
@@ -225,7 +225,7 @@ def test_a_bar_of_the_llm_tells_its_samples_as_text(page: Page) -> None:
     first = next(
         i
         for i, bar in enumerate(known["bars"])
-        if known["lanes"][bar[0]][1] == "3: llm pp0 dp0" and bar[1] == 0 and 0 in bar[8][::2]
+        if known["lanes"][bar[0]][1] == "3: llm pp0 dp0" and bar[1] == 0 and 0 in bar[-1][::2]
     )
     page.click(*page.middle(f"rect[data-bar='{first}']:not(.p)"))
     assert HOSTILE in told(page)

@@ -77,10 +77,13 @@ def test_bars_lie_where_their_spans_ran(found: Timeline, drawn: tuple[ET.Element
         x, width = (float((bars[number].get(name) or "").rstrip("%")) / 100 for name in ("x", "width"))
         assert x * found.end_s == pytest.approx(bar.start_s, abs=1e-4 * found.end_s)
         assert width * found.end_s == pytest.approx(bar.duration_s, abs=1e-4 * found.end_s)
-        lane, kind, microbatch, start_s, duration_s, predicted_s, compute_s, num_tokens, items = data["bars"][number]
+        lane, kind, microbatch, start_s, duration_s, predicted_s, compute_s, num_tokens, num_items, items = data[
+            "bars"
+        ][number]
         assert (data["kinds"][kind], microbatch, num_tokens) == (bar.kind, bar.microbatch, bar.num_tokens)
         assert (start_s, duration_s) == pytest.approx((bar.start_s, bar.duration_s), abs=1e-6)
-        assert list(zip(items[::2], items[1::2], strict=True)) == list(bar.items)
+        assert list(zip(items[::2], items[1::2], strict=True)) == list(bar.items)[: gantt.MAX_ITEMS]
+        assert num_items == len(bar.items)
         if bar.kind == "update":
             assert predicted_s is compute_s is None
         else:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -123,6 +124,13 @@ def test_every_section_of_a_detailed_run_is_there() -> None:
         assert text in page.text, text
     assert {name for name, _ in CONTENTS} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids)), "every id once"
+
+
+def test_predictions_from_data_sheets_are_marked() -> None:
+    summary, details = detailed()
+    chip = '<span class="how analytic">analytic</span>'
+    assert chip not in render_report(summary, details)
+    assert chip in render_report(summary, replace(details, cost_sources=(("llm tp1", "analytic"),)))
 
 
 def test_the_policy_allows_the_page_and_nothing_else() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from dflop.report import run_plots
+from dflop.report import plots, run_plots
 from dflop.report.accuracy import TimedSpan, timed_spans
 from dflop.report.balance import evenness, stage_shares
 from dflop.report.details import RunDetails
@@ -147,6 +147,15 @@ def test_corrections_are_steps_of_what_is_applied(drawn, run) -> None:
     assert len(buckets) == 3, "of the LLM; one bucket is no size"
     assert sorted(line.get_ydata()[0] for line in buckets) == [1.06] * 3, "not in force: the level"
     assert sorted(line.get_ydata()[-1] for line in buckets) == pytest.approx([1.3, 1.55, 1.8])
+
+
+def test_long_runs_have_small_plots(run) -> None:
+    summary, details = run
+    many = [replace(summary.steps[i % 24], step=i) for i in range(6000)]
+    told = [replace(c, effective_step=i, observed_at_s=float(i)) for i in range(1000) for c in details.corrections[:4]]
+    for svg in (run_plots.throughput_curve(many), plots.loss_curve(many), run_plots.correction_curves(told)):
+        assert svg is not None
+        assert len(svg) < 400_000
 
 
 def test_memory_that_nobody_measured_has_no_bar(drawn) -> None:

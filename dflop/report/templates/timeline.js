@@ -50,7 +50,7 @@
     return element;
   }
   function describe(number) {
-    const [lane, kind, microbatch, start, duration, predicted, compute, numTokens, items] = data.bars[number];
+    const [lane, kind, microbatch, start, duration, predicted, compute, numTokens, numItems, items] = data.bars[number];
     const [policy, name] = data.lanes[lane];
     card.replaceChildren();
     const what = microbatch < 0
@@ -65,10 +65,10 @@
       const pairs = [];
       for (let i = 0; i < items.length; i += 2) pairs.push([items[i], items[i + 1]]);
       const parts = pairs.length && pairs[0][1] >= 0 ? "media item" : "sample";
-      add(card, "p", pairs.length ? `${counted(pairs.length, parts)}, ${numTokens} tokens` : `${numTokens} tokens`);
+      add(card, "p", numItems ? `${counted(numItems, parts)}, ${numTokens} tokens` : `${numTokens} tokens`);
       const list = add(card, "ul", "");
       for (const [position, item] of pairs.slice(0, MAX_SAMPLES)) add(list, "li", sampleText(position, item));
-      if (pairs.length > MAX_SAMPLES) add(list, "li", `and ${pairs.length - MAX_SAMPLES} more`);
+      if (numItems > MAX_SAMPLES) add(list, "li", `and ${numItems - MAX_SAMPLES} more`);
     }
   }
   function choose(number) {
