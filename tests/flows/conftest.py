@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,17 @@ def server() -> Iterator[None]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return make_run(tmp_path)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What flows and tasks say: Prefect's loggers hand nothing on to others."""
+    loggers = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
+    for logger in loggers:
+        logger.addHandler(caplog.handler)
+    yield caplog
+    for logger in loggers:
+        logger.removeHandler(caplog.handler)
 
 
 class Parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -49,13 +48,12 @@ def test_a_configuration_may_be_typed_or_a_file(server, fake, tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_a_default_path_does_not_keep_anybody_from_the_form(server, fake, tmp_path, caplog):
+def test_a_default_path_does_not_keep_anybody_from_the_form(server, fake, tmp_path, log):
     make_dataset(tmp_path)
     config = make_config(tmp_path, "train.num_steps=9").model_dump(mode="json")
-    with caplog.at_level(logging.INFO):
-        state = run_flow(load("plan"), config=config, config_path="configs/demo.yaml")
+    state = run_flow(load("plan"), config=config, config_path="configs/demo.yaml")
     assert runs.RunDir(tmp_path / "runs" / read_flow_run(state).name).config().train.num_steps == 9
-    assert "configs/demo.yaml) is not read" in caplog.text
+    assert "configs/demo.yaml) is not read" in log.text
 
 
 @pytest.mark.parametrize(
@@ -79,15 +77,14 @@ def test_what_cannot_be_meant_is_said(server, fake, tmp_path, monkeypatch, given
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_error_of_ours_ends_a_flow_as_a_state_without_a_traceback(server, fake, run, caplog):
+def test_an_error_of_ours_ends_a_flow_as_a_state_without_a_traceback(server, fake, run, log):
     fake.errors["plan"] = LaunchError("nothing fits", where="here", hint="a larger cluster")
-    with caplog.at_level(logging.INFO):
-        state = run_flow(load("plan"), run=str(run.path))
+    state = run_flow(load("plan"), run=str(run.path))
     assert str(error_of(state)) == "nothing fits\n  where: here\n  hint:  a larger cluster"
     assert state.message == "nothing fits"
-    assert "Traceback" not in caplog.text
-    assert not any(record.exc_info for record in caplog.records if record.name.startswith("prefect"))
-    assert "hint:  a larger cluster" in caplog.text
+    assert "Traceback" not in log.text
+    assert not any(record.exc_info for record in log.records)
+    assert "hint:  a larger cluster" in log.text
     assert run.state()["state"] == runs.FAILED
 
 
@@ -104,13 +101,12 @@ def test_a_fault_of_ours_is_raised(server, fake, run):
     assert driver_of(run) is None
 
 
-def test_a_finished_run_is_left_as_it_is(server, fake, tmp_path, caplog):
+def test_a_finished_run_is_left_as_it_is(server, fake, tmp_path, log):
     run = make_run(tmp_path, state=runs.DONE)
     before = run.state()
-    with caplog.at_level(logging.INFO):
-        state = run_flow(load("plan"), run=str(run.path))
+    state = run_flow(load("plan"), run=str(run.path))
     assert state.is_completed()
-    assert "is finished, nothing is left to do" in caplog.text
+    assert "is finished, nothing is left to do" in log.text
     assert (fake.calls, run.state()) == ([], before)
 
 
@@ -132,15 +128,14 @@ def test_jobs_are_a_table_after_every_part(server, fake, run):
     assert '"job": "train", "id": "id-train", "state": "failed", "why": "for a reason"' in table.data
 
 
-def test_what_cannot_be_shown_was_done_all_the_same(server, fake, run, monkeypatch, caplog):
+def test_what_cannot_be_shown_was_done_all_the_same(server, fake, run, monkeypatch, log):
     def broken(_run):
         raise ConfigError("no tables")
 
     monkeypatch.setattr("dflop.jobs.showing.cost_rows", broken)
-    with caplog.at_level(logging.INFO):
-        state = run_flow(load("plan"), run=str(run.path))
+    state = run_flow(load("plan"), run=str(run.path))
     assert state.is_completed()
-    assert "cannot be shown: no tables" in caplog.text
+    assert "cannot be shown: no tables" in log.text
 
 
 def test_a_cancelled_flow_run_empties_its_queue(server, fake, run, monkeypatch):
