@@ -31,7 +31,7 @@ demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
 test: setup clients references rivals
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Other versions of duckdb, beside the environment: what people's shells open our snapshots with.
 clients: $(VENV)/clients/1.4 $(VENV)/clients/1.5 $(VENV)/clients/2.0
@@ -79,6 +79,7 @@ bench: setup rivals
 	$(BIN)/python -m tests.bench.simulate
 	$(BIN)/python -m tests.bench.engine
 	$(BIN)/python -m tests.bench.plan
+	$(BIN)/python -m tests.bench.launch
 	$(BIN)/python -m tests.bench.regret --part reference
 	$(BIN)/python -m tests.bench.schedule
 	$(if $(filter full,$(BENCH)),$(BIN)/python -m tests.bench.regret --part regret)

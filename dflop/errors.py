@@ -96,6 +96,10 @@ class Interrupted(DflopError):
     exit_code = 75
 
 
+class Cancelled(DflopError):
+    """Somebody cancelled the run; everything it had reached is on disk."""
+
+
 def is_echo(text: str) -> bool:
     """Whether an error only says that somebody else hung up or never answered (gloo, NCCL, sockets)."""
     return _HUNG_UP.search(text) is not None

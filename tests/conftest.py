@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Two workers with a thread per core each wait for one another in spin loops: up to 60 times as slow.
@@ -10,3 +12,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shared machine makes any single example slow now and then; pytest-timeout catches what really hangs.
 settings.register_profile("dflop", deadline=None)
 settings.load_profile("dflop")
+
+
+SLURM = "tests/slurm"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that workers end together."""
+    of_file: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        of_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    slurm = [file for file in of_file if file.startswith(SLURM)]
+    slow = [file for file, own in of_file.items() if any(item.get_closest_marker("slow") for item in own)]
+    items[:] = [item for file in dict.fromkeys((*slurm, *slow, *of_file)) for item in of_file[file]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker takes all tests of the one Slurm cluster: others would wait for their turn at it."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneAtSlurm(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SLURM if nodeid.startswith(SLURM) else super()._split_scope(nodeid)
+
+    return OneAtSlurm(config, log) if config.getvalue("dist") == "loadfile" else None

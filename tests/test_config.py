@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop import resources
-from dflop.config import Config, dump_config, load_config, load_mixture
+from dflop.config import Config, ContainerConfig, SlurmConfig, dump_config, load_config, load_mixture
 from dflop.errors import ConfigError
 
 BASE = """\
@@ -63,19 +64,19 @@ def test_shipped_configurations_are_valid(name):
 @pytest.mark.parametrize(
     ("change", "where", "what", "hint"),
     [
-        (("name: small", "name: small\ntrian: {}"), "run.yaml: trian", "unknown key `trian`", "did you mean `train`?"),
-        (("a.jsonl", "a.jsonl\n  max_tokens: 9"), "run.yaml: dataset.max_tokens", "unknown key", "`max_llm_tokens`?"),
+        (("name: small", "name: small\ntrian: {}"), "run.yaml:2: trian", "unknown key", "did you mean `train`?"),
+        (("a.jsonl", "a.jsonl\n  max_tokens: 9"), "run.yaml:6: dataset.max_tokens", "unknown key", "`max_llm_tokens`?"),
         (("name: small\n", ""), "run.yaml: name", "missing key `name`", ""),
-        (("  tokenizer: t.json\n", ""), "run.yaml: dataset.tokenizer", "missing key `tokenizer`", ""),
-        (("name: small", "name: a/b"), "run.yaml: name", "should match pattern", ""),
-        (("name: small", "name: s\ntrain: {num_steps: 0}"), "run.yaml: train.num_steps", "equal to 1 (got 0)", ""),
+        (("  tokenizer: t.json\n", ""), "run.yaml:4: dataset.tokenizer", "missing key `tokenizer`", ""),
+        (("name: small", "name: a/b"), "run.yaml:1: name", "should match pattern", ""),
+        (("name: small", "name: s\ntrain: {num_steps: 0}"), "run.yaml:2: train.num_steps", "equal to 1 (got 0)", ""),
         (("name: small", "name: s\ntrain: {learning_rate: .nan}"), "train.learning_rate", "finite number", ""),
-        (("name: small", "name: s\ntrain: {seed: -1}"), "run.yaml: train.seed", "(got -1)", ""),
+        (("name: small", "name: s\ntrain: {seed: -1}"), "run.yaml:2: train.seed", "(got -1)", ""),
         (("name: small", "name: s\nplan: {layouts: [split, in]}"), "plan.layouts.1", "'split' or 'inline' (got", ""),
-        (("name: small", "name: s\nplan: {layouts: []}"), "run.yaml: plan.layouts", "at least 1 item", ""),
-        (("name: small", "name: s\nplan: {recompute: [2]}"), "run.yaml: plan.recompute.0", "valid boolean", ""),
+        (("name: small", "name: s\nplan: {layouts: []}"), "run.yaml:2: plan.layouts", "at least 1 item", ""),
+        (("name: small", "name: s\nplan: {recompute: [2]}"), "run.yaml:2: plan.recompute.0", "valid boolean", ""),
         (("name: small", "name: s\nplan: {microbatch_choices: [0]}"), "plan.microbatch_choices.0", "(got 0)", ""),
-        (("name: small", "name: s\nplan: {layout: split}"), "run.yaml: plan.layout", "unknown key", "`layouts`?"),
+        (("name: small", "name: s\nplan: {layout: split}"), "run.yaml:2: plan.layout", "unknown key", "`layouts`?"),
     ],
 )  # fmt: skip
 def test_errors_name_file_and_key(config_file, change, where, what, hint):
@@ -89,9 +90,9 @@ def test_errors_name_file_and_key(config_file, change, where, what, hint):
 @pytest.mark.parametrize(
     ("change", "where", "what"),
     [
-        (("name: here", "name: here\nnum_proceses_per_node: 2"), "here.yaml: num_proceses_per_node", "unknown key"),
-        (("process_gib: 2", "process_gib: lots"), "here.yaml: memory_per_process_gib", "valid number"),
-        (("name: here", "name: here\nslurm: {partion: x}"), "here.yaml: slurm.partion", "unknown key `partion`"),
+        (("name: here", "name: here\nnum_proceses_per_node: 2"), "here.yaml:2: num_proceses_per_node", "unknown key"),
+        (("process_gib: 2", "process_gib: lots"), "here.yaml:3: memory_per_process_gib", "valid number"),
+        (("name: here", "name: here\nslurm: {partion: x}"), "here.yaml:2: slurm.partion", "unknown key `partion`"),
     ],
 )  # fmt: skip
 def test_errors_in_a_section_file_name_that_file(config_file, change, where, what):
@@ -106,7 +107,10 @@ def test_further_problems_are_listed(config_file):
     config_file.write_text(BASE + "trian: {}\nplan: {top: 0}\n")
     error = error_of(config_file)
     assert "and 1 more: " in error.hint
-    assert {f"{config_file}: trian", f"{config_file}: plan.top"} == {error.where, error.hint.rpartition(" more: ")[2]}
+    assert {f"{config_file}:8: trian", f"{config_file}:9: plan.top"} == {
+        error.where,
+        error.hint.rpartition(" more: ")[2],
+    }
 
 
 def test_missing_files_are_named(config_file, tmp_path):
@@ -114,7 +118,7 @@ def test_missing_files_are_named(config_file, tmp_path):
     (tmp_path / "clusters" / "here.yaml").unlink()
     error = error_of(config_file)
     assert error.what == "file `clusters/here.yaml` of section `cluster` does not exist"
-    assert error.where == f"{config_file}: cluster"
+    assert error.where == f"{config_file}:3: cluster"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +216,37 @@ def test_what_is_dumped_is_read_back_with_the_same_key(tmp_path_factory, hf_conf
     read = load_config(path)
     assert read == config
     assert read.key == config.key
+
+
+def test_the_example_of_a_slurm_cluster_has_every_key(config_file):
+    example = resources.path("configs") / "clusters" / "slurm_example.yaml"
+    load_config(config_file, [f"cluster={example}"])
+    text = example.read_text()
+    assert set(re.findall(r"^  (?:# )?(\w+):", text, re.MULTILINE)) >= set(SlurmConfig.model_fields)
+    assert set(re.findall(r"^  #   (\w+):", text, re.MULTILINE)) == set(ContainerConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "what"),
+    [
+        ("extra={output: /tmp/x}", "`output` is computed by dflop"),
+        ("extra={no_requeue: ''}", "`no_requeue` is computed by dflop"),
+        ("extra={--mem: 1G}", "`--mem` is no long option of sbatch; leave the dashes out"),
+        ('extra={reservation: "a\\nb"}', "one line"),
+        ('partition="a\\nb"', "one line"),
+        ("gpus=all", "'gpus-per-node', 'gres' or 'none'"),
+        ("container={image: ''}", "at least 1 character"),
+        ("container={image: x, runtime: docker}", "'apptainer' or 'pyxis'"),
+        ("signal_delay_s=0", "(got 0)"),
+    ],
+)
+def test_what_would_bend_a_batch_script_is_refused(config_file, slurm, what):
+    assert what in error_of(config_file, f"cluster.slurm.{slurm}").what
+
+
+def test_an_option_is_said_in_one_place(config_file):
+    error = error_of(config_file, "cluster.slurm.account=a", "cluster.slurm.extra={account: b}")
+    assert "`account` is also in `extra`" in error.what
 
 
 def test_plans_may_be_anything_unless_less_is_asked_for(config_file):

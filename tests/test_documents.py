@@ -1,18 +1,24 @@
-"""The documents stay true: the links, paths, tests, make targets and tables they name exist; the doors are equal."""
+"""The documents stay true: the links, anchors, paths, tests, make targets and tables they name exist; the doors and the
+schema they draw are those of the code."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
+import dflop
+from dflop.store import schema
 from tests.test_doors import ALLOWED, FLOORS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(ROOT.glob("*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 MADE_BY_RUNNING = tuple(line.strip("/") + "/" for line in (ROOT / ".gitignore").read_text().split())
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def is_repo_path(text: str) -> bool:
@@ -21,26 +27,40 @@ def is_repo_path(text: str) -> bool:
     return looks_like_one and not text.startswith(MADE_BY_RUNNING)
 
 
-def problems_of(text: str, root: Path) -> list[str]:
-    fenced = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-    prose = fenced.sub("", text)
+def anchors_of(path: Path) -> set[str]:
+    """Anchors that GitHub gives the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(link: str, folder: Path) -> bool:
+    """Whether a link within the repository leads nowhere; `folder` is where the document is."""
+    name, _, anchor = link.partition("#")
+    target = (folder / name).resolve()
+    if not target.exists():
+        return True
+    return bool(anchor) and target.suffix == ".md" and anchor not in anchors_of(target)
+
+
+def problems_of(text: str, root: Path, folder: Path | None = None) -> list[str]:
+    prose = FENCED.sub("", text)
     quoted = set(re.findall(r"`([^`\n]+)`", prose))
-    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link}
+    links = {link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link}
     tests = {name for q in quoted for name in re.findall(r"\btest_\w+\b(?!\.py)", q)}
     defined = {n for path in root.glob("tests/**/*.py") for n in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
-    commands = "\n".join([*fenced.findall(text), *quoted])
+    commands = "\n".join([*FENCED.findall(text), *quoted])
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
     return [
-        *(f"link {link}" for link in sorted(links) if link and not (root / link).exists()),
+        *(f"link {link}" for link in sorted(links) if not link.startswith("#") and broken(link, folder or root)),
         *(f"path {path}" for path in sorted(quoted) if is_repo_path(path) and not any(root.glob(path.rstrip("/")))),
         *(f"test {name}" for name in sorted(tests - defined)),
         *(f"target {t}" for t in sorted(set(re.findall(r"^make ([a-z-]+)", commands, re.MULTILINE)) - targets)),
     ]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_what_a_document_names_exists(path):
-    assert problems_of(path.read_text(), ROOT) == []
+    assert problems_of(path.read_text(), ROOT, path.parent) == []
 
 
 def test_the_test_sees_what_is_missing():
@@ -54,6 +74,42 @@ def test_the_test_sees_what_is_missing():
         "target ni",
         "target no",
     ]
+    assert problems_of("[a](guide.md) [b](../README.md#two-commands)", ROOT, ROOT / "docs") == []
+    assert problems_of("[b](../README.md#no-such-heading)", ROOT, ROOT / "docs") == [
+        "link ../README.md#no-such-heading"
+    ]
+
+
+def test_every_page_is_reached_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", (ROOT / "README.md").read_text()))
+    assert linked == {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")}
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 140
+
+
+def test_every_cell_of_the_comparison_names_its_source():
+    """Each cell says nothing (-), or ends with a source that is listed; what is claimed of ourselves has one, too."""
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    listed = set(re.findall(r"^- (\[\w\]) ", text, re.MULTILINE))
+    rows = re.findall(r"^\| (?!feature|-)(.+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 10
+    used = set()
+    for row in rows:
+        _, *cells = row.split(" | ")
+        for cell in cells:
+            sources = re.findall(r"\[\w\]", cell)
+            assert sources or cell == "-", cell
+            used.update(sources)
+    assert used == listed
+
+
+def test_the_citation_is_of_this_version():
+    citation = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == dflop.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert citation["preferred-citation"]["title"].startswith("DFLOP")
 
 
 def test_the_rooms_table_is_the_doors():
@@ -63,6 +119,24 @@ def test_the_rooms_table_is_the_doors():
             floors[room], libraries[room] = int(floor), set(re.findall(r"`(\w+)`", allowed))
     assert floors == FLOORS
     assert libraries == ALLOWED
+
+
+def test_the_schema_picture_is_the_schema():
+    """Every kind of record is drawn once, with columns that it has; an arrow leads to a table that is drawn."""
+    (picture,) = re.findall(r"^```schema\n(.*?)^```", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    drawn = {}
+    for line in picture.splitlines():
+        name, rest = re.fullmatch(r" *(\w+) +(.+)", line).groups()
+        keys, _, arrows = re.sub(r" {2,}", "\t", rest).partition("\t")
+        assert name not in drawn, f"{name} is drawn twice"
+        drawn[name] = (keys.split(", "), [tuple(a.split(" -> ")) for a in arrows.split("; ") if a])
+    assert set(drawn) == set(schema.KINDS)
+    for name, (keys, arrows) in drawn.items():
+        fields = {field.name for field in dataclasses.fields(schema.KINDS[name])}
+        assert set(keys) <= fields, name
+        for columns, target in arrows:
+            assert set(columns.split(", ")) <= fields, name
+            assert target in drawn, name
 
 
 def test_every_table_is_described():

@@ -161,3 +161,9 @@ def test_lint_sees_every_file():
     seen = {Path(line).resolve() for line in shown.stdout.splitlines()}
     files = {path for room in ("dflop", "flows", "tests") for path in (PACKAGE.parent / room).rglob("*.py")}
     assert {str(path) for path in files - seen} == set()
+
+
+def test_every_folder_of_tests_is_a_package():
+    """Of one that is none, pytest puts the folder on the path, and its files hide what others import by name."""
+    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
+    assert sorted(str(folder) for folder in folders if not (folder / "__init__.py").is_file()) == []

@@ -4,33 +4,68 @@ from __future__ import annotations
 
 import sys
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, Parameter
 
 from dflop import __version__
-from dflop.cli import compare, cost, data, export, history, pipeline, plan, replan, sql, store
+from dflop.cli import (
+    compare,
+    completion,
+    config,
+    cost,
+    data,
+    doctor,
+    drive,
+    export,
+    history,
+    init,
+    pipeline,
+    plan,
+    replan,
+    runs,
+    sql,
+    store,
+    trace,
+)
+from dflop.cli.usage import usage_error
 from dflop.errors import DflopError
 
-app = App(name="dflop", version=__version__, help="Data-aware training of multimodal LLMs on Slurm clusters.")
+app = App(
+    name="dflop",
+    version=__version__,
+    help=(
+        "Data-aware training of multimodal LLMs on Slurm clusters.\n\nExample: dflop run configs/demo.yaml, then "
+        "dflop sql --list. A file of your own: dflop init, dflop config validate, dflop doctor."
+    ),
+    default_parameter=Parameter(negative=()),  # no --no-json
+)
 commands = (
-    pipeline.run, plan.plan, compare.compare, pipeline.report, history.history, replan.replan, export.export,
-    pipeline.config, pipeline.demo_data, cost.profile, sql.sql,
+    drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, trace.trace, pipeline.demo_data,
+    cost.profile, sql.sql, init.init, doctor.doctor, completion.completion, runs.cancel, runs.reap,
 )  # fmt: skip
 for command in commands:
     app.command(command)
-app.command(cost.app)
-app.command(data.app)
-app.command(store.app)
+for also_runs in (history.history, replan.replan, export.export):
+    runs.app.command(also_runs)
+    app.command(also_runs)
+for group in (config.app, cost.app, data.app, runs.app, store.app):
+    app.command(group)
 
 
 def main() -> None:
     """Entry point: turns errors into three lines and an exit code."""
     try:
-        app(sys.argv[1:])
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        _end(usage_error(error))
     except DflopError as error:
-        print(f"dflop: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+        _end(error)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has seen enough; Python would complain on exit
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _end(error: DflopError) -> None:
+    print(f"dflop: {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code) from None

@@ -1,17 +1,76 @@
-"""What every command shares: where the store is, and how to talk without touching stdout."""
+"""What every command shares: its options' names and words, and how to talk without touching stdout.
+
+stdout is data, stderr is talk. `--json` is one object per line, `--parsable` the one thing that a script wants,
+`--quiet` leaves errors on stderr and nothing else, `--dry-run` says what would be done and does nothing.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from dflop.errors import ConfigError
+
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")
+Runs = Annotated[Path, Parameter(help="Folder of run directories.", env_var="DFLOP_RUNS")]
+Run = Annotated[str, Parameter(help="Run directory, id, beginning of one, or `latest`.")]
+RUNS = Path("runs")
+
+ConfigFile = Annotated[Path, Parameter(help="Run configuration, a YAML file.")]
+Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a key: --set train.num_steps=20.")]
+Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format", help="Form of the rows.")]
+Json = Annotated[bool, Parameter(name="--json", help="An object of JSON per line.")]
+Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Nothing on stderr but errors.")]
+DryRun = Annotated[bool, Parameter(name=("--dry-run", "-n"), help="Say what would be done, do nothing.")]
+
+Say = Callable[[str], None]
 
 
 def say(line: str) -> None:
     """A line for people, on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def talk(quiet: bool) -> Say:
+    """Where a command's lines for people go: stderr, or nowhere."""
+    return _say_nothing if quiet else say
+
+
+def form_of(form: str, as_json: bool) -> str:
+    """The form of rows that two options ask for; `--json` is short for `--format json`."""
+    return "json" if as_json else form
+
+
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes a file that a person named.
+
+    Raises:
+        ConfigError: the file system refused it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write `{path}`: {error.strerror or error}", hint="name a file in a folder that you may write to"
+        ) from error
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuses a file whose folder is not there, before anything is computed for it.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder `{path.parent}` to write `{path.name}` into", hint="make it first")

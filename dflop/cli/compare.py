@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
-from dflop.cli.pipeline import Overrides
-from dflop.cli.plan import Device, Form
+from dflop.cli.common import Form, Json, Overrides, Quiet, Say, check_folder, form_of, talk, writing
+from dflop.cli.plan import Device
+
+if TYPE_CHECKING:
+    from dflop.report.comparison_page import ComparisonPage
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
 
@@ -23,27 +25,38 @@ def compare(
     num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is told.")] = 10_000,
     usd_per_gpu_hour: Annotated[float, Parameter(help="Price of a GPU.")] = 0.0,
     picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: draw it, .png, .svg or .pdf.")] = (),
-    json_file: Annotated[Path | None, Parameter(name="--json", help="With --suite: all numbers into a file.")] = None,
+    html: Annotated[Path | None, Parameter(help="Write a page with all of it: one file that loads nothing.")] = None,
+    numbers: Annotated[Path | None, Parameter(help="With --suite: all numbers as JSON into a file.")] = None,
     overrides: Overrides = (),
     form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Simulate trainers that do not look at the data, the reference, and dflop on the same global batches.
+    """Simulate trainers that do not look at the data, the reference, and dflop.
 
-    Needs no GPU. Example: dflop compare configs/demo.yaml --device h100 --num-steps 5000 --usd-per-gpu-hour 2.5;
-    dflop compare --suite paper
+    All get the same global batches; no GPU is needed.
+
+    Example: dflop compare configs/demo.yaml --device h100 --num-steps 5000 --usd-per-gpu-hour 2.5; dflop compare
+    --suite paper --html paper.html
     """
     from dflop.errors import ConfigError
     from dflop.report.rows import print_rows
 
+    check_folder(html)
+    check_folder(numbers)
+    say, wanted = talk(quiet), form_of(form, as_json)
     if (config is None) == (suite is None):
         raise ConfigError(
             "dflop compare wants a configuration or a suite", hint="dflop compare CONFIG, or --suite paper"
         )
     if suite is not None:
+        from dflop.jobs.suite.page import suite_page
         from dflop.jobs.suite.run import run_suite
 
-        found = run_suite(suite, say, picture, json_file)
-        print_rows(found.columns, found.rows, form)
+        found = run_suite(suite, say, picture, numbers)
+        if html is not None:
+            _write(html, suite_page(found), say)
+        print_rows(found.columns, found.rows, wanted)
         for note in found.notes:
             say(note)
         return
@@ -51,12 +64,24 @@ def compare(
 
     from dflop.config import load_config
     from dflop.jobs.comparing import COLUMNS, compare_on_data, comparison_rows
+    from dflop.jobs.comparing_page import data_page
     from dflop.jobs.outlook import look_ahead
 
     assert config is not None
     loaded = load_config(config, overrides)
     outlook = asyncio.run(look_ahead(loaded, device, say))
     contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say)
-    print_rows(COLUMNS, comparison_rows(contest, num_steps, usd_per_gpu_hour), form)
+    if html is not None:
+        _write(html, data_page(contest, loaded, config, num_steps, usd_per_gpu_hour), say)
+    print_rows(COLUMNS, comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
     say(f"simulated on {num_batches} batches nobody planned for; costs {outlook.source}")
     say(contest.plans.ours.reason)
+
+
+def _write(path: Path, page: ComparisonPage, say: Say) -> None:
+    from dflop.report.comparison_page import render_comparison
+    from dflop.report.page import write_page
+
+    with writing(path):
+        write_page(path, render_comparison(page))
+    say(f"page: {path}")

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import DEFAULT_STORE, Store, say
-from dflop.cli.pipeline import Overrides
+from dflop.cli.common import (
+    DEFAULT_STORE,
+    ConfigFile,
+    DryRun,
+    Form,
+    Json,
+    Overrides,
+    Quiet,
+    Say,
+    Store,
+    form_of,
+    talk,
+)
 
 if TYPE_CHECKING:
     from dflop.config import Config
@@ -19,23 +30,29 @@ Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; th
 
 
 def profile(
-    config: Path,
+    config: ConfigFile,
     *,
     overrides: Overrides = (),
-    dry_run: Annotated[bool, Parameter(help="Only show which probes would run, and how long by --device.")] = False,
-    device: Annotated[str, Parameter(help="With --dry-run: time probes by the data sheet of a100, h100 or h200.")] = "",
+    dry_run: DryRun = False,
+    device: Annotated[str, Parameter(help="With -n: seconds by the data sheet of a100, h100 or h200.")] = "",
+    as_json: Annotated[bool, Parameter(name="--json", help="With -n: an object of JSON per probe.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Time the modules of a configuration's model over its dataset, unless the store has the profile; print its key.
+    """Time the modules of a model over its dataset; print the profile's key.
 
-    Probes run as jobs of the configured cluster. Example: dflop profile configs/demo.yaml
+    Nothing is timed where the store has the profile. Probes run as jobs of the configured cluster. With -n they are
+    listed instead.
+
+    Example: dflop profile configs/demo.yaml; dflop profile configs/demo.yaml -n --device h100
     """
     import asyncio
 
     from dflop.config import load_config
 
     loaded = load_config(config, overrides)
+    say = talk(quiet)
     if dry_run:
-        _show_probes(loaded, device)
+        _show_probes(loaded, device, "json" if as_json else "table", say)
         return
     from dflop.jobs.profiling import profile_modules
 
@@ -44,7 +61,7 @@ def profile(
     print(key)
 
 
-def _show_probes(config: Config, device: str) -> None:
+def _show_probes(config: Config, device: str, form: str, say: Say) -> None:
     import asyncio
 
     from dflop.jobs.outlook import look_at_probes
@@ -57,7 +74,7 @@ def _show_probes(config: Config, device: str) -> None:
          "" if p.seconds is None else seconds(p.seconds))
         for p in probes
     ]  # fmt: skip
-    print_rows(("module", "way", "tp", "layers", "group", "samples", "tokens", "all repeats"), rows, "table")
+    print_rows(("module", "way", "tp", "layers", "group", "samples", "tokens", "all repeats"), rows, form)
     known = [p.seconds for p in probes if p.seconds is not None]
     if known:
         say(f"{len(probes)} probes, {seconds(sum(known))} by the data sheet; building the modules comes on top")
@@ -70,9 +87,11 @@ def show(
     *,
     store: Store = DEFAULT_STORE,
     output: Annotated[Path | None, Parameter(help="Draw into this .png, .svg or .pdf instead.")] = None,
-    form: Annotated[Literal["table", "csv", "json"], Parameter(name="--format")] = "table",
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Show the cost tables of a model profile: errors on unseen probes beside noise, curves, residuals.
+    """Show the cost tables of a model profile: errors beside noise, curves, residuals.
 
     Example: dflop cost show --output cost.svg
     """
@@ -99,8 +118,9 @@ def show(
         save_cost_plots(pairs, output, title)
         print(output)
         return
-    if form == "table":
-        say(title)
-    print_rows(COLUMNS, table_rows(pairs), form)
-    if form == "table":
-        print_rows(RESIDUAL_COLUMNS, [row for pair in pairs for row in residual_rows(pair)], form)
+    shown = form_of(form, as_json)
+    if shown == "table":
+        talk(quiet)(title)
+    print_rows(COLUMNS, table_rows(pairs), shown)
+    if shown == "table":
+        print_rows(RESIDUAL_COLUMNS, [row for pair in pairs for row in residual_rows(pair)], shown)

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import DEFAULT_STORE, Store, say
-from dflop.cli.pipeline import Overrides
+from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
 
 app = App(name="data", help="Data profiles: what every sample costs each module, from headers alone.")
 
 Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; the newest profile without it.")]
-Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format")]
 
 
 @app.command
-def profile(config: Path, *, overrides: Overrides = ()) -> None:
-    """Profile the dataset of a configuration, unless the store has the profile; print its key.
+def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = False, quiet: Quiet = False) -> None:
+    """Profile the dataset of a configuration; print the profile's key.
 
-    Shards run as jobs of the configured cluster. Example: dflop data profile configs/demo.yaml
+    Nothing is read where the store has the profile. Shards run as jobs of the configured cluster.
+
+    Example: dflop data profile configs/demo.yaml
     """
     import asyncio
 
     from dflop.config import load_config
-    from dflop.jobs.profiling import profile_dataset
+    from dflop.jobs.profiling import forecast_dataset, profile_dataset
 
-    found = asyncio.run(profile_dataset(load_config(config, overrides), say))
+    loaded, say = load_config(config, overrides), talk(quiet)
+    if dry_run:
+        if key := forecast_dataset(loaded, say):
+            print(key)
+        return
+    found = asyncio.run(profile_dataset(loaded, say))
     say(f"{found.num_rows} samples, {found.num_quarantined} quarantined; dflop data show {found.profile_key}")
     print(found.profile_key)
 
@@ -41,8 +46,9 @@ def show(
     store: Store = DEFAULT_STORE,
     output: Annotated[Path | None, Parameter(help="Draw into this .png, .svg or .pdf instead.")] = None,
     form: Form = "table",
+    as_json: Json = False,
 ) -> None:
-    """Show the distribution of a profile: quantiles, histograms, LLM against encoder tokens.
+    """Show a profile's distribution: quantiles, histograms, LLM against encoder tokens.
 
     Example: dflop data show --output data.svg
     """
@@ -63,8 +69,8 @@ def show(
         save_plots(drawn, output)
         print(output)
         return
-    if form != "table":
-        print_rows(table.columns, table.rows(), form)
+    if (shown := form_of(form, as_json)) != "table":
+        print_rows(table.columns, table.rows(), shown)
         return
     console = Console()
     changed = frame.filter((frame["media_level"] > 0) | (frame["num_cut_tokens"] > 0)).height
@@ -77,11 +83,21 @@ def show(
 
 @app.command
 def drift(
-    before: str, after: str, /, *, store: Store = DEFAULT_STORE, threshold: float = 0.1, form: Form = "table"
+    before: Annotated[str, Parameter(help="Profile key, or the first digits of one.")],
+    after: Annotated[str, Parameter(help="Another one.")],
+    /,
+    *,
+    store: Store = DEFAULT_STORE,
+    threshold: Annotated[float, Parameter(help="Distance from which on it is a drift, 0..1.")] = 0.1,
+    form: Form = "table",
+    as_json: Json = False,
 ) -> None:
-    """Compare two profiles; exit with 1 when they are farther apart than chance and than the threshold.
+    """Compare two profiles: has the data moved?
 
-    Distances are Kolmogorov-Smirnov (tokens) and total variation (groups), 0..1. Example: dflop data drift 1f0c 77ab
+    Exit code 1 when they are farther apart than chance and than the threshold. Distances are Kolmogorov-Smirnov
+    (tokens) and total variation (groups), 0..1.
+
+    Example: dflop data drift 1f0c 77ab
     """
     from dflop.data.drift import drift as measure
     from dflop.report.rows import print_rows
@@ -91,6 +107,6 @@ def drift(
     found = measure(*(profile_frame(store, key) for key in keys))
     beyond = found.beyond(threshold)
     rows = [(s.quantity, s.distance, s.chance, s.mean_ratio, s in beyond) for s in found.shifts]
-    print_rows(("quantity", "distance", "chance", "mean_ratio", "drifted"), rows, form)
+    print_rows(("quantity", "distance", "chance", "mean_ratio", "drifted"), rows, form_of(form, as_json))
     if beyond:
         sys.exit(1)

@@ -7,17 +7,24 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
+from dflop.cli.common import RUNS, Quiet, Run, Runs, talk
 
 
-def export(run_dir: Path, *, out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")]) -> None:
-    """Write the newest checkpoint of a run as a folder that Hugging Face's from_pretrained loads.
+def export(
+    run: Run,
+    *,
+    runs: Runs = RUNS,
+    out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's newest checkpoint as a folder for Hugging Face's from_pretrained.
 
-    Example: dflop export runs/demo-20261120-120000 --out models/demo
+    Example: dflop export latest --out models/demo
     """
     from dflop.jobs.export import export_run
-    from dflop.jobs.rundir import open_run
+    from dflop.jobs.find import find_run
 
-    step = export_run(open_run(run_dir), out, say)
+    say = talk(quiet)
+    step = export_run(find_run(run, runs), out, say)
     say(f"model after {step} steps")
     print(out)

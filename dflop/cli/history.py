@@ -4,44 +4,68 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.cli.common import DEFAULT_STORE, RUNS, Json, Quiet, Runs, Store, form_of, talk
+
+if TYPE_CHECKING:
+    from dflop.jobs.rundir import RunDir
 
 
 def history(
-    run: Annotated[str, Parameter(help="Run directory, or the id of a run in --store.")],
+    run: Annotated[str, Parameter(help="Run directory, id, beginning of one, `latest`; or an id in --store.")],
     *,
+    runs: Runs = RUNS,
     store: Store = DEFAULT_STORE,
-    format: Literal["table", "markdown", "json", "csv"] = "table",
+    form: Annotated[
+        Literal["table", "markdown", "json", "csv"], Parameter(name="--format", help="How entries are written.")
+    ] = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Tell in order what a run noticed and what was done about it: plans, corrections, drifts, slow ranks, restarts.
+    """Tell in order what a run noticed and what was done about it.
 
-    Rows that wait in the spool are brought in first, unless somebody else is at it. A run directory names its own
-    store. Example: dflop history runs/demo-20261120-120000
+    Plans, corrections, drifts, slow ranks, restarts. Rows that wait in the spool are brought in first, unless somebody
+    else is at it. A run directory names its own store; --store has runs whose directory is gone, too.
+
+    Example: dflop history latest
     """
     from rich.console import Console
 
     from dflop.jobs.results import load_history
-    from dflop.jobs.rundir import open_run
     from dflop.report.history import COLUMNS, history_rows, history_table, markdown_history
     from dflop.report.rows import print_rows
     from dflop.report.terminal import print_table
     from dflop.store.freshen import freshen
 
     run_id = run
-    if Path(run).is_dir():
-        opened = open_run(run)
+    if (opened := _directory_of(run, runs)) is not None:
         run_id, store = opened.run_id, opened.config().store
     num_waiting = freshen(store, run_id)
     entries = load_history(store, run_id)
     if num_waiting:
-        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
-    if format == "table":
+        talk(quiet)(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+    if (shown := form_of(form, as_json)) == "table":
         print_table(history_table(entries), Console())
-    elif format == "markdown":
+    elif shown == "markdown":
         sys.stdout.write(markdown_history(entries))
     else:
-        print_rows(COLUMNS, history_rows(entries), format)
+        print_rows(COLUMNS, history_rows(entries), shown)
+
+
+def _directory_of(name: str, runs: Path) -> RunDir | None:
+    """The run directory that is meant; None: the name is for the store."""
+    from dflop.errors import ConfigError
+    from dflop.jobs.find import LATEST, find_run
+    from dflop.jobs.rundir import open_run
+
+    if Path(name).is_dir():
+        return open_run(name)
+    try:
+        return find_run(name, runs)
+    except ConfigError:
+        if name == LATEST:
+            raise
+        return None

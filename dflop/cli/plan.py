@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import say
-from dflop.cli.pipeline import Overrides
+from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, Say, form_of, talk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +17,10 @@ if TYPE_CHECKING:
     from dflop.records import Plan
 
 Device = Annotated[str, Parameter(help="Plan from the data sheet of a100, h100 or h200 instead of measured costs.")]
-Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format")]
 
 
 def plan(
-    config: Path,
+    config: ConfigFile,
     *,
     device: Device = "",
     gpus: Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")] = None,
@@ -31,10 +29,14 @@ def plan(
     picture: Annotated[Path | None, Parameter(help="Draw a step, data-blind and balanced: .svg, .png, .pdf.")] = None,
     overrides: Overrides = (),
     form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Choose the layout for a configuration without running it; profiles the dataset where that is not done.
+    """Choose the layout for a configuration without running it.
 
-    With --emit an explanation goes to stderr. Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
+    Profiles the dataset where that is not done. With --emit an explanation goes to stderr.
+
+    Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
     import asyncio
     import os
@@ -50,22 +52,23 @@ def plan(
     from dflop.report.rows import print_rows
     from dflop.report.tables import plan_table
 
+    say, wanted = talk(quiet), form_of(form, as_json)
     write = emitter(emit) if emit else None
-    _check(explain, picture, form)
+    _check(explain, picture, wanted)
     loaded = _load(config, overrides, gpus)
     found = asyncio.run(look_ahead(loaded, device, say))
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
     plans = plan_problem(problem, top=loaded.plan.top, progress=say)
     say(f"{len(found.shapes)} samples, {problem.cluster.num_processes} processes; simulated, costs {found.source}")
     if problem.space.rules is not None:
-        _say_what_rules_cost(found.problem, plans[0], emit)
+        _say_what_rules_cost(found.problem, plans[0], emit, say)
     if write is not None:
         print(write(plans[0], problem.cluster), end="")
     elif not explain:
         table = plan_table(plans)
-        print_rows(table.header, table.rows, form)
+        print_rows(table.header, table.rows, wanted)
     if explain:
-        _explain(problem, plans, found.source, form, to_stderr=bool(emit))
+        _explain(problem, plans, found.source, wanted, say, to_stderr=bool(emit))
     else:
         say(plans[0].reason)
     if picture is not None:
@@ -110,7 +113,7 @@ def _load(path: Path, overrides: tuple[str, ...], gpus: int | None) -> Config:
     return load_config(path, (*overrides, *(f"{key}={value}" for key, value in nodes.items())))
 
 
-def _say_what_rules_cost(problem: Problem, plan: Plan, target: str) -> None:
+def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) -> None:
     """The plan that another trainer accepts beside the best one."""
     from dflop import units
     from dflop.plan.search import plan_problem
@@ -124,7 +127,7 @@ def _say_what_rules_cost(problem: Problem, plan: Plan, target: str) -> None:
     )
 
 
-def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: str, *, to_stderr: bool) -> None:
+def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: str, say: Say, *, to_stderr: bool) -> None:
     import sys
 
     from rich.console import Console

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dflop import units
-from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, form_of, say
 from dflop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,38 +19,31 @@ if TYPE_CHECKING:
 
 
 def sql(
-    query: str = "",
+    query: Annotated[str, Parameter(help="SQL text, or the name of a query that --list shows.")] = "",
     *,
     store: Store = DEFAULT_STORE,
-    param: tuple[str, ...] = (),
-    format: Literal["table", "csv", "json", "parquet"] = "table",
-    output: Path | None = None,
-    timeout_s: float = 60.0,
-    list_queries: Annotated[bool, Parameter(name="--list")] = False,
-    show: bool = False,
-    quiet: bool = False,
+    param: Annotated[tuple[str, ...], Parameter(help="name=value for a query with parameters; repeatable.")] = (),
+    form: Annotated[
+        Literal["table", "csv", "json", "parquet"], Parameter(name="--format", help="How rows are written.")
+    ] = "table",
+    as_json: Json = False,
+    output: Annotated[Path | None, Parameter(help="File to write instead of stdout.")] = None,
+    timeout_s: Annotated[float, Parameter(help="Stop the query, its rows included, after so long.")] = 60.0,
+    list_queries: Annotated[bool, Parameter(name="--list", help="Show the named queries.")] = False,
+    show: Annotated[bool, Parameter(help="Print the SQL of a named query instead of running it.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Ask the store, read-only: a SELECT, or the name of a query in sql/queries.
 
-    Start with `dflop sql --list`, `dflop sql tables` and `dflop sql "select * from v_run_summary"`.
-
-    Args:
-        query: SQL text, or the name of a query that `--list` shows.
-        store: Folder of the store.
-        param: name=value for queries with parameters; repeat it for more.
-        format: Form of the result; json is one object per line.
-        output: File to write instead of stdout.
-        timeout_s: Stop the query, the writing of its rows included, after so many seconds.
-        list_queries: Show the named queries.
-        show: Print the SQL of a named query instead of running it.
-        quiet: Do not say on the terminal which snapshot answered.
+    Example: dflop sql --list; dflop sql tables; dflop sql "select * from v_run_summary" --json
     """
     from dflop.report.rows import print_rows
     from dflop.store import bounds, console
 
+    shape = form_of(form, as_json)
     if list_queries:
         rows = [(q.name, q.purpose, " ".join(q.parameter_names)) for q in console.list_queries()]
-        print_rows(("name", "purpose", "parameters"), rows, "json" if format == "json" else "table")
+        print_rows(("name", "purpose", "parameters"), rows, "json" if shape == "json" else "table")
         return
     if not query.strip():
         raise ConfigError("no query", hint="give SQL text or a name: `dflop sql --list`, `dflop sql tables`")
@@ -60,12 +53,12 @@ def sql(
         return
     given = _pairs(param)
     values: dict[str, Any] = dict(named.values(given)) if named else dict(given)
-    if format == "parquet" and output is None:
+    if shape == "parquet" and output is None:
         raise ConfigError("Parquet needs a file", hint="--output FILE")
     text = named.sql if named else query
     bounds.bound_process(timeout_s)
     with console.open_query(store, text, values or None, timeout_s=timeout_s) as result:
-        num_rows = _write(result, format, output)
+        num_rows = _write(result, shape, output)
     if quiet:
         return
     if output:

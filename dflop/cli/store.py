@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dflop import units
-from dflop.cli.common import DEFAULT_STORE, Store, say
+from dflop.cli.common import DEFAULT_STORE, DryRun, Json, Quiet, Store, talk
 
 app = App(name="store", help="The profile store: one writer, snapshots for everybody else.")
 
@@ -24,7 +24,9 @@ def init(
     grace_s: float | None = None,
     lease_s: float | None = None,
 ) -> None:
-    """Create a store, or change the settings of one. A store also comes into being with its first profile.
+    """Create a store, or change the settings of one.
+
+    A store also comes into being with its first profile.
 
     Example: dflop store init --live /local/dflop --keep-snapshots 10
 
@@ -56,18 +58,21 @@ def migrate(*, store: Store = DEFAULT_STORE) -> None:
 
 
 @app.command
-def ingest(*, store: Store = DEFAULT_STORE, watch: bool = False, interval_s: float = 30.0) -> None:
+def ingest(
+    *,
+    store: Store = DEFAULT_STORE,
+    watch: Annotated[bool, Parameter(help="Go on until interrupted; the pass at work is finished.")] = False,
+    interval_s: Annotated[float, Parameter(help="Seconds between passes.")] = 30.0,
+    parsable: Annotated[bool, Parameter(help="Print the number of the snapshot alone.")] = False,
+    quiet: Quiet = False,
+) -> None:
     """Bring everything the jobs spooled into the database and publish a snapshot.
 
     Example: dflop store ingest --watch
-
-    Args:
-        store: Folder of the store.
-        watch: Go on until interrupted; the pass in progress is finished.
-        interval_s: Seconds between passes.
     """
     from dflop.store import ingest as ingest_module
 
+    say = talk(quiet)
     if watch:
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,7 +82,11 @@ def ingest(*, store: Store = DEFAULT_STORE, watch: bool = False, interval_s: flo
         print(f"{num_passes} passes")
         return
     done = ingest_module.ingest(store, say)
-    print(f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files")
+    print(
+        done.snapshot_seq
+        if parsable
+        else f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files"
+    )
     if done.num_quarantined_files:
         say(f"{done.num_quarantined_files} bad files were moved to {store}/quarantine; see dflop sql quarantine")
     if done.num_newer_files:
@@ -85,13 +94,17 @@ def ingest(*, store: Store = DEFAULT_STORE, watch: bool = False, interval_s: flo
 
 
 @app.command
-def verify(*, store: Store = DEFAULT_STORE) -> None:
-    """Prove that database, snapshot and files agree: everything is made again from the files and compared.
+def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
+    """Prove that database, snapshot and files agree.
 
-    Takes the time and disk space of a rebuild. Exit code 1 when something differs. Example: dflop store verify
+    Everything is made again from the files and compared. Takes the time and disk space of a rebuild. Exit code 1 when
+    something differs.
+
+    Example: dflop store verify
     """
     from dflop.store.verify import verify as run_verify
 
+    say = talk(quiet)
     report = run_verify(store, say)
     for problem in report.problems:
         print(problem)
@@ -107,9 +120,12 @@ def rebuild(
     *,
     store: Store = DEFAULT_STORE,
     snapshot: Annotated[int | None, Parameter(help="Make this snapshot again, in --output, instead.")] = None,
-    output: Path | None = None,
+    output: Annotated[Path | None, Parameter(help="File for it.")] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Make the live database again from the files; or, in a file of its own, any snapshot that was ever published.
+    """Make the live database, or any past snapshot, again from the files.
+
+    A snapshot goes to a file of its own.
 
     Example: dflop store rebuild --snapshot 17 --output june.duckdb
     """
@@ -120,6 +136,7 @@ def rebuild(
         raise ConfigError(
             "--snapshot and --output go together", hint="dflop store rebuild --snapshot 17 --output a.duckdb"
         )
+    say = talk(quiet)
     if snapshot is not None and output is not None:
         report = rebuild_module.rebuild_snapshot(store, snapshot, output, say)
         print(f"{output}: snapshot {snapshot}, {report.num_rows} rows of {report.num_files} files")
@@ -130,54 +147,68 @@ def rebuild(
 
 @app.command
 def compact(
-    *, store: Store = DEFAULT_STORE, min_files: int = 16, min_age_h: float = 24.0, dry_run: bool = False
+    *,
+    store: Store = DEFAULT_STORE,
+    min_files: Annotated[int, Parameter(help="Leave a run's kind alone that has fewer files.")] = 16,
+    min_age_h: Annotated[float, Parameter(help="Leave younger files alone, hours.")] = 24.0,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Rewrite the many small spool files of runs as few; rows, and what a rebuild makes of them, stay the same.
+    """Rewrite the many small spool files of runs as few.
+
+    Rows, and what a rebuild makes of them, stay the same.
 
     Example: dflop store compact --dry-run
-
-    Args:
-        store: Folder of the store.
-        min_files: Leave a run's kind alone that has fewer files.
-        min_age_h: Leave younger files alone, hours.
-        dry_run: Only say what would be done.
     """
     from dflop.store.compact import compact as run_compact
 
-    done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, progress=say)
+    done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, progress=talk(quiet))
     would = "would become" if dry_run else "became"
     print(f"{done.num_files_before} files of {done.num_runs} runs {would} {done.num_files_after}")
 
 
 @app.command
-def gc(*, store: Store = DEFAULT_STORE, dry_run: bool = False) -> None:
+def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = False) -> None:
     """Remove replaced snapshots after their grace period, and what killed processes left behind.
 
     Example: dflop store gc --dry-run
     """
     from dflop.store.collect import gc as run_gc
 
-    done = run_gc(store, dry_run=dry_run, progress=say)
+    done = run_gc(store, dry_run=dry_run, progress=talk(quiet))
     would = "would be removed" if dry_run else "removed"
     print(f"{len(done.removed)} files, {units.num_bytes(done.num_bytes)}, {would}")
 
 
 @app.command
-def status(*, store: Store = DEFAULT_STORE) -> None:
-    """Show the newest snapshot, what it holds, and what waits to be ingested. Example: dflop store status."""
+def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Show the newest snapshot, what it holds, and what waits to be ingested.
+
+    With --json one object: the snapshot, the waiting files and the settings.
+
+    Example: dflop store status
+    """
+    import dataclasses
+    import json
     import time
 
     from dflop.report.rows import print_rows
-    from dflop.store import console, settings, snapshot, spool
+    from dflop.store import backlog, console, settings, snapshot
 
     current = snapshot.read_current(store)
     columns, rows = console.query(store, console.named_query("store").sql)
+    waiting, rules = backlog.waiting_files(store), settings.read_settings(store)
+    if as_json:
+        shown = dataclasses.asdict(current) if current else None
+        kinds = [dict(zip(columns, row, strict=True)) for row in rows]
+        content = {
+            "snapshot": shown, "num_waiting_files": len(waiting), "kinds": kinds, "settings": dataclasses.asdict(rules)
+        }  # fmt: skip
+        print(json.dumps(content, default=str))
+        return
     print_rows(columns, rows, "table")
-    (known,) = console.query(store, "select count(*) from ingest_manifest")[1][0]
-    num_files = sum(1 for _ in spool.list_files(store)) if current else 0
-    (compacted,) = console.query(store, "select coalesce(sum(num_files), 0)::bigint from archive_manifest")[1][0]
     if current:
         age_s = time.time() - current.published_at_s
         print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
-    print(f"{max(num_files + compacted - known, 0)} spool files wait to be ingested")
-    print(settings.read_settings(store))
+    print(f"{len(waiting)} spool files wait to be ingested")
+    print(rules)

@@ -3,12 +3,25 @@
 A section (`model`, `cluster`, `dataset`) may be written in place or be the path of another YAML file, relative to
 the file that names it. Relative paths inside a file are relative to the working directory, as in every other tool.
 Precedence: `--set a.b=value` over the file over defaults. Unknown keys are errors that list the valid ones; nothing
-here imports torch, so a bad file is reported before anything slow happens.
+here imports torch, so a bad file is reported before anything slow happens. Where a value was written is kept beside
+the configuration (`places.py`), so that what later turns out to be wrong with it names file, line and key.
 """
 
 from __future__ import annotations
 
-from dflop.config.load import dump_config, load_config, load_mixture, load_model
+from dflop.config.load import (
+    Loaded,
+    dump_config,
+    dump_yaml,
+    load_config,
+    load_mixture,
+    load_model,
+    load_problems,
+    load_with_origins,
+)
+from dflop.config.places import Origins
+from dflop.config.schema import json_schema
+from dflop.config.section import Section
 from dflop.config.sections import (
     ClusterConfig,
     CompareConfig,
@@ -20,27 +33,36 @@ from dflop.config.sections import (
     ModelConfig,
     ModelProfileConfig,
     PlanConfig,
-    Section,
-    SlurmConfig,
     TrainConfig,
 )
+from dflop.config.show import annotated, shown_keys
+from dflop.config.slurm import ContainerConfig, SlurmConfig
 
 __all__ = [
     "ClusterConfig",
     "CompareConfig",
     "Config",
+    "ContainerConfig",
     "DataProfileConfig",
     "DatasetConfig",
+    "Loaded",
     "MixtureConfig",
     "MixtureEntryConfig",
     "ModelConfig",
     "ModelProfileConfig",
+    "Origins",
     "PlanConfig",
     "Section",
     "SlurmConfig",
     "TrainConfig",
+    "annotated",
     "dump_config",
+    "dump_yaml",
+    "json_schema",
     "load_config",
     "load_mixture",
     "load_model",
+    "load_problems",
+    "load_with_origins",
+    "shown_keys",
 ]

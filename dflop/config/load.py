@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from dflop.config.problems import config_error
+from dflop.config.places import Key, Origins, Place, lines_of
+from dflop.config.problems import config_error, config_errors
 from dflop.config.sections import Config, MixtureConfig, ModelConfig
 from dflop.errors import ConfigError
 
-_SECTION_FILES = ("model", "cluster", "dataset")
+SECTION_FILES = ("model", "cluster", "dataset")
+"""Sections that may be files of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and where each of its keys was written."""
+
+    config: Config
+    origins: Origins
 
 
 def load_mixture(path: Path) -> MixtureConfig:
@@ -24,18 +35,27 @@ def load_mixture(path: Path) -> MixtureConfig:
     Raises:
         ConfigError: naming file and key, with the valid keys where one is unknown.
     """
+    data, places = _read(path)
     try:
-        mixture = MixtureConfig.model_validate(_read_yaml(path))
+        mixture = MixtureConfig.model_validate(data)
     except ValidationError as error:
-        raise config_error(error, {"": path}, root=MixtureConfig) from None
+        raise config_error(error, Origins(path, places), root=MixtureConfig) from None
     if not mixture.datasets:
         raise ConfigError("a mixture of nothing", where=f"{path}: datasets", hint="write one entry or more")
     return mixture
 
 
 def load_model(path: Path) -> ModelConfig:
-    """A model section that is a file of its own, such as those in `configs/models/`."""
-    return ModelConfig.model_validate(_read_yaml(path))
+    """A model section that is a file of its own, such as those in `configs/models/`.
+
+    Raises:
+        ConfigError: naming file and key.
+    """
+    data, places = _read(path)
+    try:
+        return ModelConfig.model_validate(data)
+    except ValidationError as error:
+        raise config_error(error, Origins(path, places), root=ModelConfig) from None
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -46,35 +66,74 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         overrides: `a.b.c=value` strings; the value is parsed as YAML. A whole section may be another file.
 
     Raises:
-        ConfigError: naming file and key, with the valid keys where one is unknown.
+        ConfigError: naming file, line and key, with the valid keys where one is unknown.
     """
-    data = _read_yaml(path)
-    files = {"": path}
-    whole = [o for o in overrides if o.partition("=")[0] in _SECTION_FILES]
-    for override in whole:
-        _apply(data, override)
-    for section in _SECTION_FILES:
-        if isinstance(data.get(section), str):
-            files[section] = _section_path(path, section, data[section])
-            data[section] = _read_yaml(files[section])
-    for override in overrides:
-        if override not in whole:
-            _apply(data, override)
+    return load_with_origins(path, overrides).config
+
+
+def load_with_origins(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """As `load_config`, with the place of every key.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    data, origins = _compose(path, overrides)
     try:
-        return Config.model_validate(data)
+        return Loaded(Config.model_validate(data), origins)
     except ValidationError as error:
-        raise config_error(error, files, [o.partition("=")[0] for o in overrides]) from None
+        raise config_error(error, origins) from None
+
+
+def load_problems(path: Path, overrides: Sequence[str] = ()) -> list[ConfigError]:
+    """Everything that keeps a configuration from being loaded, an error each; none where it can be.
+
+    A file that is missing or no YAML ends the search, and is the only one.
+    """
+    try:
+        data, origins = _compose(path, overrides)
+        Config.model_validate(data)
+    except ValidationError as error:
+        return config_errors(error, origins)
+    except ConfigError as error:
+        return [error]
+    return []
 
 
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML that `load_config` reads back to an equal value."""
+    return dump_yaml(config.model_dump(mode="json"), width=80)
+
+
+def dump_yaml(values: Mapping[str, Any], *, width: int = 100_000) -> str:
+    """Plain values as YAML; texts longer than `width` characters go over several lines."""
     yaml, text = YAML(), io.StringIO()
     yaml.allow_unicode = False  # escapes what YAML reads as a line break but Python does not, such as U+0085
-    yaml.dump(config.model_dump(mode="json"), text)
+    yaml.width = width
+    yaml.dump(dict(values), text)
     return text.getvalue()
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
+    """Files and overrides laid over one another; nothing is judged."""
+    data, places = _read(path)
+    whole = [o for o in overrides if o.partition("=")[0] in SECTION_FILES]
+    for override in whole:
+        _apply(data, places, override)
+    for section in SECTION_FILES:
+        if isinstance(data.get(section), str):
+            file = _section_path(path, section, data[section], places)
+            data[section], inside = _read(file, above=(section,))
+            _forget(places, (section,))
+            places[(section,)] = Place(str(file), 1, 1)  # for what the file leaves out
+            places.update(inside)
+    for override in overrides:
+        if override not in whole:
+            _apply(data, places, override)
+    return data, Origins(path, places)
+
+
+def _read(path: Path, above: Key = ()) -> tuple[dict[str, Any], dict[Key, Place]]:
+    """Content of a file, and the places of its keys, which begin with `above`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -82,13 +141,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
     try:
-        data = _parse_yaml(text)
+        data, lines = _parse_yaml(text), lines_of(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(_yaml_problem(error), where=f"{path}:{mark.line + 1}" if mark else str(path)) from None
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys", where=str(path))
-    return data
+    return data, {(*above, *key): Place(str(path), line, len(above)) for key, line in lines.items()}
 
 
 def _parse_yaml(text: str) -> Any:
@@ -99,18 +158,18 @@ def _yaml_problem(error: YAMLError) -> str:
     return f"not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
 
 
-def _section_path(parent: Path, section: str, name: str) -> Path:
+def _section_path(parent: Path, section: str, name: str, places: dict[Key, Place]) -> Path:
     found = parent.parent / name
     if not found.is_file():
         raise ConfigError(
             f"file `{name}` of section `{section}` does not exist",
-            where=f"{parent}: {section}",
+            where=Origins(parent, places).where(section),
             hint=f"the path is relative to {parent.parent}; or write the section in place",
         )
     return found
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def _apply(data: dict[str, Any], places: dict[Key, Place], override: str) -> None:
     key, sep, text = override.partition("=")
     if not sep or not key:
         raise ConfigError(f"cannot read override `{override}`", where="--set", hint="write it as section.key=value")
@@ -125,3 +184,10 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node[leaf] = _parse_yaml(text)
     except YAMLError as error:
         raise ConfigError(_yaml_problem(error), where=f"--set {override}") from None
+    _forget(places, (*parents, leaf))
+    places[(*parents, leaf)] = Place()
+
+
+def _forget(places: dict[Key, Place], key: Key) -> None:
+    for other in [known for known in places if known[: len(key)] == key]:
+        del places[other]

@@ -1,52 +1,56 @@
-"""What pydantic found wrong, in words that name the file, the key and the nearest valid key."""
+"""What pydantic found wrong, in words that name the file, the line, the key and the nearest valid key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from dflop.config.places import Origins
 from dflop.config.sections import Config, spellings
 from dflop.errors import ConfigError, did_you_mean
 
 
-def config_error(
-    error: ValidationError, files: Mapping[str, Path], overridden: Sequence[str] = (), root: type[BaseModel] = Config
-) -> ConfigError:
-    """The error a person reads.
+def config_error(error: ValidationError, origins: Origins, root: type[BaseModel] = Config) -> ConfigError:
+    """The error a person reads: the first problem, and where the others are.
 
     Args:
         error: As pydantic raised it.
-        files: Section to the file it came from; the empty name is the main file.
-        overridden: Keys that `--set` gave.
+        origins: Where the keys were written.
+        root: What was validated.
+    """
+    first, *others = config_errors(error, origins, root)
+    if not others:
+        return first
+    hint = f"{first.hint}; " if first.hint else ""
+    hint += f"and {len(others)} more: " + ", ".join(other.where for other in others)
+    return ConfigError(first.what, where=first.where, hint=hint)
+
+
+def config_errors(error: ValidationError, origins: Origins, root: type[BaseModel] = Config) -> list[ConfigError]:
+    """An error for every problem, misspelt keys first.
+
+    Args:
+        error: As pydantic raised it.
+        origins: Where the keys were written.
         root: What was validated.
     """
     # A misspelt key is often also a missing one: the first says more.
     errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    problems = [_describe(e, files, overridden, root) for e in errors]
-    what, where, hint = problems[0]
-    if len(problems) > 1:
-        hint += f"{'; ' if hint else ''}and {len(problems) - 1} more: " + ", ".join(p[1] for p in problems[1:])
-    return ConfigError(what, where=where, hint=hint)
+    return [_describe(e, origins, root) for e in errors]
 
 
-def _describe(
-    error: Any, files: Mapping[str, Path], overridden: Sequence[str], root: type[BaseModel]
-) -> tuple[str, str, str]:
+def _describe(error: Any, origins: Origins, root: type[BaseModel]) -> ConfigError:
     loc = [str(part) for part in error["loc"]]
-    key = ".".join(loc)
-    section = loc[0] if loc and loc[0] in files else ""
-    where = f"{files[section]}: {'.'.join(loc[1:]) if section else key}"
-    if any(key == k or key.startswith(f"{k}.") for k in overridden):
-        where = f"--set {key}"
+    where = origins.where(*loc)
     if error["type"] == "extra_forbidden":
-        return f"unknown key `{loc[-1]}`", where, did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
+        hint = did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
+        return ConfigError(f"unknown key `{loc[-1]}`", where=where, hint=hint)
     if error["type"] == "missing":
-        return f"missing key `{loc[-1]}`", where, ""
+        return ConfigError(f"missing key `{loc[-1]}`", where=where)
     message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{message} (got {_short(error['input'])})", where, ""
+    return ConfigError(f"{message} (got {_short(error['input'])})", where=where)
 
 
 def _short(value: object) -> str:

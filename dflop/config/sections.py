@@ -9,16 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from dflop.config.section import Section
+from dflop.config.slurm import SlurmConfig
 from dflop.records import ClusterSpec
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -67,19 +63,6 @@ class DatasetConfig(Section):
     demo: bool = False
     """Build the demo dataset in the folder of `annotations` when it is not there."""
     demo_num_samples: int = Field(default=320, ge=1)
-
-
-class SlurmConfig(Section):
-    """How jobs are submitted to Slurm."""
-
-    partition: str = ""
-    time_limit_min: int = Field(default=240, ge=1)
-    setup: tuple[str, ...] = ()
-    """Shell lines before the tasks start (`module load ...`, `source venv/bin/activate`)."""
-    extra: dict[str, str] = Field(default_factory=dict)
-    """Further sbatch options without dashes, e.g. `{account: a1}`."""
-    srun_args: tuple[str, ...] = ()
-    poll_interval_s: float = Field(default=30, gt=0)
 
 
 class ClusterConfig(Section):

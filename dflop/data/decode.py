@@ -66,6 +66,7 @@ def decode_video(source: MediaSource, frame_indices: Sequence[int]) -> npt.NDArr
 
     Raises:
         BadMedia: no video stream, a damaged frame before the last one asked for, or fewer frames than that.
+        ValueError: no frame is asked for, or one before the first.
     """
     if not frame_indices or min(frame_indices) < 0:
         raise ValueError(f"frame_indices must be non-empty and not negative: {list(frame_indices)[:8]}")

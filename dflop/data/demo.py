@@ -30,11 +30,13 @@ from dflop.data.demo_sources import CITY_VIDEO, PHOTOS, SOUNDS, Source, find, pa
 from dflop.data.headers import read_header
 from dflop.data.profile import DatasetRef
 from dflop.errors import ConfigError
+from dflop.models.media import MediaRules
 
 DEMO_VERSION = 1
 """Raise when the same seed gives another dataset."""
 
 MIXTURE = {"single_image": 0.35, "multi_image": 0.12, "video": 0.15, "audio": 0.13, "text": 0.25}
+_KINDS = {"single_image": "image", "multi_image": "image", "video": "video", "audio": "audio"}
 
 _CITY_FPS = Fraction(25, 2)  # every second frame of the shipped 25 frames per second
 _MIN_SOUND_S = 0.3  # shorter shipped sounds appear only joined to others
@@ -49,6 +51,7 @@ def make_demo_dataset(
     progress: Callable[[str], None] | None = None,
     *,
     max_llm_tokens: int = 8192,
+    rules: MediaRules | None = None,
 ) -> DatasetRef:
     """Paths of the demo dataset in `folder`, made now unless the same one is already there.
 
@@ -58,28 +61,33 @@ def make_demo_dataset(
         seed: Fixes every draw: equal seeds give equal annotations, byte for byte, on one machine.
         progress: Told what is being made.
         max_llm_tokens: Passed on to the returned reference.
+        rules: Of the family it is made for: the tokenizer knows its special tokens, and there are no rows with media
+            that it does not take. None: for Qwen2.5-Omni, which takes all kinds.
 
     Raises:
         ConfigError: packages of `dflop[demo]` are missing, or the folder holds something else.
     """
-    identity = {"dflop_demo_version": DEMO_VERSION, "seed": seed, "num_samples": num_samples}
+    identity: dict[str, int | str] = {"dflop_demo_version": DEMO_VERSION, "seed": seed, "num_samples": num_samples}
+    identity["made_for"] = (
+        "" if rules is None or set(_special_tokens(rules)) == set(_special_tokens(None)) else rules.name
+    )
     if not _is_made(folder, identity):
         versions = package_versions()
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             made = Path(scratch) / "dataset"
-            builder = _Builder(made, np.random.default_rng(seed), versions, progress or (lambda _: None))
+            builder = _Builder(made, np.random.default_rng(seed), versions, progress or (lambda _: None), rules)
             builder.build(num_samples, identity)
             _publish(made, folder, identity)
     return DatasetRef.of_file(folder / "annotations.jsonl", folder / "media", folder / "tokenizer.json", max_llm_tokens)
 
 
-def _is_made(folder: Path, identity: dict[str, int]) -> bool:
+def _is_made(folder: Path, identity: dict[str, int | str]) -> bool:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        found = json.loads((folder / "provenance.json").read_text("utf-8"))
-        found = {name: found[name] for name in identity}
+        known = {"made_for": "", **json.loads((folder / "provenance.json").read_text("utf-8"))}
+        found: object = {name: known[name] for name in identity}
     except (OSError, ValueError, KeyError, TypeError):
         found = "no demo dataset"
     if found != identity:
@@ -91,7 +99,7 @@ def _is_made(folder: Path, identity: dict[str, int]) -> bool:
     return True
 
 
-def _publish(made: Path, folder: Path, identity: dict[str, int]) -> None:
+def _publish(made: Path, folder: Path, identity: dict[str, int | str]) -> None:
     try:
         made.rename(folder)
     except OSError:
@@ -104,9 +112,14 @@ class _Builder:
     """Draws rows from one generator and writes their media; `provenance` grows by one entry per file."""
 
     def __init__(
-        self, folder: Path, rng: np.random.Generator, versions: dict[str, str], progress: Callable[[str], None]
+        self,
+        folder: Path,
+        rng: np.random.Generator,
+        versions: dict[str, str],
+        progress: Callable[[str], None],
+        rules: MediaRules | None,
     ) -> None:
-        self.folder = folder
+        self.folder, self.rules = folder, rules
         self.rng = rng
         self.versions = versions
         self.progress = progress
@@ -117,7 +130,7 @@ class _Builder:
         self.waves = [decode_audio(path, media.SAMPLE_RATE_HZ) for _, path in self.sounds]
         self.city = self._city_frames()
 
-    def build(self, num_samples: int, identity: dict[str, int]) -> None:
+    def build(self, num_samples: int, identity: dict[str, int | str]) -> None:
         for kind in ("image", "video", "audio"):
             (self.folder / "media" / kind).mkdir(parents=True)
         makers = {
@@ -137,15 +150,17 @@ class _Builder:
         self.progress("demo dataset: training the tokenizer")
         turns = (turn["value"] for row in rows for turn in row["conversations"])
         prose = (paragraph for text in self.texts for paragraph in text.paragraphs)
-        demo_text.train_tokenizer((*prose, *turns), self.folder / "tokenizer.json")
+        tokens = _special_tokens(self.rules)
+        demo_text.train_tokenizer((*prose, *turns), self.folder / "tokenizer.json", tokens)
         provenance = {**identity, "packages": self.versions, "texts": self._text_sources(), "files": self.provenance}
         (self.folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", "utf-8")
         self.progress(f"demo dataset: {num_samples} samples with {len(self.provenance)} media files")
 
     def _groups(self, num_samples: int) -> list[str]:
         """One group per row: the mixture's shares by largest remainder, shuffled."""
-        edges = np.round(np.cumsum([0.0, *MIXTURE.values()]) * num_samples).astype(int)
-        groups = np.repeat(list(MIXTURE), np.diff(edges))
+        shares = _shares(self.rules)
+        edges = np.round(np.cumsum([0.0, *shares.values()]) * num_samples).astype(int)
+        groups = np.repeat(list(shares), np.diff(edges))
         return [str(group) for group in self.rng.permutation(groups)]
 
     def _single_image(self, name: str) -> Row:
@@ -238,6 +253,21 @@ class _Builder:
             {"package": "python", "version": python, "path": "pydoc_data/topics.py", "licence": "PSF-2.0"},
             {**descriptions, "licence": "BSD-3-Clause"},
         ]
+
+
+def _special_tokens(rules: MediaRules | None) -> tuple[str, ...]:
+    """What the tokenizer must know for a family."""
+    if rules is None:
+        return demo_text.SPECIAL_TOKENS
+    media = [token for kind in rules.media_tokens.values() for token in (kind.begin, kind.end, kind.pad) if token]
+    tokens = tuple(dict.fromkeys([*demo_text.CHAT_TOKENS, *media, *rules.special_tokens]))
+    return demo_text.SPECIAL_TOKENS if set(tokens) == set(demo_text.SPECIAL_TOKENS) else tokens
+
+
+def _shares(rules: MediaRules | None) -> dict[str, float]:
+    """Share of each group of rows; groups with media that a family does not take have none."""
+    kept = {g: s for g, s in MIXTURE.items() if rules is None or _KINDS.get(g, "text") in {*rules.media_tokens, "text"}}
+    return kept if len(kept) == len(MIXTURE) else {g: s / sum(kept.values()) for g, s in kept.items()}
 
 
 def _row(kind: str, paths: str | list[str], turns: list[tuple[str, str]], origin: str) -> Row:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,9 @@ from tokenizers.trainers import BpeTrainer
 from dflop.data.demo_media import lognormal
 from dflop.data.demo_sources import find_files
 
+CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
+    *CHAT_TOKENS,
     "<|vision_bos|>",
     "<|vision_eos|>",
     "<|IMAGE|>",
@@ -79,14 +78,14 @@ def question_and_answer(rng: np.random.Generator, texts: list[Text]) -> tuple[st
     return question, _whole_sentences(" ".join(words)), text
 
 
-def train_tokenizer(texts: Iterable[str], path: Path) -> None:
+def train_tokenizer(texts: Iterable[str], path: Path, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> None:
     """Train the byte-level BPE on `texts` and write it as `tokenizer.json`."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special_tokens),
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )

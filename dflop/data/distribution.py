@@ -82,6 +82,15 @@ def summary(frame: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema, orient="row")
 
 
+def summary_text(frame: pl.DataFrame) -> str:
+    """`summary` as a table of plain characters, with every row."""
+    with pl.Config(
+        tbl_rows=-1, tbl_cols=-1, tbl_width_chars=120, tbl_formatting="ASCII_MARKDOWN",
+        tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
+    ):  # fmt: skip
+        return str(summary(frame))
+
+
 def quantiles(values: npt.NDArray[np.int64], weights: npt.NDArray[np.float64], shares: Sequence[float]) -> list[int]:
     """Per share, the smallest value that this share of the weight does not exceed."""
     order = np.argsort(values, kind="stable")

@@ -76,7 +76,11 @@ def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_I
 
 @contextmanager
 def open_image(source: MediaSource, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[Image.Image]:
-    """An image opened up to its header; whatever Pillow raises on a bad file leaves as `BadMedia`."""
+    """An image opened up to its header; whatever Pillow raises on a bad file leaves as `BadMedia`.
+
+    Raises:
+        BadMedia: missing, no image, too large, or broken.
+    """
     try:
         _check(source)
         with warnings.catch_warnings():
@@ -120,6 +124,9 @@ def open_container(source: MediaSource, *, only_header: bool = False) -> Iterato
         source: File.
         only_header: Look no further into the file than its header needs, where that is known: of WAV, whose header
             says everything, FFmpeg would still read and analyse 5 MB, which takes three times as long.
+
+    Raises:
+        BadMedia: missing, of no listed kind, or broken.
     """
     # A file that is open already needs no protocol, and what it names is never opened.
     protocols = "file" if isinstance(source, Path) else "none"

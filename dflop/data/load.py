@@ -40,8 +40,12 @@ def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, lev
                 f"{item.kind} is {media.shape[2]}x{media.shape[1]} px but was profiled as "
                 f"{item.width_px}x{item.height_px}"
             )
-        media = resize(media, family.frame_size_px(item.grid))
-    array: npt.NDArray[np.float32] = family.item_array(item.kind, media, item.grid)
+        framed = family.framed(item, media)
+        sizes_px = family.frame_sizes_px(item, level)
+        versions: list[npt.NDArray[np.generic]] = [resize(framed, size_px) for size_px in sizes_px]
+    else:
+        versions = [media]
+    array: npt.NDArray[np.float32] = family.array_of(item, versions)
     return array
 
 

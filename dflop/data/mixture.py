@@ -131,7 +131,11 @@ class Dataset:
         return int(self._starts[-1])
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(number of the entry, row counted over the files of that entry) of sample `index`."""
+        """(number of the entry, row counted over the files of that entry) of sample `index`.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         entry = int(np.searchsorted(self._starts, index, side="right")) - 1

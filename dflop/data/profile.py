@@ -109,6 +109,7 @@ def profile_shard(
     Raises:
         DataError: a file or folder cannot be read.
         ConfigError: tokenizer or chat template do not fit the family.
+        ValueError: there is no such shard.
     """
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index {shard_index} is not in 0..{num_shards - 1}")
@@ -166,6 +167,7 @@ def profile_sizes_shard(
     Raises:
         DataError: the table cannot be read, or lacks a column.
         ConfigError: tokenizer or chat template do not fit the family, or a step of `overlong` needs texts.
+        ValueError: the dataset is no table of sizes.
     """
     if dataset.sizes is None:
         raise ValueError("the dataset is no table of sizes")

@@ -24,6 +24,14 @@ class Begun:
     supervisor: Supervisor
     stage: Stage
     """Of training."""
+    next_step: int
+    """That the newest checkpoint does not hold; 0 in a comparison, which always starts over."""
+
+
+def reached(run: RunDir, mode: str) -> int:
+    """First step that a start of the job would run now."""
+    latest = read_latest(run.checkpoints) if mode == TRAIN else None
+    return int(latest["next_step"]) if latest else 0
 
 
 def begin(run: RunDir, mode: str, config: Config) -> Begun:
@@ -46,7 +54,7 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
         [str(run.path), mode, str(attempt), master_host(), str(store.port)], log,
         num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
-    return Begun(attempt, store, supervisor, stage)
+    return Begun(attempt, store, supervisor, stage, int(latest["next_step"]) if latest else 0)
 
 
 def master_host() -> str:

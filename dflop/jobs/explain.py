@@ -31,24 +31,11 @@ Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(StepPicture):
     """One sampled batch under the plan."""
 
     job: StepJob
     assignment: Assignment
-    start_s: Floats
-    """`[nodes, microbatches, 2]`."""
-    end_s: Floats
-
-    @property
-    def pipeline_s(self) -> float:
-        return float(self.end_s.max(initial=0.0))
-
-    @property
-    def busy_s(self) -> Floats:
-        """`[nodes]`."""
-        busy: Floats = (self.end_s - self.start_s).sum(axis=(1, 2))
-        return busy
 
 
 def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivity: bool = True) -> Explanation:
@@ -92,14 +79,13 @@ def save_plan_picture(problem: Problem, plan: Plan, source: str, path: Path) -> 
     found = [[_step(problem, plan, i, policy) for policy in policies] for i in range(len(problem.batches))]
     found.sort(key=lambda steps: steps[0].pipeline_s / max(steps[-1].pipeline_s, 1e-12))
     chosen = found[(len(found) - 1) // 2]
-    pictures = [StepPicture(policy, s.start_s, s.end_s) for policy, s in zip(policies, chosen, strict=True)]
-    save_step_pictures(plan, pictures, source, path)
+    save_step_pictures(plan, chosen, source, path)
 
 
 def _step(problem: Problem, plan: Plan, index: int, policy: str) -> _Step:
     job = StepJob(plan, problem.batches[index], problem.cost, contention(problem, plan), problem.batch_items[index])
     assignment = job.assign(policy, QUICK)
-    return _Step(job, assignment, *job.judge.spans(assignment))
+    return _Step(policy, *job.judge.spans(assignment), job, assignment)
 
 
 def _costs(problem: Problem, plan: Plan) -> Iterator[tuple[str, str]]:

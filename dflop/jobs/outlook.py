@@ -53,14 +53,14 @@ async def look_ahead(config: Config, device: str, say: Say) -> Outlook:
         CostError: measured costs are wanted and the store has none, or an unknown device.
     """
     async with own_run(config, "plan", say) as run:
-        found = await data_profile(run, submit.launcher_of(run, run.config()), say)
+        found = await data_profile(run, submit.reading_launcher_of(run, run.config(), say), say)
         return await asyncio.to_thread(_outlook, run.config(), found.profile_key, device)
 
 
 async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
     """The probes a profile of the modules would take, timed by the data sheet of `device` where one is named."""
     async with own_run(config, "probes", say) as run:
-        found = await data_profile(run, submit.launcher_of(run, run.config()), say)
+        found = await data_profile(run, submit.reading_launcher_of(run, run.config(), say), say)
         return await asyncio.to_thread(_probes, run.config(), found.profile_key, device)
 
 

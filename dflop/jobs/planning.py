@@ -101,7 +101,11 @@ class Costs:
 
 
 def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Costs:
-    """Cost tables and link costs of a finished model profile, fitted and stored first where there are none."""
+    """Cost tables and link costs of a finished model profile, fitted and stored first where there are none.
+
+    Raises:
+        StoreError: they cannot be written or read.
+    """
     family = bound_family(config)
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)

@@ -1,13 +1,21 @@
-"""Everything that can be wrong with a configuration, found in seconds: before Prefect, torch or a job starts."""
+"""Everything that can be wrong with a configuration, found in seconds: before Prefect, torch or a job starts.
+
+`dflop run` stops at the first problem; `dflop config validate` tells all of them, with file, line and key. What only
+says that this machine is not the one to run on (no sbatch, no TensorBoard) is told apart: a laptop may validate.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from dflop.config import Config
-from dflop.errors import ConfigError, did_you_mean
+from dflop.config import Config, Origins
+from dflop.data.chat import ChatTemplate
+from dflop.data.formats.source import opener_of
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.jobs.rundir import dataset_ref, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.steps import stages_of
@@ -18,27 +26,56 @@ from dflop.records import LLM
 _SCAN_BYTES = 64 << 20
 
 
-def preflight(config: Config, config_file: Path) -> None:
+class Problem(NamedTuple):
+    """Something that keeps a configuration from running."""
+
+    error: DflopError
+    is_of_machine: bool = False
+    """Whether the configuration may be right, and only this machine is the wrong one."""
+
+
+def preflight(config: Config, config_file: Path | Origins) -> None:
     """Check what a run will need.
 
     Args:
         config: The validated configuration.
-        config_file: Named in the errors.
+        config_file: Named in the errors; with the places of its keys, errors name lines, too.
 
     Raises:
-        ConfigError: unknown family, module or media limit, missing dataset, no Slurm or TensorBoard here, hardware
-            label missing.
+        ConfigError: unknown family, module or media limit, missing dataset, a tokenizer without the tokens of the
+            family, no Slurm or TensorBoard here, hardware label missing.
         InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
-    family = trainable_of(config)
-    _check_frozen(config.model.frozen, family, f"{config_file}: model.frozen")
-    _check_stages(config, family, config_file)
-    _check_weights(config, config_file)
-    _check_dataset(config, config_file)
-    _check_cluster(config, config_file)
-    check_tensorboard(config, str(config_file))
-    if config.plan.layouts == ("split",):
-        check_processes(modules_named(family, config), config.cluster.spec().num_processes)
+    for problem in problems(config, config_file):
+        raise problem.error
+
+
+def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
+    """Every problem of a configuration, one after the other.
+
+    Args:
+        config: The validated configuration.
+        config_file: Named in the errors; with the places of its keys, errors name lines, too.
+    """
+    origins = config_file if isinstance(config_file, Origins) else Origins(config_file)
+    family: Family | None = None
+    try:
+        family = trainable_of(config)
+    except ConfigError as error:
+        yield Problem(_placed(error, origins))
+    if family is not None:
+        yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
+        yield from _found(_check_stages, config, family, origins)
+    yield from _found(_check_weights, config, origins)
+    dataset = list(_found(_check_dataset, config, origins))
+    yield from dataset
+    if family is not None:
+        yield from _found(_check_tokenizer, config, family, origins)
+    yield from _cluster_problems(config, origins)
+    where = origins.where("train", "tensorboard")
+    yield from _found(check_tensorboard, config, where, is_of_machine=True)
+    if family is not None and config.plan.layouts == ("split",) and not dataset:
+        yield from _found(check_processes, modules_named(family, config), config.cluster.spec().num_processes)
 
 
 def modules_named(family: Family, config: Config) -> tuple[str, ...]:
@@ -58,7 +95,23 @@ def modules_named(family: Family, config: Config) -> tuple[str, ...]:
     return tuple(m for m in family.modules if m == LLM or m in placed)
 
 
-def _check_frozen(frozen: Sequence[str], family: Family, where: str) -> None:
+def _found(check: Callable[..., None], *args: object, is_of_machine: bool = False) -> Iterator[Problem]:
+    try:
+        check(*args)
+    except DflopError as error:
+        yield Problem(error, is_of_machine)
+
+
+def _placed(error: ConfigError, origins: Origins) -> ConfigError:
+    """An error that names a key, with the place of it."""
+    key = error.where.split(".")
+    if key[0] not in Config.model_fields:
+        return error
+    return ConfigError(error.what, where=origins.where(*key), hint=error.hint)
+
+
+def _check_frozen(frozen: Sequence[str], family: Family, key: tuple[str, ...], origins: Origins) -> None:
+    where = origins.where(*key)
     for name in frozen:
         if name not in family.freezable:
             raise ConfigError(f"unknown module `{name}`", where=where, hint=did_you_mean(name, family.freezable))
@@ -66,45 +119,45 @@ def _check_frozen(frozen: Sequence[str], family: Family, where: str) -> None:
         raise ConfigError("every module is frozen: there is nothing to train", where=where)
 
 
-def _check_stages(config: Config, family: Family, config_file: Path) -> None:
+def _check_stages(config: Config, family: Family, origins: Origins) -> None:
     names = [stage.name for stage in config.stages]
     for index, stage in enumerate(config.stages):
-        where, is_last = f"{config_file}: stages.{index}", index == len(names) - 1
+        key, is_last = ("stages", str(index)), index == len(names) - 1
         if stage.name in names[:index]:
-            raise ConfigError(f"two stages are named `{stage.name}`", where=f"{where}.name")
+            raise ConfigError(f"two stages are named `{stage.name}`", where=origins.where(*key, "name"))
         if is_last and stage.num_steps is not None:
             raise ConfigError(
                 "the last stage takes the steps that are left",
-                where=f"{where}.num_steps",
+                where=origins.where(*key, "num_steps"),
                 hint="leave it out; `train.num_steps` says how many there are in all",
             )
         if not is_last and stage.num_steps is None:
             raise ConfigError(
                 f"stage `{stage.name}` does not say how many steps it has",
-                where=f"{where}.num_steps",
+                where=origins.where(*key, "num_steps"),
                 hint="only the last stage takes what is left",
             )
-        _check_frozen(stage.frozen, family, f"{where}.frozen")
+        _check_frozen(stage.frozen, family, (*key, "frozen"), origins)
     if config.stages and stages_of(config)[-1].num_steps < 1:
         raise ConfigError(
             f"no step is left of {config.train.num_steps} for the last stage",
-            where=f"{config_file}: train.num_steps",
+            where=origins.where("train", "num_steps"),
             hint=f"more than {stages_of(config)[-1].first_step}, which the stages before it take",
         )
 
 
-def _check_weights(config: Config, config_file: Path) -> None:
+def _check_weights(config: Config, origins: Origins) -> None:
     folder = config.model.weights
     names = ("model.safetensors", "model.safetensors.index.json")
     if folder is not None and not any((folder / name).is_file() for name in names):
         raise ConfigError(
             f"no weights in `{folder}`",
-            where=f"{config_file}: model.weights",
+            where=origins.where("model", "weights"),
             hint=f"a folder with {' or '.join(names)}; relative paths start at the working directory, {Path.cwd()}",
         )
 
 
-def _check_dataset(config: Config, config_file: Path) -> None:
+def _check_dataset(config: Config, origins: Origins) -> None:
     d = config.dataset
     if d.demo:
         return
@@ -117,36 +170,63 @@ def _check_dataset(config: Config, config_file: Path) -> None:
         if not exists:
             raise ConfigError(
                 f"`{path}` does not exist",
-                where=f"{config_file}: dataset.{key}",
+                where=origins.where("dataset", key),
                 hint=f"relative paths start at the working directory, {Path.cwd()}",
             )
-    if dataset_ref(config).sizes is not None:
+    try:
+        dataset = dataset_ref(config)
+        for entry in dataset.entries:
+            opener_of(entry.paths[0])
+    except ConfigError as error:
+        if d.annotations.suffix in (".yaml", ".yml"):
+            raise  # of a mixture, which it names
+        where = origins.where("dataset", "annotations")
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
+    if dataset.sizes is not None:
         raise ConfigError(
             "a table of sizes has no samples to train on",
-            where=f"{config_file}: dataset.annotations",
+            where=origins.where("dataset", "annotations"),
             hint="`dflop data profile` takes it; training needs texts and media",
         )
 
 
-def _check_cluster(config: Config, config_file: Path) -> None:
+def _check_tokenizer(config: Config, family: Family, origins: Origins) -> None:
+    d = config.dataset
+    if d.demo or not d.tokenizer.is_file():
+        return
+    try:
+        ChatTemplate.load(d.chat_template)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=origins.where("dataset", "chat_template"), hint=error.hint) from None
+    try:
+        ChatTokenizer(d.tokenizer, family, d.chat_template)
+    except ConfigError as error:
+        where = origins.where("dataset", "tokenizer")
+        raise ConfigError(f"`{d.tokenizer}`: {error.what}", where=where, hint=error.hint) from None
+
+
+def _cluster_problems(config: Config, origins: Origins) -> Iterator[Problem]:
     cluster = config.cluster
     if cluster.backend == "inline":
-        raise ConfigError(
-            "backend `inline` runs one process and cannot train",
-            where=f"{config_file}: cluster.backend",
-            hint="use `local` on this machine",
+        yield Problem(
+            ConfigError(
+                "backend `inline` runs one process and cannot train",
+                where=origins.where("cluster", "backend"),
+                hint="use `local` on this machine",
+            )
         )
-    if cluster.backend != "slurm":
-        return
-    if shutil.which("sbatch") is None:
-        raise ConfigError(
+    if cluster.backend == "slurm" and shutil.which("sbatch") is None:
+        error = ConfigError(
             "backend `slurm` needs sbatch, which is not on PATH",
-            where=f"{config_file}: cluster.backend",
+            where=origins.where("cluster", "backend"),
             hint="run on a login node, or use backend `local`",
         )
-    if cluster.hardware == "auto":
-        raise ConfigError(
-            "the hardware of the nodes must be named: this machine cannot know it",
-            where=f"{config_file}: cluster.hardware",
-            hint="any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`",
+        yield Problem(error, is_of_machine=True)
+    if cluster.backend == "slurm" and cluster.hardware == "auto":
+        yield Problem(
+            ConfigError(
+                "the hardware of the nodes must be named: this machine cannot know it",
+                where=origins.where("cluster", "hardware"),
+                hint="any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`",
+            )
         )

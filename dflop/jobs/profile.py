@@ -20,12 +20,12 @@ from dflop.jobs.steps import profiled_ways
 from dflop.models.ways import WAYS, Way
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
-from dflop.profile.run import profile_model
+from dflop.profile.run import profile_model, used_modules
 from dflop.records import Measurement
 from dflop.store.spool import SpoolWriter
 
 
-def main(run_path: str, profile_key: str, hardware: str, tp: str = "1") -> dict[str, float]:
+def main(run_path: str, profile_key: str, hardware: str, tp: str = "1", module: str = "") -> dict[str, float]:
     """Profile the model of a run; its healthy shapes must be in the run directory.
 
     Args:
@@ -33,6 +33,7 @@ def main(run_path: str, profile_key: str, hardware: str, tp: str = "1") -> dict[
         profile_key: Identity of the profile.
         hardware: Label of the device in every row.
         tp: Tensor-parallel degree, as many as the job has processes.
+        module: The only one to profile, in its share of the budget; other jobs profile the others. Empty: all.
 
     Returns:
         Number of measurements and seconds.
@@ -45,8 +46,9 @@ def main(run_path: str, profile_key: str, hardware: str, tp: str = "1") -> dict[
         group = dist.group.WORLD if int(tp) > 1 else None
         leads = group is None or dist.get_rank() == 0
         num_measured = 0
-        with SpoolWriter(config.store, run.run_id, f"model-profile-tp{tp}") if leads else nullcontext() as spool:
-            for measurement in _profile(run, config, profile_key, hardware, device, group):
+        producer = f"model-profile-tp{tp}{f'-{module}' if module else ''}"
+        with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:
+            for measurement in _profile(run, config, profile_key, hardware, device, group, only=module or None):
                 if spool is not None:
                     spool.append(measurement)
                 num_measured += 1
@@ -92,11 +94,14 @@ def _profile(
     group: dist.ProcessGroup | None,
     doubt: Doubt | None = None,
     budget_s: float | None = None,
+    only: str | None = None,
 ) -> Iterator[Measurement]:
-    """Of all modules in every way of running them, or of what is doubtful."""
+    """Of all modules in every way of running them, of one of them, or of what is doubtful."""
     tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
     settings, shapes = config.model_profile, run.shapes()
+    if only is not None:
+        budget_s = settings.budget_s / len(used_modules(family, shapes))
     leads = group is None or dist.get_rank() == 0
     return profile_model(
         family,
@@ -123,7 +128,7 @@ def _profile(
         else [Way(doubt.is_frozen, doubt.recompute)],
         target_frac=settings.target_frac,
         group=group,
-        only=None if doubt is None else doubt.module,
+        only=only if doubt is None else doubt.module,
     )
 
 

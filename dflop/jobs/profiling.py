@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +11,10 @@ from contextlib import asynccontextmanager
 from dflop.config import Config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.errors import DataError, DflopError
+from dflop.errors import DataError, DflopError, StoreError
 from dflop.jobs import planning, runs, submit
-from dflop.jobs.follow import Say, follow_job, ingest_run, note_profile, stored_profile
+from dflop.jobs.driver import drive_alone
+from dflop.jobs.follow import Say, follow_jobs, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch import Launcher
 from dflop.records import ProfileRecord, QuarantinedSample
@@ -31,6 +33,30 @@ async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
     """
     async with own_run(config, "data", say) as run:
         return await data_profile(run, submit.launcher_of(run, run.config()), say)
+
+
+def forecast_dataset(config: Config, say: Say) -> str:
+    """Key of the profile that `profile_dataset` would find or make; empty where the demo dataset is still to be built.
+
+    Nothing is written.
+
+    Raises:
+        ConfigError: unknown family, or a tokenizer that lacks its tokens.
+        DataError: the dataset cannot be read.
+    """
+    if config.dataset.demo and not config.dataset.annotations.is_file():
+        say("the demo dataset would be built first; the profile's key follows from it")
+        return ""
+    key = profile_key(dataset_ref(config), rules_of(config))
+    found = None
+    with contextlib.suppress(StoreError), Reader(config.store) as reader:
+        found = reader.profile(key)
+    if found is not None:
+        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} quarantined; nothing would run")
+    else:
+        num_jobs = config.data_profile.num_shards
+        say(f"not in the store: {num_jobs} job{'s' * (num_jobs > 1)} would run, {config.cluster.backend}")
+    return key
 
 
 async def profile_modules(config: Config, say: Say) -> str:
@@ -59,21 +85,26 @@ async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir
     config = config.model_copy(update={"name": f"{config.name}-{suffix}"})
     if config.dataset.demo:
         d = config.dataset
-        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say)
-    run, _ = runs.begin(config)
-    runs.note(run, config, runs.RUNNING, config_key=config.key)
-    try:
-        yield run
-    except DflopError:
-        runs.note(run, config, runs.FAILED, config_key=config.key)
-        raise
-    runs.note(run, config, runs.DONE, config_key=config.key)
+        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
+    run, _ = runs.begin(config, say)
+    with drive_alone(run, say):
+        _note(run, config, runs.RUNNING)
+        try:
+            yield run
+        except BaseException as error:
+            _note(run, config, runs.FAILED if isinstance(error, DflopError) else runs.INTERRUPTED)
+            raise
+        _note(run, config, runs.DONE)
+
+
+def _note(run: RunDir, config: Config, state: str) -> None:
+    runs.note(run, config, state, config_key=config.key, trains=False)
 
 
 async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
     """Measurements of every module over the run's shapes, from the store or from jobs; returns the profile's key.
 
-    One job per tensor-parallel degree, and one that times the links between processes where there are several.
+    Jobs per tensor-parallel degree, and one that times the links between processes where there are several.
     """
     config = run.config()
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
@@ -83,10 +114,11 @@ async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
         return key
     say(f"profiling on {hardware}")
     started = time.time()
-    # One after the other: on one machine they would time each other.
+    family = await asyncio.to_thread(planning.bound_family, config)
+    modules = [spec.module for spec in planning.used_modules(family, run.shapes())]
     counts = []
-    for spec in submit.model_jobs(run, config, key, hardware):
-        counts.append((await follow_job(run, launcher, spec, say))[0])
+    for jobs in submit.model_jobs(run, config, key, hardware, modules):
+        counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, say)]
     note_profile(run, key, "model", counts, time.time() - started, inputs)
     await ingest_run(run, say)
     return key
@@ -104,8 +136,7 @@ async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileReco
     found = stored_profile(config.store, key)
     if found is None:
         started = time.time()
-        jobs = [follow_job(run, launcher, spec, say) for spec in submit.data_jobs(run, config, key)]
-        counts = [result for (result,) in await asyncio.gather(*jobs)]
+        counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), say)]
         inputs = {"annotations": str(config.dataset.annotations), "family": media.name}
         found = note_profile(run, key, "data", counts, time.time() - started, inputs)
         await ingest_run(run, say)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +23,14 @@ def take_device(config: Config) -> torch.device:
         return device
     torch.set_num_threads(1)
     return torch.device("cpu")
+
+
+def peak_memory(device: torch.device) -> tuple[str, int]:
+    """(kind, bytes) of the most memory this process has held so far; see `RankMemory`."""
+    if device.type == "cuda":
+        return "allocated", torch.cuda.max_memory_allocated(device)
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return "process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dflop.errors import StoreError, did_you_mean
+from dflop.errors import ConfigError, StoreError, did_you_mean
+from dflop.jobs.details import load_details
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE
 from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
@@ -20,9 +21,16 @@ def load_summary(run: RunDir) -> RunSummary:
     """Summary of a run from the newest snapshot of its store.
 
     Raises:
+        ConfigError: the run has no plan yet.
         StoreError: the store does not know the run.
     """
     config = run.config()
+    if not run.has_plan():
+        raise ConfigError(
+            f"run `{run.run_id}` has no plan yet, there is nothing to sum up",
+            where=str(run.path),
+            hint="dflop runs show says how it stands",
+        )
     compare_id = f"{run.run_id}/{COMPARE}"
     with Reader(config.store) as reader:
         states = sorted(reader.records(RunRecord, where={"run_id": run.run_id}), key=lambda r: r.observed_at_s)
@@ -72,5 +80,6 @@ def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
 def write_report(run: RunDir) -> RunSummary:
     """Write report.html into the run directory and return the summary it shows."""
     summary = load_summary(run)
-    write_html(run.report_file, summary, load_history(run.config().store, run.run_id))
+    history = load_history(run.config().store, run.run_id)
+    write_html(run.report_file, summary, load_details(run, summary, history))
     return summary

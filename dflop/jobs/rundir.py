@@ -1,6 +1,7 @@
 """The run directory: every file of a run has one name, and jobs find their inputs here and nowhere else.
 
 run.json               which run this is and how it stands
+driver.lock, driver/   who drives it, see driver.py
 config.resolved.yaml   the configuration with every default filled in
 jobs.jsonl, jobs/      journal of submissions; logs and results per job
 shapes.parquet         healthy samples in training order of the annotation file
@@ -8,6 +9,7 @@ cost_tables.json       tables the plan was made from (training falls back on the
 plan.json              the plan that runs; changes only while no training job does
 plans/                 the plans that ran before it, numbered from 1
 replanning             there while a training job makes way for another plan
+cancelled              there from `dflop cancel` until the run is taken up again
 checkpoints/           see train/checkpoint.py
 report.html
 """
@@ -93,14 +95,23 @@ class RunDir:
 
     def mark_replanning(self, is_replanning: bool) -> None:
         """Note that the training job is to make way for another plan, or that the plan has been changed."""
-        mark = self.path / "replanning"
-        if is_replanning:
-            write_atomically(mark, "")
-        else:
-            mark.unlink(missing_ok=True)
+        self._mark("replanning", is_replanning)
 
     def is_replanning(self) -> bool:
         return (self.path / "replanning").exists()
+
+    def mark_cancelled(self, is_cancelled: bool) -> None:
+        """Note that no more jobs are to be submitted, or that the run is taken up again."""
+        self._mark("cancelled", is_cancelled)
+
+    def is_cancelled(self) -> bool:
+        return (self.path / "cancelled").exists()
+
+    def _mark(self, name: str, is_set: bool) -> None:
+        if is_set:
+            write_atomically(self.path / name, "")
+        else:
+            (self.path / name).unlink(missing_ok=True)
 
     def cost_tables(self) -> list[CostTable]:
         return [from_dict(CostTable, t) for t in json.loads((self.path / "cost_tables.json").read_text())]
@@ -166,7 +177,8 @@ def family_of(config: Config, vocab_size: int | None = None) -> Family:
 
     Args:
         config: The run's configuration.
-        vocab_size: Rows of the embedding where the tokenizer is at hand; profiles of data do not need it.
+        vocab_size: Tokens of the tokenizer where that is at hand; the embedding has as many rows, or as many as
+            `hf_config` states if those are more. Profiles of data do not need it.
     """
     return load_family(config.model.family, _hf_config(config, vocab_size), config.model.media)
 
@@ -182,9 +194,11 @@ def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFami
 
 def _hf_config(config: Config, vocab_size: int | None) -> dict[str, Any]:
     hf_config = dict(config.model.hf_config)
-    # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows.
+    # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows; a configuration may
+    # state one that has.
     if vocab_size is not None and config.model.weights is None:
-        hf_config["text_config"] = {**(hf_config.get("text_config") or {}), "vocab_size": vocab_size}
+        text = hf_config.get("text_config") or {}
+        hf_config["text_config"] = {**text, "vocab_size": max(vocab_size, text.get("vocab_size") or 0)}
     return hf_config
 
 

@@ -7,35 +7,69 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from dflop.config import Config, dump_config
-from dflop.errors import LaunchError
+from dflop.jobs import driver
 from dflop.jobs.rundir import RunDir, write_atomically
+from dflop.jobs.watching import Say
 from dflop.launch import Journal
-from dflop.launch.process import ProcessId
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import RunRecord
 from dflop.store.spool import SpoolWriter
 
 RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
+CANCELLED = "cancelled"
+READY = "ready"
+"""A part of it was asked for and is done; the next one waits to be asked for."""
 
 
-def begin(config: Config) -> tuple[RunDir, bool]:
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+def begin(config: Config, say: Say = _say_nothing) -> tuple[RunDir, bool]:
     """The run directory for `config`: the newest unfinished run of the same configuration, else a new one.
+
+    Args:
+        config: As loaded, without absolute paths: its key is that of the run.
+        say: Told if somebody who may be dead has to be waited for.
 
     Returns:
         The directory and whether an earlier run is being resumed.
 
     Raises:
-        LaunchError: that run is being driven by another live process of this host.
+        LaunchError: somebody drives that run.
     """
-    check_free(config)
     found = unfinished(config)
     if found is not None:
+        driver.check_free(found, say)
         return found, True
     run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
-    write_atomically(run.config_file, dump_config(_absolute(config)))
+    write_atomically(run.config_file, dump_config(absolute(config)))
+    # From here on it is found again, whatever becomes of this process; the resolved configuration has another key.
+    run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
     return run, False
+
+
+def key_of(run: RunDir) -> str:
+    """Key of the configuration that a run was begun with."""
+    return str(run.state().get("config_key") or run.config().key)
+
+
+def is_finished(run: RunDir) -> bool:
+    """Whether nothing is left to do of a run."""
+    return run.state().get("state") == DONE
+
+
+def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
+    """What `dflop runs list` says of a run without reading its configuration, which takes a tenth of a second."""
+    return {
+        "run_id": run.run_id,
+        "config_key": config_key,
+        "num_steps": config.train.num_steps,
+        "backend": config.cluster.backend,
+    }
 
 
 def _new_folder(parent: Path, name: str) -> Path:
@@ -62,11 +96,18 @@ def unfinished(config: Config) -> RunDir | None:
     return None
 
 
-def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
-    """Record a change of state in run.json and in the spool."""
-    me = ProcessId.of(os.getpid())
-    driver = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": me.start_ticks if me else 0}
-    run.write_state({"run_id": run.run_id, "config_key": config_key, "state": state, "driver": driver})
+def note(run: RunDir, config: Config, state: str, *, config_key: str, trains: bool = True) -> None:
+    """Record a change of state in run.json and in the spool.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        state: What it is in from now on.
+        config_key: By which it is found again.
+        trains: Whether it is there to train, and not for a profile or a plan alone.
+    """
+    by = {"host": socket.gethostname(), "pid": os.getpid()}
+    run.write_state(_facts(run, config, config_key) | {"state": state, "at_s": time.time(), "trains": trains, "by": by})
     hardware = config.cluster.hardware
     with SpoolWriter(config.store, run.run_id, "flow") as spool:
         spool.append(
@@ -84,28 +125,18 @@ def note(run: RunDir, config: Config, state: str, *, config_key: str) -> None:
         )
 
 
-def check_free(config: Config) -> None:
-    """Refuse to take up a run that somebody else is at; `dflop run` asks before it starts a server.
+def check_free(config: Config, say: Say = _say_nothing) -> None:
+    """Refuse to take up a run that somebody drives; `dflop run` asks before it starts a server.
+
+    Args:
+        config: Of the run, as loaded.
+        say: Told if somebody who may be dead has to be waited for.
 
     Raises:
-        LaunchError: the unfinished run of this configuration is driven by another live process of this host.
+        LaunchError: the unfinished run of this configuration has a driver.
     """
-    run = unfinished(config)
-    state = run.state() if run else {}
-    driver = state.get("driver", {})
-    if (
-        run is None
-        or state.get("state") != RUNNING
-        or driver.get("host") != socket.gethostname()
-        or driver.get("pid") == os.getpid()
-    ):
-        return
-    if ProcessId(driver["pid"], driver["start_ticks"]).is_alive:
-        raise LaunchError(
-            f"run `{run.run_id}` of this configuration is being driven by process {driver['pid']}",
-            where=str(run.path),
-            hint="wait for it, stop it, or give the second run another `name`",
-        )
+    if (run := unfinished(config)) is not None:
+        driver.check_free(run, say)
 
 
 def spool_journal(run: RunDir, config: Config) -> None:
@@ -137,7 +168,7 @@ def code_revision() -> str:
     return found.stdout.strip()
 
 
-def _absolute(config: Config) -> Config:
+def absolute(config: Config) -> Config:
     """The same configuration with absolute paths: jobs may start in another working directory."""
     dataset, metrics_dir = config.dataset, config.train.metrics_dir
     paths = {name: getattr(dataset, name).absolute() for name in ("annotations", "media_root", "tokenizer")}

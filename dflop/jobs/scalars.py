@@ -16,7 +16,7 @@ def check_tensorboard(config: Config, where: str) -> None:
 
     Args:
         config: Of the run.
-        where: Named in the error.
+        where: File and key, named in the error.
 
     Raises:
         ConfigError: `train.tensorboard` is set and the package is not there.
@@ -24,7 +24,7 @@ def check_tensorboard(config: Config, where: str) -> None:
     if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             "TensorBoard is not installed here",
-            where=f"{where}: train.tensorboard",
+            where=where,
             hint="install `dflop[tensorboard]` where ranks run, or leave `train.tensorboard` out",
         )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Sequence
+
 from dflop.config import Config
 from dflop.errors import LaunchError
 from dflop.jobs.reprofile import Reprofile
 from dflop.jobs.rundir import RunDir
-from dflop.launch import JobSpec, Launcher, Resources, make_launcher
+from dflop.launch import Container, JobSpec, Launcher, Resources, Site, make_launcher
 from dflop.records import Plan
 
 CPU_ENV = {
@@ -25,39 +29,108 @@ def launcher_of(run: RunDir, config: Config) -> Launcher:
     cluster = config.cluster
     if cluster.backend == "slurm":
         s = cluster.slurm
-        return make_launcher("slurm", run_id=run.run_id, poll_interval_s=s.poll_interval_s, srun_args=s.srun_args)
+        return make_launcher(
+            "slurm",
+            run_id=run.run_id,
+            site=site_of(run, config),
+            poll_interval_s=s.poll_interval_s,
+            lost_after_s=s.lost_after_s,
+        )
     return make_launcher("local", max_jobs=cluster.spec().num_cores_per_node)
 
 
+def reading_launcher_of(run: RunDir, config: Config, say: Callable[[str], None]) -> Launcher:
+    """The launcher for jobs that only read the dataset: where the run's cluster is out of reach, this machine's.
+
+    A plan for a cluster can be made on a laptop that has the dataset.
+    """
+    if config.cluster.backend != "slurm" or shutil.which("sbatch") is not None:
+        return launcher_of(run, config)
+    say("no sbatch here: the dataset is profiled on this machine")
+    return make_launcher("local", max_jobs=os.cpu_count() or 1)
+
+
+def site_of(run: RunDir, config: Config) -> Site:
+    """The dialect of the cluster's Slurm; a container sees runs, store and dataset where they are."""
+    s, d, box = config.cluster.slurm, config.dataset, config.cluster.slurm.container
+    container = None
+    if box is not None:
+        files = [d.annotations, d.tokenizer, *([config.model.weights] if config.model.weights else [])]
+        folders = [run.path.parent, config.store, d.media_root, *(file.parent for file in files)]
+        mounts = dict.fromkeys([*(str(folder.absolute()) for folder in folders), *box.mounts])
+        container = Container(box.image, box.runtime, tuple(mounts), box.args, box.python)
+    return Site(
+        gpus=s.gpus,
+        gpu_type=s.gpu_type,
+        ask_for_memory=s.ask_for_memory,
+        requeue=s.requeue,
+        signal_delay_s=s.signal_delay_s,
+        max_jobs_at_once=s.max_jobs_at_once,
+        srun_args=s.srun_args,
+        container=container,
+    )
+
+
 def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
-    """One job per shard of the dataset."""
+    """One job per shard of the dataset, all of one array."""
     num_shards = config.data_profile.num_shards
     return [
         _job(
             run, config, f"data-{shard}", "dflop.jobs.data:main", (profile_key, str(shard), str(num_shards)),
             f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=config.data_profile.num_workers,
+            array="data",
         )
         for shard in range(num_shards)
     ]  # fmt: skip
 
 
-def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> list[JobSpec]:
-    """The jobs that time the modules, one per tensor-parallel degree, and the links between processes."""
-    jobs = [
-        _job(
-            run, config, f"profile-tp{tp}", "dflop.jobs.profile:main", (profile_key, hardware, str(tp)),
-            f"{run.run_id}/profile/{profile_key}/tp{tp}", num_tasks=tp,
-        )
-        for tp in config.model_profile.tp
-    ]  # fmt: skip
+def model_jobs(
+    run: RunDir, config: Config, profile_key: str, hardware: str, modules: Sequence[str]
+) -> list[list[JobSpec]]:
+    """The jobs that time the modules and the links between processes; groups of them, to be run one after the other.
+
+    On one machine modules that are timed side by side would time each other: there a job per tensor-parallel degree
+    times all of them. On Slurm a degree is an array with a job per module.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        profile_key: Identity of the profile.
+        hardware: Label of the devices.
+        modules: That the data brings work to.
+    """
+    groups: list[list[JobSpec]] = []
+    for tp in config.model_profile.tp:
+        name, args = f"profile-tp{tp}", (profile_key, hardware, str(tp))
+        key = f"{run.run_id}/profile/{profile_key}/tp{tp}"
+        if config.cluster.backend == "slurm" and len(modules) > 1:
+            groups.append([
+                _job(
+                    run, config, f"{name}-{module}", "dflop.jobs.profile:main", (*args, module), f"{key}/{module}",
+                    num_tasks=tp, array=name,
+                )
+                for module in modules
+            ])  # fmt: skip
+        else:
+            groups.append([_job(run, config, name, "dflop.jobs.profile:main", args, key, num_tasks=tp)])
     # Two nodes say what a message costs within one and between them.
     num_processes = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
     if num_processes > 1 and config.model_profile.links_budget_s > 0:
-        name = "profile-links"
         key = f"{run.run_id}/profile/{profile_key}/links"
-        args = (profile_key, hardware)
-        jobs.append(_job(run, config, name, "dflop.jobs.links:main", args, key, num_tasks=num_processes))
-    return jobs
+        groups.append(
+            [
+                _job(
+                    run,
+                    config,
+                    "profile-links",
+                    "dflop.jobs.links:main",
+                    (profile_key, hardware),
+                    key,
+                    num_tasks=num_processes,
+                )
+            ]
+        )
+    return groups
 
 
 def reprofile_jobs(run: RunDir, config: Config, work: Reprofile) -> list[JobSpec]:
@@ -86,7 +159,8 @@ def has_place_beside(config: Config, plan: Plan) -> bool:
 def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:
     """The training (`train`) or comparison (`compare`) job, one task per process of the plan."""
     return _job(
-        run, config, mode, "dflop.jobs.train:main", (mode,), train_key(run, mode), num_tasks=num_processes
+        run, config, mode, "dflop.jobs.train:main", (mode,), train_key(run, mode), num_tasks=num_processes,
+        is_resumable=True,
     )  # fmt: skip
 
 
@@ -105,6 +179,8 @@ def _job(
     *,
     num_tasks: int,
     cpus_per_task: int = 0,
+    array: str = "",
+    is_resumable: bool = False,
 ) -> JobSpec:
     num_nodes, tasks_per_node = spread(num_tasks, config)
     cluster = config.cluster
@@ -115,7 +191,7 @@ def _job(
         entry=entry,
         args=(str(run.path), *args),
         key=key,
-        folder=run.job_folder(name),
+        folder=run.job_folder(array or name),
         resources=Resources(
             num_nodes=num_nodes,
             tasks_per_node=tasks_per_node,
@@ -128,10 +204,17 @@ def _job(
             time_limit_min=cluster.slurm.time_limit_min,
             partition=cluster.slurm.partition,
             setup=cluster.slurm.setup,
-            extra=cluster.slurm.extra,
+            extra=_who_and_where(config) | cluster.slurm.extra,
         ),
         env={} if is_cuda else CPU_ENV,
+        array=f"{run.run_id}-{array}" if array else "",
+        is_resumable=is_resumable,
     )
+
+
+def _who_and_where(config: Config) -> dict[str, str]:
+    s = config.cluster.slurm
+    return {name: value for name in ("account", "qos", "constraint") if (value := getattr(s, name))}
 
 
 def spread(num_tasks: int, config: Config) -> tuple[int, int]:

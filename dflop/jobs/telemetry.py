@@ -7,7 +7,8 @@ the whole job is told by rank 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +22,13 @@ from dflop.jobs.steps import GlobalBatches, StepSpec
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import LLM, RankSpan, StepFlops, StepObservation
+from dflop.records import LLM, RankMemory, RankSpan, StepFlops, StepObservation
 from dflop.train.checkpoint import read_latest
 from dflop.train.trace import Span
 from dflop.units import count, percent, seconds
+
+MEMORY_EVERY_STEPS = 20
+"""How often a rank looks at the most memory it has held; and once more at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,20 @@ class Telemetry:
         run_id: In the records: that of the run, or of its comparison.
         attempt: Number of this start of the job.
         spool: Takes the rows; not closed here.
+        peak_memory: (kind, bytes) of the most memory the rank has held; None: nobody looks.
     """
 
-    def __init__(self, run: RunDir, config: Config, seat: Seat, run_id: str, attempt: int, spool: SpoolThread) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        config: Config,
+        seat: Seat,
+        run_id: str,
+        attempt: int,
+        spool: SpoolThread,
+        peak_memory: Callable[[], tuple[str, int]] | None = None,
+    ) -> None:
+        self._peak_memory, self._peak_bytes, self._step = peak_memory, 0, -1
         self._run, self._config, self._seat = run, config, seat
         self._run_id, self._attempt, self._spool = run_id, attempt, spool
         self._speed: SpeedCounter | None = None
@@ -107,6 +122,9 @@ class Telemetry:
     def observed(self, seen: StepObservation) -> str:
         """Tell of a step; returns the line about it, on rank 0."""
         self._spool.put(seen)
+        self._step = seen.step
+        if seen.step % MEMORY_EVERY_STEPS == 0:
+            self._tell_memory()
         speed = self._speed.of(seen) if self._speed is not None else None
         idle_frac = 1 - seen.busy_s / seen.step_s
         values = {
@@ -144,7 +162,9 @@ class Telemetry:
         self._metrics.update({}, {"dflop_scheduler_events_total": 1})
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left; may come twice, when a job ends in disorder."""
+        self._tell_memory()
+        self._peak_memory = None
         self._metrics.close()
         if self._scalars is not None:
             self._scalars.close()
@@ -166,6 +186,18 @@ class Telemetry:
             **speed.utilisation("speed/mfu_frac"),
         }
         self._scalars.add(seen.step, curves, seen.observed_at_s)
+
+    def _tell_memory(self) -> None:
+        """Leave the most memory so far in the store, if it has become more."""
+        if self._peak_memory is None or self._step < 0:
+            return
+        kind, peak_bytes = self._peak_memory()
+        if peak_bytes > self._peak_bytes:
+            self._peak_bytes = peak_bytes
+            s = self._seat
+            place = (s.rank, s.module, s.stage, s.dp_rank, s.tp_rank)
+            now_s = time.time()
+            self._spool.put(RankMemory(self._run_id, self._attempt, self._step, *place, kind, peak_bytes, now_s))
 
     def _checkpoint_step(self) -> dict[str, float]:
         """Asked by the thread that writes metrics."""

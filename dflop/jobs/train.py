@@ -8,6 +8,7 @@ the scheduler process beside itself.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -21,15 +22,16 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
 from dflop.jobs.assemble import Place, make_trainer
-from dflop.jobs.begin import begin, master_host, say
+from dflop.jobs.begin import begin, master_host, reached, say
 from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.ranks import take_device
+from dflop.jobs.ranks import peak_memory, take_device
 from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.launch.marks import note_stop
 from dflop.launch.ranks import srun_environment
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
@@ -64,7 +66,8 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         ConfigError: no such run or mode, or not as many processes as the plan has.
         TrainError: training stopped.
 
-    Told to stop by SIGUSR2 or SIGTERM, every rank ends its process with exit code 75, a checkpoint behind it.
+    Told to stop by SIGUSR2 or SIGTERM, every rank ends its process with exit code 75, a checkpoint behind it; rank 0
+    leaves a line for the batch script, which starts the job again (`launch/marks.py`).
     """
     stop = StopRequest()
     stop.listen()
@@ -79,7 +82,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             where=str(run.path / "plan.json"),
             hint="start as many tasks as the plan has processes",
         )
-    check_tensorboard(config, str(run.config_file))
+    check_tensorboard(config, f"{run.config_file}: train.tensorboard")
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
@@ -94,6 +97,9 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         if begun:
             what_next = "goes on from there" if mode == TRAIN else "starts over"
             say(f"train: {stopped.what}; started again, the job {what_next}")
+            # Not where it went back to an earlier stage: that wants another plan before anything starts again.
+            if (now := reached(run, mode)) >= begun.next_step:
+                _note_stop(begun.next_step, now)
         rank.leave(at_once=True)
         leave(stopped.exit_code)
     except BaseException as error:
@@ -123,7 +129,9 @@ class _Rank:
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
-        self.telemetry = Telemetry(run, config, self.seat, self.run_id, attempt, self.spool)
+        self.telemetry = Telemetry(
+            run, config, self.seat, self.run_id, attempt, self.spool, functools.partial(peak_memory, device)
+        )
         self.plans = self._plans()
         self.activities = Activities.fresh()
         self.watch = Watch(
@@ -263,6 +271,13 @@ class _Rank:
                 step=step,
             )
         )
+
+
+def _note_stop(began_at: int, now: int) -> None:
+    try:
+        note_stop(began_at, now)
+    except OSError as error:  # a full disk: nobody starts the job again by itself
+        say(f"cannot tell the batch script how far the job came: {error}")
 
 
 def _agree(values: tuple[int, int, int]) -> tuple[int, int, int]:

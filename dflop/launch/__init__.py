@@ -7,6 +7,7 @@ import inspect
 from typing import Any, cast
 
 from dflop.errors import ConfigError, did_you_mean
+from dflop.launch.adopt import adopt_or_submit, adopt_or_submit_all
 from dflop.launch.job import (
     JobHandle,
     JobSpec,
@@ -17,11 +18,14 @@ from dflop.launch.job import (
     Resources,
     log_paths,
 )
-from dflop.launch.journal import Journal
-from dflop.launch.wait import adopt_or_submit, run_job, run_job_async, wait
+from dflop.launch.journal import Change, Journal
+from dflop.launch.site import Container, Site
+from dflop.launch.wait import run_job, run_job_async, run_jobs_async, wait, wait_all
 
 __all__ = [
     "BACKENDS",
+    "Change",
+    "Container",
     "JobHandle",
     "JobSpec",
     "JobState",
@@ -30,12 +34,16 @@ __all__ = [
     "Launcher",
     "LogPaths",
     "Resources",
+    "Site",
     "adopt_or_submit",
+    "adopt_or_submit_all",
     "log_paths",
     "make_launcher",
     "run_job",
     "run_job_async",
+    "run_jobs_async",
     "wait",
+    "wait_all",
 ]
 
 BACKENDS = {

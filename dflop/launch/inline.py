@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dflop.errors import LaunchError
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, OneByOne, make_folder
 from dflop.launch.payload import load_entry
 from dflop.launch.ranks import rank_environment
 from dflop.launch.results import collect_values, has_all_results, result_path, status_from_results
 
 
-class InlineLauncher:
+class InlineLauncher(OneByOne):
     """Launcher whose jobs have ended by the time `submit` returns."""
 
     backend = "inline"
@@ -64,8 +64,8 @@ class InlineLauncher:
             return JobStatus(JobState.LOST, "its process died")
         return status_from_results(handle)
 
-    def cancel(self, handle: JobHandle) -> None:
-        """Do nothing: the job has ended."""
+    def cancel(self, *handles: JobHandle) -> None:
+        """Do nothing: the jobs have ended."""
 
     def interrupt(self, handle: JobHandle) -> None:
         """Do nothing: the job has ended."""

@@ -3,6 +3,8 @@
 A payload is named, never shipped: `entry` is `module:function` and `args` are strings, usually a run directory, so
 nothing but names is pickled and a job can be read, repeated and debugged by hand. A `JobHandle` is all that another
 process needs to watch, cancel or collect the job; everything else about it lies in its folder.
+
+Jobs alike that are submitted together may share a folder and a name, `JobSpec.array`; on Slurm they are a job array.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -56,6 +58,15 @@ class JobStatus(NamedTuple):
 
     state: JobState
     reason: str = ""
+    """What is behind a semicolon changes by the minute (`Resources; expected to start at 14:05`)."""
+
+    @property
+    def gist(self) -> tuple[JobState, str]:
+        """What is worth saying again when it changes."""
+        return self.state, self.reason.partition("; ")[0]
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else str(self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,10 @@ class JobSpec:
     resources: Resources = field(default_factory=Resources)
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of every task."""
+    array: str = ""
+    """Name shared with the jobs that this one is submitted with, the beginning of its own; empty: it stands alone."""
+    is_resumable: bool = False
+    """Told to stop, it leaves a checkpoint and a line (`marks.py`), and goes on from there when it is started again."""
 
 
 class LogPaths(NamedTuple):
@@ -182,12 +197,24 @@ class Launcher(Protocol):
         """
         ...
 
+    def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
+        """The same for several jobs, with as few commands as the backend needs; all of them are accepted or none.
+
+        Raises:
+            LaunchError: a job was refused.
+        """
+        ...
+
     def poll(self, handle: JobHandle) -> JobStatus:
         """What is known about the job now; cheap enough to call every second."""
         ...
 
-    def cancel(self, handle: JobHandle) -> None:
-        """End the job and everything it started; does nothing to a job that has ended."""
+    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
+        """The same for several jobs, in their order."""
+        ...
+
+    def cancel(self, *handles: JobHandle) -> None:
+        """End the jobs and everything they started; does nothing to a job that has ended."""
         ...
 
     def interrupt(self, handle: JobHandle) -> None:
@@ -208,3 +235,26 @@ class Launcher(Protocol):
             LaunchError: the job did not end well; the message shows the first real error, its rank and its log.
         """
         ...
+
+
+class OneByOne:
+    """For launchers that submit and poll several jobs one after the other."""
+
+    def submit_all(self: Launcher, specs: Sequence[JobSpec]) -> list[JobHandle]:
+        """Handles of the jobs, in their order.
+
+        Raises:
+            LaunchError: a job was refused; those before it are cancelled.
+        """
+        handles: list[JobHandle] = []
+        try:
+            for spec in specs:
+                handles.append(self.submit(spec))
+        except LaunchError:
+            self.cancel(*handles)
+            raise
+        return handles
+
+    def poll_all(self: Launcher, handles: Sequence[JobHandle]) -> list[JobStatus]:
+        """Statuses of the jobs, in their order."""
+        return [self.poll(handle) for handle in handles]

@@ -1,8 +1,9 @@
 """Which jobs a run has submitted, on disk before anyone waits for them.
 
 `<run_dir>/jobs.jsonl` holds one `JobRecord` per submission and change of state. It outlives the driver: after a
-kill -9, the next driver finds the live job with the same key here and adopts it. Appends are single writes followed
-by fsync (a few ms, a few per job), so a crash can tear only the last line.
+kill -9, the next driver finds the live job with the same key here and adopts it. What is noted together is a single
+write followed by fsync (a few ms), so a crash can tear only the last line. What was read once is kept, so that an array
+of hundreds of jobs does not read the file hundreds of times.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflop.errors import LaunchError
@@ -17,34 +20,100 @@ from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, from_dict, to_dict
 
 FILE_NAME = "jobs.jsonl"
+_MAX_LINE_BYTES = 1 << 16
+Change = tuple[JobHandle, JobStatus]
 
 
 class Journal:
-    """Append-only job history of one run directory."""
+    """Append-only job history of one run directory; other processes may append to it, too."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self.path = run_dir / FILE_NAME
         self.run_id = run_id
+        self._forget()
 
-    def submitted(self, handle: JobHandle) -> JobRecord:
-        """Note a new job; call it before waiting."""
-        attempt = len({r.job_id for r in self.records() if r.job_key == handle.key})
-        return self._append(handle, JobStatus(JobState.QUEUED), attempt, handle.submitted_at_s)
+    def submitted(self, *handles: JobHandle) -> None:
+        """Note new jobs; call it before waiting."""
+        self._read()
+        rows = []
+        for handle in handles:
+            attempt = len({r.job_id for r in self._of_key[handle.key]})
+            rows.append(self._row(handle, JobStatus(JobState.QUEUED), attempt, handle.submitted_at_s))
+        self._append(rows)
 
-    def changed(self, handle: JobHandle, status: JobStatus) -> JobRecord:
+    def changed(self, handle: JobHandle, status: JobStatus) -> None:
         """Note a job's new state; a state it already has is not noted again."""
-        earlier = [r for r in self.records() if r.job_id == handle.job_id]
-        if earlier and earlier[-1].state == status.state:
-            return earlier[-1]
-        return self._append(handle, status, earlier[0].attempt if earlier else 0, time.time())
+        self.changes([(handle, status)])
+
+    def changes(self, changes: Sequence[Change]) -> None:
+        """Note the new states of several jobs."""
+        state_of, attempt_of = dict[str, str](), dict[str, int]()
+        for r in self.records():
+            state_of[r.job_id] = r.state
+            attempt_of.setdefault(r.job_id, r.attempt)
+        now_s = time.time()
+        self._append(
+            [
+                self._row(handle, status, attempt_of.get(handle.job_id, 0), now_s)
+                for handle, status in changes
+                if state_of.get(handle.job_id) != status.state
+            ]
+        )
 
     def live(self, key: str) -> JobHandle | None:
         """The latest job with this key that was not seen to end, or None. It may have ended unseen: poll it."""
-        records = [r for r in self.records() if r.job_key == key]
-        if not records or JobState(records[-1].state).is_final:
+        return self._latest(key, is_final=False)
+
+    def ended(self, key: str) -> tuple[JobHandle, JobState] | None:
+        """The latest job with this key and how it ended; None where none was submitted or it may live."""
+        handle = self._latest(key, is_final=True)
+        return (handle, JobState(self._of_key[key][-1].state)) if handle else None
+
+    def records(self) -> list[JobRecord]:
+        """Everything noted so far, oldest first.
+
+        Raises:
+            LaunchError: a line that is not the last is damaged.
+        """
+        self._read()
+        return list(self._known)
+
+    def _forget(self) -> None:
+        self._known: list[JobRecord] = []
+        self._of_key: dict[str, list[JobRecord]] = defaultdict(list)
+        self._num_read_bytes = 0
+
+    def _read(self) -> None:
+        """Take in what was appended since the last time."""
+        if not self.path.exists():
+            self._forget()
+            return
+        if self.path.stat().st_size < self._num_read_bytes:  # somebody else cut it
+            self._forget()
+        with self.path.open("rb") as file:
+            file.seek(self._num_read_bytes)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break  # torn by a crash; the next append drops it
+            try:
+                record = from_dict(JobRecord, json.loads(line))
+            except (ValueError, KeyError) as error:
+                raise LaunchError(
+                    f"line {len(self._known) + 1} of the job journal is damaged: {error}",
+                    where=str(self.path),
+                    hint="delete that line; jobs noted only there will not be adopted",
+                ) from error
+            self._known.append(record)
+            self._of_key[record.job_key].append(record)
+            self._num_read_bytes += len(line)
+
+    def _latest(self, key: str, *, is_final: bool) -> JobHandle | None:
+        self._read()
+        records = self._of_key[key]
+        if not records or JobState(records[-1].state).is_final != is_final:
             return None
-        job = [r for r in records if r.job_id == records[-1].job_id]
-        first = job[0]
+        first = next(r for r in records if r.job_id == records[-1].job_id)
         return JobHandle(
             backend=first.backend,
             job_id=first.job_id,
@@ -55,31 +124,8 @@ class Journal:
             submitted_at_s=first.observed_at_s,
         )
 
-    def records(self) -> list[JobRecord]:
-        """Everything noted so far, oldest first.
-
-        Raises:
-            LaunchError: a line that is not the last is damaged.
-        """
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text().splitlines(keepends=True)
-        found = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                found.append(from_dict(JobRecord, json.loads(line)))
-            except (ValueError, KeyError) as error:
-                if number == len(lines) and not line.endswith("\n"):
-                    break  # torn by a crash; the next append starts a new line
-                raise LaunchError(
-                    f"line {number} of the job journal is damaged: {error}",
-                    where=str(self.path),
-                    hint="delete that line; jobs noted only there will not be adopted",
-                ) from error
-        return found
-
-    def _append(self, handle: JobHandle, status: JobStatus, attempt: int, at_s: float) -> JobRecord:
-        record = JobRecord(
+    def _row(self, handle: JobHandle, status: JobStatus, attempt: int, at_s: float) -> JobRecord:
+        return JobRecord(
             run_id=self.run_id,
             job_name=handle.name,
             job_key=handle.key,
@@ -92,16 +138,21 @@ class Journal:
             attempt=attempt,
             observed_at_s=at_s,
         )
+
+    def _append(self, rows: Sequence[JobRecord]) -> None:
+        if not rows:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = b"".join(json.dumps(to_dict(row)).encode() + b"\n" for row in rows)
         with self.path.open("ab+") as file:
             _drop_torn_line(file.fileno())
-            os.write(file.fileno(), json.dumps(to_dict(record)).encode() + b"\n")
+            os.write(file.fileno(), text)
             os.fsync(file.fileno())
-        return record
 
 
 def _drop_torn_line(fd: int) -> None:
     size = os.fstat(fd).st_size
-    content = os.pread(fd, size, 0)
-    if not content.endswith(b"\n") and content:
-        os.ftruncate(fd, content.rfind(b"\n") + 1)
+    start = max(0, size - _MAX_LINE_BYTES)
+    tail = os.pread(fd, size - start, start)
+    if tail and not tail.endswith(b"\n"):
+        os.ftruncate(fd, start + tail.rfind(b"\n") + 1)

@@ -28,7 +28,16 @@ from typing import Any
 from submitit.local.local import LocalExecutor, LocalJob
 
 from dflop.errors import Interrupted
-from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, make_folder, write_json
+from dflop.launch.job import (
+    CHECKPOINTED,
+    JobHandle,
+    JobSpec,
+    JobState,
+    JobStatus,
+    OneByOne,
+    make_folder,
+    write_json,
+)
 from dflop.launch.payload import Payload, thread_environment
 from dflop.launch.process import ProcessId, end_family
 from dflop.launch.ranks import FIRST_PORT, NUM_PORTS
@@ -38,7 +47,7 @@ from dflop.records import from_dict, to_dict
 TIMEOUT_SIGNAL_DELAY_S = 60
 
 
-class LocalLauncher:
+class LocalLauncher(OneByOne):
     """Launcher for this machine, with a first-in first-out queue.
 
     Args:
@@ -75,8 +84,12 @@ class LocalLauncher:
             return JobStatus(JobState.QUEUED, f"{queue.index(handle.job_id)} jobs ahead, {self.max_jobs} run at once")
         return _read_status(handle)
 
-    def cancel(self, handle: JobHandle) -> None:
-        """End the job's tasks and all their children."""
+    def cancel(self, *handles: JobHandle) -> None:
+        """End the jobs' tasks and all their children."""
+        for handle in handles:
+            self._cancel(handle)
+
+    def _cancel(self, handle: JobHandle) -> None:
         with self._lock:
             if _read_status(handle).state.is_final:
                 return
@@ -92,7 +105,7 @@ class LocalLauncher:
         """Have the job's controller tell every task to stop; a job in a queue, of whichever process, is cancelled."""
         with self._lock:
             if _read_status(handle).state is JobState.QUEUED:
-                self.cancel(handle)
+                self._cancel(handle)
                 return
         owner = _Owner.read(handle)
         if owner is not None and owner.is_controller:

@@ -1,7 +1,8 @@
-"""What submitit pickles: three names and a port. Runs in every task of a job.
+"""What a task of a local job runs, submitit pickles it: three names and a port; and what tasks of all backends share.
 
 The payload turns submitit's view of the job into the variables torch.distributed reads, leaves a pid file, imports
-the entry and calls it. It imports nothing heavy, so that a broken entry fails with its own traceback.
+the entry and calls it. It imports nothing heavy, so that a broken entry fails with its own traceback. Tasks on Slurm
+run `task.py`, without submitit and without a pickle.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import LaunchError
-from dflop.launch.ranks import port_of_job, rank_environment, tasks_per_node
+from dflop.launch.ranks import rank_environment
 
 
 @dataclass(frozen=True)
@@ -24,24 +25,21 @@ class Payload:
 
     entry: str
     args: tuple[str, ...]
-    master_port: int = 0
-    """0: derive it from the job id."""
+    master_port: int
 
     def __call__(self) -> Any:
         """Run this task; its return value becomes the task's result."""
         from submitit import JobEnvironment  # here: the submitting process needs the class, not submitit
 
         env = JobEnvironment()
-        is_local = env.cluster == "local"
-        on_nodes = [env.num_tasks] if is_local else tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])
         os.environ |= rank_environment(
             rank=env.global_rank,
             world_size=env.num_tasks,
             local_rank=env.local_rank,
-            local_world_size=on_nodes[env.node],
-            node_rank=env.node,
-            master_addr="127.0.0.1" if is_local else env.hostnames[0],
-            master_port=self.master_port or port_of_job(env.raw_job_id),
+            local_world_size=env.num_tasks,
+            node_rank=0,
+            master_addr="127.0.0.1",
+            master_port=self.master_port,
         )
         write_pid_file(env.paths.folder, env.job_id, env.global_rank)
         return load_entry(self.entry)(*self.args)

@@ -71,7 +71,11 @@ def family(root: ProcessId) -> list[ProcessId]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that it stays in the family."""
+    """Become the parent of every descendant whose own parent dies, so that it stays in the family.
+
+    Raises:
+        OSError: the kernel does not let us.
+    """
     pr_set_child_subreaper = 36
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -74,7 +74,11 @@ def port_of_job(job_id: str) -> int:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Tasks on each node of a step; Slurm writes `2(x3),1` for 2, 2, 2, 1."""
+    """Tasks on each node of a step; Slurm writes `2(x3),1` for 2, 2, 2, 1.
+
+    Raises:
+        LaunchError: the text is none of that kind.
+    """
     counts = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

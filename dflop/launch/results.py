@@ -2,13 +2,16 @@
 
 When one rank of a distributed job fails, its peers fail too, with errors that say only that somebody hung up, often
 earlier than the culprit, which is still unwinding. So causes are ranked: killed by a signal, then tracebacks of the
-payload's own, then such echoes; within a class the earliest wins.
+payload's own, then such echoes; within a class the earliest wins. A file that a network file system cannot show just
+now (a stale handle) is one that is not there yet.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,26 +46,39 @@ class TaskResult:
 
 
 def result_path(handle: JobHandle, rank: int) -> Path:
-    """Pickle that the task of this rank leaves when its entry returned or raised (submitit's name)."""
+    """Pickle that the task of this rank leaves when its entry returned or raised (named as submitit does)."""
     return handle.path(f"{rank}_result.pkl")
 
 
 def has_all_results(handle: JobHandle) -> bool:
     """Every task has returned or raised. One `stat` per task."""
-    return all(result_path(handle, rank).exists() for rank in range(handle.num_tasks))
+    # Not Path.exists, which raises on a stale handle.
+    return all(os.path.exists(result_path(handle, rank)) for rank in range(handle.num_tasks))
 
 
 def read_results(handle: JobHandle) -> list[TaskResult]:
     """Results of the tasks that left one, by rank."""
     found = []
     for rank in range(handle.num_tasks):
-        path = result_path(handle, rank)
-        if path.exists():
-            outcome, value = pickle.loads(path.read_bytes())
+        file = _read(result_path(handle, rank))
+        if file is not None:
+            outcome, value = pickle.loads(file[0])
             ok = outcome == "success"
             trace = "" if ok else str(value)
-            found.append(TaskResult(rank, ok, value if ok else None, trace, path.stat().st_mtime))
+            found.append(TaskResult(rank, ok, value if ok else None, trace, file[1]))
     return found
+
+
+def _read(path: Path) -> tuple[bytes, float] | None:
+    """(content, time of the last change) of a file that is replaced as a whole; None where there is none."""
+    for _ in range(3):
+        try:
+            return path.read_bytes(), path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        except OSError:
+            time.sleep(0.2)
+    return None
 
 
 def first_error(results: list[TaskResult]) -> TaskResult | None:
@@ -107,15 +123,21 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
     error = first_error(results)
     # Tracebacks of a job that was ended from outside, or of the peers of a killed rank, explain nothing.
     if error is not None and dead_rank is None and status.state is JobState.FAILED:
-        log = log_paths(handle, error.rank).stderr
+        log = log_of(handle, error.rank)
         what = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks} raised {error.headline}"
         raise LaunchError(f"{what}\n{error.trace.rstrip()}", where=str(log))
     missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
     rank = dead_rank if dead_rank is not None else (missing or [0])[0]
-    logs = log_paths(handle, rank)
+    log = log_of(handle, rank)
     what = f"{handle} {status.state}: {status.reason or f'rank {rank} left no result and no traceback'}"
     kind = InfrastructureError if status.state.is_infrastructure_failure else LaunchError
-    raise kind(what + _tail(logs.stderr), where=str(logs.stderr), hint=_hint(status))
+    raise kind(what + _tail(log), where=str(log), hint=_hint(status))
+
+
+def log_of(handle: JobHandle, rank: int) -> Path:
+    """Where the words of a rank are; of a batch script where the rank never began."""
+    log, batch = log_paths(handle, rank).stderr, handle.path("batch.log")
+    return batch if os.path.exists(batch) and not os.path.exists(log) else log
 
 
 def _hint(status: JobStatus) -> str:
@@ -131,7 +153,8 @@ def _hint(status: JobStatus) -> str:
 
 
 def _tail(log: Path) -> str:
-    if not log.exists():
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    except OSError:
         return ""
-    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
     return "\n" + "\n".join(f"  | {line}" for line in lines) if lines else ""

@@ -6,6 +6,7 @@ A rank that logs in a loop writes megabytes a second; a log page keeps lines. Ea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +25,18 @@ class LogTail:
         self.offset_bytes = 0
 
     def read(self, *, is_last: bool = False) -> Iterator[str]:
-        """Complete lines written since the last call; with `is_last` an unfinished last line too."""
-        if not self.path.exists():
+        """Complete lines written since the last call; with `is_last` an unfinished last line too.
+
+        None where the file cannot be read just now: it is not there yet, or its server has moved it (a stale handle).
+        """
+        try:
+            with open(self.path, "rb") as file:
+                behind = os.fstat(file.fileno()).st_size - self.offset_bytes
+                skipped = max(0, behind - MAX_READ_BYTES)
+                file.seek(self.offset_bytes + skipped)
+                chunk = file.read(MAX_READ_BYTES)
+        except OSError:
             return
-        behind = self.path.stat().st_size - self.offset_bytes
-        skipped = max(0, behind - MAX_READ_BYTES)
-        with self.path.open("rb") as file:
-            file.seek(self.offset_bytes + skipped)
-            chunk = file.read(MAX_READ_BYTES)
         if skipped:
             cut = chunk.find(b"\n") + 1
             skipped, chunk = skipped + cut, chunk[cut:]

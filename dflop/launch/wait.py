@@ -1,22 +1,30 @@
-"""Waits for jobs without owning them: adopt what lives, submit what does not, cancel only when told to stop.
+"""Waits for jobs without owning them: adopts what lives, submits what does not, cancels only when told to stop.
 
-Waiting is a coroutine that is asleep nearly always, so one process can follow hundreds of jobs. Being cancelled
-(Ctrl-C, a flow run cancelled in the UI) cancels the job; dying does not, and the next `run_job` with the same key
-picks the job up again from the journal, result included if it has ended meanwhile.
+Waiting is a coroutine that is asleep nearly always; jobs that are submitted together are waited for by one, which asks
+about all of them at once, so one process can follow hundreds of jobs. Being cancelled (Ctrl-C, a flow run cancelled in
+the UI) cancels the jobs; dying does not, and the next one with the same keys picks them up again from the journal,
+results included if they have ended meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from dflop.errors import InfrastructureError, Interrupted, LaunchError
+from dflop.launch.adopt import adopt_or_submit_all
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, log_paths
-from dflop.launch.journal import Journal
+from dflop.launch.journal import Change, Journal
 from dflop.launch.tail import LogTail
 
 OnState = Callable[[JobHandle, JobStatus], None]
+OnChanges = Callable[[Sequence[Change]], None]
 OnLogLine = Callable[[str], None]
+OnJobLine = Callable[[JobHandle, str], None]
+
+MAX_TAILED = 8
+"""Jobs whose logs are followed at the same time; of a large array nobody reads more."""
 
 
 async def wait(
@@ -32,49 +40,91 @@ async def wait(
     Args:
         launcher: Any launcher of the handle's backend.
         handle: The job; may come from another process.
-        on_state: Called at every change of state, the first observation included.
+        on_state: Called when its state or what is said of it changes, the first observation included.
         on_log_line: Called for new lines of rank 0's stdout and stderr, a capped number per poll.
         poll_interval_s: Pause between polls. The Slurm backend limits its own calls to squeue further.
 
     Raises:
         asyncio.CancelledError: after the job was cancelled.
     """
-    tails = [LogTail(path) for path in log_paths(handle, 0)] if on_log_line else []
-    seen: JobState | None = None
-    try:
-        while True:
-            status = await asyncio.to_thread(launcher.poll, handle)
-            if status.state is not seen and on_state:
-                on_state(handle, status)
-            seen = status.state
-            for tail in tails:
-                for line in tail.read(is_last=seen.is_final):
-                    if on_log_line:
-                        on_log_line(line)
-            if seen.is_final:
-                return status
-            await asyncio.sleep(poll_interval_s)
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        # Not awaited: the loop is shutting down and a second cancellation must not leave the job behind.
-        launcher.cancel(handle)
-        raise
+    on_changes = _one_by_one(on_state)
+    on_line = _without_job(on_log_line)
+    found = await wait_all(
+        launcher, [handle], on_changes=on_changes, on_log_line=on_line, poll_interval_s=poll_interval_s
+    )
+    return found[0]
 
 
-def adopt_or_submit(launcher: Launcher, spec: JobSpec, journal: Journal) -> JobHandle:
-    """The live or unseen-ended job with the same key if there is one, else a new submission, noted in the journal.
+async def wait_all(
+    launcher: Launcher,
+    handles: Sequence[JobHandle],
+    *,
+    on_changes: OnChanges | None = None,
+    on_log_line: OnJobLine | None = None,
+    poll_interval_s: float = 1.0,
+) -> list[JobStatus]:
+    """Final statuses of several jobs; what happens to all of them in one poll is told in one call.
+
+    Args:
+        launcher: Any launcher of the handles' backend.
+        handles: The jobs; may come from other processes.
+        on_changes: Called with those whose state or what is said of it has changed.
+        on_log_line: Called for new lines of rank 0's stdout and stderr, of the first few jobs that run.
+        poll_interval_s: Pause between polls. The Slurm backend limits its own calls to squeue further.
 
     Raises:
-        LaunchError: the submission was refused.
+        asyncio.CancelledError: after the jobs that had not ended were cancelled.
     """
-    handle = journal.live(spec.key)
-    if handle is not None and handle.backend == launcher.backend:
-        status = launcher.poll(handle)
-        if not status.state.is_final or status.state is JobState.DONE:
-            return handle
-        journal.changed(handle, status)
-    handle = launcher.submit(spec)
-    journal.submitted(handle)
-    return handle
+    tails = _Tails(on_log_line) if on_log_line else None
+    seen: dict[JobHandle, JobStatus] = {}
+    live = list(handles)
+    try:
+        while live:
+            found = await asyncio.to_thread(_poll, launcher, live, seen)
+            changed = [(h, s) for h, s in found if h not in seen or s.gist != seen[h].gist]
+            seen.update(found)
+            if changed and on_changes:
+                on_changes(changed)
+            if tails:
+                tails.read(found)
+            live = [handle for handle in live if not seen[handle].state.is_final]
+            if live:
+                await asyncio.sleep(poll_interval_s)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        # Not awaited: the loop is shutting down and a second cancellation must not leave the jobs behind.
+        launcher.cancel(*live)
+        raise
+    return [seen[handle] for handle in handles]
+
+
+def _poll(launcher: Launcher, live: Sequence[JobHandle], seen: dict[JobHandle, JobStatus]) -> list[Change]:
+    try:
+        return list(zip(live, launcher.poll_all(live), strict=True))
+    except OSError as error:  # a stale handle, a disk that does not answer: no news is not bad news
+        unknown = f"cannot look: {error.strerror or error}"
+        return [(h, JobStatus(seen[h].state if h in seen else JobState.QUEUED, unknown)) for h in live]
+
+
+class _Tails:
+    """Follows the logs of the first few jobs that run; each that ends makes room for another."""
+
+    def __init__(self, on_line: OnJobLine) -> None:
+        self._on_line = on_line
+        self._tails: dict[JobHandle, list[LogTail]] = {}
+
+    def read(self, statuses: Sequence[Change]) -> None:
+        for handle, status in statuses:
+            is_last = status.state.is_final
+            if handle not in self._tails and not is_last and len(self._tails) >= MAX_TAILED:
+                continue
+            if handle not in self._tails and status.state is JobState.QUEUED:
+                continue
+            paths = (*log_paths(handle, 0), handle.path("batch.log"))
+            for tail in self._tails.setdefault(handle, [LogTail(path) for path in paths]):
+                for line in tail.read(is_last=is_last):
+                    self._on_line(handle, line)
+            if is_last:
+                del self._tails[handle]
 
 
 def run_job(
@@ -91,9 +141,10 @@ def run_job(
     Raises:
         LaunchError: the job was refused or did not end well; the message shows the first real error.
     """
-    handle = adopt_or_submit(launcher, spec, journal)
-    asyncio.run(_follow(launcher, handle, journal, on_state, on_log_line, poll_interval_s))
-    return launcher.collect(handle)
+    running = run_job_async(
+        launcher, spec, journal, on_state=on_state, on_log_line=on_log_line, poll_interval_s=poll_interval_s
+    )
+    return asyncio.run(running)
 
 
 async def run_job_async(
@@ -111,27 +162,85 @@ async def run_job_async(
         LaunchError: the job was refused or did not end well; the message shows the first real error.
         asyncio.CancelledError: after the job was cancelled.
     """
-    submission = asyncio.ensure_future(asyncio.to_thread(adopt_or_submit, launcher, spec, journal))
-    try:
-        handle = await asyncio.shield(submission)
-    except asyncio.CancelledError:
-        launcher.cancel(await submission)  # sbatch cannot be stopped half-way; what it accepted can
-        raise
-    await _follow(launcher, handle, journal, on_state, on_log_line, poll_interval_s)
-    return await asyncio.to_thread(launcher.collect, handle)
+    found = await run_jobs_async(
+        launcher, [spec], journal, on_changes=_one_by_one(on_state), on_log_line=_without_job(on_log_line),
+        poll_interval_s=poll_interval_s,
+    )  # fmt: skip
+    return found[0]
 
 
-async def _follow(
+async def run_jobs_async(
     launcher: Launcher,
-    handle: JobHandle,
+    specs: Sequence[JobSpec],
     journal: Journal,
-    on_state: OnState | None,
-    on_log_line: OnLogLine | None,
-    poll_interval_s: float,
-) -> None:
-    def note(handle: JobHandle, status: JobStatus) -> None:
-        journal.changed(handle, status)
-        if on_state:
+    *,
+    keep_done: bool = False,
+    on_changes: OnChanges | None = None,
+    on_log_line: OnJobLine | None = None,
+    poll_interval_s: float = 1.0,
+) -> list[list[Any]]:
+    """Return values of every task of every job, adopted or submitted together; a failed one ends none of the others.
+
+    Args:
+        launcher: Where to submit.
+        specs: The jobs.
+        journal: Of the run.
+        keep_done: Whether jobs that ended well before are kept, and only the others submitted.
+        on_changes: As of `wait_all`.
+        on_log_line: As of `wait_all`.
+        poll_interval_s: As of `wait_all`.
+
+    Raises:
+        LaunchError: a job was refused or did not end well; raised when all have ended.
+        asyncio.CancelledError: after the jobs were cancelled.
+    """
+
+    def note(changes: Sequence[Change]) -> None:
+        journal.changes(changes)
+        if on_changes:
+            on_changes(changes)
+
+    submission = asyncio.ensure_future(
+        asyncio.to_thread(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
+    )
+    try:
+        handles = await asyncio.shield(submission)
+    except asyncio.CancelledError:
+        launcher.cancel(*await submission)  # sbatch cannot be stopped half-way; what it accepted can
+        raise
+    unended = [handle for handle in handles if journal.ended(handle.key) is None]  # of the others all was told before
+    await wait_all(launcher, unended, on_changes=note, on_log_line=on_log_line, poll_interval_s=poll_interval_s)
+    return await asyncio.to_thread(_collect, launcher, handles, keep_done)
+
+
+def _collect(launcher: Launcher, handles: Sequence[JobHandle], is_kept: bool) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    errors: list[LaunchError | Interrupted] = []
+    for handle in handles:
+        try:
+            found.append(launcher.collect(handle))
+        except (LaunchError, Interrupted) as error:
+            errors.append(error)
+    if not errors:
+        return found
+    # What a job did to itself outweighs what the machine did to another: trying again would not mend it.
+    worst = min(errors, key=lambda e: (isinstance(e, InfrastructureError), isinstance(e, Interrupted)))
+    if len(handles) > 1:
+        kept = ", the others are kept" if is_kept and len(errors) < len(handles) else ""
+        worst.what = f"{len(errors)} of {len(handles)} jobs failed{kept}: {worst.what}"
+    raise worst
+
+
+def _one_by_one(on_state: OnState | None) -> OnChanges | None:
+    if on_state is None:
+        return None
+
+    def on_changes(changes: Sequence[Change]) -> None:
+        for handle, status in changes:
             on_state(handle, status)
 
-    await wait(launcher, handle, on_state=note, on_log_line=on_log_line, poll_interval_s=poll_interval_s)
+    return on_changes
+
+
+def _without_job(on_log_line: OnLogLine | None) -> OnJobLine | None:
+    return None if on_log_line is None else lambda _, line: on_log_line(line)

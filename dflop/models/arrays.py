@@ -1,7 +1,8 @@
 """Decoded media to encoder input arrays, as the Hugging Face processors make them (numpy, no torch).
 
 `patchify` is the tail of Qwen2VL's image processor (rescale, normalise with CLIP statistics, cut into patches in
-merge-window order); tests hold it equal to the processor. `log_mel` is `WhisperFeatureExtractor` on the clip padded
+merge-window order); tests hold it equal to the processor. `cut_tiles` and `tile_pixels` are that of families that cut
+pictures into tiles. `log_mel` is `WhisperFeatureExtractor` on the clip padded
 with silence, which equals the family's "pad to 300 s, then drop the padding" at a fraction of the work.
 """
 
@@ -19,6 +20,9 @@ _MEL_TAIL_FRAMES = 4
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+"""SigLIP's mean and deviation."""
 
 
 def patchify(
@@ -61,6 +65,36 @@ def patchify(
     )
     ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
     return np.ascontiguousarray(ordered.reshape(grid_t * grid_h * grid_w, -1))
+
+
+def pad_frame(frame_HWC: np.ndarray, size_px: tuple[int, int], fill: tuple[int, ...] = (0, 0, 0)) -> np.ndarray:
+    """A frame in the middle of a larger one; of an odd margin, more is below and to the right.
+
+    Args:
+        frame_HWC: uint8.
+        size_px: (height, width), at least the frame's.
+        fill: Colour of what is added.
+    """
+    (height, width), (height_px, width_px) = frame_HWC.shape[:2], size_px
+    top, left = (height_px - height) // 2, (width_px - width) // 2
+    padded = np.empty((height_px, width_px, 3), np.uint8)
+    padded[:] = fill
+    padded[top : top + height, left : left + width] = frame_HWC
+    return padded
+
+
+def cut_tiles(frame_HWC: np.ndarray, tile_px: int) -> np.ndarray:
+    """Tiles of a frame whose sides are multiples of `tile_px`, line by line: uint8 `[n, tile_px, tile_px, 3]`."""
+    rows, columns = (side // tile_px for side in frame_HWC.shape[:2])
+    tiles = frame_HWC.reshape(rows, tile_px, columns, tile_px, 3).transpose(0, 2, 1, 3, 4)
+    return tiles.reshape(rows * columns, tile_px, tile_px, 3)
+
+
+def tile_pixels(tiles_NHWC: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    """Rescaled and normalised tiles: float32 `[n, 3, height, width]`."""
+    scale = (np.float32(1 / 255) / np.asarray(std, dtype=np.float32)).astype(np.float32)
+    shift = (np.asarray(mean) / np.asarray(std)).astype(np.float32)
+    return np.ascontiguousarray((tiles_NHWC.astype(np.float32) * scale - shift).transpose(0, 3, 1, 2))
 
 
 def log_mel(waveform: np.ndarray, *, num_frames: int, num_mel_bins: int) -> np.ndarray:

@@ -260,7 +260,11 @@ class LlmStage(Stage):
         return {"visual_pos_masks": everywhere, "deepstack_visual_embeds": features}
 
     def loss_sum(self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Sum of cross entropies of `targets` predicted at token positions `where` (last stage only)."""
+        """Sum of cross entropies of `targets` predicted at token positions `where` (last stage only).
+
+        Raises:
+            RuntimeError: this is another stage.
+        """
         if self.head is None:
             raise RuntimeError("only the last LLM stage has a head")
         return self.head_loss(hidden.index_select(0, where), targets)

@@ -8,7 +8,7 @@ the planner can use it anywhere; `build.py` turns the same description into real
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +175,21 @@ class TrainableFamily(Family):
     @abc.abstractmethod
     def frame_size_px(self, grid: Grid) -> tuple[int, int]:
         """(height, width) every frame of a visual item is resized to."""
+
+    def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
+        """Decoded frames with the margin that a processor adds before it resizes them; most add none."""
+        return media
+
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
+        """(height, width) of every version of a visual item's frames that `array_of` takes.
+
+        One where an item is encoded at one size; a picture that is shown in tiles and as a whole has two.
+        """
+        return (self.frame_size_px(item.grid),)
+
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        """Encoder input of an item, as `item_array` gives it, out of its frames in the sizes of `frame_sizes_px`."""
+        return self.item_array(item.kind, versions[0], item.grid)
 
 
 def tower_of(module: str) -> str:

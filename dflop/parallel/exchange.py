@@ -34,8 +34,7 @@ def sum_forward(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
         partial: A tensor made for this call, which no backward pass needs: it is overwritten.
         group: Ranks that hold the other summands.
     """
-    # `apply` has no types in torch.
-    result: torch.Tensor = _SumForward.apply(partial, group)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _SumForward.apply(partial, group)  # type: ignore[no-untyped-call]  # torch gives it no types
     return result
 
 
@@ -47,7 +46,7 @@ def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         group: Ranks that compute the other parts of what depends on `whole`.
     """
     # `apply` has no types in torch.
-    result: torch.Tensor = _SumBackward.apply(whole, group)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _SumBackward.apply(whole, group)  # type: ignore[no-untyped-call]  # as above
     return result
 
 

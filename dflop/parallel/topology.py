@@ -146,6 +146,9 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
         plan: The same on every rank.
         rank: This rank.
         timeout_s: A collective that takes longer raises on every rank.
+
+    Raises:
+        ValueError: the plan has no seat for this rank.
     """
     timeout = timedelta(seconds=timeout_s)
     world = list(range(dist.get_world_size()))

@@ -87,8 +87,7 @@ def vocab_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int,
     Returns:
         float32 scalar.
     """
-    # `apply` has no types in torch.
-    result: torch.Tensor = _VocabCrossEntropy.apply(logits, targets, first, reduce)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _VocabCrossEntropy.apply(logits, targets, first, reduce)  # type: ignore[no-untyped-call]  # torch gives `apply` no types
     return result
 
 

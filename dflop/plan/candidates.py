@@ -57,8 +57,7 @@ class Candidates:
     def select(self, which: Ints | Bools) -> Candidates:
         """Those at indices or under a mask, in that order."""
         arrays = (self.tp, self.pp, self.dp, self.last, self.recompute, self.shard_optimizer)
-        # mypy gives the arrays one type for all: integers and booleans
-        return Candidates(self.spec, *(array[which] for array in arrays))  # type: ignore[arg-type]
+        return Candidates(self.spec, *(a[which] for a in arrays))  # type: ignore[arg-type]  # integers and booleans in one
 
     @property
     def num_processes(self) -> Ints:

@@ -29,6 +29,7 @@ from dflop.records.costs import (
 from dflop.records.history import (
     JobRecord,
     MicrobatchSpan,
+    RankMemory,
     RankSpan,
     RunEvent,
     RunInput,
@@ -67,6 +68,7 @@ __all__ = [
     "ProfileRecord",
     "QuarantinedSample",
     "RankFactor",
+    "RankMemory",
     "RankSpan",
     "RunEvent",
     "RunInput",

@@ -99,6 +99,26 @@ class StepFlops:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The most memory a rank has held since its process began; a new row when it has become more."""
+
+    run_id: str
+    attempt: int
+    step: int
+    """After which it was read."""
+    rank: int
+    module: str
+    stage: int
+    dp_rank: int
+    tp_rank: int
+    kind: str
+    """`allocated`: what torch held on the device, as plans predict it; `process`: all of the process, where it has no
+    device, so with interpreter, libraries and samples that wait."""
+    peak_bytes: int
+    observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """One job and what became of it; a new row per change of state."""
 
@@ -123,7 +143,7 @@ class RunRecord:
     name: str
     config_key: str
     state: str
-    """`running`, `done` or `failed`."""
+    """`ready`, `running`, `done`, `failed`, `interrupted` or `cancelled`."""
     hardware: str
     software: str
     code_rev: str

@@ -2,58 +2,104 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
-
-from dflop.report import plots, tables
-from dflop.report.history import HistoryEntry, history_table
+from dflop.report import accuracy, balance, plots, run_plots, sections, tables
+from dflop.report.calculator import SCRIPT as CALCULATOR
+from dflop.report.details import RunDetails
+from dflop.report.gantt import Gantt, draw_gantt
+from dflop.report.history import history_table
+from dflop.report.page import render_page, write_page
 from dflop.report.summary import RunSummary
+from dflop.report.timeline import batch_timeline
+
+SCRIPTS = ("timeline.js", CALCULATOR, "print.js")
+CONTENTS = (
+    ("ran", "what ran"),
+    ("plan", "plan"),
+    ("comparison", "comparison"),
+    ("timeline", "timeline"),
+    ("idle", "idle time"),
+    ("balance", "balance"),
+    ("prediction", "prediction"),
+    ("corrections", "corrections"),
+    ("history", "history"),
+    ("memory", "memory"),
+    ("quarantine", "quarantine"),
+    ("worth", "worth"),
+    ("reproduce", "reproduce"),
+)
+"""(id, text) of the page's sections."""
+NOTHING = RunDetails()
 
 
-def write_report(path: Path, summary: RunSummary, history: Sequence[HistoryEntry] = ()) -> None:
+def write_report(path: Path, summary: RunSummary, details: RunDetails = NOTHING) -> None:
     """Writes the report; a reader sees the old file or the new one, never a part.
 
     Raises:
         OSError: The folder is missing or not writable; nothing is left behind.
     """
-    text = render_report(summary, history)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        tmp.write_text(text, encoding="utf-8")
-        os.replace(tmp, path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
-        raise
+    write_page(path, render_report(summary, details))
 
 
-def render_report(summary: RunSummary, history: Sequence[HistoryEntry] = ()) -> str:
-    """The whole document, a pure function of summary and history."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dflop.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    comparison = summary.comparison
+def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
+    """The whole document, a pure function of summary and details."""
+    plan, comparison = summary.plan, summary.comparison
+    pairs = comparison.pairs if comparison else ()
     pair = comparison.typical_pair() if comparison else None
-    return environment.get_template("report.html.j2").render(
+    spans = accuracy.timed_spans(summary.steps)
+    shares = balance.stage_shares(pairs, plan)
+    memory = sections.memory_rows(plan, details.peaks)
+    limit_bytes = details.memory_limit_bytes
+    return render_page(
+        "report.html.jinja",
+        SCRIPTS,
+        contents=CONTENTS,
         run=summary.run,
-        layout=tables.layout_text(summary.plan),
+        layout=tables.layout_text(plan),
         verdict=summary.verdict,
         key_numbers=tables.key_numbers(summary),
+        ran=sections.run_facts(summary, details),
+        loss=plots.loss_curve(summary.steps) if summary.steps else None,
+        throughput=run_plots.throughput_curve(summary.steps, details.plan_steps),
+        plan_facts=sections.plan_facts(summary, details),
+        plan_kinds=("simulated", *["analytic"] * any(source == "analytic" for _, source in details.cost_sources)),
         plan=tables.plan_table(summary.candidates),
         policies=tables.policy_table(summary),
-        stages=tables.stage_table(summary),
-        quarantine=tables.quarantine_table(summary),
-        corrections=tables.correction_table(summary),
-        history=history_table(history),
-        reproducibility=tables.reproducibility(summary),
-        loss=plots.loss_curve(summary.steps) if summary.steps else None,
         bars=plots.step_time_bars(comparison) if comparison else None,
-        timeline=plots.timeline(pair, summary.plan) if pair else None,
+        gantt=_gantt(summary, details) if pair else None,
+        idle=balance.shares_table(shares),
+        idle_bars=run_plots.idle_bars(shares),
+        stages=tables.stage_table(summary),
+        balance=balance.evenness_table(pairs, plan),
+        balance_bars=run_plots.balance_bars(balance.evenness(pair, plan)) if pair else None,
+        scatter=run_plots.prediction_scatter(spans),
+        errors=accuracy.error_table(accuracy.errors_by_size(spans)),
+        corrections=tables.correction_table(summary),
+        correction_curves=run_plots.correction_curves(details.corrections, details.plan_steps),
+        slow_ranks=sections.slow_rank_table(details.rank_factors),
+        history=history_table(details.history),
+        memory=sections.memory_table(memory, limit_bytes, {peak.kind for peak in details.peaks}),
+        memory_kinds=_memory_kinds(memory),
+        memory_bars=run_plots.memory_bars(memory, limit_bytes) if limit_bytes else None,
+        quarantine=tables.quarantine_table(summary),
+        calculator=sections.run_calculator(summary, details),
+        reproducibility=sections.reproduction(summary, details),
+        config_text=details.config_text,
         sql_line=tables.SQL_LINE,
     )
+
+
+def _gantt(summary: RunSummary, details: RunDetails) -> Gantt | None:
+    pair = summary.comparison.typical_pair() if summary.comparison else None
+    if pair is None:
+        return None
+    found = batch_timeline(pair, summary.plan, details.compare_plans, details.shapes, summary.num_cores)
+    return draw_gantt(found)
+
+
+def _memory_kinds(rows: tuple[sections.MemoryRow, ...]) -> tuple[str, ...]:
+    if not rows:
+        return ()
+    is_measured = any(measured is not None for _, _, measured in rows)
+    return ("predicted", "measured") if is_measured else ("predicted",)

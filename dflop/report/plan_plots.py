@@ -33,7 +33,7 @@ ROOM_FRAC = 0.09
 """Of the axis, right of the longest step: for the time it takes."""
 # On a page of its own a picture brings its page's colours along.
 PAGE_STYLE = (
-    "<style>svg { color: #1b1f24; background: #ffffff } "
+    "<style>svg { color: #1b1f24; background: #ffffff; font-family: sans-serif } "
     "@media (prefers-color-scheme: dark) { svg { color: #e6e8ea; background: #14171a } }</style>"
 )
 

@@ -1,19 +1,26 @@
-"""Pictures of the simulated suites: bars per case with the bound above, lines over a swept quantity. PNG, SVG, PDF."""
+"""Pictures of simulated comparisons: bars per case with the bound above, lines over a swept quantity.
+
+As files (PNG, SVG, PDF), and as SVG for a page.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from dflop import units
 from dflop.report.data_plots import check_suffix
+from dflop.report.plots import svg_text
 
 # Okabe-Ito, and a mark beside every colour: told apart without colours, too. A competitor looks the same everywhere.
 STYLES = {
@@ -70,30 +77,15 @@ def save_bars(groups: Sequence[str], series: Sequence[Series], bound: Sequence[f
         OSError: the file cannot be written.
     """
     check_suffix(path)
-    figure = Figure(figsize=(max(6.0, 2.0 + 1.3 * len(groups)), 4.8), layout="constrained")
+    figure = Figure(figsize=_bars_size(groups), layout="constrained")
     figure.suptitle(title, fontsize=10)
-    axes = figure.subplots()
-    width = 0.8 / len(series)
-    for k, one in enumerate(series):
-        at = np.arange(len(groups)) + (k - (len(series) - 1) / 2) * width
-        axes.bar(
-            at,
-            one.values,
-            width * 0.92,
-            color=STYLES.get(one.label, OTHER_STYLE)[0],
-            label=one.label,
-            yerr=_errors(one),
-        )
-    for group, most in enumerate(bound):
-        label = BOUND if group == 0 else None
-        axes.plot([group - 0.44, group + 0.44], [most, most], color="black", linewidth=1.4, label=label)
-    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xticks(range(len(groups)), groups, fontsize=8)
-    axes.set(ylabel="times as fast as uniform tuned", ylim=(0, None))
-    axes.grid(axis="y", linewidth=0.3)
-    axes.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=len(series) + 1, fontsize=8)
+    _draw_bars(figure, groups, series, bound)
     figure.savefig(path, dpi=110)
+
+
+def bars_svg(name: str, label: str, groups: Sequence[str], series: Sequence[Series], bound: Sequence[float]) -> str:
+    """The same for a page; see `svg_text` for the first two."""
+    return svg_text(name, label, _bars_size(groups), lambda figure: _draw_bars(figure, groups, series, bound))
 
 
 def save_lines(panels: Sequence[Panel], path: Path, title: str) -> None:
@@ -120,11 +112,84 @@ def save_lines(panels: Sequence[Panel], path: Path, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
+def line_svg(name: str, panel: Panel) -> str:
+    """One diagram for a page, its title left to the page."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        _lines(axes, panel)
+        axes.set_title("")
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+
+    return svg_text(name, panel.title, (4.8, 4.0), draw)
+
+
+def competitors_svg(name: str, label: str, rows: Sequence[tuple[str, float, float, float]], bound: float) -> str:
+    """Bars of one setting, one below the other, with their intervals and the bound.
+
+    Args:
+        name: As `svg_text`.
+        label: As `svg_text`.
+        rows: (competitor, speed-up, ends of its 95 % interval or NaN).
+        bound: Speed-up that no plan can exceed.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes, ink = figure.subplots(), rcParams["text.color"]
+        for y, (competitor, speedup, low, high) in enumerate(rows):
+            colour = STYLES["dflop"][0] if competitor.startswith("dflop") else STYLES["uniform default"][0]
+            axes.barh(y, speedup, color=colour, height=0.7)
+            if low <= speedup <= high:
+                axes.errorbar(speedup, y, xerr=[[speedup - low], [high - speedup]], color=ink, capsize=3, linewidth=1)
+            end = high if low <= speedup <= high else speedup
+            axes.annotate(units.ratio(speedup), (end, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.axvline(1, color=ink, linewidth=0.8, linestyle=":")
+        axes.axvline(bound, color=ink, linewidth=1.4, linestyle="--", label=f"{BOUND} {units.ratio(bound)}")
+        axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(row[0], 26)) for row in rows], fontsize=8)
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        most = max([bound, *(high if high == high else speedup for _, speedup, _, high in rows)])
+        axes.set(xlabel="times as fast as uniform, tuned", xlim=(0, 1.18 * most))
+        figure.legend(loc="outside lower center", fontsize=9)
+
+    return svg_text(name, label, (5.6, 1.2 + 0.42 * len(rows)), draw)
+
+
+def _bars_size(groups: Sequence[str]) -> tuple[float, float]:
+    return max(6.0, 2.0 + 1.3 * len(groups)), 4.8
+
+
+def _draw_bars(figure: Figure, groups: Sequence[str], series: Sequence[Series], bound: Sequence[float]) -> None:
+    axes, ink = figure.subplots(), rcParams["text.color"]
+    width = 0.8 / len(series)
+    for k, one in enumerate(series):
+        at = np.arange(len(groups)) + (k - (len(series) - 1) / 2) * width
+        axes.bar(
+            at,
+            one.values,
+            width * 0.92,
+            color=STYLES.get(one.label, OTHER_STYLE)[0],
+            label=one.label,
+            yerr=_errors(one),
+            ecolor=ink,
+        )
+    for group, most in enumerate(bound):
+        label = BOUND if group == 0 else None
+        axes.plot([group - 0.44, group + 0.44], [most, most], color=ink, linewidth=1.4, label=label)
+    axes.axhline(1, color=ink, linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(groups)), groups, fontsize=8)
+    axes.set(ylabel="times as fast as uniform tuned", ylim=(0, None))
+    axes.grid(axis="y", linewidth=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=len(series) + 1, fontsize=8)
+
+
 def _lines(axes: Axes, panel: Panel) -> None:
     for one in panel.series:
         colour, mark = STYLES.get(one.label, OTHER_STYLE)
         if one.label == BOUND:
-            axes.plot(panel.x, one.values, color="black", linestyle="--", linewidth=1, label=one.label)
+            ink = rcParams["text.color"]
+            axes.plot(panel.x, one.values, color=ink, linestyle="--", linewidth=1, label=one.label)
             continue
         axes.plot(panel.x, one.values, color=colour, marker=mark, markersize=4, linewidth=1.2, label=one.label)
         if one.low:

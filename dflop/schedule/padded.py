@@ -107,7 +107,8 @@ def _runs(dearest: Floats, tokens: Ints, num_runs: int, cap: int) -> list[int] |
     def cut(limit_s: float) -> list[int] | None:
         counts, first = [], 0
         for left in range(num_runs - 1, -1, -1):
-            affordable = int(limit_s / dearest[first]) if dearest[first] > 0 else len(tokens)
+            # Rounded up by what dividing may lose: n times x, by x, can come out below n.
+            affordable = int(limit_s / dearest[first] * (1 + 1e-12)) if dearest[first] > 0 else len(tokens)
             counts.append(max(1, min(most[first], affordable, len(tokens) - left - first)))
             if counts[-1] * dearest[first] > limit_s * (1 + 1e-12):
                 return None

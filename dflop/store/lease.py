@@ -18,6 +18,7 @@ import re
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +26,38 @@ from dflop.errors import StoreError
 from dflop.store import durable
 
 POLL_S = 0.2
+FOLDER = "INGEST.lease"
 _CLAIM = re.compile(r"(\d{6,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The newest claim in a folder, as anyone may look at it."""
+
+    pid: int
+    host: str
+    since: str
+    """UTC, `2026-11-20T12:00:00Z`."""
+    is_released: bool
+    is_of_this_machine: bool
+    """Made under the kernel that asks, whatever the host is called: a file lock tells whether its holder lives."""
+    age_s: float
+    """Since its holder last gave a sign of life, by the clock of the file server."""
+
+
+def newest_claim(folder: Path) -> Claim | None:
+    """The claim that holds a lease, or held it last; None where nobody ever did, or it changes this moment."""
+    if not folder.is_dir():
+        return None
+    epoch = _newest_epoch(folder)
+    path = folder / f"{epoch:06d}.json"
+    try:
+        claim = json.loads(path.read_text(encoding="utf-8"))
+        age_s = _now_s(folder) - path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    is_ours = claim["boot_id"] == _boot_id()
+    return Claim(claim["pid"], claim["host"], claim["since"], claim["is_released"], is_ours, age_s)
 
 
 class Lease:
@@ -35,13 +67,14 @@ class Lease:
         store_root: Folder of the store.
         lease_s: A claim older than this is dead.
         timeout_s: How long to wait for a holder on another node.
+        name: Folder of the claims, for leases on something else than a store.
 
     Raises:
         StoreError: Another node holds the lease for longer than `timeout_s`.
     """
 
-    def __init__(self, store_root: Path, *, lease_s: float, timeout_s: float) -> None:
-        self._folder = store_root / "INGEST.lease"
+    def __init__(self, store_root: Path, *, lease_s: float, timeout_s: float, name: str = FOLDER) -> None:
+        self._folder = store_root / name
         self._lease_s = lease_s
         durable.make_folder(self._folder)
         self.epoch = self._claim(time.monotonic() + timeout_s, timeout_s)
@@ -102,19 +135,11 @@ class Lease:
             return True
         try:
             claim = json.loads(self._path(epoch).read_text(encoding="utf-8"))
-            age_s = self._now_s() - self._path(epoch).stat().st_mtime
+            age_s = _now_s(self._folder) - self._path(epoch).stat().st_mtime
         except (FileNotFoundError, ValueError):
             return False  # replaced by the next one while we looked; look again
         # We hold the file lock: a claim of this machine's own kernel belongs to a process that is gone.
         return bool(claim["is_released"] or claim["boot_id"] == _boot_id() or age_s > self._lease_s)
-
-    def _now_s(self) -> float:
-        probe = durable.tmp_path(self._folder / "now")
-        probe.touch()
-        try:
-            return probe.stat().st_mtime
-        finally:
-            probe.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(self._lease_s / 6):
@@ -124,8 +149,7 @@ class Lease:
                 return  # taken over, or the store is gone: check() will say so
 
     def _newest(self) -> int:
-        found = [int(m[1]) for name in os.listdir(self._folder) if (m := _CLAIM.fullmatch(name))]
-        return max(found, default=0)
+        return _newest_epoch(self._folder)
 
     def _forget_before(self, epoch: int) -> None:
         for name in os.listdir(self._folder):
@@ -142,6 +166,21 @@ class Lease:
             return f"pid {claim['pid']} on {claim['host']} since {claim['since']}"
         except (OSError, ValueError, KeyError):
             return "whose claim cannot be read"
+
+
+def _newest_epoch(folder: Path) -> int:
+    found = [int(m[1]) for name in os.listdir(folder) if (m := _CLAIM.fullmatch(name))]
+    return max(found, default=0)
+
+
+def _now_s(folder: Path) -> float:
+    """What the clock says that dates the files in a folder."""
+    probe = durable.tmp_path(folder / "now")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _claim_text(*, is_released: bool = False) -> bytes:

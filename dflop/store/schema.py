@@ -100,6 +100,7 @@ CLASSES: tuple[type[Any], ...] = (
     records.StepObservation,
     records.StepFlops,
     records.RankSpan,
+    records.RankMemory,
     records.Correction,
     records.RankFactor,
     records.GateReading,

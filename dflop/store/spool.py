@@ -101,11 +101,17 @@ class SpoolWriter:
         self.num_acknowledged = 0
         """Rows that are durably on disk."""
 
+    @property
+    def num_buffered(self) -> int:
+        """Rows that are not: they wait for a full buffer, or for a disk that takes them."""
+        return sum(len(rows) for rows in self._buffers.values())
+
     def append(self, record: Any) -> None:
         """Buffers one record; writes its kind out when the buffer is full, everything when the last flush is old.
 
         Raises:
             StoreError: The disk is full or failing; the record stays buffered.
+            TypeError: Records of this class have no table.
         """
         cls = type(record)
         if cls not in schema.CLASSES:

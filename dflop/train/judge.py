@@ -94,11 +94,12 @@ class Judge:
         if len(self._signs) < len(self._labels) or not all(self._is_stuck(s.main) for s in self._signs.values()):
             return None
         spells = [(rank, spell) for rank, sign in self._signs.items() for spell in (sign.main, sign.feed)]
-        working = [(rank, spell) for rank, spell in spells if spell.mode == Mode.WORKS and self._is_stuck(spell)]
+        working = [(rank, spell) for rank, spell in spells if spell.mode == Mode.WORKS]
         if not working:
             return self._nobody_moves()
         rank, spell = max(working, key=lambda found: found[1].age_s)
-        return Failure(rank, f"{self._labels[rank]} is stuck: {spell}")
+        # All may wait for work that was begun a moment later than they began to wait.
+        return Failure(rank, f"{self._labels[rank]} is stuck: {spell}") if self._is_stuck(spell) else None
 
     def _is_stuck(self, spell: Spell) -> bool:
         return spell.mode != Mode.MAY_LAST and spell.age_s > self._stall_s

@@ -186,7 +186,7 @@ def empty_rng(stored: Mapping[str, torch.Size], rank: int) -> dict[str, torch.Te
 def restore_rng(state: Mapping[str, torch.Tensor]) -> None:
     """Set the generators to what `rng_state` returned."""
     torch.set_rng_state(state["torch"])
-    np.random.set_state(tuple(_from_bytes(state["numpy"])))  # noqa: NPY002
+    np.random.set_state(tuple(_from_bytes(state["numpy"])))  # noqa: NPY002, as above
     version, internal, gauss_next = _from_bytes(state["python"])
     random.setstate((version, tuple(internal), gauss_next))
     if "cuda" in state and torch.cuda.is_available():
@@ -197,7 +197,7 @@ def reseed(seed: int, step: int, rank: int) -> None:
     """Set the generators by numbers: for ranks that no state was saved of."""
     torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, step, rank]).generate_state(3)
     torch.manual_seed(int(torch_seed))  # CUDA's, too
-    np.random.seed(int(numpy_seed))  # noqa: NPY002
+    np.random.seed(int(numpy_seed))  # noqa: NPY002, as above
     random.seed(int(python_seed))
 
 

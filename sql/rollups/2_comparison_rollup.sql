@@ -34,7 +34,10 @@ step as (
     -- A comparison that was started again counts with its last attempt.
     qualify
         compared.attempt = max(compared.attempt) over (partition by compared.run_id)
-        and row_number() over (partition by compared.run_id, compared.step order by step_plan._producer desc) = 1
+        and row_number() over (
+            partition by compared.run_id, compared.attempt, compared.step, compared.policy
+            order by step_plan._producer desc, step_plan._seq desc, step_plan.rowid desc
+        ) = 1
 )
 
 select

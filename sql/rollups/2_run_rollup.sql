@@ -1,10 +1,10 @@
 -- Training steps only: comparison steps carry <run_id>/compare. A step repeated after a restart counts once, as its
--- last attempt.
+-- last attempt. Policies that end at once are told apart by name: a tie must not be left to the order of rows.
 with trained as (
     select *
     from step_rollup
     where run_id in (select unnest($run_ids)) and not contains(run_id, '/')
-    qualify row_number() over (partition by run_id, step order by attempt desc, observed_at_s desc) = 1
+    qualify row_number() over (partition by run_id, step order by attempt desc, observed_at_s desc, policy desc) = 1
 )
 
 select

@@ -21,12 +21,12 @@ with happened as (
         1 as place,
         attempt,
         'job' as kind,
-        job_name as subject,
+        'train' as subject,
         state as verdict,
         concat_ws(', ', format('{} {}', backend, job_id), format('{} processes', num_tasks), nullif(reason, ''))
             as detail
     from job_record
-    where job_name = 'train'
+    where job_name in ('train', concat(run_id, '-train'))
     union all by name
     select
         run_id,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dflop.data.distribution import group_of
 from dflop.data.headers import read_header
 from dflop.data.profile import DatasetRef, profile_shard
 from dflop.errors import ConfigError
+from dflop.models import FAMILIES, load_rules
 from tests.data.helpers import TinyFamily
 
 NAMES = ["annotations.jsonl", "media", "provenance.json", "tokenizer.json"]
@@ -77,6 +79,29 @@ def test_complete_folder_is_reused_and_another_never_touched(demo: DatasetRef, t
     with pytest.raises(ConfigError, match="no demo dataset"):
         make_demo_dataset(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_made_for_a_family_it_has_its_tokens_and_no_media_it_does_not_take(name, tmp_path: Path) -> None:
+    rules = load_rules(name, {}, {})
+    made = make_demo_dataset(tmp_path / "demo", num_samples=16, rules=rules)
+    shapes, quarantined = profile_shard(made, rules, 0, 1)
+    assert (len(shapes), quarantined) == (16, [])
+    kinds = {item.kind for shape in shapes for item in shape.items}
+    assert kinds == set(rules.media_tokens)
+    assert make_demo_dataset(tmp_path / "demo", num_samples=16, rules=rules) == made
+    other = load_rules("internvl" if name != "internvl" else "qwen2_audio", {}, {})
+    with pytest.raises(ConfigError, match="holds something else"):
+        make_demo_dataset(tmp_path / "demo", num_samples=16, rules=other)
+
+
+def test_a_dataset_of_before_there_were_others_is_still_the_demo(demo: DatasetRef, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(demo.entries[0].paths[0].parent, folder)
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert provenance.pop("made_for") == ""
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    make_demo_dataset(folder, num_samples=40, seed=7)
 
 
 def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:

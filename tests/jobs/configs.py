@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.config import Config, load_config
+from dflop.data.demo_text import train_tokenizer
 
 MINIMAL: dict[str, Any] = {
     "name": "small",
@@ -36,4 +37,4 @@ def make_dataset(folder: Path, annotations: str = '{"id": "a", "image": "x.jpg"}
     """Files where the configuration expects them; their content is only looked at by preflight."""
     (folder / "data" / "media").mkdir(parents=True)
     (folder / "data" / "a.jsonl").write_text(annotations)
-    (folder / "data" / "tokenizer.json").write_text("{}")
+    train_tokenizer(["a picture of a cat\n"], folder / "data" / "tokenizer.json")

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
-import math
-import uuid
-from pathlib import Path
+import functools
 
 import pytest
 
-from dflop.config import dump_config
 from dflop.errors import Interrupted, LaunchError, TrainError
-from dflop.jobs import planning, replan, reprofile, submit
+from dflop.jobs import planning, replan
 from dflop.jobs.basis import PlanBasis, write_basis
-from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
+from dflop.jobs.continuing import Todo, plan_next, what_next
 from dflop.jobs.replan import Advice
-from dflop.jobs.reprofile import Reprofile
-from dflop.jobs.rounds import Rounds, Teller
+from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN
-from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
-from dflop.launch.job import CHECKPOINTED, make_folder
-from dflop.records import LLM, Decision, Plan
-from dflop.store.reader import Reader
-from dflop.store.spool import read_spool
-from dflop.train import manifest
-from tests.builders import make_plan
-from tests.jobs.configs import make_config
-
-PLANS = [
-    dataclasses.replace(make_plan({"vision": 1, LLM: 1}, num_microbatches=n), plan_id=f"plan-{n}", reason=f"for {n}")
-    for n in (2, 4)
-]
-STAGES = "stages=[{name: projector, num_steps: 4, frozen: [llm]}, {name: all}]"
+from dflop.launch import JobState, Journal
+from dflop.records import Plan
+from tests.jobs.played import (
+    PLANS,
+    STAGES,
+    PlayedLauncher,
+    advice,
+    configured_run,
+    decisions,
+    submitted,
+    train,
+    trained_to,
+)
 
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(*overrides: str) -> RunDir:
-        run = RunDir(tmp_path / "runs" / "small-1")
-        run.path.mkdir(parents=True)
-        settings = ("train.num_steps=10", "replan.check_every_s=0.01", "replan.mode=act", *overrides)
-        run.config_file.write_text(dump_config(make_config(tmp_path, *settings)))
-        return run
-
-    return make
+    return functools.partial(configured_run, tmp_path)
 
 
 @pytest.fixture
@@ -55,66 +39,6 @@ def run(make_run):
     run = make_run()
     run.write_plan(PLANS[0], [])
     return run
-
-
-class PlayedLauncher:
-    """Its jobs are in whatever state a test gives them; those that are told to stop do so when they are told again."""
-
-    backend = "played"
-
-    def __init__(self, state: JobState = JobState.RUNNING) -> None:
-        self.state, self.told = {}, 0
-        self.first_state, self.values = state, [{"first_step": 0, "num_steps": 10}]
-
-    def submit(self, spec: JobSpec) -> JobHandle:
-        handle = JobHandle("played", uuid.uuid4().hex, spec.name, spec.key, make_folder(spec.folder), 1, 0.0)
-        self.state[handle.job_id] = self.first_state
-        return handle
-
-    def poll(self, handle: JobHandle) -> JobStatus:
-        return JobStatus(self.state[handle.job_id])
-
-    def interrupt(self, handle: JobHandle) -> None:
-        self.told += 1
-        if self.told > 1 and not self.state[handle.job_id].is_final:  # the first time it did not hear
-            queued = self.state[handle.job_id] is JobState.QUEUED
-            self.state[handle.job_id] = JobState.CANCELLED if queued else JobState.INTERRUPTED
-
-    def cancel(self, handle: JobHandle) -> None:
-        assert not self.state[handle.job_id].is_final
-        self.state[handle.job_id] = JobState.CANCELLED
-
-    def collect(self, handle: JobHandle) -> list[dict[str, int]]:
-        state = self.state[handle.job_id]
-        if state is JobState.INTERRUPTED:
-            raise Interrupted(CHECKPOINTED)
-        if state is not JobState.DONE:
-            raise LaunchError(f"the job is {state}")
-        return self.values
-
-
-def submitted(run: RunDir, launcher: PlayedLauncher) -> JobHandle:
-    """A job of a driver that died right afterwards."""
-    handle = launcher.submit(submit.train_job(run, run.config(), TRAIN, 1))
-    Journal(run.path, run.run_id).submitted(handle)
-    return handle
-
-
-def trained_to(run: RunDir, next_step: int) -> None:
-    folder = run.checkpoints / manifest.name_of(next_step)
-    folder.mkdir(parents=True)
-    (folder / manifest.MANIFEST).write_text(json.dumps({"meta": {"next_step": next_step}, "files": {}}))
-    (run.checkpoints / manifest.LATEST).write_text(json.dumps({"next_step": next_step}))
-
-
-def decision(verdict: str, at_s: float = math.inf) -> Decision:
-    return Decision(
-        "small-1", 1, 3, "replan", "layout", verdict, math.nan, math.nan, 9.0, 1.0, 6, "plan-2", "plan-4", "", at_s
-    )
-
-
-def advice(verdict: str) -> Advice:
-    return Advice(decision(verdict), plans=(PLANS[1],))
 
 
 @pytest.fixture(autouse=True)
@@ -138,18 +62,6 @@ def applied(monkeypatch):
 
     monkeypatch.setattr(replan, "apply", apply)
     return found
-
-
-def decisions(run: RunDir) -> list[Decision]:
-    return list(read_spool(run.config().store, Decision))
-
-
-async def nobody() -> None:
-    """Who is interested in decisions."""
-
-
-def train(run: RunDir, launcher: PlayedLauncher, say=str) -> Advice | None:
-    return asyncio.run(train_once(run, launcher, say, Teller(run, say, nobody)))
 
 
 def test_what_comes_next_follows_from_what_is_on_disk(make_run):
@@ -338,109 +250,3 @@ def test_a_job_that_has_nothing_to_do_is_not_started_for_ever(run):
         train(run, launcher)
     launcher.values = [{"first_step": 8, "num_steps": 10}]
     assert train(run, launcher) is None, "its checkpoint may be on its way"
-
-
-def test_decisions_are_told_once(run, monkeypatch):
-    """NaN equals nothing, not even itself."""
-    monkeypatch.undo()
-    launcher, lines, rounds, shown = PlayedLauncher(), [], [], []
-
-    def consider(*_: object) -> None:
-        rounds.append(1)
-        if len(rounds) == 2:
-            replan.spool_decision(run, run.config(), decision("stay"))
-        if len(rounds) == 5:
-            trained_to(run, 10)
-            launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
-
-    async def show() -> None:
-        shown.append(len(lines))
-
-    replan.spool_decision(run, run.config(), decision("advised", at_s=1.0))  # long before this driver began
-    monkeypatch.setattr(replan, "consider", consider)
-    asyncio.run(train_once(run, launcher, str, Teller(run, lines.append, show)))
-    told = [line for line in lines if "replan" in line]
-    assert told == ["step 4: replan, layout: stay: "]
-    assert len(shown) == 1
-
-
-def test_the_rows_of_a_job_are_in_the_store_while_it_runs(run, monkeypatch):
-    """Also where nobody plans anew."""
-    monkeypatch.undo()
-    launcher, seen = PlayedLauncher(), []
-
-    async def round_ends() -> None:
-        with Reader(run.config().store) as reader:
-            seen.extend(reader.decisions(run.run_id))
-        launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
-
-    config = run.config().model_copy(update={"replan": run.config().replan.model_copy(update={"mode": "off"})})
-    Path(run.config_file).write_text(dump_config(config))
-    teller = Teller(run, str, round_ends)
-    replan.spool_decision(run, config, decision("noticed"))
-    asyncio.run(train_once(run, launcher, str, teller))
-    assert [d.verdict for d in seen] == ["noticed"]
-
-
-@pytest.fixture
-def doubtful(monkeypatch, tmp_path):
-    """Something is, once."""
-    doubts = [Reprofile(tmp_path / "1.json", "profile", "H200", (1, 2))]
-    monkeypatch.setattr(reprofile, "doubtful", lambda *_: doubts.pop() if doubts else None)
-    monkeypatch.setattr(replan, "consider", lambda *_: None)
-
-
-class BusyLauncher(PlayedLauncher):
-    """Probing jobs are in these states, one after the other."""
-
-    def __init__(self, *states: JobState) -> None:
-        super().__init__()
-        self.states, self.names = list(states), []
-
-    def submit(self, spec: JobSpec) -> JobHandle:
-        handle = super().submit(spec)
-        self.names.append(spec.name)
-        if "reprofile" in spec.name:
-            self.state[handle.job_id] = self.states.pop(0)
-        return handle
-
-    def end_training(self) -> None:
-        self.state[next(iter(self.state))] = JobState.DONE
-
-
-@pytest.mark.parametrize("second", [JobState.DONE, JobState.FAILED])
-def test_doubtful_sizes_are_timed_beside_the_training_and_judged(make_run, doubtful, monkeypatch, second):
-    run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.DONE, second)
-    run.write_plan(PLANS[0], [])
-    judged: list[Reprofile] = []
-
-    def settle(_run: RunDir, _config: object, work: Reprofile, _say: object) -> None:
-        judged.append(work)
-        launcher.end_training()
-
-    monkeypatch.setattr(reprofile, "settle", settle)
-    assert train(run, launcher) is None
-    assert launcher.names == ["small-1-train", "small-1-reprofile-1-tp1", "small-1-reprofile-1-tp2"]
-    assert [work.profile_key for work in judged] == ["profile"]
-
-
-def test_a_probing_job_ends_with_the_training(make_run, doubtful, monkeypatch):
-    run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.RUNNING)
-    run.write_plan(PLANS[0], [])
-    monkeypatch.setattr(reprofile, "settle", lambda *_: pytest.fail("nothing was measured"))
-
-    def consider(*_: object) -> None:
-        if len(launcher.state) == 2:
-            launcher.end_training()
-
-    monkeypatch.setattr(replan, "consider", consider)
-    assert train(run, launcher) is None
-    assert sorted(launcher.state.values()) == [JobState.CANCELLED, JobState.DONE]
-
-
-def test_nothing_is_timed_on_cores_that_train(run, doubtful):
-    launcher = PlayedLauncher()
-    assert not submit.has_place_beside(run.config(), run.plan()), "two cores, two ranks"
-    rounds = Rounds(run, launcher, str, Teller(run, str, nobody))
-    asyncio.run(rounds.round(submitted(run, launcher)))
-    assert len(launcher.state) == 1

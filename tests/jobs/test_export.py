@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_is_said(planned, trained, exported, tmp_path):
     assert_refused(refused, 2, "the run has no checkpoint yet")
     assert not (tmp_path / "x").exists()
     refused = dflop("export", tmp_path / "nowhere", "--out", tmp_path / "x", cwd=tmp_path)
-    assert_refused(refused, 2, "not a run directory")
+    assert_refused(refused, 2, f"no run `{tmp_path / 'nowhere'}`, nor a run directory of that name")
     with pytest.raises(ConfigError, match="there is something there already"):
         export_run(trained, exported, print)
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dflop.config import dump_config
 from dflop.errors import Interrupted, LaunchError
-from dflop.jobs.follow import follow_job
+from dflop.jobs.follow import MAX_SAID, follow_job, follow_jobs
 from dflop.jobs.rundir import RunDir
-from dflop.launch import JobHandle, JobSpec, JobState, Journal, Launcher, make_launcher
+from dflop.jobs.watching import JobProgress
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, make_launcher
+from dflop.launch.job import OneByOne
 from tests.jobs.configs import make_config
 from tests.launch.helpers import make_spec
 
@@ -41,14 +44,15 @@ def test_rounds_follow_each_other_and_an_error_in_one_ends_nothing(run, launcher
         rounds.append(handle)
         if len(rounds) == 4:
             (tmp_path / "gate").touch()
-        raise ZeroDivisionError(f"round {min(len(rounds), 2)}")
+        raise ZeroDivisionError("the first" if len(rounds) == 1 else "another")
 
     result = asyncio.run(follow_job(run, launcher, job, lines.append, meanwhile=meanwhile, every_s=0.01))
     assert result == ["seen"]
     assert len(rounds) >= 4
     assert {handle.key for handle in rounds} == {job.key}
+    assert "beside the job: works again" not in lines
     said = [line for line in lines if "ZeroDivisionError" in line]
-    assert [line.split(";")[0][-7:] for line in said] == ["round 1", "round 2"], "the same error is said once"
+    assert [line.split(": ")[-1].split(";")[0] for line in said] == ["the first", "another"], "each is said once"
 
 
 def test_a_round_is_not_cut_off_by_the_end_of_the_job(run, launcher, job, tmp_path):
@@ -110,3 +114,77 @@ def test_a_job_that_cannot_be_submitted_has_no_rounds(run, tmp_path):
     spec = make_spec(tmp_path / "job", "report", num_tasks=2)
     with pytest.raises(LaunchError, match="the inline backend runs one"):
         asyncio.run(follow_job(run, make_launcher("inline"), spec, str, meanwhile=meanwhile, every_s=0.01))
+
+
+def test_that_what_is_done_beside_a_job_works_again_is_said(run, launcher, job, tmp_path):
+    rounds: list[int] = []
+    lines: list[str] = []
+
+    async def meanwhile(_: JobHandle) -> None:
+        rounds.append(1)
+        if len(rounds) in (2, 3):
+            raise OSError(28, "No space left on device", tmp_path / f".tmp-{len(rounds)}")
+        if len(rounds) == 5:
+            (tmp_path / "gate").touch()
+
+    asyncio.run(follow_job(run, launcher, job, lines.append, meanwhile=meanwhile, every_s=0.01))
+    beside = [line for line in lines if line.startswith("beside the job")]
+    assert [("No space left" in line, line.endswith("works again")) for line in beside] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+class Played(OneByOne):
+    """All its jobs wait, run and are done together."""
+
+    backend = "played"
+
+    def __init__(self) -> None:
+        self.num_polls = 0
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        return JobHandle("played", spec.key, spec.name, spec.key, spec.folder, 1, 0.0)
+
+    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
+        self.num_polls += 1
+        states = [JobStatus(JobState.QUEUED, f"Resources; expected to start at 14:0{self.num_polls}")] * 3
+        states += [JobStatus(JobState.RUNNING), JobStatus(JobState.DONE)]
+        return [states[self.num_polls - 1]] * len(handles)
+
+    def poll(self, _: JobHandle) -> JobStatus:
+        return JobStatus(JobState.DONE)
+
+    def collect(self, handle: JobHandle) -> list[str]:
+        return [handle.key]
+
+    def cancel(self, *_: JobHandle) -> None:
+        """They are played."""
+
+    def interrupt(self, _: JobHandle) -> None:
+        """They are played."""
+
+
+@pytest.mark.parametrize(("num_jobs", "num_lines"), [(3, 9), (MAX_SAID, 3 * MAX_SAID), (MAX_SAID + 1, 3), (40, 3)])
+def test_the_same_of_many_jobs_is_said_once_and_shown_of_each(run, tmp_path, monkeypatch, num_jobs, num_lines):
+    monkeypatch.setattr("dflop.jobs.follow.LOCAL_POLL_S", 0.001)
+    names = [f"small-1-data-{number}" for number in range(num_jobs)]
+    specs = [make_spec(tmp_path / "job", "report", "x", name=n, key=n, array="small-1-data") for n in names]
+    lines: list[str] = []
+    shown: list[str] = []
+
+    class Page:
+        def __call__(self, line: str) -> None:
+            lines.append(line)
+
+        def job(self, progress: JobProgress) -> None:
+            shown.append(progress.name)
+
+    assert asyncio.run(follow_jobs(run, Played(), specs, Page())) == [[name] for name in names]
+    assert len(lines) == num_lines
+    assert "is queued: Resources" in lines[0] or "are queued: Resources" in lines[0]
+    assert len(shown) == 3 * num_jobs
+    assert set(shown) == {f"data-{number}" for number in range(num_jobs)}
+    if num_jobs > MAX_SAID:
+        assert lines[-1].startswith(f"{num_jobs} jobs, from job `small-1-data-0` (played small-1-data-0) to ")
+        assert lines[-1].endswith("are done")

@@ -253,6 +253,6 @@ def test_the_command_prints_the_advice(run):
 
 
 def test_the_command_refuses_what_has_not_begun(run, tmp_path):
-    assert_refused(dflop("replan", tmp_path, cwd=tmp_path), 2, "not a run directory")
+    assert_refused(dflop("replan", tmp_path, cwd=tmp_path), 2, f"no run `{tmp_path}`, nor a run directory of that name")
     (run.path / "plan.json").unlink()
     assert_refused(dflop("replan", run.path, cwd=run.path), 2, "no step of this run's training")

@@ -101,6 +101,7 @@ def test_the_family_gets_the_tokenizers_vocabulary(tmp_path):
     bound = family_of(config, 99).hf_config["text_config"]
     assert (bound["vocab_size"], bound["hidden_size"]) == (99, 64)
     assert config.model.hf_config["text_config"]["vocab_size"] == 7, "the configuration was changed"
+    assert family_of(config, 5).hf_config["text_config"]["vocab_size"] == 7, "released models have spare rows"
 
 
 def test_the_dataset_is_passed_on_whole(tmp_path):

@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from dflop.errors import LaunchError
 from dflop.jobs import runs
+from dflop.jobs.driver import drive_alone
 from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal
 from dflop.launch.job import JobHandle, JobState, JobStatus
-from dflop.launch.process import ProcessId
 from dflop.records import JobRecord, RunRecord
 from dflop.store.spool import read_spool
 from tests.jobs.configs import make_config
@@ -76,26 +75,19 @@ def test_the_newest_unfinished_run_is_taken_up(config):
     assert runs.unfinished(config).run_id == "small-20260103-000000"
 
 
-def drive(run, config, process):
-    """Run.json as a driver in `process` would have left it."""
-    driver = {"host": socket.gethostname(), "pid": process.pid, "start_ticks": process.start_ticks}
-    run.write_state({"config_key": config.key, "state": runs.RUNNING, "driver": driver})
-
-
-def test_a_run_has_one_driver(config):
+def test_a_run_that_somebody_drives_is_not_taken_up(config):
     run, _ = runs.begin(config)
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        identity = ProcessId.of(other.pid)
-        drive(run, config, identity)
-        with pytest.raises(LaunchError, match=f"driven by process {other.pid}") as caught:
+    with drive_alone(run, print):
+        with pytest.raises(LaunchError, match=f"driven by process {os.getpid()} on {socket.gethostname()} since 20"):
             runs.begin(config)
-        assert caught.value.where == str(run.path)
-        drive(run, config, ProcessId(other.pid, identity.start_ticks + 1))
-        assert runs.begin(config) == (run, True), "another process that got the pid of a dead driver"
-        drive(run, config, identity)
-    finally:
-        other.communicate(b"\n")
+        with pytest.raises(LaunchError, match="dflop cancel"):
+            runs.check_free(config)
+    assert runs.begin(config) == (run, True)
+
+
+def test_a_run_is_found_again_although_its_first_driver_died_at_once(config):
+    run, _ = runs.begin(config)
+    assert (run.state()["state"], runs.key_of(run)) == (runs.READY, config.key)
     assert runs.begin(config) == (run, True)
 
 
@@ -104,7 +96,8 @@ def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
     note(run, config, runs.RUNNING)
     note(run, config, runs.DONE)
     assert run.state()["state"] == runs.DONE
-    assert run.state()["driver"]["pid"] == os.getpid()
+    assert run.state()["by"] == {"host": socket.gethostname(), "pid": os.getpid()}
+    assert run.state()["num_steps"] == config.train.num_steps
     records = read_spool(config.store, RunRecord)
     assert [(r.run_id, r.name, r.state, r.config_key) for r in records] == [
         (run.run_id, "small", state, config.key) for state in (runs.RUNNING, runs.DONE)

@@ -3,100 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 from concurrent.futures import Future
 
 import pytest
 
-from dflop.config import dump_config
-from dflop.errors import StoreError
-from dflop.jobs.rundir import RunDir
 from dflop.jobs.scheduler import Scheduler
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches
-from dflop.parallel.topology import seats
-from dflop.records import LLM, Correction, RunEvent, RunInput, StepPlan
-from dflop.schedule.attribution import bucket_seconds
+from dflop.records import LLM, Correction, RunEvent, StepPlan
 from dflop.schedule.scheduler import schedule_step
-from dflop.store import durable
-from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter, read_spool
+from dflop.store.spool import read_spool
 from dflop.train import wire
-from dflop.train.wire import PlanMessage, RankTimes, open_store, publish
-from tests.builders import make_cost, make_inline_plan, make_plan, make_table, random_batch
-from tests.jobs.configs import make_config
-
-NUM_STEPS, AHEAD = 6, 2
+from dflop.train.wire import PlanMessage, open_store, publish
+from tests.builders import make_cost, make_inline_plan
+from tests.jobs.scheduling import (
+    AHEAD,
+    NUM_STEPS,
+    levels_of,
+    measured,
+    messages,
+    observe,
+    planned_run,
+    scheduler,
+)
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A planned run whose cost tables are in the store."""
-    overrides = (f"train.num_steps={NUM_STEPS}", f"train.schedule_ahead={AHEAD}", "plan.global_batch_size=8")
-    config = make_config(tmp_path, *overrides, "compare.num_batches=1", "compare.num_repeats=1")
-    run = RunDir(tmp_path / "runs" / "small-1")
-    run.path.mkdir(parents=True)
-    run.config_file.write_text(dump_config(config))
-    tables = [make_table("vision"), make_table(LLM)]
-    plan = dataclasses.replace(make_plan({"vision": 1, LLM: 1}), table_ids=tuple(t.table_id for t in tables))
-    run.write_plan(plan, tables)
-    run.write_shapes(random_batch(30, encoders=("vision",), seed=0))
-    with SpoolWriter(config.store, run.run_id, "fit") as spool:
-        for table in tables:
-            spool.append(table)
-    ingest(config.store)
-    return run
+    return planned_run(tmp_path)
 
 
 @pytest.fixture
 def store():
     return open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
-
-
-def scheduler(run, mode=TRAIN):
-    return Scheduler(run, run.config(), run.plan(), mode, attempt=1)
-
-
-def observe(store, run, step):
-    """All ranks report `step`, with nothing to learn from."""
-    for rank in range(run.plan().num_processes):
-        wire.send_times(store, RankTimes(step, rank, 0.5, {}))
-
-
-def observe_times(store, run, step, slower):
-    """All ranks report `step`: what its plan is predicted to take, times a factor per module."""
-    (message,) = messages(store, [step])
-    batch = GlobalBatches(run.config(), run.shapes()).at(step)
-    cost = make_cost("vision")
-    expected_s = bucket_seconds(run.plan(), message.step_plan, batch, cost, {})
-    for seat in seats(run.plan()):
-        spans = expected_s.of((seat.module, seat.stage, seat.dp_rank))
-        seconds = {k: sum(slower[m] * s.sum() for m, s in of.items()) for k, of in enumerate(spans) if of}
-        wire.send_times(store, RankTimes(step, seat.rank, 0.5, seconds))
-
-
-class Measured(Scheduler):
-    """Ranks measure steps once they are planned."""
-
-    slower: dict[str, float]
-
-    def _listen(self, store, seen, next_step):
-        observe_times(store, self.run, seen, self.slower)
-        return super()._listen(store, seen, next_step)
-
-
-def measured(run, slower, *args, **kwargs):
-    service = Measured(run, run.config(), run.plan(), TRAIN, *args, **kwargs)
-    service.run, service.slower = run, slower
-    return service
-
-
-def levels_of(service):
-    return {found.module: found.level for found in service._learner.factors.modules}
-
-
-def messages(store, steps):
-    return [PlanMessage.decode(store.get(f"plan/{step}")) for step in steps]
 
 
 def test_every_step_is_planned_and_recorded_as_published(run, store):
@@ -316,111 +254,3 @@ def test_corrections_outlive_the_scheduler_that_found_them(run, store):
     assert levels_of(first)["vision"] == pytest.approx(2.0, rel=0.1)
     second = Scheduler(run, run.config(), run.plan(), TRAIN, 1, 2, wire.learned(store))
     assert second._learner.factors == first._learner.factors
-
-
-def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
-    monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 4)
-    on_disk = []
-
-    class Watched(Scheduler):
-        def _record(self, store):
-            super()._record(store)
-            on_disk.append((wire.recorded_step(store, 1), [p.step for p in read_spool(run.config().store, StepPlan)]))
-
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
-    service.serve(store)
-    service.close(store)
-    assert on_disk == [(3, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])]
-
-
-def test_a_full_disk_ends_no_scheduler_and_loses_no_row(run, store, monkeypatch, capfd):
-    monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 2)
-    monkeypatch.setattr("dflop.jobs.scheduler.RETRY_AFTER_S", 0.0)
-    write, refused = durable.write_new, []
-
-    def full(path, content):
-        if len(refused) < 3:
-            refused.append(path)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
-
-    monkeypatch.setattr(durable, "write_new", full)
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service = scheduler(run)
-    service.serve(store)
-    assert len(refused) == 3
-    service.close(store)
-    assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
-    assert wire.recorded_step(store, 1) == NUM_STEPS - 1
-    said = capfd.readouterr().err
-    assert (said.count("cannot be written"), said.count("written again")) == (1, 1)
-
-
-def test_while_the_disk_is_full_rank_0_is_not_told_that_plans_are_on_disk(run, store, monkeypatch, capfd):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 2)
-    monkeypatch.setattr(durable, "write_new", full)
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service = scheduler(run)
-    service.serve(store)
-    service.close(store)
-    assert wire.recorded_step(store, 1) < 0
-    assert "are lost" in capfd.readouterr().err
-
-
-def test_it_records_at_once_when_a_checkpoint_is_due(run, store):
-    on_disk = []
-
-    class Watched(Scheduler):
-        def _record(self, store):
-            super()._record(store)
-            on_disk.append(wire.recorded_step(store, 1))
-
-        def _listen(self, store, seen, next_step):
-            if seen == 1:
-                wire.note_wanted(store, seen)
-            return super()._listen(store, seen, next_step)
-
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
-    service.serve(store)
-    assert len(on_disk) == 1
-    assert 1 <= on_disk[0] < NUM_STEPS - 1, "what is published later may wait"
-    assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(on_disk[0] + 1))
-
-
-def test_a_comparison_is_labelled_with_its_policies(run, store):
-    service = scheduler(run, COMPARE)
-    for step in range(4):
-        observe(store, run, step)
-    service.serve(store)
-    service.close(store)
-    plans = read_spool(run.config().store, StepPlan)
-    assert {p.run_id for p in plans} == {f"{run.run_id}/compare"}
-    assert [p.policy for p in plans] == ["warmup", "warmup", "arrival", "balanced"]
-    assert plans[2].sample_index == plans[3].sample_index
-
-
-def test_tables_that_are_not_in_the_store_are_named(run):
-    plan = dataclasses.replace(run.plan(), table_ids=("gone",))
-    with pytest.raises(StoreError, match="cost tables gone of the plan are not in the snapshot"):
-        Scheduler(run, run.config(), plan, TRAIN, attempt=1)
-
-
-def test_what_it_read_is_on_record_before_the_first_step(run):
-    service = scheduler(run)
-    service.close(store)
-    with Reader(run.config().store) as reader:
-        current = reader.snapshot
-    (found,) = read_spool(run.config().store, RunInput)
-    assert (found.run_id, found.job, found.attempt) == (run.run_id, TRAIN, 1)
-    assert (found.snapshot_seq, found.snapshot_revision) == (current.seq, current.revision)
-    assert found.table_ids == run.plan().table_ids
-    assert found.data_profile_key == run.profile_key()

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from dflop.config import ModelProfileConfig
 from dflop.errors import LaunchError
+from dflop.jobs import submit
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN
 from dflop.jobs.submit import data_jobs, model_jobs, spread, train_job
 from dflop.launch.payload import load_entry
+from dflop.launch.script import batches
 from tests.jobs.configs import make_config
 
 
@@ -37,10 +39,13 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
     run = RunDir(tmp_path / "small-1")
     shards = data_jobs(run, config, "key")
     train = train_job(run, config, TRAIN, num_processes=6)
-    models = model_jobs(run, config.model_copy(update={"model_profile": ModelProfileConfig(tp=(1, 2))}), "key", "H200")
+    profiled = config.model_copy(update={"model_profile": ModelProfileConfig(tp=(1, 2))})
+    models = [job for group in model_jobs(run, profiled, "key", "H200", ("vision", "llm")) for job in group]
     jobs = [*shards, *models, train]
     assert [j.args for j in shards] == [(str(run.path), "key", str(i), "3") for i in range(3)]
-    assert len({j.key for j in jobs}) == len({j.folder for j in jobs}) == len({j.name for j in jobs}) == 7
+    assert len({j.key for j in jobs}) == len({j.name for j in jobs}) == 7
+    assert len({j.folder for j in shards}) == 1, "they are one array"
+    assert len({j.folder for j in jobs}) == 5
     assert all(j.folder.parent == run.path / "jobs" for j in jobs)
     assert all(callable(load_entry(j.entry)) for j in jobs)
     assert [j.resources.num_tasks for j in jobs] == [1, 1, 1, 1, 2, 8, 6]
@@ -51,7 +56,7 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
 def test_only_jobs_that_compute_ask_for_gpus(tmp_path):
     config = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
     run = RunDir(tmp_path / "small-1")
-    (data, *_), (model, _links) = data_jobs(run, config, "key"), model_jobs(run, config, "key", "H200")
+    (data, *_), ((model,), _links) = data_jobs(run, config, "key"), model_jobs(run, config, "key", "H200", ("llm",))
     train = train_job(run, config, TRAIN, num_processes=4)
     assert [j.resources.gpus_per_node for j in (data, model, train)] == [0, 1, 4]
     assert [j.resources.cpus_per_task for j in (data, model, train)] == [1, 16, 16]
@@ -62,3 +67,44 @@ def test_a_job_of_another_run_is_another_job(tmp_path):
     config = make_config(tmp_path)
     keys = {train_job(RunDir(tmp_path / name), config, TRAIN, 4).key for name in ("a", "b")}
     assert len(keys) == 2
+
+
+def test_on_slurm_a_degree_is_an_array_of_modules_and_elsewhere_one_job(tmp_path):
+    modules, run = ("vision", "audio", "llm"), RunDir(tmp_path / "small-1")
+    here = make_config(tmp_path, "model_profile.tp=[1,2]")
+    assert [len(group) for group in model_jobs(run, here, "key", "H200", modules)] == [1, 1, 1]
+    there = make_config(tmp_path, "model_profile.tp=[1,2]", "cluster.backend=slurm")
+    one, two, links = model_jobs(run, there, "key", "H200", modules)
+    assert [j.args for j in two] == [(str(run.path), "key", "H200", "2", module) for module in modules]
+    assert {j.resources.num_tasks for j in two} == {2}
+    assert {(j.array, j.folder.name) for j in one} == {("small-1-profile-tp1", "profile-tp1")}
+    assert all(j.name.startswith(j.array) for j in (*one, *two))
+    assert [j.array for j in links] == [""]
+    assert all(len(batches(group, 1001)) == 1 for group in (one, two, links))
+
+
+def test_only_training_and_comparison_go_on_from_where_they_were_stopped(tmp_path):
+    config, run = make_config(tmp_path, "cluster.backend=slurm"), RunDir(tmp_path / "small-1")
+    assert train_job(run, config, TRAIN, 2).is_resumable
+    others = [*data_jobs(run, config, "k"), *model_jobs(run, config, "k", "H200", ("llm",))[0]]
+    assert not any(job.is_resumable for job in others)
+
+
+def test_the_cluster_file_is_the_sites_dialect(tmp_path):
+    options = {
+        "partition": "gpu", "account": "a1", "qos": "high", "constraint": "a100&ib", "gpus": "gres", "gpu_type": "a100",
+        "ask_for_memory": "false", "requeue": "false", "signal_delay_s": 40, "max_jobs_at_once": 3,
+        "extra": "{reservation: r1}", "srun_args": "['--mpi=none']",
+        "container": "{image: /i.sif, mounts: ['/scratch', '/a:/b']}",
+    }  # fmt: skip
+    settings = (f"cluster.slurm.{name}={value}" for name, value in options.items())
+    config = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=8", *settings)
+    run = RunDir(tmp_path / "runs" / "small-1")
+    site, job = submit.site_of(run, config), train_job(run, config, TRAIN, 4)
+    assert (site.gpus, site.gpu_type, site.ask_for_memory, site.requeue) == ("gres", "a100", False, False)
+    assert (site.signal_delay_s, site.max_jobs_at_once, site.srun_args) == (40, 3, ("--mpi=none",))
+    assert job.resources.extra == {"account": "a1", "qos": "high", "constraint": "a100&ib", "reservation": "r1"}
+    assert job.resources.partition == "gpu"
+    mounts = site.container.mounts
+    assert {str(tmp_path / "runs"), str(tmp_path / "store"), str(tmp_path / "data"), "/scratch", "/a:/b"} <= {*mounts}
+    assert len(set(mounts)) == len(mounts)

@@ -12,6 +12,8 @@ import pytest
 
 from dflop.cost.devices import A100
 from dflop.errors import ConfigError
+from dflop.jobs.comparing import comparison_rows
+from dflop.jobs.comparing_page import data_page
 from dflop.jobs.suite import run as suite_run
 from dflop.jobs.suite import sweeps
 from dflop.jobs.suite.bound import bound_of_plan_s, bound_s
@@ -19,16 +21,27 @@ from dflop.jobs.suite.cases import CASES, make_setting, suite_family, suite_spec
 from dflop.jobs.suite.contest import OURS, RIVALS, TUNED, compete, contest, encoder_share
 from dflop.jobs.suite.judge import Noise, geometric_mean, judge, speedup
 from dflop.jobs.suite.mixtures import HEAVY, MAIN, MIXTURES, draw_batches
-from dflop.jobs.suite.paper import COLUMNS, contest_numbers, paper_rows, plan_rows, save_paper_plot
+from dflop.jobs.suite.page import suite_page
+from dflop.jobs.suite.paper import (
+    COLUMNS,
+    NOTES,
+    contest_numbers,
+    paper_drawings,
+    paper_rows,
+    plan_rows,
+    save_paper_plot,
+)
 from dflop.jobs.suite.savings import savings, savings_rows
 from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ParallelSpec
+from dflop.report.comparison_page import render_comparison
 from dflop.report.suite_plots import STYLES
 from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort
+from tests.jobs.configs import make_config
 
 SMALL = SearchSpace(microbatches=(4, 8, 16), recompute=(False, True))
 QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50, max_evals=500)
@@ -269,6 +282,54 @@ def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp
     assert content["cases"][0]["label"] == "0 %"
     assert picture.exists()
     assert result.columns == sweeps.COLUMNS
+
+
+def columns_of(page) -> set[str]:
+    return {name for table in page.tables for name in table.header}
+
+
+def test_the_page_of_a_suite_has_every_column_and_says_what_bounds_are(found):
+    result = suite_run.SuiteResult(
+        "paper", COLUMNS, paper_rows([found]), NOTES, (found,), contest_numbers([found]), lambda path: None,
+        lambda: paper_drawings([found]),
+    )  # fmt: skip
+    page = suite_page(result)
+    assert columns_of(page) >= set(COLUMNS)
+    assert all(len(table.header) <= 10 for table in page.tables), "what a desktop has room for"
+    assert f"dflop is {found.speedup(OURS).mean:.2f}x as fast" in page.verdict
+    assert f"it would be {found.bound_speedup:.2f}x" in page.verdict
+    assert "geometric means" in page.verdict or len(result.contests) == 1
+    html = render_comparison(page)
+    assert f">{found.setting.name.split()[0]}" in html
+    assert "dflop compare --suite paper" in html
+    assert 'class="wide' in html or "scroll wide" in html
+
+
+def test_the_page_of_a_sweep_has_a_diagram_per_line(found, monkeypatch):
+    points = [sweeps.Point("noise", x, f"{x:g}", found) for x in (0.0, 0.1)]
+    page = suite_page(suite_run._sweep("noise", points))
+    assert columns_of(page) == set(sweeps.COLUMNS)
+    assert len(page.drawings) == 1
+    assert "unpredicted noise per item" in page.drawings[0].caption
+    assert "<svg" in render_comparison(page)
+
+
+@pytest.mark.parametrize("usd", [0.0, 3.5])
+def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path, usd):
+    page = data_page(found, make_config(tmp_path), tmp_path / "run.yaml", 5000, usd)
+    (table,) = page.tables
+    rows = comparison_rows(found, 5000, usd)
+    assert [row[0] for row in table.rows] == [row[0] for row in rows]
+    assert ("USD" in table.header) == (usd > 0)
+    assert len({len(row) for row in table.rows} | {len(table.header)}) == 1
+    ours = found.speedup(OURS)
+    fields = {field.name: field for field in page.calculator.fields}
+    assert float(fields["speedup"].value) == pytest.approx(ours.mean, rel=1e-5)
+    assert float(fields["speedup_low"].value) == pytest.approx(ours.low, rel=1e-5)
+    assert fields["num_steps"].value == "5000"
+    assert fields["usd_per_gpu_hour"].origin.startswith("as named" if usd else "a guess")
+    assert f"{ours.mean:.2f}x" in page.verdict
+    assert "<svg" in render_comparison(page)
 
 
 def test_an_unknown_suite_and_a_picture_that_cannot_be_drawn_are_refused(tmp_path):

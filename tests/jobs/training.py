@@ -17,7 +17,8 @@ from dflop.config import dump_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.jobs import data
-from dflop.jobs.planning import bound_family
+from dflop.jobs.follow import note_profile
+from dflop.jobs.planning import bound_family, model_profile_key
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
@@ -78,6 +79,15 @@ def give_plan(run: RunDir, plan: Plan) -> None:
     tables = [TABLES[m.module, m.parallel.tp, m.recompute] for m in plan.modules]
     ids = tuple(t.table_id for t in tables)
     run.write_plan(dataclasses.replace(plan, global_batch_size=BATCH_SIZE, table_ids=ids), tables)
+
+
+def profiled(run: RunDir) -> RunDir:
+    """The same run, whose profiles the store holds to be complete: a driver has only to train it."""
+    config = run.config()
+    note_profile(run, run.profile_key(), "data", [{"num_samples": NUM_SAMPLES}], 1.0, {})
+    note_profile(run, model_profile_key(config)[0], "model", [{"num_measurements": 1}], 1.0, {})
+    ingest(config.store)
+    return run
 
 
 def fresh(planned: RunDir, folder: Path) -> RunDir:
@@ -143,11 +153,11 @@ def log_of(run: RunDir, rank: int) -> Path:
     return run.path / f"rank-{rank}.log"
 
 
-def run_ranks(run: RunDir, entry: str, *args: str) -> Ended:
+def run_ranks(run: RunDir, entry: str, *args: str, limit_s: float = LIMIT_S) -> Ended:
     """The same, to the end."""
     ranks = start_ranks(run, entry, *args)
     try:
-        codes = tuple(rank.wait(LIMIT_S) for rank in ranks)
+        codes = tuple(rank.wait(limit_s) for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()

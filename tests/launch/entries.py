@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from dflop.launch.marks import note_stop
 from dflop.train.signals import StopRequest
 
 RANK_VARIABLES = (
@@ -75,13 +77,54 @@ def wait_for(path: str) -> str:
     return "seen"
 
 
-def stop_when_told(folder: str) -> None:
-    """Train, so to speak, until told to stop: once `listen` is there the way training does, before that not at all."""
-    Path(folder, f"started-{os.environ['RANK']}").touch()
+def stop_when_told(folder: str, how: str = "") -> str:
+    """Train, so to speak, until told to stop: once `listen` is there the way training does, before that not at all.
+
+    Told `once`, a job that was stopped before has nothing left to do.
+    """
+    rank, stopped = os.environ["RANK"], Path(folder, "stopped")
+    Path(folder, f"started-{rank}").touch()
+    if how == "once" and stopped.exists():
+        return "went on"
     wait_for(f"{folder}/listen")
     stop = StopRequest()
     stop.listen()
-    Path(folder, f"listens-{os.environ['RANK']}").touch()
+    Path(folder, f"listens-{rank}").touch()
     while not stop.is_set():
         time.sleep(0.02)
+    if rank == "0":
+        note_stop(0, 1)
+        stopped.touch()
+    wait_for(str(stopped))
     sys.exit(75)
+
+
+def told_too_early(folder: str) -> None:
+    """Rank 1 dies of the warning, as a task does that has not got to the point of letting it wait."""
+    if os.environ["RANK"] == "1":
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+        os.kill(os.getpid(), signal.SIGUSR2)
+    wait_for(f"{folder}/never")
+
+
+def work_on(folder: str, last: str, gain: str) -> int:
+    """Get on by `gain`, say so, and stop as if told to; what was reached `last` has nothing left to do."""
+    progress = Path(folder, "progress")
+    before = int(progress.read_text()) if progress.exists() else 0
+    if before >= int(last):
+        return before
+    now = before + int(gain)
+    progress.write_text(str(now))
+    note_stop(before, now)
+    sys.exit(75)
+
+
+def fail_once(folder: str, name: str) -> str:
+    """Fail the first time, and say who runs each time."""
+    note = Path(folder, f"ran-{name}")
+    is_first = not note.exists()
+    note.write_text(note.read_text() + "x" if not is_first else "x")
+    if is_first and name == "bad":
+        raise ValueError("bad luck")
+    return name

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,46 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
         journal.records()
 
 
+def test_what_is_noted_together_is_one_write_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, other = Journal(tmp_path, "r1"), Journal(tmp_path, "r1")
+    handles = [handle_of(tmp_path, f"7_{n}", key=f"k{n}") for n in range(50)]
+    journal.submitted(*handles)
+    writes: list[int] = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, text: writes.append(len(text)) or write(fd, text))
+    journal.changes([(h, JobStatus(JobState.RUNNING)) for h in handles])
+    journal.changes([(h, JobStatus(JobState.RUNNING, "requeued once")) for h in handles])
+    assert len(writes) == 1, "a state they have is not noted again"
+    assert len(other.records()) == len(journal.records()) == 100
+    other.changed(handles[0], JobStatus(JobState.DONE))
+    assert journal.records()[-1].state == "done", "another process appended"
+    loads: list[str] = []
+    load = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: loads.append(text) or load(text))
+    journal.records()
+    assert loads == []
+
+
+def test_how_a_job_ended_is_known_until_another_begins(tmp_path: Path) -> None:
+    journal, first = Journal(tmp_path, "r1"), handle_of(tmp_path, "1")
+    assert journal.ended("k") is None
+    journal.submitted(first)
+    assert journal.ended("k") is None
+    journal.changed(first, JobStatus(JobState.DONE))
+    assert journal.ended("k") == (first, JobState.DONE)
+    journal.submitted(handle_of(tmp_path, "2"))
+    assert journal.ended("k") is None
+
+
+def test_a_journal_that_somebody_cut_is_read_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "r1")
+    journal.submitted(handle_of(tmp_path, "1"), handle_of(tmp_path, "2"))
+    assert len(journal.records()) == 2
+    lines = journal.path.read_text().splitlines(keepends=True)
+    journal.path.write_text(lines[1])
+    assert [r.job_id for r in journal.records()] == ["2"]
+
+
 @given(st.lists(st.tuples(st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9), st.booleans())))
 def test_tail_passes_on_every_line_once_however_it_is_written(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, bool]]
@@ -74,6 +116,12 @@ def test_tail_skips_what_is_too_much_and_says_so(tmp_path: Path) -> None:
     assert str(path) in skip
     assert lines[-1] == f"line {10 * MAX_READ_BYTES - 1}"
     assert lines[0].startswith("line "), "whole lines only"
+
+
+def test_a_log_that_cannot_be_read_just_now_has_no_new_lines(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path)  # reading a folder fails as a stale handle does
+    assert list(tail.read()) == []
+    assert list(LogTail(tmp_path / "absent").read(is_last=True)) == []
 
 
 def test_tail_gets_past_a_line_longer_than_one_read(tmp_path: Path) -> None:

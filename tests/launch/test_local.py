@@ -14,7 +14,7 @@ import pytest
 from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
 from dflop.launch.local import LocalLauncher
-from dflop.launch.process import ProcessId
+from dflop.launch.process import ProcessId, kill_all
 from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, until
 
 
@@ -222,3 +222,22 @@ def test_a_reused_pid_is_not_taken_for_the_job(launcher: LocalLauncher, tmp_path
     handle = JobHandle("local", "j", "job", "key", tmp_path, 1, time.time())
     assert launcher.poll(handle).state is JobState.FAILED
     launcher.cancel(handle)  # must not end this test
+
+
+def test_all_are_stopped_before_the_first_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that sees its peer go may have nothing left to wait for, and end as if all were well."""
+    sent: list[int] = []
+    monkeypatch.setattr(ProcessId, "send", lambda _, number: sent.append(number))
+    monkeypatch.setattr(ProcessId, "is_alive", False)
+    kill_all({ProcessId(1, 1), ProcessId(2, 2), ProcessId(3, 3)})
+    assert sent == [signal.SIGSTOP] * 3 + [signal.SIGKILL] * 3
+
+
+def test_jobs_submitted_together_share_a_folder_and_queue(tmp_path: Path) -> None:
+    launcher = LocalLauncher(max_jobs=2, cancel_grace_s=0.5)
+    specs = [make_spec(tmp_path / "job", "report", str(n), key=f"k{n}", array="report") for n in range(4)]
+    handles = launcher.submit_all(specs)
+    assert len({h.job_id for h in handles}) == 4
+    assert {end(launcher, handle).state for handle in handles} == {JobState.DONE}
+    assert [s.state for s in launcher.poll_all(handles)] == [JobState.DONE] * 4
+    assert [launcher.collect(handle)[0]["word"] for handle in handles] == ["0", "1", "2", "3"]

@@ -1,13 +1,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dflop.errors import LaunchError
-from dflop.launch import JobHandle, JobState, JobStatus, Journal, make_launcher, run_job, run_job_async, wait
-from dflop.launch.job import Launcher
+from dflop.errors import InfrastructureError, LaunchError
+from dflop.launch import (
+    Change,
+    JobHandle,
+    JobSpec,
+    JobState,
+    JobStatus,
+    Journal,
+    log_paths,
+    make_launcher,
+    run_job,
+    run_job_async,
+    run_jobs_async,
+    wait,
+    wait_all,
+)
+from dflop.launch.job import Launcher, OneByOne
+from dflop.launch.wait import MAX_TAILED
 from tests.launch.helpers import is_gone, make_spec, pids_of_hang
 
 
@@ -80,6 +96,155 @@ def test_cancelling_the_waiter_cancels_the_job(launcher: Launcher, journal: Jour
     handle = journal.live("hang")
     assert handle is not None
     assert launcher.poll(handle).state is JobState.CANCELLED
+
+
+def specs_of(folder: Path, function: str, *names: str) -> list[JobSpec]:
+    return [
+        make_spec(folder / "job", function, str(folder), name, name=f"r1-{name}", key=name, array="r1")
+        for name in names
+    ]
+
+
+def together(launcher: Launcher, specs: list[JobSpec], journal: Journal, **options: object) -> list[list[object]]:
+    return asyncio.run(run_jobs_async(launcher, specs, journal, poll_interval_s=0.05, **options))
+
+
+def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal: Journal, tmp_path: Path) -> None:
+    launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
+    specs = specs_of(tmp_path, "fail_once", "a", "bad", "c")
+    with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others are kept: .*bad luck"):
+        together(launcher, specs, journal, keep_done=True)
+    assert together(launcher, specs, journal, keep_done=True) == [["a"], ["bad"], ["c"]]
+    assert [len((tmp_path / f"ran-{name}").read_text()) for name in ("a", "bad", "c")] == [1, 2, 1]
+    assert together(launcher, specs, journal) == [["a"], ["bad"], ["c"]], "and all of them where nothing is kept"
+    assert len((tmp_path / "ran-a").read_text()) == 2
+
+
+def test_a_done_job_whose_results_are_gone_is_done_again(journal: Journal, tmp_path: Path) -> None:
+    launcher = make_launcher("local", cancel_grace_s=0.5)
+    specs = specs_of(tmp_path, "fail_once", "a")
+    together(launcher, specs, journal, keep_done=True)
+    for result in (tmp_path / "job").glob("*_result.pkl"):
+        result.unlink()
+    assert together(launcher, specs, journal, keep_done=True) == [["a"]]
+    assert (tmp_path / "ran-a").read_text() == "xx"
+
+
+def test_one_that_fails_ends_none_of_the_others(journal: Journal, tmp_path: Path) -> None:
+    launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
+    changes: list[tuple[str, str]] = []
+
+    def on_changes(found: Sequence[Change]) -> None:
+        changes.extend((handle.name, status.state.value) for handle, status in found)
+        if ("r1-bad", "failed") in changes:
+            (tmp_path / "gate").touch()
+
+    gate = make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate"), name="r1-gate", key="gate", array="r1")
+    with pytest.raises(LaunchError, match="bad luck"):
+        together(launcher, [gate, *specs_of(tmp_path, "fail_once", "bad")], journal, on_changes=on_changes)
+    assert ("r1-gate", "done") in changes
+
+
+def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal: Journal, tmp_path: Path) -> None:
+    launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
+    specs = specs_of(tmp_path, "fail_once", "a", "c")
+    handle = launcher.submit(specs[1])
+    journal.submitted(handle)
+    assert together(launcher, specs, Journal(tmp_path / "run", "r1")) == [["a"], ["c"]]
+    assert {r.job_id for r in journal.records() if r.job_key == "c"} == {handle.job_id}
+
+
+def test_what_the_job_did_to_itself_is_told_before_what_the_machine_did_to_another(
+    journal: Journal, tmp_path: Path
+) -> None:
+    class Unlucky(Played):
+        def collect(self, handle: JobHandle) -> list[object]:
+            raise (LaunchError if handle.key == "b" else InfrastructureError)(f"why of {handle.key}")
+
+    with pytest.raises(LaunchError, match="2 of 2 jobs failed: why of b") as caught:
+        together(Unlucky(), specs_of(tmp_path, "report", "a", "b"), journal)
+    assert not isinstance(caught.value, InfrastructureError)
+    with pytest.raises(InfrastructureError, match=r"^why of a$"):
+        together(Unlucky(), specs_of(tmp_path, "report", "a"), journal)
+
+
+class Played(OneByOne):
+    """Its jobs are done at once; polls of it fail as often as a test wants."""
+
+    backend = "played"
+
+    def __init__(self, num_stale: int = 0) -> None:
+        self.num_stale, self.cancelled = num_stale, list[JobHandle]()
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        return JobHandle("played", spec.key, spec.name, spec.key, spec.folder, 1, 0.0)
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        if self.num_stale:
+            self.num_stale -= 1
+            raise OSError(116, "Stale file handle")
+        return JobStatus(JobState.DONE)
+
+    def cancel(self, *handles: JobHandle) -> None:
+        self.cancelled += handles
+
+    def interrupt(self, handle: JobHandle) -> None:
+        """Nobody is there."""
+
+    def collect(self, handle: JobHandle) -> list[object]:
+        return [handle.key]
+
+
+def test_a_stale_file_handle_ends_no_waiting(journal: Journal, tmp_path: Path) -> None:
+    seen: list[str] = []
+    launcher = Played(num_stale=3)
+    (spec,) = specs_of(tmp_path, "report", "a")
+    handle = launcher.submit(spec)
+    status = asyncio.run(wait(launcher, handle, on_state=lambda _, s: seen.append(str(s)), poll_interval_s=0.001))
+    assert status.state is JobState.DONE
+    assert seen == ["queued: cannot look: Stale file handle", "done"]
+
+
+def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal: Journal, tmp_path: Path) -> None:
+    class Busy(Played):
+        def poll(self, handle: JobHandle) -> JobStatus:
+            return JobStatus(JobState.RUNNING)
+
+    launcher = Busy()
+
+    async def main() -> None:
+        specs = specs_of(tmp_path, "report", "a", "b", "c")
+        running = asyncio.create_task(run_jobs_async(launcher, specs, journal, poll_interval_s=0.01))
+        while len(journal.records()) < 6:  # queued and running
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert [h.key for h in launcher.cancelled] == ["a", "b", "c"]
+
+
+def test_logs_of_the_first_few_jobs_are_followed(tmp_path: Path) -> None:
+    handles = [JobHandle("played", str(n), f"j{n}", str(n), tmp_path, 1, 0.0) for n in range(MAX_TAILED + 3)]
+    for handle in handles:
+        log_paths(handle, 0).stdout.write_text("hello\n")
+        handle.path("batch.log").write_text("batch\n")
+    rounds: list[int] = []
+
+    class Slow(Played):
+        def poll_all(self, found: Sequence[JobHandle]) -> list[JobStatus]:
+            rounds.append(len(found))
+            return [JobStatus(JobState.RUNNING if len(rounds) < 3 else JobState.DONE)] * len(found)
+
+    lines: list[tuple[str, str]] = []
+    asyncio.run(
+        wait_all(Slow(), handles, on_log_line=lambda h, line: lines.append((h.name, line)), poll_interval_s=0.001)
+    )
+    assert rounds == [len(handles)] * 3
+    first = [name for name, line in lines if line == "hello"]
+    assert first[:MAX_TAILED] == [f"j{n}" for n in range(MAX_TAILED)]
+    assert sorted(lines) == sorted((h.name, line) for h in handles for line in ("hello", "batch"))
 
 
 def test_an_error_in_a_callback_does_not_cancel_the_job(launcher: Launcher, tmp_path: Path) -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from dflop.launch import JobState
-from dflop.launch.watch import STATES, SlurmWatcher
+from dflop.launch import JobHandle, JobState, JobStatus
+from dflop.launch.watch import SlurmWatcher
+
+NOON_S = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 
 
 class FakeSlurm:
@@ -14,6 +20,7 @@ class FakeSlurm:
 
     def __init__(self) -> None:
         self.queue: dict[str, str] = {}
+        """state|reason by id, in squeue; with more fields behind, submission and name."""
         self.accounting: dict[str, str] | None = None
         self.controller: dict[str, str] = {}
         self.is_down = False
@@ -28,13 +35,19 @@ class FakeSlurm:
     def _squeue(self, ids: list[str]) -> tuple[int, str, str]:
         if self.is_down:
             return 1, "", "slurm_load_jobs error: Unable to contact slurm controller"
-        lines = [f"{i}|{self.queue[i]}" for i in ids if i in self.queue]
+        lines = [self._row(i, row) for i, row in self.queue.items() if i.partition("_")[0] in ids]
         return (0, "\n".join(lines), "") if lines else (1, "", "slurm_load_jobs error: Invalid job id specified")
+
+    def _row(self, job_id: str, row: str) -> str:
+        state, reason, *more = row.split("|")
+        submitted, name = more or (f"{NOON_S:.0f}", "job")
+        return f"{job_id}|{state}|{submitted}|N/A|{reason}|{name}"
 
     def _sacct(self, ids: list[str]) -> tuple[int, str, str]:
         if self.accounting is None:
             return 1, "", "Slurm accounting storage is disabled"
-        return 0, "\n".join(f"{i}|{self.accounting[i]}" for i in ids if i in self.accounting), ""
+        rows = [(i, row) for i, row in self.accounting.items() if i.partition("_")[0] in ids]
+        return 0, "\n".join(f"{i}|{row}" for i, row in rows), ""
 
     def _scontrol(self, ids: list[str]) -> tuple[int, str, str]:
         known = self.controller.get(ids[0])
@@ -48,79 +61,230 @@ def slurm() -> FakeSlurm:
 
 @pytest.fixture
 def watcher(slurm: FakeSlurm) -> SlurmWatcher:
-    return SlurmWatcher(poll_interval_s=30, lost_after_s=100, command=slurm, clock=lambda: slurm.now_s)
+    return SlurmWatcher(
+        poll_interval_s=30,
+        lost_after_s=100,
+        command=slurm,
+        clock=lambda: slurm.now_s,
+        now=lambda: NOON_S + slurm.now_s,
+    )
 
 
-def test_one_call_serves_all_jobs_and_is_not_repeated_within_the_interval(
-    slurm: FakeSlurm, watcher: SlurmWatcher
-) -> None:
-    for job_id in "12":
-        watcher.submitted(job_id)
+@pytest.fixture
+def job(tmp_path: Path):
+    def make(job_id: str, name: str = "job", at_s: float = NOON_S) -> JobHandle:
+        return JobHandle("slurm", job_id, name, f"key-{job_id}", tmp_path, 1, at_s)
+
+    return make
+
+
+def status(watcher: SlurmWatcher, handle: JobHandle) -> JobStatus:
+    return watcher.statuses([handle])[0]
+
+
+def test_one_call_serves_all_jobs_and_is_not_repeated_within_the_interval(slurm, watcher, job):
+    handles = [job("1"), job("2")]
+    watcher.submitted(handles)
     slurm.queue = {"1": "RUNNING|None", "2": "PENDING|Resources"}
     for _ in range(5):
-        assert watcher.status("1") == (JobState.RUNNING, "")
-        assert watcher.status("2") == (JobState.QUEUED, "Resources")
+        assert watcher.statuses(handles) == [(JobState.RUNNING, ""), (JobState.QUEUED, "Resources")]
     assert slurm.calls == ["squeue"]
     slurm.now_s = 30
     slurm.queue["2"] = "OUT_OF_MEMORY|OutOfMemory"
-    assert watcher.status("2") == (JobState.OOM, "OutOfMemory")
+    assert status(watcher, handles[1]) == (JobState.OOM, "OutOfMemory")
     assert slurm.calls == ["squeue"] * 2
 
 
-def test_ended_jobs_are_not_asked_for_again(slurm: FakeSlurm, watcher: SlurmWatcher) -> None:
-    slurm.queue = {"1": "COMPLETED|None"}
-    assert watcher.status("1").state is JobState.DONE
-    slurm.queue, slurm.now_s = {}, 1000
-    assert watcher.status("1").state is JobState.DONE
+def test_an_array_is_one_question_and_elements_that_wait_may_share_a_line(slurm, watcher, job):
+    handles = [job(f"7_{element}", f"job-{element}") for element in range(500)]
+    watcher.submitted(handles)
+    slurm.queue = {"7_0": "RUNNING|None", "7_1": "COMPLETED|None", "7_[2-499%4]": "PENDING|JobArrayTaskLimit"}
+    found = watcher.statuses(handles)
+    assert found[:2] == [(JobState.RUNNING, ""), (JobState.DONE, "")]
+    assert set(found[2:]) == {(JobState.QUEUED, "JobArrayTaskLimit")}
     assert slurm.calls == ["squeue"]
 
 
-def test_sacct_is_asked_when_squeue_has_forgotten(slurm: FakeSlurm, watcher: SlurmWatcher) -> None:
-    slurm.accounting = {"7": "CANCELLED by 1000|None"}
-    assert watcher.status("7") == (JobState.CANCELLED, "")
+def test_ended_jobs_are_not_asked_for_again(slurm, watcher, job):
+    slurm.queue = {"1": "COMPLETED|None"}
+    assert status(watcher, job("1")).state is JobState.DONE
+    slurm.queue, slurm.now_s = {}, 1000
+    assert status(watcher, job("1")).state is JobState.DONE
+    assert slurm.calls == ["squeue"]
+
+
+def test_a_job_whose_end_is_known_from_elsewhere_is_asked_for_no_more(slurm, watcher, job):
+    handles = [job("1"), job("2")]
+    slurm.queue = {"1": "RUNNING|None", "2": "RUNNING|None"}
+    watcher.statuses(handles)
+    watcher.forget([handles[0]])
+    slurm.now_s, slurm.queue = 30, {"2": "RUNNING|None"}
+    watcher.statuses(handles[1:])
+    assert slurm.calls == ["squeue"] * 2, "nobody misses job 1"
+
+
+def test_sacct_is_asked_when_squeue_has_forgotten(slurm, watcher, job):
+    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|None|job"}
+    assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
     assert slurm.calls == ["squeue", "sacct"]
 
 
-def test_scontrol_is_asked_where_sacct_does_not_work_and_sacct_is_left_alone(
-    slurm: FakeSlurm, watcher: SlurmWatcher
-) -> None:
-    slurm.controller = {"7": "JobState=NODE_FAIL Reason=None", "8": "JobState=FAILED Reason=NonZeroExitCode"}
-    assert watcher.status("7").state is JobState.NODE_FAIL
-    assert watcher.status("8") == (JobState.FAILED, "NonZeroExitCode")
+def test_who_cancelled_a_job_is_asked_once_where_somebody_knows(slurm, watcher, job):
+    slurm.queue = {"7": "CANCELLED|None"}
+    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|None|job"}
+    assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
+    slurm.now_s = 30
+    status(watcher, job("7"))
+    assert slurm.calls == ["squeue", "sacct"]
+
+
+def test_an_end_that_nobody_can_explain_is_an_end_all_the_same(slurm, watcher, job):
+    slurm.queue = {"7": "CANCELLED|None"}
+    assert status(watcher, job("7")) == (JobState.CANCELLED, "")
+
+
+def test_scontrol_is_asked_where_sacct_does_not_work_and_sacct_is_left_alone(slurm, watcher, job):
+    slurm.controller = {
+        "7": "JobName=job UserId=a JobState=NODE_FAIL Reason=None",
+        "8": "JobName=job UserId=a JobState=FAILED Reason=NonZeroExitCode",
+    }
+    assert status(watcher, job("7")).state is JobState.NODE_FAIL
+    assert status(watcher, job("8")) == (JobState.FAILED, "NonZeroExitCode")
     assert slurm.calls == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
 
 
-def test_a_job_nobody_knows_is_lost_after_a_grace_only(slurm: FakeSlurm, watcher: SlurmWatcher) -> None:
+def test_what_accounting_keeps_as_running_is_not_believed(slurm, watcher, job):
+    """A controller that lost its state leaves such rows behind for ever."""
+    slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|None|job"}
+    for slurm.now_s in (0, 50, 120):
+        found = status(watcher, job("7"))
+    assert found.state is JobState.LOST
+
+
+def test_a_job_nobody_knows_is_lost_after_a_grace_only(slurm, watcher, job):
     slurm.queue = {"1": "RUNNING|None"}
-    assert watcher.status("1").state is JobState.RUNNING
+    assert status(watcher, job("1")).state is JobState.RUNNING
     slurm.queue = {}
     for slurm.now_s in (30, 60, 120):
-        assert watcher.status("1").state is JobState.RUNNING
+        assert status(watcher, job("1")).state is JobState.RUNNING
     slurm.now_s = 150
-    assert watcher.status("1").state is JobState.LOST
+    assert status(watcher, job("1")).state is JobState.LOST
 
 
-def test_a_job_that_comes_back_gets_a_new_grace(slurm: FakeSlurm, watcher: SlurmWatcher) -> None:
-    assert watcher.status("1").state is JobState.QUEUED
+def test_a_job_that_comes_back_gets_a_new_grace(slurm, watcher, job):
+    assert status(watcher, job("1")).state is JobState.QUEUED
     slurm.now_s, slurm.queue = 90, {"1": "RUNNING|None"}
-    assert watcher.status("1").state is JobState.RUNNING
+    assert status(watcher, job("1")).state is JobState.RUNNING
     slurm.now_s, slurm.queue = 120, {}
-    assert watcher.status("1").state is JobState.RUNNING
+    assert status(watcher, job("1")).state is JobState.RUNNING
     slurm.now_s = 200
-    assert watcher.status("1").state is JobState.RUNNING
+    assert status(watcher, job("1")).state is JobState.RUNNING
 
 
-def test_a_controller_that_is_down_loses_nobody(slurm: FakeSlurm, watcher: SlurmWatcher) -> None:
+def test_a_controller_that_is_down_loses_nobody_and_its_silence_is_said(slurm, watcher, job):
     slurm.queue = {"1": "RUNNING|None"}
-    watcher.status("1")
+    status(watcher, job("1"))
     slurm.is_down = True
-    for slurm.now_s in (50, 500, 5000):
-        status = watcher.status("1")
-        assert status.state is JobState.RUNNING
-        assert "Unable to contact slurm controller" in status.reason
+    for slurm.now_s in (7500, 7600, 20000):
+        found = status(watcher, job("1"))
+        assert found.state is JobState.RUNNING
+        assert found.reason.startswith("squeue has not answered since 14:05: ")
+        assert "Unable to contact slurm controller" in found.reason
+    slurm.is_down, slurm.now_s = False, 20100
+    assert status(watcher, job("1")) == (JobState.RUNNING, "")
+    slurm.is_down, slurm.now_s = True, 20200
+    assert "since 17:36: " in status(watcher, job("1")).reason, "a new silence"
 
 
-def test_a_state_of_a_newer_slurm_counts_as_alive(slurm: FakeSlurm, watcher: SlurmWatcher) -> None:
+def test_a_state_of_a_newer_slurm_counts_as_alive(slurm, watcher, job):
     slurm.queue = {"1": "LEVITATING|None"}
-    assert watcher.status("1") == (JobState.RUNNING, "Slurm state LEVITATING")
-    assert "LEVITATING" not in STATES
+    assert status(watcher, job("1")) == (JobState.RUNNING, "Slurm state LEVITATING")
+
+
+@pytest.mark.parametrize("row", [f"FAILED|None|{NOON_S - 86400:.0f}|job", f"RUNNING|None|{NOON_S:.0f}|somebody's"])
+def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
+    """Of a controller that began to count anew: it had the id before us, or has it now."""
+    slurm.queue = {"7": row}
+    found = status(watcher, job("7"))
+    assert (found.state, "does not know it" in found.reason) == (JobState.QUEUED, True)
+    slurm.now_s = 120
+    assert status(watcher, job("7")).state is JobState.LOST
+
+
+def test_an_old_record_of_accounting_is_not_ours_either(slurm, watcher, job):
+    slurm.accounting = {"7": f"COMPLETED|{NOON_S - 86400:.0f}|None|job"}
+    assert status(watcher, job("7")).state is JobState.QUEUED
+
+
+def test_two_lives_of_an_id_are_two_jobs(slurm, watcher, job):
+    before, now = job("7", at_s=NOON_S - 86400), job("7")
+    slurm.queue = {"7": "RUNNING|None"}
+    assert status(watcher, now).state is JobState.RUNNING
+    slurm.queue = {}
+    assert watcher.statuses([before, now])[0].state is JobState.QUEUED
+    slurm.now_s = 30
+    slurm.queue = {"7": "COMPLETED|None"}
+    assert watcher.statuses([now])[0].state is JobState.DONE
+
+
+def test_a_requeued_job_says_how_often_and_why_it_waits(slurm, watcher, job):
+    slurm.queue = {"7": "RUNNING|None"}
+    assert status(watcher, job("7")) == (JobState.RUNNING, "")
+    slurm.controller = {"7": "JobName=job UserId=a JobState=PENDING Restarts=1 Reason=BeginTime"}
+    slurm.now_s, slurm.queue = 600, {"7": f"PENDING|BeginTime|{NOON_S + 590:.0f}|job"}
+    assert status(watcher, job("7")) == (JobState.QUEUED, "BeginTime, requeued once")
+    slurm.now_s, slurm.queue = 630, {"7": f"RUNNING|None|{NOON_S + 590:.0f}|job"}
+    assert status(watcher, job("7")) == (JobState.RUNNING, "requeued once")
+    assert slurm.calls.count("scontrol") == 1
+    slurm.controller = {"7": "JobName=job UserId=a JobState=RUNNING Restarts=3 Reason=None"}
+    slurm.now_s, slurm.queue = 2000, {"7": f"RUNNING|None|{NOON_S + 1900:.0f}|job"}
+    assert status(watcher, job("7")) == (JobState.RUNNING, "requeued 3 times"), "two of them nobody saw"
+    slurm.now_s, slurm.queue = 2030, {"7": f"COMPLETED|None|{NOON_S + 1900:.0f}|job"}
+    assert status(watcher, job("7")) == (JobState.DONE, "")
+
+
+def test_who_adopts_a_requeued_job_learns_it_too(slurm, watcher, job):
+    slurm.controller = {"7": "JobName=job UserId=a JobState=RUNNING Restarts=2 Reason=None"}
+    slurm.queue = {"7": f"RUNNING|None|{NOON_S + 4000:.0f}|job"}
+    assert status(watcher, job("7")) == (JobState.RUNNING, "requeued 2 times")
+
+
+def test_an_element_that_is_cancelled_while_it_waits_is_cancelled_at_once(slurm, watcher, job):
+    """Slurm keeps no record of it: squeue, sacct and scontrol have never heard of it."""
+    handles = [job(f"7_{element}", f"job-{element}") for element in range(3)]
+    slurm.queue = {"7_0": "RUNNING|None", "7_[1-2%1]": "PENDING|JobArrayTaskLimit"}
+    watcher.submitted(handles)
+    watcher.statuses(handles)
+    slurm.now_s, slurm.queue = 30, {"7_0": "RUNNING|None", "7_[2%1]": "PENDING|JobArrayTaskLimit"}
+    assert watcher.statuses(handles)[1] == (JobState.CANCELLED, "while it waited")
+    slurm.now_s, slurm.queue = 60, {"7_0": "RUNNING|None", "7_[]": "CANCELLED|None"}
+    assert watcher.statuses(handles)[2] == (JobState.CANCELLED, "while it waited")
+
+
+def test_an_element_that_had_begun_and_is_forgotten_is_not_called_cancelled(slurm, watcher, job):
+    handles = [job(f"7_{element}", f"job-{element}") for element in range(2)]
+    watcher.submitted(handles)
+    slurm.queue = {"7_[0-1]": "PENDING|None"}
+    watcher.statuses(handles)
+    handles[1].path("batch.log").write_text("dflop: start 1\n")
+    slurm.now_s, slurm.queue = 30, {"7_0": "RUNNING|None"}
+    assert watcher.statuses(handles)[1].state is JobState.QUEUED
+    slurm.now_s = 150
+    assert watcher.statuses(handles)[1].state is JobState.LOST
+
+
+def test_watching_costs_as_many_commands_as_polls(slurm, watcher, job):
+    """500 elements that end one after the other, without accounting."""
+    handles = [job(f"7_{element}", f"job-{element}") for element in range(500)]
+    watcher.submitted(handles)
+    live = handles
+    for num_done in range(0, 501, 100):
+        done = {f"7_{element}": "COMPLETED|None" for element in range(num_done)}
+        waiting = {f"7_[{num_done}-499]": "PENDING|Resources"} if num_done < 500 else {}
+        slurm.queue = done | waiting
+        found = watcher.statuses(live)
+        live = [h for h, s in zip(live, found, strict=True) if not s.state.is_final]
+        assert len(live) == 500 - num_done
+        slurm.now_s += 30
+    assert slurm.calls == ["squeue"] * 6
+    assert json.dumps(dataclasses.asdict(handles[0]), default=str), "handles stay plain values"

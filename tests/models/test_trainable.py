@@ -2,29 +2,113 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from PIL import Image
 from transformers import WhisperFeatureExtractor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from dflop.data.load import resize
+from dflop.data.demo_media import write_video
+from dflop.data.load import load_item, resize
 from dflop.errors import ConfigError
-from dflop.models import FAMILIES, load_family, load_trainable
-from dflop.models.arrays import CLIP_MEAN, CLIP_STD, SAMPLE_RATE_HZ
-
-HALF = (0.5, 0.5, 0.5)
-TRAINABLE = {"qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"}
+from dflop.models import FAMILIES, load_trainable
+from dflop.models.arrays import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, SAMPLE_RATE_HZ
+from dflop.records import MediaItem
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_is_trained_or_says_that_it_cannot_be(name):
-    assert load_family(name, {}, {}).modules[-1] == "llm"
-    if name in TRAINABLE:
-        assert load_trainable(name, {}, {}).name == name
-        return
-    with pytest.raises(ConfigError, match=f"`{name}` can be profiled and planned, but not trained") as caught:
-        load_trainable(name, {}, {})
-    assert all(other in caught.value.hint for other in TRAINABLE)
+def test_every_family_can_be_trained(name):
+    assert load_trainable(name, {}, {}).name == name
+
+
+def test_a_family_that_only_knows_sizes_says_that_it_cannot(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "tiny", ("tests.data.helpers", "TinyFamily"))
+    with pytest.raises(ConfigError, match="`tiny` can be profiled and planned, but not trained") as caught:
+        load_trainable("tiny", {}, {})
+    assert all(name in caught.value.hint for name in FAMILIES if name != "tiny")
+
+
+def items_of(family, folder, sizes):
+    """Pictures of noise on disk, as a data profile of one sample sees them."""
+    for number, (width, height) in enumerate(sizes):
+        noise = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{number}.png")
+        placed = family.place(
+            "image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, num_images=len(sizes)
+        )
+        yield MediaItem(
+            "image", f"{number}.png", width, height, 1, 0.0, placed.module, placed.grid, placed.num_tokens,
+            placed.sum_sq_tokens, placed.num_rows,
+        )  # fmt: skip
+
+
+def tiles_of(family, folder, sizes):
+    """(images, what we make of each)."""
+    items = list(items_of(family, folder, sizes))
+    arrays = [load_item(folder / item.path, item, family) for item in items]
+    for item, array in zip(items, arrays, strict=True):
+        assert array.shape == family.array_shape("vision", item.grid)
+        assert array.dtype == np.float32
+    return [np.asarray(Image.open(folder / item.path)) for item in items], arrays
+
+
+TILED_SIZES = [(384, 384), (1000, 300), (333, 1001), (50, 20), (769, 384), (640, 480)]
+
+
+@pytest.mark.parametrize("size", TILED_SIZES)
+def test_tiles_of_llavas_only_image_equal_the_processor(size, tmp_path):
+    family = load_trainable("llava_onevision", {}, {})
+    images, (array,) = tiles_of(family, tmp_path, [size])
+    processor = LlavaOnevisionImageProcessorPil(image_mean=list(HALF), image_std=list(HALF))
+    made = processor(images=[images], input_data_format="channels_last", return_tensors="np")["pixel_values"][0]
+    np.testing.assert_allclose(array, made, atol=1e-5)
+
+
+def test_tiles_of_several_images_of_llava_equal_the_processor(tmp_path):
+    family = load_trainable("llava_onevision", {}, {})
+    images, arrays = tiles_of(family, tmp_path, [(500, 333), (30, 90), (384, 384), (101, 100)])
+    processor = LlavaOnevisionImageProcessorPil(image_mean=list(HALF), image_std=list(HALF))
+    made = processor(images=[images], input_data_format="channels_last", return_tensors="np")["pixel_values"]
+    for array, expected in zip(arrays, made, strict=True):
+        np.testing.assert_allclose(array, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [*TILED_SIZES, (448, 448), (4000, 3000)])
+def test_tiles_of_internvl_equal_the_processor(size, tmp_path):
+    family = load_trainable("internvl", {}, {"max_tiles": 6})
+    images, (array,) = tiles_of(family, tmp_path, [size])
+    processor = GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=6, image_mean=list(IMAGENET_MEAN),
+        image_std=list(IMAGENET_STD),
+    )  # fmt: skip
+    made = processor(images=images, input_data_format="channels_last", return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(array, made, atol=1e-5)
+
+
+def test_a_sample_that_was_made_smaller_has_the_tiles_of_its_level(tmp_path):
+    family = load_trainable("internvl", {}, {})
+    Image.new("RGB", (4000, 3000)).save(tmp_path / "0.png")
+    for level in range(family.max_level + 1):
+        placed = family.place("image", width_px=4000, height_px=3000, num_frames=1, duration_s=0.0, level=level)
+        item = MediaItem("image", "0.png", 4000, 3000, 1, 0.0, "vision", placed.grid, 1, 1, 1)
+        assert load_item(tmp_path / "0.png", item, family, level).shape[0] == placed.grid[0]
+
+
+@pytest.mark.parametrize("name", ["internvl", "llava_onevision"])
+def test_every_frame_of_a_video_is_a_tile(name, tmp_path):
+    family = load_trainable(name, {}, {"video_frames": 3})
+    frames = [np.full((48, 64, 3), 20 * i, np.uint8) for i in range(7)]
+    write_video(frames, tmp_path / "v.mp4", Fraction(7))
+    placed = family.place("video", width_px=64, height_px=48, num_frames=7, duration_s=1.0)
+    item = MediaItem("video", "v.mp4", 64, 48, 7, 1.0, "vision", placed.grid, 1, 1, placed.num_rows)
+    array = load_item(tmp_path / "v.mp4", item, family)
+    assert array.shape == (3, 3, family.tile_px, family.tile_px)
+    means = array.mean(axis=(1, 2, 3))
+    assert means[0] < means[1] < means[2]
 
 
 @pytest.mark.parametrize("size", [(224, 224), (101, 333), (640, 480), (37, 29)])

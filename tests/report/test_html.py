@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from dflop.report.details import RunDetails
 from dflop.report.history import HistoryEntry
-from dflop.report.html import render_report, write_report
+from dflop.report.html import CONTENTS, render_report, write_report
 from dflop.report.summary import summarise
 from tests.builders import make_cluster, make_plan
+from tests.report.detailed import detailed
 from tests.report.runs import HOSTILE, make_run, realistic
 
+NUM_SCRIPTS = 2
+"""What the timeline knows, and what runs."""
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
@@ -22,31 +31,39 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.blocks: dict[str, str] = {}
         self.text = ""
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
+        self._seen(tag, attrs)
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._seen(tag, attrs)
+
+    def _seen(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.id = dict(attrs).get("id") or ""
+        self.ids += [self.id] if self.id else []
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.text += " ".join(data.split()) + "\n"
+        elif self.open and self.open[-1] == "script" and self.id:
+            self.blocks[self.id] = self.blocks.get(self.id, "") + data
 
 
 def test_contains_everything() -> None:
     summary = realistic()
     page = Page(render_report(summary))
     assert page.open == []
-    assert page.tags.count("svg") == 3
     shown = (
         summary.verdict,
         "vision dp2 | audio dp1 | llm pp1 dp1",
@@ -69,8 +86,68 @@ def test_contains_everything() -> None:
 def test_hostile_ids_are_text() -> None:
     page = Page(render_report(realistic()))
     assert HOSTILE in page.text
-    assert "script" not in page.tags
+    assert page.tags.count("script") == NUM_SCRIPTS
     assert "b" not in page.tags
+
+
+def test_hostile_shapes_decisions_and_configurations_are_text() -> None:
+    summary, details = detailed()
+    html = render_report(summary, details)
+    page = Page(html)
+    assert page.open == []
+    assert page.tags.count("script") == NUM_SCRIPTS
+    assert "b" not in page.tags
+    assert "/data/<script>.jsonl" in page.text
+    assert "30 % slower on <b>host1</b>" in page.text
+    assert "</pre><script>alert(1)</script>" in page.text
+    data = json.loads(page.blocks["timeline-data"])
+    assert data["samples"][0][0] == HOSTILE
+
+
+def test_every_section_of_a_detailed_run_is_there() -> None:
+    page = Page(render_report(*detailed()))
+    for text in (
+        "model FLOPs utilisation",
+        "fastest of 38 layouts",
+        "vision tp1 measured",
+        "4 more",
+        "Idle time per stage",
+        "Balance of microbatches",
+        "Error by size of the microbatch",
+        "Slow ranks",
+        "512.0 MiB",
+        "Measured: what torch held on the device.",
+        "spent once, on profiling",
+        "read by train",
+        "snapshot 3, revision rev",
+    ):
+        assert text in page.text, text
+    assert {name for name, _ in CONTENTS} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids)), "every id once"
+
+
+def test_predictions_from_data_sheets_are_marked() -> None:
+    summary, details = detailed()
+    chip = '<span class="how analytic">analytic</span>'
+    assert chip not in render_report(summary, details)
+    assert chip in render_report(summary, replace(details, cost_sources=(("llm tp1", "analytic"),)))
+
+
+def test_the_policy_allows_the_page_and_nothing_else() -> None:
+    html = render_report(*detailed())
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', html)[1])
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for tag in ("style", "script"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL))
+
+
+def test_the_page_of_a_run_stays_small() -> None:
+    assert len(render_report(*detailed(num_steps=40)).encode()) < 1_500_000
 
 
 def test_tells_the_history_below_the_corrections() -> None:
@@ -78,9 +155,9 @@ def test_tells_the_history_below_the_corrections() -> None:
         HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", 1000.0),
         HistoryEntry(75.0, 9, 0, "drift_cost", "llm", "noticed", None, None, "<script>1.8x</script>", 1075.0),
     ]
-    page = Page(render_report(realistic(), told))
+    page = Page(render_report(realistic(), RunDetails(history=tuple(told))))
     assert page.open == []
-    assert "script" not in page.tags
+    assert page.tags.count("script") == NUM_SCRIPTS
     assert page.text.index("Corrections learnt") < page.text.index("History") < page.text.index("<script>1.8x")
     assert "0:01:15" in page.text
     assert "Nothing is known of how this run went." in Page(render_report(realistic())).text
@@ -93,11 +170,15 @@ def test_loads_nothing() -> None:
 
 def test_without_comparison_and_without_steps() -> None:
     page = Page(render_report(realistic(compare=False)))
-    assert page.tags.count("svg") == 1
+    assert "timeline-data" not in page.blocks
+    assert "No global batch was trained under both policies." in page.text
     assert "This run has no comparison with data-blind steps." in page.text
     empty = summarise(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
     page = Page(render_report(empty))
+    assert page.open == []
     assert page.tags.count("svg") == 0
+    assert "No microbatch was both predicted and measured." in page.text
+    assert "The plan says nothing about memory." in page.text
     assert "No training step was observed." in page.text
     assert "None: every sample was usable." in page.text
 
@@ -121,7 +202,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflop.report.html.os.replace", full)
+    monkeypatch.setattr("dflop.report.page.os.replace", full)
     with pytest.raises(OSError, match="No space left"):
         write_report(path, realistic(compare=False))
     assert path.read_text() == "old"

@@ -1,4 +1,4 @@
-"""The examples of the README's section on the sampler, run as they stand on made-up data."""
+"""The examples of the page on the sampler, run as they stand on made-up data; the README shows the first of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from torch.utils.data import DataLoader
 
 from tests.sampler.tiny import collate, make_dataset, make_model, num_supervised
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "sampler.md"
 
 
-def blocks() -> list[str]:
-    """Python blocks of the section."""
-    sections = re.split(r"^## ", README.read_text(), flags=re.MULTILINE)
-    section = next(text for text in sections if text.startswith("Only the sampler"))
-    return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+def blocks(page: Path = PAGE) -> list[str]:
+    """Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 @pytest.fixture
 def names(tmp_path) -> dict[str, Any]:
-    """What the README leaves to its reader."""
+    """What the page leaves to its reader."""
     import pytorch_lightning as pl
     from transformers import Trainer, TrainingArguments
 
@@ -61,7 +60,11 @@ def names(tmp_path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_section_has_an_example_for_every_loop():
+def test_the_readme_shows_the_first_example():
+    assert blocks(ROOT / "README.md") == blocks()[:1]
+
+
+def test_the_page_has_an_example_for_every_loop():
     text = "\n".join(blocks())
     assert len(blocks()) >= 4
     for word in ("sample_costs(", "sampler.steps(loader)", "(Trainer)", "pl.Trainer("):
@@ -78,7 +81,7 @@ def test_every_example_trains(names):
         assert not torch.equal(model.lm_head.weight, before)
 
 
-def test_the_check_the_section_ends_with_runs(names):
-    calls = re.findall(r"`(check_loss_scaling\(.*?\))`", README.read_text())
+def test_the_check_on_the_page_runs(names):
+    calls = re.findall(r"`(check_loss_scaling\(.*?\))`", PAGE.read_text())
     exec(blocks()[0], names)
     assert eval(calls[0], names).error_frac < 1e-5

@@ -4,6 +4,10 @@
 #   cluster.sh up [--accounting]   install what is missing, start, wait until all nodes are idle
 #   cluster.sh down                cancel every job, stop every daemon, remove every trace outside $ROOT
 #   cluster.sh status              exit 0 when up
+# and for tests of what goes wrong, on a cluster that is up:
+#   cluster.sh accounting on|off   start or stop the database daemon and its database, and the controller anew
+#   cluster.sh accounting kill     kill -9 both of them
+#   cluster.sh controller kill|start
 #
 # One slurmd per node: same network, its own port and loopback address, and its own UTS namespace so that `hostname`
 # differs (Debian builds Slurm with MULTIPLE_SLURMD). Each node has 4 CPUs that may not exist and 2 GPUs that do not:
@@ -201,14 +205,51 @@ up() {
     register_names
     start_munge
     ((accounting)) && start_accounting
-    slurmctld -f "$ROOT/slurm.conf"
-    wait_for 30 slurmctld is_pinged
+    start_controller
     for ((i = 1; i <= NODES; i++)); do
         mkdir -p "$ROOT/spool/node$i"
         unshare --uts sh -c "hostname node$i; exec slurmd -N node$i -f $ROOT/slurm.conf"
     done
     wait_for 60 "$NODES idle nodes" all_idle
     say "up: $NODES nodes, accounting $( ((accounting)) && echo on || echo off), files in $ROOT"
+}
+
+start_controller() {
+    slurmctld -f "$ROOT/slurm.conf"
+    wait_for 30 slurmctld is_pinged
+}
+
+controller() { # controller kill|start
+    case ${1:-} in
+    kill) kill -9 "$(cat "$ROOT/run/slurmctld.pid")"; rm "$ROOT/run/slurmctld.pid" ;;
+    start) start_controller ;;
+    *) die "usage: $0 controller kill|start" ;;
+    esac
+}
+
+accounting() { # accounting on|off|kill
+    case ${1:-} in
+    on)
+        install_packages slurmdbd slurmdbd
+        install_packages mariadbd mariadb-server
+        write_config 1
+        start_accounting
+        ;;
+    off)
+        write_config 0
+        stop "$ROOT/run/slurmdbd.pid"
+        stop "$ROOT/mysql/mariadbd.pid"
+        ;;
+    kill)
+        kill -9 "$(cat "$ROOT/run/slurmdbd.pid")" "$(cat "$ROOT/mysql/mariadbd.pid")"
+        rm -f "$ROOT/run/slurmdbd.pid" "$ROOT/mysql/mariadbd.pid"
+        return
+        ;;
+    *) die "usage: $0 accounting on|off|kill" ;;
+    esac
+    stop "$ROOT/run/slurmctld.pid" # it reads where its accounts are when it starts
+    start_controller
+    wait_for 60 "$NODES idle nodes" all_idle
 }
 
 down() {
@@ -241,6 +282,6 @@ status() {
 }
 
 case ${1:-} in
-up | down | status) "$@" ;;
-*) die "usage: $0 up [--accounting] | down | status" ;;
+up | down | status | accounting | controller) "$@" ;;
+*) die "usage: $0 up [--accounting] | down | status | accounting on|off|kill | controller kill|start" ;;
 esac

@@ -27,16 +27,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(CLUSTER.parent):
             item.add_marker(pytest.mark.slurm)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))  # waiting for the cluster's turn counts
 
 
-def _cluster(verb: str) -> subprocess.CompletedProcess[str]:
+def cluster_script(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run cluster.sh; what it said is in `stdout`."""
     # Not through pipes: the daemons inherit them and keep them open.
-    log = Path(os.environ.get("TMPDIR", "/tmp")) / "dflop-cluster.log"
+    log = Path(os.environ.get("TMPDIR", "/tmp")) / f"dflop-cluster-{os.getpid()}.log"
     with log.open("w+") as file:
         code = subprocess.run(
-            [CLUSTER, verb], stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False
+            [CLUSTER, *words], stdout=file, stderr=file, stdin=subprocess.DEVNULL, check=False
         ).returncode
-    return subprocess.CompletedProcess([verb], code, log.read_text())
+    return subprocess.CompletedProcess(words, code, log.read_text())
+
+
+TURN = Path("/var/tmp/dflop-slurm-turn")
+"""Locked by whoever uses the cluster: shared, but by tests that take its daemons down."""
+
+
+@contextlib.contextmanager
+def _turn(how: int) -> Iterator[None]:
+    with TURN.open("a+") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Test modules that say `NEEDS_CLUSTER_ALONE = True` have it for themselves, also from other workers."""
+    with _turn(fcntl.LOCK_EX if getattr(request.module, "NEEDS_CLUSTER_ALONE", False) else fcntl.LOCK_SH):
+        yield
 
 
 USERS = Path("/var/tmp/dflop-slurm-users")
@@ -58,12 +79,12 @@ def _count(file: IO[str], count: int) -> None:
 
 def _join() -> None:
     with _users() as file:
-        is_up, count = _cluster("status").returncode == 0, int(file.read() or 0)
+        is_up, count = cluster_script("status").returncode == 0, int(file.read() or 0)
         if is_up and count == 0:
             return  # somebody else's: not ours to stop
-        up = _cluster("up")
+        up = cluster_script("up")
         if up.returncode != 0:
-            _cluster("down")
+            cluster_script("down")
             pytest.fail(f"the test cluster did not start:\n{up.stdout}")
         _count(file, count + 1 if is_up else 1)
 
@@ -75,7 +96,7 @@ def _leave() -> None:
             return
         _count(file, count - 1)
         if count == 1:
-            _cluster("down")
+            cluster_script("down")
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +109,8 @@ def cluster() -> Iterator[None]:
         pytest.skip("a test cluster needs root (slurmd, unshare --uts)")
     if not wanted and shutil.which("sbatch") is None:
         pytest.skip(f"Slurm is not installed; {SWITCH}=1 installs Debian's packages")
-    _join()
+    with _turn(fcntl.LOCK_SH):  # not while a test has taken the controller down
+        _join()
     yield
     _leave()
 

@@ -20,15 +20,15 @@ import pytest
 from dflop.config import dump_config, load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.errors import ConfigError, Interrupted
+from dflop.errors import ConfigError
 from dflop.jobs import planning, replan, runs, submit
 from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
 from dflop.jobs.replan import Advice
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
 from dflop.jobs.steps import TRAIN
-from dflop.launch import Journal, run_job
-from dflop.records import CostTable, Decision, Plan, StepObservation, StepPlan
+from dflop.launch import Journal, run_job, run_jobs_async
+from dflop.records import CostTable, Decision, Measurement, Plan, StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.launch.helpers import REPO, until
@@ -79,14 +79,15 @@ def trained(folder: Path) -> RunDir:
     config = run.config()
     launcher, journal = submit.launcher_of(run, config), Journal(run.path, run.run_id)
     data_key = profile_key(dataset_ref(config), family_of(config))
-    for spec in submit.data_jobs(run, config, data_key):
-        run_job(launcher, spec, journal)
+    asyncio.run(run_jobs_async(launcher, submit.data_jobs(run, config, data_key), journal))
     ingest(config.store)
     with Reader(config.store) as reader:
         run.write_shapes(reader.shapes(data_key))
     model_key, hardware, _ = planning.model_profile_key(config)
-    for spec in submit.model_jobs(run, config, model_key, hardware):
-        run_job(launcher, spec, journal)
+    modules = [spec.module for spec in planning.used_modules(planning.bound_family(config), run.shapes())]
+    assert len(modules) > 1
+    for group in submit.model_jobs(run, config, model_key, hardware, modules):
+        asyncio.run(run_jobs_async(launcher, group, journal))
     ingest(config.store)
     planning.plan_run(run, config, model_key, lambda line: None)
     ingest(config.store)
@@ -136,19 +137,34 @@ def test_train_sbatch_resumes_and_a_killed_job_leaves_no_process(trained: RunDir
     assert end_of(job_id) == how
 
 
-def test_a_warned_job_checkpoints_where_it_is_and_says_so(trained: RunDir, folder: Path) -> None:
+def test_every_module_was_timed_by_an_element_of_one_array(trained: RunDir) -> None:
+    records = Journal(trained.path, trained.run_id).records()
+    timed = {r.job_id for r in records if "profile-tp1-" in r.job_name}
+    assert len(timed) > 1
+    assert {job_id.split("_")[1] for job_id in timed} == {str(n) for n in range(len(timed))}
+    assert len({job_id.split("_")[0] for job_id in timed}) == 1
+    with Reader(trained.config().store) as reader:
+        assert len({m.module for m in reader.records(Measurement, where={"hardware": "test"})}) == len(timed)
+
+
+def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained: RunDir, folder: Path) -> None:
     first = latest(trained)["next_step"]
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
     until(lambda: f"step {first + 1}/10000" in log_of(folder), what="the first step of the resumed training")
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)  # as --signal=USR2@60 does before the limit
-    assert end_of(job_id) == "FAILED"
-    assert exit_code_of(job_id) == f"{Interrupted.exit_code}:0", log_of(folder)
+    until(lambda: shown(job_id, "Restarts") == "1", what="the job to requeue itself")
+    stopped = latest(trained)["next_step"]
+    assert stopped > first
     assert "SIGUSR2: stops behind the step that runs" in log_of(folder)
     assert "scheduler dead" not in log_of(folder)
-    last = max(o.step for o in observations(trained))
-    assert latest(trained)["next_step"] == last + 1 > first
-    assert not processes(str(trained.path))
+    until(lambda: f"step {stopped + 2}/10000" in log_of(folder), what="steps after the requeue", limit_s=120)
+    subprocess.run(["scancel", job_id], check=True)
+    assert end_of(job_id) == "CANCELLED"
+    until(lambda: not processes(str(trained.path)), what="every process of the job to end")
+    assert log_of(folder).count(f"step {stopped}/10000") == 1
+    assert log_of(folder).count(f"step {stopped + 1}/10000") == 1
+    assert (trained.path / f"stops-{job_id}").read_text().startswith(f"{first} {stopped}\n")
 
 
 def test_train_sbatch_goes_on_to_the_end_after_that(trained: RunDir, folder: Path) -> None:
@@ -241,10 +257,6 @@ def shown(job_id: str, field: str) -> str:
     """A field of what Slurm knows about a job."""
     shown = subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True, check=True).stdout
     return shown.partition(f"{field}=")[2].split()[0]
-
-
-def exit_code_of(job_id: str) -> str:
-    return shown(job_id, " ExitCode")
 
 
 def end_of(job_id: str) -> str:

@@ -14,6 +14,7 @@ from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.store.verify import verify
+from tests.store.campaign import checksum
 
 HERE = Path(__file__).parent
 NUM_KILLS = 30
@@ -40,9 +41,6 @@ def test_thirty_kills_of_writers_and_ingesters_lose_repeat_and_tear_nothing(tmp_
     assert len(acknowledged) > 1000
     assert acknowledged - set(found) == set()  # none lost
     assert [key for key, count in found.items() if count > 1] == []  # none twice
-    sys.path.insert(0, str(HERE))
-    from campaign import checksum
-
     assert [row for row in stored if row.factor != checksum(row.effective_step, row.table_id)] == []  # none torn
     assert sorted(stored, key=repr) == sorted(read_spool(tmp_path, Correction), key=repr)
     assert verify(tmp_path).problems == ()

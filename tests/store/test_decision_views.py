@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflop.records import RunInput
+from dflop.records import JobRecord, RunInput, RunRecord
 from dflop.store import console
 from dflop.store.compact import compact
 from dflop.store.ingest import ingest
@@ -102,6 +102,15 @@ def test_a_run_without_decisions_has_a_history(tmp_path: Path, make) -> None:
     assert [(row["kind"], row["elapsed_s"]) for row in named(tmp_path, "history", run_id="run")] == [
         ("run", 0.0), ("plan", 0.0),
     ]  # fmt: skip
+
+
+def test_training_jobs_are_told_by_the_names_that_drivers_give_them(tmp_path: Path) -> None:
+    for name, at_s in (("run-data-0", 1.0), ("run-train", 2.0), ("run-train-links", 3.0)):
+        job = JobRecord("run", name, "k", "slurm", "7", "running", "", "/runs", 4, 0, at_s)
+        write(tmp_path, RunRecord("run", "demo", "key", "running", "cpu", "torch", "abc", "/runs/run", 0.5), job)
+    ingest(tmp_path)
+    jobs = [row for row in named(tmp_path, "history", run_id="run") if row["kind"] == "job"]
+    assert [(row["subject"], row["elapsed_s"]) for row in jobs] == [("train", 1.5)]
 
 
 def test_a_set_of_corrections_is_a_change_when_plans_are(tmp_path: Path) -> None:

@@ -49,6 +49,25 @@ def test_a_live_claim_of_another_node_is_respected_and_named(tmp_path: Path, on_
     take(tmp_path)  # released
 
 
+def test_anyone_may_look_who_holds_a_lease_and_how_old_his_last_sign_of_life_is(tmp_path: Path, on_node) -> None:
+    folder = tmp_path / "other"
+    assert lease.newest_claim(folder) is None
+    on_node("node-a")
+    held = Lease(tmp_path, lease_s=60.0, timeout_s=0.0, name="other")
+    with held:
+        age(held, 20)
+        on_node("node-b")
+        seen = lease.newest_claim(folder)
+        assert seen is not None
+        assert (seen.pid, seen.is_released, seen.is_of_this_machine) == (os.getpid(), False, False)
+        assert 19 < seen.age_s < 30
+        assert os.listdir(folder) == ["000001.json"], "looking leaves nothing"
+        on_node("node-a")
+        assert lease.newest_claim(folder).is_of_this_machine
+    assert lease.newest_claim(folder).is_released
+    assert not (tmp_path / lease.FOLDER).exists()
+
+
 def test_a_waiting_node_gets_the_lease_when_it_is_released(tmp_path: Path, on_node) -> None:
     on_node("node-a")
     held = take(tmp_path).__enter__()

@@ -217,3 +217,33 @@ def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Pat
     ingest(tmp_path)
     with live.open_live(tmp_path) as con:
         assert con.execute("select run_id, num_arrival_steps from comparison_rollup").fetchall() == [("run", 1)]
+
+
+def test_a_comparison_that_was_started_again_counts_with_its_last_attempt(tmp_path: Path, make) -> None:
+    for attempt, step_s in ((0, 9.0), (1, 2.0)):
+        with SpoolWriter(tmp_path, "run/compare", f"p-{attempt}") as writer:
+            for step, policy in enumerate(("arrival", "balanced")):
+                row = make.observation(step, run_id="run/compare", policy=policy, attempt=attempt)
+                writer.append(dataclasses.replace(row, step_s=step_s))
+                writer.append(dataclasses.replace(make.step_plan(step), run_id="run/compare"))
+    ingest(tmp_path)
+    columns = "run_id, num_arrival_steps, num_balanced_steps, arrival_step_s, balanced_step_s"
+    with live.open_live(tmp_path) as con:
+        found = con.execute(f"select {columns} from comparison_rollup").fetchall()
+    assert found == [("run", 1, 1, 2.0, 2.0)]
+
+
+def test_which_of_two_steps_a_run_counts_does_not_depend_on_the_order_of_rows(tmp_path: Path, make) -> None:
+    """Equal times of an end, other losses: whichever file came last must not decide."""
+    rows = [
+        dataclasses.replace(make.observation(0, run_id=run_id, policy=policy), loss=loss)
+        for run_id, order in (("a", 1), ("b", -1))
+        for policy, loss in (("arrival", 1.0), ("balanced", 2.0))[::order]
+    ]
+    for number, row in enumerate(rows):
+        with SpoolWriter(tmp_path, row.run_id, f"p-{number}") as writer:
+            writer.append(row)
+        ingest(tmp_path)
+    with live.open_live(tmp_path) as con:
+        found = con.execute("select run_id, last_loss from run_rollup order by run_id").fetchall()
+    assert found == [("a", 2.0), ("b", 2.0)]

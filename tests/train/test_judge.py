@@ -99,6 +99,17 @@ def test_where_all_wait_for_one_another_all_are_named():
     assert [line.partition(":")[0] for line in found.what.splitlines()] == ["all ranks wait for one another", *LABELS]
 
 
+def test_work_that_was_begun_later_than_all_began_to_wait_is_waited_for_and_then_named():
+    judge = make_judge()
+    for age_s, is_stuck in ((STALL_S - 1, False), (STALL_S + 1, True)):
+        now_s = STALL_S + age_s
+        for rank in (0, 1):
+            judge.hear(rank, sign(int(now_s), Mode.WAITS, age_s + 2), now_s)
+        judge.hear(2, sign(int(now_s), Mode.WAITS, age_s + 2, feed=Spell("media", Mode.WORKS, age_s)), now_s)
+        found = judge.verdict(now_s)
+        assert found == (Failure(2, "rank 2 is stuck: media, for 1 min 1 s") if is_stuck else None)
+
+
 def test_signs_and_failures_survive_the_wire():
     for value in (sign(3, Mode.MAY_LAST, 2.5, hung_up=True), Failure(-1, "two\nlines")):
         assert type(value).decode(value.encode()) == value

@@ -40,7 +40,7 @@ class _Window(io.RawIOBase):
         return at
 
     # typeshed asks for any writable buffer; io.BufferedReader gives these two.
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # less than typeshed asks for
         view = memoryview(buffer)[: max(0, self._size_bytes - self._at)]
         if not len(view):
             return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,13 +61,22 @@ def open_source(path: Path) -> RowSource:
         ConfigError: the suffix is not one we read.
         DataError: the file cannot be read, is damaged or cut off, or holds no conversations.
     """
+    return opener_of(path)(path)
+
+
+def opener_of(path: Path) -> Callable[[Path], RowSource]:
+    """What opens a file of this name; the file need not be there.
+
+    Raises:
+        ConfigError: the suffix is not one we read.
+    """
     name = path.name.lower()
     if name.endswith(".parquet"):
-        return ParquetFile.open(path)
+        return ParquetFile.open
     if name.endswith(".tar"):
-        return TarShard.open(path)
+        return TarShard.open
     if name.endswith(SUFFIXES):
-        return AnnotationFile.open(path)
+        return AnnotationFile.open
     hint = f"valid: {', '.join((*SUFFIXES, '.parquet', '.tar'))}"
     if name.endswith((".tar.gz", ".tgz", ".tar.zst")):
         hint = f"unpack it: members of a packed tar cannot be read one by one; {hint}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -130,6 +130,12 @@ def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT,
         tuple(bound_s(problem, batch) for batch in unseen),
         tuple(bound_of_plan_s(problem, plans.ours, batch) for batch in unseen),
     )
+
+
+def by_mixture(contests: Sequence[Contest]) -> list[tuple[str, list[Contest]]]:
+    """Contests of each kind of data, in the order in which it first comes."""
+    names = dict.fromkeys(c.setting.mixture for c in contests)
+    return [(name, [c for c in contests if c.setting.mixture == name]) for name in names]
 
 
 def encoder_share(problem: Problem) -> float:

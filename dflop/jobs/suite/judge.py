@@ -105,7 +105,8 @@ class Noise:
         factors: Floats = rng.lognormal(-(self.sigma**2) / 2, self.sigma, len(items.sample))
         num_items, num_tokens, sum_sq_tokens = (part * factors for part in items.loads)
         # Loads are counts everywhere else, so mypy wants integers; here they are seconds in the making.
-        return replace(items, num_items=num_items, num_tokens=num_tokens, sum_sq_tokens=sum_sq_tokens)  # type: ignore[arg-type]
+        scaled = {"num_items": num_items, "num_tokens": num_tokens, "sum_sq_tokens": sum_sq_tokens}
+        return replace(items, **scaled)  # type: ignore[arg-type]  # see above
 
 
 def speedup(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Speedup:

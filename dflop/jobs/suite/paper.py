@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from dflop.jobs.suite.contest import (
     TUNED,
     Contest,
     Say,
+    by_mixture,
     contest,
 )
 from dflop.jobs.suite.judge import geometric_mean
 from dflop.jobs.suite.mixtures import MIXTURES
-from dflop.report.suite_plots import Series, save_bars
+from dflop.report.comparison_page import Drawing
+from dflop.report.suite_plots import Series, bars_svg, save_bars
 from dflop.report.tables import layout_text
 from dflop.units import percent, ratio, seconds
 
@@ -112,6 +115,13 @@ def save_paper_plot(contests: Sequence[Contest], path: Path) -> None:
     Raises:
         ConfigError: the suffix of the path is none that can be drawn.
     """
+    series = paper_series(contests)
+    groups = ["\n".join((*c.setting.name.split(" + "), c.setting.mixture)) for c in contests]
+    save_bars(groups, series, [c.bound_speedup for c in contests], path, title_of(contests[0], "paper's models"))
+
+
+def paper_series(contests: Sequence[Contest]) -> list[Series]:
+    """Speed-ups of every competitor over the cases, ours with its intervals."""
     shown = (DEFAULT, GROUPED, REFERENCE, TOKEN_LPT, BATCHES)
     series = [Series(name, tuple(_value(c, name) for c in contests)) for name in shown]
     ours = [c.speedup(OURS) for c in contests]
@@ -123,8 +133,21 @@ def save_paper_plot(contests: Sequence[Contest], path: Path) -> None:
             tuple(s.high if s else math.nan for s in ours),
         )
     )
-    groups = ["\n".join((*c.setting.name.split(" + "), c.setting.mixture)) for c in contests]
-    save_bars(groups, series, [c.bound_speedup for c in contests], path, title_of(contests[0], "paper's models"))
+    return series
+
+
+def paper_drawings(contests: Sequence[Contest]) -> list[Drawing]:
+    """Bars of all competitors for a page, a drawing per kind of data."""
+    drawn = []
+    for number, (mixture, of) in enumerate(by_mixture(contests)):
+        groups = ["\n".join(textwrap.wrap(c.setting.name, 16)) for c in of]
+        bounds = [c.bound_speedup for c in of]
+        caption = (
+            f"Times as fast as the tuned uniform plan on data `{mixture}`; lines: what no plan of a case can exceed"
+        )
+        svg = bars_svg(f"bars{number}", caption, groups, paper_series(of), bounds)
+        drawn.append(Drawing(svg, f"{caption}; whiskers: 95 % intervals.", is_wide=True))
+    return drawn
 
 
 def title_of(one: Contest, what: str) -> str:

@@ -16,6 +16,7 @@ from dflop.jobs.suite import paper, sweeps
 from dflop.jobs.suite.contest import Contest, Say
 from dflop.profile.hardware import hardware_name
 from dflop.records import CostTable
+from dflop.report.comparison_page import Drawing
 from dflop.report.data_plots import check_suffix
 
 
@@ -30,6 +31,8 @@ class SuiteResult:
     contests: tuple[Contest, ...]
     numbers: list[dict[str, object]]
     draw: Callable[[Path], None]
+    drawings: Callable[[], list[Drawing]]
+    """For a page."""
 
 
 def run_suite(name: str, say: Say, pictures: Sequence[Path] = (), json_file: Path | None = None) -> SuiteResult:
@@ -96,6 +99,7 @@ def _paper(say: Say) -> SuiteResult:
         tuple(contests),
         paper.contest_numbers(contests),
         lambda path: paper.save_paper_plot(contests, path),
+        lambda: paper.paper_drawings(contests),
     )
 
 
@@ -108,6 +112,7 @@ def _sweep(name: str, points: Sequence[sweeps.Point]) -> SuiteResult:
         tuple(point.found for point in points),
         sweeps.sweep_numbers(points),
         lambda path: sweeps.save_sweep_plot(points, path),
+        lambda: sweeps.sweep_drawings(points),
     )
 
 

@@ -26,7 +26,8 @@ from dflop.jobs.suite.contest import (
 from dflop.jobs.suite.judge import Noise
 from dflop.jobs.suite.mixtures import HEAVY, MAIN
 from dflop.jobs.suite.paper import contest_numbers, title_of
-from dflop.report.suite_plots import BOUND, Panel, Series, save_lines
+from dflop.report.comparison_page import Drawing
+from dflop.report.suite_plots import BOUND, Panel, Series, line_svg, save_lines
 from dflop.units import percent, ratio, seconds
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -163,18 +164,31 @@ TITLES = {
 
 
 def save_sweep_plot(points: Sequence[Point], path: Path) -> None:
-    """Speed-ups over the swept quantity, a diagram per model, data and sweep; with scaling also samples per GPU.
+    """Speed-ups over the swept quantity, a diagram per panel.
 
     Raises:
         ConfigError: the suffix of the path is none that can be drawn.
     """
+    save_lines(sweep_panels(points), path, title_of(points[0].found, TITLES[points[0].sweep]))
+
+
+def sweep_panels(points: Sequence[Point]) -> list[Panel]:
+    """A diagram per model, data and sweep; with scaling also samples per GPU."""
     panels = []
     for line in dict.fromkeys(point.line for point in points):
         on_it = [point for point in points if point.line == line]
         panels.append(_speedup_panel(on_it))
         if line[2] in ("strong", "weak"):
             panels.append(_throughput_panel(on_it))
-    save_lines(panels, path, title_of(points[0].found, TITLES[points[0].sweep]))
+    return panels
+
+
+def sweep_drawings(points: Sequence[Point]) -> list[Drawing]:
+    """The diagrams for a page."""
+    return [
+        Drawing(line_svg(f"lines{i}", panel), f"{panel.title}: {panel.y_label} over {panel.x_label}.")
+        for i, panel in enumerate(sweep_panels(points))
+    ]
 
 
 def _speedup_panel(points: Sequence[Point]) -> Panel:

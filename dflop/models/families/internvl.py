@@ -10,15 +10,18 @@ equal spans, with whole-number arithmetic where Hugging Face rounds to 32 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models import counts, splits
-from dflop.models.family import Decoder, Family, Grid, Tower
+from dflop.models.arrays import IMAGENET_MEAN, IMAGENET_STD, cut_tiles, tile_pixels
+from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
 from dflop.models.media import Layout, MediaTokens, Placement
-from dflop.models.tiles import closest_grid
-from dflop.records import LLM, ModuleSpec
+from dflop.models.tiles import Size, closest_grid
+from dflop.records import LLM, MediaItem, ModuleSpec
 
 CLASS_TOKENS = 1
 """Positions of a tile that are no patches and give no rows."""
@@ -26,7 +29,7 @@ CLASS_TOKENS = 1
 _DEFAULTS = {"downsample_ratio": 0.5, "vision_feature_select_strategy": "default"}
 
 
-class InternVl(Family):
+class InternVl(TrainableFamily):
     """`InternVLForConditionalGeneration`; media limits as in `media_defaults`.
 
     `min_tiles` and `max_tiles` bound the tiles of an image, the thumbnail not counted.
@@ -84,6 +87,25 @@ class InternVl(Family):
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
 
+    def frame_size_px(self, grid: Grid) -> Size:
+        return self.tile_px, self.tile_px
+
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
+        tile = self.frame_size_px(item.grid)
+        if item.kind != "image" or item.grid[0] == 1:
+            return (tile,)
+        rows, columns = self._tile_grid((item.height_px, item.width_px), level)
+        return (rows * self.tile_px, columns * self.tile_px), tile
+
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        if len(versions) == 1:
+            return self.item_array(item.kind, versions[0], item.grid)
+        tiles, thumbnail = cut_tiles(versions[0][0], self.tile_px), versions[1]
+        return self.item_array(item.kind, np.concatenate([tiles, thumbnail]), item.grid)
+
+    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
+        return tile_pixels(media, IMAGENET_MEAN, IMAGENET_STD)
+
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}
 
@@ -105,14 +127,18 @@ class InternVl(Family):
         if kind == "video":
             num_tiles = self._num_sampled(num_frames, level)
             return self._place_tiles(num_tiles, self._frames_layout(num_tiles))
-        limits = self.limits(level)
-        rows, columns = closest_grid((height_px, width_px), self.tile_px, limits["min_tiles"], limits["max_tiles"])
+        rows, columns = self._tile_grid((height_px, width_px), level)
         num_tiles = rows * columns + (rows * columns > 1)
         return self._place_tiles(num_tiles, self.media_tokens[kind].wrap(num_tiles * self.rows_per_tile))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         num_sampled = self._num_sampled(num_frames, level)
         return tuple((2 * i + 1) * num_frames // (2 * num_sampled) for i in range(num_sampled))
+
+    def _tile_grid(self, size_px: Size, level: int) -> Size:
+        """(rows, columns) of an image's tiles."""
+        limits = self.limits(level)
+        return closest_grid(size_px, self.tile_px, limits["min_tiles"], limits["max_tiles"])
 
     def _num_sampled(self, num_frames: int, level: int) -> int:
         if num_frames < 1:

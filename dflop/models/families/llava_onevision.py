@@ -18,7 +18,8 @@ import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models import counts, splits
-from dflop.models.family import Decoder, Family, Grid, Tower
+from dflop.models.arrays import HALF, cut_tiles, pad_frame, tile_pixels
+from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
 from dflop.models.media import MediaTokens, Placement
 from dflop.models.tiles import Size, best_resolution
 from dflop.records import LLM, MediaItem, ModuleSpec
@@ -33,7 +34,7 @@ _PINPOINTS = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in
 _DOWNSCALE_ABOVE = 1.1
 
 
-class LlavaOnevision(Family):
+class LlavaOnevision(TrainableFamily):
     """`LlavaOnevisionForConditionalGeneration`; media limits as in `media_defaults`.
 
     `max_tiles` drops the resolutions of `image_grid_pinpoints` that have more tiles (the base tile not counted);
@@ -98,14 +99,44 @@ class LlavaOnevision(Family):
         num_tiles, size_px = item.grid[0], (item.height_px, item.width_px)
         if item.kind == "video":
             return num_tiles, 0, 0, 0, 0
-        if num_tiles == 1:
-            return num_tiles, *size_px, 0, 0
-        # Tile limits leave a resolution out or keep it by its tiles alone: the best of as many tiles is the one chosen.
-        fitted = best_resolution(size_px, [p for p, n in self._tiles.items() if n == num_tiles - 1])
-        return num_tiles, *size_px, *fitted
+        return num_tiles, *size_px, *(self._fitted_px(item) or (0, 0))
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
+
+    def frame_size_px(self, grid: Grid) -> Size:
+        return self.tile_px, self.tile_px
+
+    def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
+        """One of several images becomes a square on a ground of the mean colour."""
+        if item.kind == "video" or self._fitted_px(item) is not None:
+            return media
+        side = max(item.height_px, item.width_px)
+        return np.stack([pad_frame(frame, (side, side), tuple(int(255 * mean) for mean in HALF)) for frame in media])
+
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
+        tile, fitted = self.frame_size_px(item.grid), self._fitted_px(item)
+        return (tile,) if fitted is None else (tile, _inside((item.height_px, item.width_px), fitted))
+
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        fitted = self._fitted_px(item)
+        if fitted is None:
+            return self.item_array(item.kind, versions[0], item.grid)
+        whole, inside = versions
+        tiles = cut_tiles(pad_frame(inside[0], fitted), self.tile_px)
+        return self.item_array(item.kind, np.concatenate([whole, tiles]), item.grid)
+
+    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
+        return tile_pixels(media, HALF, HALF)
+
+    def _fitted_px(self, item: MediaItem) -> Size | None:
+        """The resolution that the only image of a sample is fitted into; None for videos and one of several images."""
+        num_tiles = item.grid[0]
+        if item.kind == "video" or num_tiles == 1:
+            return None
+        # Tile limits leave a resolution out or keep it by its tiles alone: the best of as many tiles is the one chosen.
+        of_as_many = [p for p, n in self._tiles.items() if n == num_tiles - 1]
+        return best_resolution((item.height_px, item.width_px), of_as_many)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_index": token_id["<image>"], "video_token_index": token_id["<video>"]}
@@ -181,6 +212,14 @@ def _side(vision: Mapping[str, Any], select: str) -> int:
             hint="siglip_vision_model, whole numbers, and vision_feature_select_strategy `full`",
         )
     return int(tile_px // patch_px)
+
+
+def _inside(size_px: Size, fitted_px: Size) -> Size:
+    """Size of an image that is scaled to fit into a resolution with its aspect ratio kept, as Hugging Face rounds."""
+    (height_px, width_px), (height, width) = size_px, fitted_px
+    if width / width_px < height / height_px:
+        return min(math.ceil(height_px * (width / width_px)), height), width
+    return height, min(math.ceil(width_px * (height / height_px)), width)
 
 
 def _tile_counts(pinpoints: Sequence[Sequence[int]] | None, tile_px: int) -> dict[Size, int]:

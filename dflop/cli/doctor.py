@@ -1,0 +1,88 @@
+"""`dflop doctor`: what is installed, reachable and healthy here, and what to do about the rest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from dflop.cli.common import DEFAULT_STORE, Json, Overrides, Store
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dflop.jobs.doctor.findings import Finding
+    from dflop.jobs.doctor.flow_server import FlowServer
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+
+
+def doctor(
+    config: Annotated[Path | None, Parameter(help="Also look at what this run configuration wants.")] = None,
+    /,
+    *,
+    overrides: Overrides = (),
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Only what is not ok.")] = False,
+) -> None:
+    """Look at packages, this machine, Slurm, Prefect and the store; say what to do.
+
+    Changes nothing and submits nothing. Exit code 1 when something does not work.
+
+    Example: dflop doctor; dflop doctor configs/demo.yaml
+    """
+    from rich.console import Console
+
+    from dflop.jobs.doctor.examine import examine
+    from dflop.jobs.doctor.findings import FAIL, OK, SKIP
+
+    server, problem = _flow_server()
+    counts: Counter[str] = Counter()
+    console, area = Console(highlight=False), ""
+    for finding in examine(config, overrides, store, server, problem):
+        counts[finding.status] += 1
+        if quiet and finding.status in (OK, SKIP):
+            continue
+        if as_json:
+            print(json.dumps({name: getattr(finding, name) for name in finding.__slots__}), flush=True)
+            continue
+        if finding.area != area:
+            area = finding.area
+            console.print(area, style="bold", markup=False)
+        _print(finding, console)
+    if not as_json:
+        print(", ".join(f"{count} {status}" for status in _COLOURS if (count := counts[status])))
+    if counts[FAIL]:
+        sys.exit(1)
+
+
+def _print(finding: Finding, console: Console) -> None:
+    from rich.text import Text
+
+    name = f"  {finding.status:<5}"
+    line = Text.assemble((name, _COLOURS[finding.status]), f"{finding.name}: {finding.detail}")
+    console.print(line, soft_wrap=True)
+    if finding.advice and finding.status != "ok":
+        console.print(Text(f"       -> {finding.advice}"), soft_wrap=True)
+
+
+def _flow_server() -> tuple[FlowServer | None, str]:
+    """What Prefect's own settings say, from variables, files and profiles; and what is wrong with them."""
+    from dflop.cli.server import tls_of
+    from dflop.jobs.doctor.flow_server import FlowServer
+
+    try:
+        from prefect.settings import get_current_settings
+
+        api = get_current_settings().api
+        auth, key = (secret.get_secret_value() if secret else "" for secret in (api.auth_string, api.key))
+        return FlowServer.of((api.url or "").rstrip("/"), auth_string=auth, api_key=key, tls=tls_of(api)), ""
+    except ImportError:
+        return None, "Prefect cannot be imported"
+    except Exception as error:  # settings of any kind of wrong end in errors of pydantic, TOML or Prefect's own
+        return None, " ".join(str(error).split())[:300]

@@ -1,0 +1,146 @@
+"""`dflop runs`: what runs there are, how they and their jobs stand, their logs, and how to be rid of their jobs."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of, say, talk
+
+app = App(name="runs", help="Runs: how they stand, their logs, cancelling. RUN is a directory, an id, or `latest`.")
+
+FOLLOW_S = 1.0
+
+
+@app.command(name="list")
+def list_runs(
+    *,
+    runs: Runs = RUNS,
+    everything: Annotated[bool, Parameter(name="--all", help="Also those for a profile or a plan alone.")] = False,
+    form: Form = "table",
+    as_json: Json = False,
+    parsable: Annotated[bool, Parameter(help="Print ids alone.")] = False,
+) -> None:
+    """List runs, the newest first.
+
+    `abandoned`: its driver was killed; dflop train RUN goes on and adopts its jobs.
+
+    Example: dflop runs list --json
+    """
+    from dflop.jobs.overview import RUN_COLUMNS, run_rows
+    from dflop.report.rows import print_rows
+
+    rows = run_rows(runs, everything=everything)
+    if parsable:
+        for row in rows:
+            print(row[RUN_COLUMNS.index("run")])
+        return
+    print_rows(RUN_COLUMNS, rows, form_of(form, as_json))
+
+
+@app.command
+def show(run: Run = "latest", *, runs: Runs = RUNS, form: Form = "table", as_json: Json = False) -> None:
+    """Show how a run stands, and each of its jobs.
+
+    With csv and json, the jobs.
+
+    Example: dflop runs show demo-2026
+    """
+    from dflop.jobs.find import find_run
+    from dflop.jobs.overview import JOB_COLUMNS, job_rows, run_facts
+    from dflop.report.rows import print_rows
+
+    found, shape = find_run(run, runs), form_of(form, as_json)
+    if shape == "table":
+        facts = {**run_facts(found), "directory": str(found.path), "store": str(found.config().store)}
+        for name, value in facts.items():
+            print(f"{name:10} {value}")
+        print()
+    print_rows(JOB_COLUMNS, job_rows(found), shape)
+
+
+@app.command
+def logs(
+    run: Run = "latest",
+    job: Annotated[
+        str, Parameter(help="Name or id of a job (train, data-0), or `scheduler`; the newest without.")
+    ] = "",
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), help="Go on until the job has ended.")] = False,
+    rank: Annotated[int, Parameter(help="Task of the job.")] = 0,
+    lines: Annotated[int, Parameter(name=("--lines", "-l"), help="Of each log file, the last ones.")] = 100,
+    runs: Runs = RUNS,
+) -> None:
+    """Print the end of a job's log, and follow it.
+
+    What it is of goes to stderr.
+
+    Example: dflop runs logs latest -f
+    """
+    from dflop.jobs.find import find_run
+    from dflop.jobs.logs import last_lines, new_lines
+    from dflop.jobs.overview import log_files
+    from dflop.jobs.queued import is_over
+
+    found = find_run(run, runs)
+    view, files = log_files(found, job, rank)
+    say(f"{view.name}, {view.handle.backend} {view.handle.job_id}: {view.state}" if view else str(files[0]))
+    offsets = {}
+    for file in files:
+        text, offsets[file] = last_lines(file, lines)
+        if text:
+            print(text, flush=True)
+    while follow:
+        has_ended = is_over(found, view.handle if view else None)
+        for file in files:
+            text, offsets[file] = new_lines(file, offsets[file])
+            if text:
+                print(text, flush=True)
+        if has_ended:
+            return
+        time.sleep(FOLLOW_S)
+
+
+@app.command
+def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
+    """Cancel all jobs of a run and wait until none is left; print their ids.
+
+    Its driver ends by itself. The run can be taken up again: dflop train RUN.
+
+    Example: dflop cancel latest
+    """
+    from dflop.jobs.cancelling import cancel_run
+    from dflop.jobs.find import find_run
+
+    found, say = find_run(run, runs), talk(quiet)
+    cancelled = cancel_run(found, say)
+    for job_id in cancelled:
+        print(job_id)
+    say(f"run {found.run_id}: {len(cancelled)} jobs cancelled, none is left")
+
+
+@app.command
+def reap(
+    *, runs: Runs = RUNS, dry_run: DryRun = False, form: Form = "table", as_json: Json = False, quiet: Quiet = False
+) -> None:
+    """Cancel jobs and temporary Prefect servers of drivers that are gone.
+
+    A run that is taken up again adopts its jobs: this is for those that nobody will.
+
+    Example: dflop reap --dry-run
+    """
+    from dflop.jobs import leftovers
+    from dflop.jobs.cancelling import reap as reap_jobs
+    from dflop.report.rows import print_rows
+
+    say = talk(quiet)
+    found = reap_jobs(runs, say, dry_run=dry_run)
+    columns = ("run", "id", "job", "state", "fate")
+    print_rows(columns, [(o.run_id, o.job_id, o.name, o.state, o.fate) for o in found], form_of(form, as_json))
+    if servers := leftovers.left_behind():
+        pids = ", ".join(str(process.pid) for process in servers)
+        if not dry_run:
+            leftovers.end(servers)
+        say(f"temporary Prefect servers without a driver {'would be ended' if dry_run else 'ended'}: {pids}")

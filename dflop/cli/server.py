@@ -1,0 +1,131 @@
+"""The Prefect server behind `dflop run` and `dflop serve`: our settings for its clients, and whether it answers.
+
+It is asked once, in seconds and before anything else: a client of Prefect's own meets a wrong password with pages of
+traceback, and tries for minutes to reach a server that is not there.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import urllib.error
+import urllib.request
+from typing import Any
+
+from dflop.errors import ConfigError, DflopError, LaunchError
+
+DEFAULTS = {
+    # Nothing is told to anybody.
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
+    # Pauses double: 8 retries outlast a server that is gone for eight minutes, 5 do not outlast two.
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
+    # A temporary server needs up to half a minute on a busy login node.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s %(message)s",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s %(message)s",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
+}
+"""Settings of Prefect, where the user has not chosen; to be in the environment before Prefect is imported."""
+TIMEOUT_S = 10.0
+_FOREIGN = ("httpx", "httpcore", "prefect", "websockets", "anyio")
+
+
+def prepare() -> None:
+    """Put our settings into the environment, from which jobs and temporary servers have theirs, too."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def load_flow(file: str, name: str) -> Any:
+    """A flow out of the folder `flows/`, by path as Prefect loads deployments."""
+    from prefect.flows import load_flow_from_entrypoint
+
+    from dflop import resources
+
+    return load_flow_from_entrypoint(f"{resources.path('flows') / file}:{name}", use_placeholder_flow=False)
+
+
+def check_server() -> str:
+    """Address of the server's API, once it has answered; empty where a temporary one will be started.
+
+    Raises:
+        ConfigError: it wants another password, or the address is none.
+        LaunchError: it does not answer.
+    """
+    from prefect.settings import get_current_settings
+
+    api = get_current_settings().api
+    if not api.url:
+        return ""
+    request = urllib.request.Request(f"{api.url.rstrip('/')}/admin/version")  # /health answers without a password
+    if api.key is not None:
+        request.add_header("Authorization", f"Bearer {api.key.get_secret_value()}")
+    elif api.auth_string is not None:
+        text = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
+        request.add_header("Authorization", f"Basic {text}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=tls_of(api)):
+            return str(api.url)
+    except urllib.error.HTTPError as error:
+        raise _refused(api, error) from None
+    except ValueError as error:
+        raise ConfigError(f"not an address: {error}", where="PREFECT_API_URL", hint=_HINT) from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise LaunchError(
+            f"the Prefect server at {api.url} does not answer: {reason}",
+            where="PREFECT_API_URL",
+            hint="start it (prefect server start), or unset the variable for a temporary one; dflop train needs none",
+        ) from None
+
+
+_HINT = "PREFECT_API_URL=http://127.0.0.1:4200/api for a server on this machine"
+
+
+def as_error_of_ours(error: Exception) -> DflopError | None:
+    """What a flow's exception means that came out of Prefect's client; None of any other exception."""
+    if type(error).__module__.partition(".")[0] not in _FOREIGN:
+        return None
+    told = " ".join(str(error).split())
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return ConfigError(f"the Prefect server refuses us: {told}", where="PREFECT_API_AUTH_STRING")
+    return LaunchError(
+        f"the Prefect server went away: {type(error).__name__}: {told}",
+        where=os.environ.get("PREFECT_API_URL", "temporary server"),
+        hint="jobs go on without it: dflop run again, or dflop train RUN, which needs no server",
+    )
+
+
+def mark_as_driver() -> None:
+    """Let a temporary server be known as ours: killed with -9, this process leaves it behind for `dflop reap`."""
+    from dflop.jobs.leftovers import driver_mark
+
+    os.environ |= driver_mark()
+
+
+def _refused(api: Any, error: urllib.error.HTTPError) -> DflopError:
+    if error.code in (401, 403):
+        given = "no password is given" if api.key is None and api.auth_string is None else "it refuses ours"
+        return ConfigError(
+            f"the Prefect server at {api.url} wants a password, {given}",
+            where="PREFECT_API_AUTH_STRING",
+            hint="export PREFECT_API_AUTH_STRING=name:password, as the server's PREFECT_SERVER_API_AUTH_STRING",
+        )
+    return LaunchError(
+        f"what answers at {api.url} is no Prefect server: HTTP {error.code}", where="PREFECT_API_URL", hint=_HINT
+    )
+
+
+def tls_of(api: Any) -> ssl.SSLContext | None:
+    """Whom Prefect's settings trust; None where the server speaks plain HTTP."""
+    if not str(api.url).startswith("https"):
+        return None
+    context = ssl.create_default_context(cafile=api.ssl_cert_file)
+    if api.tls_insecure_skip_verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

@@ -1,0 +1,173 @@
+"""What lies at a path: which file holds the rows, in which format, and which folder their media are relative to.
+
+Rows are read as training would read them, a few from all over the file. The file with the most rows that make sense is
+taken; the media root is the folder under which most of their media are found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflop.config import load_mixture
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
+from dflop.data.formats.annotation_file import SUFFIXES
+from dflop.data.formats.source import RowSource, open_source
+from dflop.data.patterns import beside, expand
+from dflop.errors import ConfigError, DataError
+
+NUM_LOOKED_AT = 64
+"""Rows of a file that are read to judge it."""
+_MAX_FILES = 2000
+_MEDIA_FOLDERS = ("media", "images", "image", "videos", "video", "audio", "audios", "data")
+_MIXTURES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDataset:
+    """A file, or several of one name but for a number, whose rows training could read."""
+
+    annotations: str
+    """Path, or a pattern of several."""
+    format: str
+    num_rows: int
+    num_looked_at: int
+    num_bad: int
+    """Of those looked at."""
+    first_reason: str
+    """Why the first bad one is bad."""
+    kinds: Mapping[str, int]
+    """Rows with media of a kind, of those looked at."""
+    media_root: Path
+    num_media: int
+    """Named by the rows looked at, outside the file itself."""
+    num_media_found: int
+    others: tuple[str, ...] = field(default=())
+    """Files that could also have been taken, best first."""
+
+    @property
+    def num_good(self) -> float:
+        """Rows that make sense, as far as those looked at tell."""
+        return self.num_rows * (1 - self.num_bad / max(self.num_looked_at, 1))
+
+
+def find_dataset(path: Path) -> FoundDataset:
+    """The dataset at a path.
+
+    Args:
+        path: A file of rows, or a folder that holds one somewhere within two levels.
+
+    Raises:
+        ConfigError: there is nothing at the path, or nothing that could be read as training data.
+    """
+    if not path.exists():
+        raise ConfigError(f"`{path}` does not exist", where="--data", hint=f"the working directory is {Path.cwd()}")
+    groups = [(path,)] if path.is_file() else list(_groups(path))
+    looked_at = [found for files in groups if (found := _look(files, path)) is not None]
+    judged = sorted((found for found in looked_at if found.num_good > 0), key=lambda found: -found.num_good)
+    if not judged:
+        reasons = "; ".join(f"{found.annotations}: {found.first_reason}" for found in looked_at[:3])
+        raise ConfigError(
+            f"no training data at `{path}`" + (f": {reasons}" if reasons else ""),
+            where="--data",
+            hint=f"rows in {', '.join(SUFFIXES)}, .parquet or .tar, as CONTRIBUTING.md and docs/guide.md describe",
+        )
+    best, *rest = judged
+    others = tuple(found.annotations for found in rest)
+    return FoundDataset(**{name: getattr(best, name) for name in best.__slots__ if name != "others"}, others=others)
+
+
+def _groups(folder: Path) -> Iterator[tuple[Path, ...]]:
+    """Files that may hold rows; those whose names differ in one number alone belong together."""
+    found: dict[tuple[Path, str], list[Path]] = {}
+    for number, path in enumerate(_files(folder)):
+        if number >= _MAX_FILES:
+            break
+        found.setdefault((path.parent, re.sub(r"\d+", "#", path.name)), []).append(path)
+    for (parent, _), files in found.items():
+        if len(files) > 1 and _pattern(files) is not None and files[0].suffix in (".parquet", ".tar"):
+            yield tuple(files)
+        else:
+            yield from ((parent / path.name,) for path in files)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for depth in ("*", "*/*", "*/*/*"):
+        for path in sorted(folder.glob(depth)):
+            is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+            if not is_hidden and path.name.endswith((*SUFFIXES, ".parquet", ".tar", *_MIXTURES)) and path.is_file():
+                yield path
+
+
+def _pattern(files: Sequence[Path]) -> str | None:
+    """One glob for files whose names differ in one number alone; None where that also takes others."""
+    common = re.sub(r"\d+", "*", files[0].name)
+    pattern = files[0].parent / (common if common.count("*") == 1 else re.sub(r"\d", "?", files[0].name))
+    taken = sorted(files[0].parent.glob(pattern.name))
+    return str(pattern) if taken == sorted(files) else None
+
+
+def _look(files: tuple[Path, ...], given: Path) -> FoundDataset | None:
+    """What a file, or the first of several alike, holds; None for a YAML file that is no mixture."""
+    name = str(files[0]) if len(files) == 1 else str(_pattern(files))
+    try:
+        if files[0].suffix in _MIXTURES:
+            return _look_at_mixture(files[0], given)
+        source = open_source(files[0])
+    except (ConfigError, DataError) as error:
+        if files[0].suffix in _MIXTURES:
+            return None
+        return FoundDataset(name, _format(files[0]), 0, 1, 1, error.what, {}, given, 0, 0)
+    return _judge(name, _format(files[0]), source, len(source) * len(files), files[0].parent, given)
+
+
+def _look_at_mixture(path: Path, given: Path) -> FoundDataset | None:
+    entries = load_mixture(path).datasets
+    sources = [open_source(expand(entry.path, path.absolute().parent)[0]) for entry in entries]
+    num_rows = sum(len(source) for source in sources)
+    root = entries[0].media_root
+    folder = beside(root, path.absolute().parent) if root else sources[0].path.parent
+    return _judge(str(path), "mixture", sources[0], num_rows, folder, given)
+
+
+def _judge(name: str, form: str, source: RowSource, num_rows: int, folder: Path, given: Path) -> FoundDataset:
+    step = max(1, len(source) // NUM_LOOKED_AT)
+    looked_at = range(0, len(source), step)[:NUM_LOOKED_AT]
+    samples: list[AnnotatedSample] = []
+    reasons: list[str] = []
+    for index in looked_at:
+        try:
+            samples.append(source.sample(index))
+        except BadSample as error:
+            reasons.append(f"row {index}: {error.reason}")
+    refs = [ref for sample in samples for ref in sample.media if not source.embeds(ref)]
+    root, num_found = _media_root(refs, folder, given)
+    kinds = Counter(kind for sample in samples for kind in sorted({ref.kind for ref in sample.media}))
+    return FoundDataset(
+        name, form, num_rows, len(looked_at), len(reasons), reasons[0] if reasons else "no rows", dict(kinds),
+        root, len(refs), num_found,
+    )  # fmt: skip
+
+
+def _media_root(refs: Sequence[MediaRef], folder: Path, given: Path) -> tuple[Path, int]:
+    """The folder under which most of the media are, and how many those are; `folder` where there are none."""
+    start = given if given.is_dir() else folder
+    bases = list(dict.fromkeys([folder, start, folder.parent]))
+    below = [base / name for base in bases for name in _MEDIA_FOLDERS]
+    inside = [path for path in sorted(start.iterdir()) if path.is_dir()][:50] if start.is_dir() else []
+    candidates = [path for path in dict.fromkeys([*bases, *below, *inside]) if path.is_dir()]
+    counts = {path: sum(os.path.isfile(path / ref.path) for ref in refs) for path in candidates}
+    best = max(candidates, key=lambda path: counts[path], default=folder)
+    return (best, counts[best]) if refs and counts.get(best) else (folder, 0)
+
+
+def _format(path: Path) -> str:
+    if path.suffix == ".parquet":
+        return "Parquet"
+    if path.suffix == ".tar":
+        return "WebDataset tar"
+    return "JSON Lines" if ".jsonl" in path.name else "JSON"

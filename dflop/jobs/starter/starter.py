@@ -1,0 +1,212 @@
+"""A commented configuration out of what was found, with what has to be edited marked in it and listed.
+
+Nothing is guessed silently: a value that was found says where, one that was assumed says so, and one that is missing is
+a path that does not exist, which `dflop config validate` and `dflop run` refuse by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop import units
+from dflop.config import dump_yaml
+from dflop.jobs.doctor.devices import Gpu, find_gpus, memory_bytes
+from dflop.jobs.starter.dataset import FoundDataset, find_dataset
+from dflop.jobs.starter.tokenizer import FoundTokenizer, find_tokenizer
+from dflop.models.hub import HubModel, read_hub_model
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_MAX_TOKENS = 8192
+_SAMPLES_PER_PROCESS = 8
+MISSING = "MISSING"
+"""Stands for a path that was not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """A configuration to begin with."""
+
+    text: str
+    found: tuple[str, ...]
+    """What was found, a line each."""
+    to_edit: tuple[str, ...]
+    """What has to be looked at before a run, a line each."""
+
+
+def make_starter(model_config: Path, data: Path) -> Starter:
+    """A configuration for a model and a dataset, on this machine.
+
+    Args:
+        model_config: `config.json` of a Hugging Face model.
+        data: File of rows, or the folder it is in.
+
+    Raises:
+        ConfigError: the model is not known, or there is no training data.
+    """
+    model = read_hub_model(model_config)
+    dataset = find_dataset(data)
+    folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
+    tokenizer = find_tokenizer(folders, model.family)
+    writer = _Writer(model_config, model, dataset, tokenizer, find_gpus())
+    return Starter(writer.text(), tuple(writer.found()), tuple(writer.to_edit()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    model_config: Path
+    model: HubModel
+    dataset: FoundDataset
+    tokenizer: FoundTokenizer
+    gpus: list[Gpu]
+
+    @property
+    def name(self) -> str:
+        stem = Path(self.dataset.annotations).name.partition(".")[0]
+        return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{self.model.family.name}-{stem}").strip("-") or "run"
+
+    @property
+    def weights(self) -> Path | None:
+        folder = self.model_config.parent
+        return folder if any((folder / name).is_file() for name in _WEIGHTS) else None
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
+
+    @property
+    def batch_size(self) -> int:
+        return min(_SAMPLES_PER_PROCESS * self.num_processes, max(1, self.dataset.num_rows))
+
+    @property
+    def max_tokens(self) -> int:
+        text = self.model.family.configs["llm"]
+        return min(_MAX_TOKENS, int(text.get("max_position_embeddings") or _MAX_TOKENS))
+
+    @property
+    def not_taken(self) -> dict[str, int]:
+        """Rows, of those looked at, with media of kinds that the family has no encoder for."""
+        return {k: n for k, n in self.dataset.kinds.items() if k not in self.model.family.media_tokens}
+
+    def found(self) -> Iterator[str]:
+        specs, data = self.model.family.specs(), self.dataset
+        sizes = ", ".join(f"{s.module} {s.num_layers} layers" for s in specs)
+        yield f"model: {self.model.family.name}, {units.count(self.model.num_params)} parameters ({sizes})"
+        yield f"weights: {self.weights or 'none beside the config; they will be random'}"
+        kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"
+        looked = f"of {data.num_looked_at} looked at {kinds}"
+        yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
+        if data.num_media:
+            yield f"media: {data.num_media_found} of {data.num_media} named files are under {data.media_root}"
+        if data.others:
+            yield f"other files that hold rows: {', '.join(data.others[:5])}"
+        if self.tokenizer.path is not None:
+            yield f"tokenizer: {self.tokenizer.path}, chat template {self.tokenizer.template}"
+        yield from self.tokenizer.notes
+
+    def to_edit(self) -> Iterator[str]:
+        data = self.dataset
+        if self.tokenizer.path is None:
+            yield f"dataset.tokenizer: {self.tokenizer.problem}"
+        elif self.tokenizer.problem:
+            yield f"dataset.tokenizer: {self.tokenizer.path}: {self.tokenizer.problem}"
+        if data.num_media > data.num_media_found:
+            missing = data.num_media - data.num_media_found
+            yield f"dataset.media_root: {missing} of {data.num_media} named files are not under {data.media_root}"
+        for kind, count in self.not_taken.items():
+            yield (
+                f"data_profile.max_bad_frac: {count} of {data.num_looked_at} rows looked at have {kind}, which "
+                f"{self.model.family.name} does not take; they are left out, and more than 1 % stops the run"
+            )
+        if data.num_bad:
+            yield (
+                f"data_profile.max_bad_frac: {data.num_bad} of {data.num_looked_at} rows looked at make no sense "
+                f"({data.first_reason})"
+            )
+        yield "plan.global_batch_size, train.num_steps, train.learning_rate: assumed"
+        yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
+
+    def text(self) -> str:
+        return "\n".join(
+            line for part in (self._head, self._model, self._cluster, self._dataset, self._rest) for line in part()
+        ) + "\n"  # fmt: skip
+
+    def _head(self) -> Iterator[str]:
+        yield f"# Made by `dflop init` from {self.model_config} and what lies at {self.dataset.annotations}."
+        yield "# Lines with EDIT hold what was not found or had to be assumed. Every key, with defaults and where each"
+        yield "# value comes from: `dflop config show FILE`; what is wrong with it: `dflop config validate FILE`."
+        yield f"name: {self.name}"
+        yield "store: .dflop/store   # history of all runs, ask it with `dflop sql`"
+        yield "runs: runs            # a folder per run: logs, checkpoints, report"
+
+    def _model(self) -> Iterator[str]:
+        sizes = ", ".join(s.module for s in self.model.family.specs())
+        yield f"\n# {units.count(self.model.num_params)} parameters in {sizes}."
+        yield "model:"
+        yield f"  family: {self.model.family.name}"
+        yield f"  dtype: {self.model.dtype}"
+        if self.weights is not None:
+            yield f"  weights: {_scalar(self.weights)}   # training starts from these"
+        else:
+            yield "  # weights: FOLDER   # EDIT: a folder with model.safetensors; without one weights are random"
+        yield "  # frozen: [vision.tower]   # what does not train; `stages:` trains in parts"
+        yield "  hf_config:   # what differs from transformers' defaults"
+        yield from _indented(dict(self.model.hf_config), 4)
+        if self.model.media:
+            yield "  media:   # from preprocessor_config.json"
+            yield from _indented(dict(self.model.media), 4)
+        defaults = ", ".join(f"{k}: {v}" for k, v in self.model.family.media_defaults.items())
+        yield f"  # media limits of this family, with defaults: {defaults}"
+
+    def _cluster(self) -> Iterator[str]:
+        yield "\n# EDIT: this machine. On Slurm: `cluster: FILE`, a copy of configs/clusters/slurm_example.yaml."
+        yield "cluster:"
+        yield "  name: this_machine"
+        yield "  backend: local"
+        yield f"  num_processes_per_node: {self.num_processes}   # one per {'GPU' if self.gpus else 'core or so'}"
+        each = min((g.memory_bytes for g in self.gpus), default=memory_bytes() // (self.num_processes + 1))
+        yield f"  memory_per_process_gib: {max(0.5, round(each / 2**30, 1))}   # what a plan has to fit in"
+        yield f"  device: {'cuda' if self.gpus else 'cpu'}"
+
+    def _dataset(self) -> Iterator[str]:
+        data = self.dataset
+        yield f"\n# {data.num_rows} rows, {data.format}. Relative paths start at the working directory."
+        yield "dataset:"
+        yield f"  annotations: {_scalar(data.annotations)}"
+        note = "" if data.num_media == data.num_media_found else "   # EDIT: not all named files are here"
+        yield f"  media_root: {_scalar(data.media_root)}{note}"
+        path = self.tokenizer.path or f"{MISSING}/tokenizer.json"
+        note = f"   # EDIT: {_comment(self.tokenizer.problem)}" if self.tokenizer.problem else ""
+        yield f"  tokenizer: {_scalar(path)}{note}"
+        yield f"  chat_template: {_scalar(self.tokenizer.template)}"
+        yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are left out, or: overlong: [shrink, truncate]"
+
+    def _rest(self) -> Iterator[str]:
+        data = self.dataset
+        if data.num_bad or self.not_taken:
+            yield "\ndata_profile:"
+            yield "  max_bad_frac: 0.01   # EDIT: more rows left out than this stop the run"
+        steps = max(1, data.num_rows // self.batch_size)
+        yield "\nplan:"
+        yield f"  global_batch_size: {self.batch_size}   # EDIT: samples per optimizer step"
+        yield "\ntrain:"
+        yield f"  num_steps: {steps}   # EDIT: {'once over the data' if data.num_rows else 'assumed'}"
+        yield "  learning_rate: 1.0e-5   # EDIT"
+        yield f"  checkpoint_every: {max(1, min(100, steps // 4))}"
+
+
+def _indented(values: dict[str, Any], spaces: int) -> Iterator[str]:
+    yield from (" " * spaces + line for line in dump_yaml(values).splitlines())
+
+
+def _scalar(value: object) -> str:
+    """A string as YAML reads it back."""
+    return dump_yaml({"x": str(value)}).strip().removeprefix("x: ")
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())

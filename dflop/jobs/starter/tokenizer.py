@@ -1,0 +1,60 @@
+"""The tokenizer and chat template that ship with a model, tried on the family's tokens and on a conversation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.data.annotations import AnnotatedSample, Turn
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import ConfigError
+from dflop.models.media import MediaRules
+
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+DEFAULT_TEMPLATE = "chatml"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """What was found, and what is wrong with it."""
+
+    path: Path | None
+    template: str
+    """Name or file."""
+    problem: str = ""
+    """Why training could not use it; empty: it can."""
+    notes: tuple[str, ...] = ()
+
+
+def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokenizer:
+    """The first `tokenizer.json` of some folders, with a chat template that it works with.
+
+    Args:
+        folders: Searched in order.
+        rules: Of the family, whose special tokens it has to know.
+    """
+    path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    if path is None:
+        return FoundTokenizer(None, DEFAULT_TEMPLATE, "no tokenizer.json beside the model's config or the data")
+    notes: list[str] = []
+    for name in _TEMPLATES:
+        template = path.with_name(name)
+        if not template.is_file():
+            continue
+        try:
+            _try(path, rules, str(template))
+        except ConfigError as error:
+            if "no `chat_template`" not in error.what:
+                notes.append(f"the chat template in {template} is not used: {error.what}")
+            continue
+        return FoundTokenizer(path, str(template), notes=tuple(notes))
+    try:
+        _try(path, rules, DEFAULT_TEMPLATE)
+    except ConfigError as error:
+        return FoundTokenizer(path, DEFAULT_TEMPLATE, f"{error.what} ({error.hint})", tuple(notes))
+    return FoundTokenizer(path, DEFAULT_TEMPLATE, notes=tuple(notes))
+
+
+def _try(path: Path, rules: MediaRules, template: str) -> None:
+    turns = (Turn("user", "What is this?"), Turn("assistant", "A cat."))
+    ChatTokenizer(path, rules, template).count([AnnotatedSample(0, "", turns, ())], [[]])

@@ -1,0 +1,145 @@
+"""From the `config.json` that ships with a model to the `model` section of a configuration.
+
+transformers reads the file, whatever release wrote it, and what equals its defaults is left out: what remains is short
+enough to read, and means the same model. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.models import FAMILIES, load_family
+from dflop.models.family import Family
+
+TYPES: Mapping[str, tuple[str, str]] = {
+    "internvl": ("internvl", ""),
+    "llava_onevision": ("llava_onevision", ""),
+    "qwen2_5_omni": ("qwen2_5_omni_thinker", "thinker_config"),
+    "qwen2_5_omni_thinker": ("qwen2_5_omni_thinker", ""),
+    "qwen2_5_vl": ("qwen2_5_vl", ""),
+    "qwen2_audio": ("qwen2_audio", ""),
+    "qwen3_vl": ("qwen3_vl", ""),
+}
+"""`model_type` -> (family, section of the file that describes it)."""
+
+_OWN_CODE = {"internvl_chat": "convert it, or take the release whose name ends in `-hf`: dflop reads transformers' own"}
+_NOISE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "use_cache", "auto_map")
+_LIMITS = {
+    "min_pixels": "min_pixels",
+    "max_pixels": "max_pixels",
+    "min_patches": "min_tiles",
+    "max_patches": "max_tiles",
+}
+"""Entries of a `preprocessor_config.json` -> media limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model as its own files describe it."""
+
+    family: Family
+    hf_config: Mapping[str, Any]
+    """What differs from Hugging Face's defaults."""
+    media: Mapping[str, Any]
+    """Media limits that differ from the family's."""
+    dtype: str
+    """`bfloat16` or `float32`, as the weights are stored; half precision counts as bfloat16."""
+
+    @property
+    def num_params(self) -> int:
+        return sum(spec.num_layers * spec.num_layer_params + spec.num_edge_params for spec in self.family.specs())
+
+
+def read_hub_model(path: Path) -> HubModel:
+    """The model whose `config.json` this is; media limits come from a `preprocessor_config.json` beside it.
+
+    Raises:
+        ConfigError: no such file, no model that dflop knows, or one that transformers cannot read.
+    """
+    raw = _read_json(path)
+    kind = str(raw.get("model_type", ""))
+    if kind not in TYPES:
+        hint = _OWN_CODE.get(kind) or did_you_mean(kind, TYPES)
+        raise ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=hint)
+    name, section = TYPES[kind]
+    stated = raw.get(section) if section else raw
+    if not isinstance(stated, dict):
+        raise ConfigError(f"no `{section}` in a model of type `{kind}`", where=str(path))
+    config = _parsed(name, stated, path)
+    hf_config = {"tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)), **_differing(config)}
+    hf_config = json.loads(json.dumps(hf_config, default=str))
+    bare = load_family(name, hf_config, {})
+    media = _media_limits(path.with_name("preprocessor_config.json"), bare)
+    family = load_family(name, hf_config, media)
+    return HubModel(family, hf_config, media, _dtype(raw, stated))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the model's config: {error.strerror}", where=str(path)) from None
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}", where=str(path)) from None
+    if not isinstance(content, dict):
+        raise ConfigError("a model's config is an object", where=str(path))
+    return content
+
+
+def _parsed(name: str, stated: Mapping[str, Any], path: Path) -> Any:
+
+    import transformers
+
+    module, cls = FAMILIES[name]
+    family = getattr(importlib.import_module(module), cls)
+    config_class: Any = getattr(transformers, family.config_class)
+    try:
+        return config_class.from_dict(dict(stated))
+    except Exception as error:  # whatever a config class makes of a file it does not understand
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot read it: {' '.join(str(error).split())[:200]}",
+            where=str(path),
+            hint=f"it is read as a {family.config_class}",
+        ) from error
+
+
+def _differing(config: Any) -> dict[str, Any]:
+    """Entries that differ from the defaults of their own class, sections included."""
+    from transformers import PreTrainedConfig
+
+    default, found = type(config)().to_dict(), {}
+    for key, value in config.to_dict().items():
+        section = getattr(config, key, None)
+        if isinstance(section, PreTrainedConfig):
+            if key.endswith("_config"):
+                found[key] = {"model_type": section.model_type, **_differing(section)}
+        elif key not in _NOISE and not key.startswith("_") and not key.endswith(("_token_id", "_token_index")):
+            is_plain = key == "layer_types" and set(value or ()) <= {"full_attention"}
+            if value != default.get(key) and not is_plain:
+                found[key] = value
+    return found
+
+
+def _media_limits(path: Path, family: Family) -> dict[str, Any]:
+    """Limits that a processor's settings state and the family knows, where they differ from its own."""
+    try:
+        stated = _read_json(path)
+    except ConfigError:
+        return {}
+    size = stated.get("size")
+    if isinstance(size, dict):  # newer releases write areas as edges
+        stated = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge"), **stated}
+    found = {limit: stated[key] for key, limit in _LIMITS.items() if isinstance(stated.get(key), int)}
+    return {k: v for k, v in found.items() if k in family.media_defaults and v != family.media_defaults[k]}
+
+
+def _dtype(*stated: Mapping[str, Any]) -> str:
+    sections = [s for raw in stated for s in (raw, raw.get("text_config") or {})]
+    found = next((str(s[k]) for s in sections for k in ("dtype", "torch_dtype") if s.get(k)), "bfloat16")
+    return "float32" if found.removeprefix("torch.") == "float32" else "bfloat16"

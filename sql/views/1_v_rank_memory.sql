@@ -1,0 +1,18 @@
+create or replace view v_rank_memory as
+select
+    run_id,
+    attempt,
+    rank, -- noqa: RF04
+    module,
+    stage,
+    dp_rank,
+    tp_rank,
+    kind,
+    max(step) as step,
+    max(peak_bytes) as peak_bytes
+from rank_memory
+group by all;
+
+comment on view v_rank_memory is
+'The most memory each rank held; kind allocated: by torch on its device, process: by all of the process. '
+'Grain: one row per run_id, attempt, rank, kind. Bytes.';

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.logging.configuration import setup_logging
+from prefect.testing.utilities import prefect_test_harness
+
+from dflop.jobs import continuing, parts, results, showing
+from dflop.jobs.continuing import Todo
+from dflop.jobs.drive import Drive
+from dflop.jobs.rundir import RunDir
+from tests.jobs.made import make_run
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[None]:
+    """A Prefect server of the tests' own."""
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What flows and tasks say: Prefect's loggers hand nothing on to others."""
+    setup_logging()  # the first flow would, and replace handlers
+    loggers = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
+    for logger in loggers:
+        logger.addHandler(caplog.handler)
+    yield caplog
+    for logger in loggers:
+        logger.removeHandler(caplog.handler)
+
+
+class Parts:
+    """Stands in for the parts of a run: they note that they were called, and nothing is profiled or trained."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.todo: list[Todo] = []
+        self.errors: dict[str, Exception] = {}
+
+    def part(self, name: str, result: Any = None) -> Any:
+        async def called(drive: Drive) -> Any:
+            drive.check()
+            self.calls.append(name)
+            if self.todo and self.todo[0].value == name:
+                self.todo.pop(0)
+            drive.say(f"{name} says a line")
+            if name in self.errors:
+                raise self.errors[name]
+            return result
+
+        return called
+
+    def what_next(self, _run: RunDir, _launcher: Any) -> Todo:
+        return self.todo[0] if self.todo else Todo.NOTHING
+
+
+class Summary:
+    """As much of a summary as a page wants."""
+
+    verdict = "nothing was trained"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    found = Parts()
+    for name in ("demo_data", "data_profile", "model_profile", "train", "compare"):
+        monkeypatch.setattr(parts, name, found.part(name))
+    monkeypatch.setattr(parts, "plan", found.part("plan", (Plan(),)))
+    monkeypatch.setattr(parts, "report", found.part("report", Summary()))
+    monkeypatch.setattr(parts, "report_again", lambda run, say: found.calls.append("report again") or Summary())
+    monkeypatch.setattr(continuing, "what_next", found.what_next)
+    monkeypatch.setattr(showing, "data_rows", lambda run: [{"group": "all", "p50_tokens": 12}])
+    monkeypatch.setattr(showing, "cost_rows", lambda run: [{"module": "llm", "noise": float("nan")}])
+    monkeypatch.setattr(showing, "plan_page", lambda run, plans: "why\n\n![a step](data:image/png;base64,AAAA)")
+    monkeypatch.setattr(results, "load_history", lambda store, run_id: [])
+    return found
+
+
+class Plan:
+    """As much of a plan as a page wants."""
+
+    reason = "it is the best"

@@ -1,0 +1,263 @@
+"""Flows on a server of their own: served, started by its API, killed under them, cancelled; and by prefect.yaml."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflop.jobs import leftovers, runs
+from dflop.jobs.overview import jobs_of
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobState, Journal
+from tests.jobs.training import fresh, planned_run, profiled
+from tests.launch.helpers import is_gone, until
+from tests.test_cli import python_path
+from tests.test_cli_train import training
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 60
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Server:
+    """`prefect server start`, which can be killed and started again on the same database."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        self.folder = folder
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_API_URL": self.api,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+        }
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port)]
+        with (self.folder / "server.log").open("a") as out:
+            self.process = subprocess.Popen(command, env=self.env, stdout=out, stderr=out, start_new_session=True)
+        until(self.is_up, what="the server", limit_s=180)
+
+    def is_up(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(self.call("/health"))
+        return False
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def call(self, path: str, method: str = "GET", **body: Any) -> Any:
+        data = json.dumps(body).encode() if method != "GET" else None
+        request = urllib.request.Request(f"{self.api}{path}", data=data, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def flow_run(self, run_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.call(f"/flow_runs/{run_id}")
+        return found
+
+    def artifacts(self, run_id: str) -> dict[str, Any]:
+        """Newest artifact by key, on the page of a flow run."""
+        wanted = {"flow_runs": {"id": {"any_": [run_id]}}, "sort": "UPDATED_DESC"}
+        found = self.call("/artifacts/filter", "POST", **wanted)
+        return {artifact["key"]: artifact for artifact in reversed(found)}
+
+    def begin(self, deployment: str, **parameters: Any) -> str:
+        """Id of a new flow run of a deployment."""
+        found = self.call(f"/deployments/name/{deployment}")
+        started = self.call(
+            f"/deployments/{found['id']}/create_flow_run", "POST", parameters=parameters, state={"type": "SCHEDULED"}
+        )
+        return str(started["id"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("server"))
+    yield found
+    with contextlib.suppress(ProcessLookupError):
+        found.kill()
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    overrides = (f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=5", "compare.num_batches=0")
+    return profiled(planned_run(tmp_path_factory.mktemp("planned"), *overrides))
+
+
+@pytest.fixture
+def run(planned: RunDir, tmp_path: Path) -> RunDir:
+    return fresh(planned, tmp_path)
+
+
+@contextlib.contextmanager
+def background(
+    server: Server, *command: str, log: Path, cwd: Path = ROOT, **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process beside the server, told to stop in the end."""
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=cwd, env={**server.env, **env}, stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def served(server: Server, tmp_path: Path) -> Iterator[Path]:
+    """Log of `dflop serve`, once the flows are there."""
+    log = tmp_path / "serve.log"
+    with background(server, "dflop.cli", "serve", "--name", tmp_path.name, log=log):
+        until(lambda: has_deployment(server, f"dflop-report/{tmp_path.name}"), what="deployments", limit_s=180)
+        yield log
+
+
+def has_deployment(server: Server, name: str) -> bool:
+    try:
+        return bool(server.call(f"/deployments/name/{name}"))
+    except urllib.error.HTTPError:
+        return False
+
+
+def state_of(server: Server, run_id: str) -> str:
+    return str(server.flow_run(run_id)["state_type"])
+
+
+def ended(server: Server, run_id: str, log: Path, limit_s: float = 300) -> str:
+    final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    def look() -> str | None:
+        with contextlib.suppress(OSError):  # the server may be down
+            return found if (found := state_of(server, run_id)) in final else None
+        return None
+
+    try:
+        return until(look, what="the end of the flow run", limit_s=limit_s)
+    except pytest.fail.Exception:
+        pytest.fail(log.read_text())
+
+
+def test_cancel_from_the_api_empties_the_queue(server, served, run, tmp_path):
+    flow_run = server.begin(f"dflop-campaign/{tmp_path.name}", run=str(run.path))
+    pids = training(run)
+    shown = until(lambda: server.artifacts(flow_run).get("dflop-job-train"), what="the bar of the job")
+    assert "running" in shown["description"]
+    began = time.monotonic()
+    server.call(f"/flow_runs/{flow_run}/set_state", "POST", state={"type": "CANCELLING"}, force=True)
+    until(lambda: all(is_gone(pid) for pid in pids), what="an empty queue", limit_s=60)
+    print(f"queue empty after {time.monotonic() - began:.1f} s")
+    assert ended(server, flow_run, served) == "CANCELLED", served.read_text()
+    assert [job.state for job in jobs_of(run)][-1] is not JobState.RUNNING
+    until(lambda: run.state()["state"] in (runs.CANCELLED, runs.INTERRUPTED), what="the state of the run")
+
+
+def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, served, run, tmp_path):
+    flow_run = server.begin(f"dflop-pipeline/{tmp_path.name}", run=str(run.path))
+    training(run, from_step=5)
+    server.kill()
+    time.sleep(20)  # an outage has a length; nothing is waited for
+    server.start()
+    assert ended(server, flow_run, served) == "COMPLETED", served.read_text()
+    assert run.state()["state"] == runs.DONE
+    assert [(job.name, job.state) for job in jobs_of(run)] == [("train", JobState.DONE)], "no job was submitted again"
+    shown = server.artifacts(flow_run)
+    assert shown["dflop-job-train"]["data"] == 100
+    assert {"dflop-jobs", "dflop-summary", "dflop-history", "dflop-report"} <= set(shown)
+    assert server.flow_run(flow_run)["name"] == run.run_id
+
+
+def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_path):
+    def prefect(*args: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *args],
+            cwd=ROOT,
+            env=server.env,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    prefect("work-pool", "create", "dflop", "--type", "process")
+    prefect("deploy", "--all")
+    prefect("work-queue", "set-concurrency-limit", "runs", "1", "--pool", "dflop")
+    found = server.call("/deployments/name/dflop-pipeline/team")
+    assert found["parameters"] == {}, "a default path would leave the form for `config` without effect"
+    assert found["work_queue_name"] == "runs"
+    assert found["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]["directory"] == str(ROOT)
+    assert [(s["active"], s["parameters"]) for s in found["schedules"]] == [
+        (False, {"config_path": "configs/demo.yaml"})
+    ]
+    assert "Config" in found["parameter_openapi_schema"]["definitions"]
+    log = tmp_path / "worker.log"
+    with background(server, "prefect", "worker", "start", "--pool", "dflop", log=log):
+        first = server.begin("dflop-campaign/team", run=str(run.path))
+        training(run)
+        second = server.begin("dflop-report/team", run=str(run.path))  # in no queue behind the run it is about
+        assert ended(server, second, log) == "COMPLETED", log.read_text()
+        assert ended(server, first, log) == "COMPLETED", log.read_text()
+    assert run.state()["state"] == runs.DONE
+
+
+def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
+    """And its job goes on, which `dflop train` adopts."""
+    config = tmp_path / "run.yaml"
+    content = run.config().model_dump(mode="json")
+    config.write_text(json.dumps(content))
+    run.write_state({**run.state(), "config_key": run.config().key, "state": runs.READY})
+    env = {**os.environ, "PYTHONPATH": python_path(), "PREFECT_HOME": str(tmp_path / "prefect")}
+    env.pop("PREFECT_API_URL", None)
+    with (tmp_path / "run.log").open("w") as out:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "dflop.cli", "run", str(config)], cwd=tmp_path, env=env, stdout=out, stderr=out
+        )
+    try:
+        pids = training(run)
+    finally:
+        driver.kill()
+        driver.wait()
+    servers = [p for p in leftovers.left_behind() if f"PREFECT_HOME={tmp_path}/prefect" in environment(p.pid)]
+    assert len(servers) == 1
+    assert not any(is_gone(pid) for pid in pids)
+    handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
+    assert handle is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "dflop.cli", "reap"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert str(servers[0].pid) in done.stderr
+    assert is_gone(servers[0].pid)
+    assert all(is_gone(pid) for pid in pids)
+
+
+def environment(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text()

@@ -1,0 +1,130 @@
+"""What is said of a store: sound, broken in each of its parts, in use, behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dflop.jobs.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from dflop.jobs.doctor.profile_store import profile_store
+from dflop.records import RunRecord
+from dflop.store import live
+from dflop.store.backlog import waiting_files
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+
+
+def write(root: Path) -> None:
+    with SpoolWriter(root, "demo-1", "flow") as spool:
+        spool.append(RunRecord("demo-1", "a", "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1000.0))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    write(root)
+    ingest(root)
+    return root
+
+
+def of(root: Path) -> dict[str, Finding]:
+    return {finding.name: finding for finding in profile_store(root)}
+
+
+def overwrite(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(b"this is no database" * 1000)
+
+
+def test_a_sound_store(store):
+    found = of(store)
+    assert {finding.status for finding in found.values()} == {OK}
+    assert found["snapshot"].detail.startswith("1, ")
+    assert found["snapshot"].detail.endswith("rows of 1 files")
+    assert found["lease"].detail.startswith("free; epoch ")
+    assert found["spool"].detail == "no file waits"
+
+
+def test_no_store_yet(tmp_path):
+    (finding,) = profile_store(tmp_path / "none")
+    assert finding.status == SKIP
+    assert not (tmp_path / "none").exists()
+
+
+def test_looking_changes_nothing(store):
+    before = {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"}
+    of(store)
+    assert {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"} == before
+
+
+def test_a_broken_snapshot_and_a_broken_database(store):
+    overwrite(store / "snapshots" / "dflop-000001.duckdb")
+    overwrite(store / "live" / "dflop.duckdb")
+    found = of(store)
+    assert found["snapshot"].status == found["live database"].status == FAIL
+    assert "cannot open snapshot 1" in found["snapshot"].detail
+    assert "dflop store ingest" in found["snapshot"].advice
+    assert "cannot open the live database" in found["live database"].detail
+    assert "dflop store rebuild" in found["live database"].advice
+    assert found["spool"].status == SKIP
+
+
+def test_damaged_small_files(store):
+    (store / "CURRENT").write_text("{")
+    (store / "store.json").write_text("{")
+    claim = max((store / "INGEST.lease").glob("*.json"))
+    claim.write_text("")
+    found = of(store)
+    assert found["snapshot"].detail.startswith("CURRENT is damaged")
+    assert found["live database"].detail.startswith("not JSON")
+    assert found["lease"].status == FAIL
+    assert str(claim) in found["lease"].detail
+
+
+def test_an_ingester_at_work_is_no_fault(store):
+    with live.hold(store):
+        found = of(store)
+    assert (found["live database"].status, found["lease"].status) == (OK, OK)
+    assert f"pid {os.getpid()}" in found["live database"].detail
+    assert found["lease"].detail.startswith(f"held by pid {os.getpid()} on ")
+
+
+def test_a_claim_of_a_node_that_fell_silent_is_free(store):
+    claim = max((store / "INGEST.lease").glob("*.json"))
+    content = json.loads(claim.read_text()) | {"is_released": False, "host": "node9"}
+    claim.write_text(json.dumps(content))
+    os.utime(claim, (time.time() - 1000,) * 2)
+    assert "free: pid" in of(store)["lease"].detail
+    assert "on node9" in of(store)["lease"].detail
+
+
+def test_files_that_wait_long_are_said(store):
+    write(store)
+    (path,) = waiting_files(store)
+    assert of(store)["spool"].status == OK
+    os.utime(path, (time.time() - 7300,) * 2)
+    finding = of(store)["spool"]
+    assert (finding.status, finding.detail) == (WARN, "1 files wait, the oldest for 2 h 1 min")
+    ingest(store)
+    assert waiting_files(store) == []
+
+
+def test_before_the_first_ingest_all_files_wait(tmp_path):
+    write(tmp_path / "store")
+    found = of(tmp_path / "store")
+    assert found["snapshot"].detail.startswith("none yet")
+    assert found["live database"].detail.startswith("none on this machine")
+    assert found["spool"].detail.startswith("1 files wait")
+
+
+def test_refused_files_are_counted(store):
+    bad = store / "spool" / "run_record" / "demo-1" / "flow-000009.parquet"
+    bad.write_bytes(b"no parquet")
+    ingest(store)
+    finding = of(store)["quarantine"]
+    assert finding.status == WARN
+    assert finding.detail.startswith("1 files in ")

@@ -1,0 +1,80 @@
+"""A run directory and a store as a finished run leaves them, with records out of the real rooms but no process run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dflop.config import dump_config, load_config
+from dflop.jobs.rundir import RunDir
+from dflop.records import Plan, RankSpan, RunRecord, StepObservation, StepPlan
+from dflop.report.details import RunDetails
+from dflop.report.summary import RunSummary
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_table
+from tests.jobs.configs import write_config
+from tests.report.detailed import SPLIT, batch_of, detailed, observe_step, plan_step, spans_of
+
+TRACE_EVERY = 2
+
+
+def finished_run(folder: Path, *, num_steps: int = 6, plan: Plan = SPLIT, traces: bool = True) -> RunDir:
+    """A run of `num_steps` steps and a comparison; every second step was traced in full."""
+    run = RunDir(folder / "runs" / "small-1")
+    run.path.mkdir(parents=True)
+    overrides = (f"cluster.num_processes_per_node={plan.num_processes}", "cluster.num_cores_per_node=64",
+                 f"train.num_steps={num_steps}")  # fmt: skip
+    run.config_file.write_text(dump_config(load_config(write_config(folder), overrides)))
+    summary, details = detailed(plan, num_steps=1, num_batches=3, run_id=run.run_id)
+    chosen = replace(summary.plan, run_id=run.run_id)
+    run.write_plan(chosen, [make_table(m.module) for m in plan.modules])
+    shapes = [shape for number in range(6) for shape in batch_of(number)]
+    run.write_shapes(shapes)
+    with SpoolWriter(run.config().store, "data", "profile") as spool:
+        for shape in shapes:
+            spool.append(shape)
+    train = train_records(run.run_id, plan, num_steps, traces=traces)
+    with SpoolWriter(run.config().store, run.run_id, "train") as spool:
+        for record in (*_of_run(run, summary, details, chosen), *train):
+            spool.append(record)
+    assert summary.comparison is not None
+    steps = [step for pair in summary.comparison.pairs for step in (*pair.arrival, *pair.balanced)]
+    with SpoolWriter(run.config().store, f"{run.run_id}/compare", "compare") as spool:
+        for record in details.compare_plans:
+            spool.append(record)
+        for step in steps:
+            for rank in step.ranks:
+                spool.append(rank)
+    ingest(run.config().store)
+    return run
+
+
+def train_records(
+    run_id: str, plan: Plan, num_steps: int, *, traces: bool = True
+) -> list[StepPlan | StepObservation | RankSpan]:
+    """What training leaves in the spool."""
+    found: list[StepPlan | StepObservation | RankSpan] = []
+    at_s = 1010.0
+    for step in range(num_steps):
+        batch = batch_of(step % 6)
+        step_plan = plan_step(plan, batch, step, "balanced", run_id)
+        seen = observe_step(plan, step_plan, batch, started_at_s=at_s)
+        found += [step_plan, *seen]
+        if traces and step % TRACE_EVERY == 0:
+            found += [span for rank in seen for span in spans_of(plan, rank)]
+        at_s += 0.01 + seen[0].step_s
+    return found
+
+
+def _of_run(run: RunDir, summary: RunSummary, details: RunDetails, plan: Plan) -> list[Any]:
+    run.write_state({"run_id": run.run_id, "state": "done"})
+    states = [
+        RunRecord(run.run_id, "small", "key", state, "cpu", "torch", "abc", str(run.path), at_s)
+        for state, at_s in (("running", 1000.0), ("done", 2000.0))
+    ]
+    inputs = [replace(seen, job=job) for seen in details.inputs for job in ("plan", "train")]
+    others = [replace(plan, candidate_rank=i, plan_id=f"p{i}") for i in (1, 2)]
+    mine = (*details.corrections, *details.rank_factors, *details.peaks, *details.jobs)
+    return [*states, *inputs, plan, *others, *(replace(record, run_id=run.run_id) for record in mine)]

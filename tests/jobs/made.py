@@ -1,0 +1,60 @@
+"""Run directories as drivers leave them, without any driver."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dflop.config import dump_config
+from dflop.jobs import runs
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobHandle, JobState, JobStatus, Journal
+from dflop.train.manifest import TMP_PREFIX, name_of, publish
+from tests.jobs.configs import make_config
+
+
+def make_run(folder: Path, run_id: str = "small-1", state: str = runs.READY, *overrides: str, **facts: Any) -> RunDir:
+    """A run of the configuration of `make_config(folder)`; `facts` replace what run.json says."""
+    config = make_config(folder, *overrides)
+    run = RunDir(folder / "runs" / run_id)
+    run.path.mkdir(parents=True)
+    run.config_file.write_text(dump_config(config))
+    known = {"run_id": run_id, "config_key": config.key, "num_steps": 40, "backend": config.cluster.backend}
+    run.write_state({**known, "state": state, **facts})
+    return run
+
+
+def begun_at(run: RunDir, at_s: float) -> RunDir:
+    """The same run, begun at another time."""
+    os.utime(run.config_file, (at_s, at_s))
+    return run
+
+
+def add_job(
+    run: RunDir,
+    name: str,
+    *states: JobState,
+    job_id: str = "",
+    backend: str = "local",
+    num_tasks: int = 1,
+    at_s: float = 5.0,
+) -> JobHandle:
+    """A job in the journal, submitted and then in each of the states."""
+    journal = Journal(run.path, run.run_id)
+    folder = run.job_folder(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = JobHandle(
+        backend, job_id or f"id-{name}", f"{run.run_id}-{name}", f"{run.run_id}/{name}", folder, num_tasks, at_s
+    )
+    journal.submitted(handle)
+    for state in states:
+        journal.changed(handle, JobStatus(state, "for a reason" if state is JobState.FAILED else ""))
+    return handle
+
+
+def save_step(run: RunDir, next_step: int) -> None:
+    """As if a checkpoint of so many steps were the newest one."""
+    temporary = run.checkpoints / f"{TMP_PREFIX}{next_step}"
+    temporary.mkdir(parents=True)
+    publish(temporary, {"next_step": next_step, "name": name_of(next_step)}, {}, keep=2)

@@ -1,0 +1,114 @@
+"""Jobs that are played, for tests of what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import uuid
+from pathlib import Path
+
+from dflop.config import dump_config
+from dflop.errors import Interrupted, LaunchError
+from dflop.jobs import submit
+from dflop.jobs.continuing import train_once
+from dflop.jobs.replan import Advice
+from dflop.jobs.rounds import Teller
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.steps import TRAIN
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
+from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
+from dflop.records import LLM, Decision
+from dflop.store.spool import read_spool
+from dflop.train import manifest
+from tests.builders import make_plan
+from tests.jobs.configs import make_config
+
+PLANS = [
+    dataclasses.replace(make_plan({"vision": 1, LLM: 1}, num_microbatches=n), plan_id=f"plan-{n}", reason=f"for {n}")
+    for n in (2, 4)
+]
+STAGES = "stages=[{name: projector, num_steps: 4, frozen: [llm]}, {name: all}]"
+
+
+def configured_run(tmp_path: Path, *overrides: str) -> RunDir:
+    """A run of ten steps without a plan."""
+    run = RunDir(tmp_path / "runs" / "small-1")
+    run.path.mkdir(parents=True)
+    settings = ("train.num_steps=10", "replan.check_every_s=0.01", "replan.mode=act", *overrides)
+    run.config_file.write_text(dump_config(make_config(tmp_path, *settings)))
+    return run
+
+
+class PlayedLauncher(OneByOne):
+    """Its jobs are in whatever state a test gives them; those that are told to stop do so when they are told again."""
+
+    backend = "played"
+
+    def __init__(self, state: JobState = JobState.RUNNING) -> None:
+        self.state, self.told = {}, 0
+        self.first_state, self.values = state, [{"first_step": 0, "num_steps": 10}]
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        handle = JobHandle("played", uuid.uuid4().hex, spec.name, spec.key, make_folder(spec.folder), 1, 0.0)
+        self.state[handle.job_id] = self.first_state
+        return handle
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        return JobStatus(self.state[handle.job_id])
+
+    def interrupt(self, handle: JobHandle) -> None:
+        self.told += 1
+        if self.told > 1 and not self.state[handle.job_id].is_final:  # the first time it did not hear
+            queued = self.state[handle.job_id] is JobState.QUEUED
+            self.state[handle.job_id] = JobState.CANCELLED if queued else JobState.INTERRUPTED
+
+    def cancel(self, *handles: JobHandle) -> None:
+        for handle in handles:
+            assert not self.state[handle.job_id].is_final
+            self.state[handle.job_id] = JobState.CANCELLED
+
+    def collect(self, handle: JobHandle) -> list[dict[str, int]]:
+        state = self.state[handle.job_id]
+        if state is JobState.INTERRUPTED:
+            raise Interrupted(CHECKPOINTED)
+        if state is not JobState.DONE:
+            raise LaunchError(f"the job is {state}")
+        return self.values
+
+
+def submitted(run: RunDir, launcher: PlayedLauncher) -> JobHandle:
+    """A job of a driver that died right afterwards."""
+    handle = launcher.submit(submit.train_job(run, run.config(), TRAIN, 1))
+    Journal(run.path, run.run_id).submitted(handle)
+    return handle
+
+
+def trained_to(run: RunDir, next_step: int) -> None:
+    folder = run.checkpoints / manifest.name_of(next_step)
+    folder.mkdir(parents=True)
+    (folder / manifest.MANIFEST).write_text(json.dumps({"meta": {"next_step": next_step}, "files": {}}))
+    (run.checkpoints / manifest.LATEST).write_text(json.dumps({"next_step": next_step}))
+
+
+def decision(verdict: str, at_s: float = math.inf) -> Decision:
+    return Decision(
+        "small-1", 1, 3, "replan", "layout", verdict, math.nan, math.nan, 9.0, 1.0, 6, "plan-2", "plan-4", "", at_s
+    )
+
+
+def advice(verdict: str) -> Advice:
+    return Advice(decision(verdict), plans=(PLANS[1],))
+
+
+def decisions(run: RunDir) -> list[Decision]:
+    return list(read_spool(run.config().store, Decision))
+
+
+async def nobody() -> None:
+    """Who is interested in decisions."""
+
+
+def train(run: RunDir, launcher: PlayedLauncher, say=str) -> Advice | None:
+    return asyncio.run(train_once(run, launcher, say, Teller(run, say, nobody)))

@@ -1,0 +1,115 @@
+"""What is found at a path: the file with rows, its format, and the folder of its media."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import ConfigError
+from dflop.jobs.starter.dataset import NUM_LOOKED_AT, find_dataset
+from tests.data.containers import parquet_of, tar_of
+from tests.data.helpers import chat
+
+
+def rows(*media: str, kind: str = "image") -> str:
+    return "".join(json.dumps(chat(f"<{kind}>\nwhat?", "that", **{kind: name})) + "\n" for name in media)
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_a_folder_gives_the_file_with_most_rows_and_the_root_of_their_media(tmp_path):
+    touch(tmp_path / "pictures", "a/1.jpg", "a/2.jpg")
+    (tmp_path / "train.jsonl").write_text(rows("a/1.jpg", "a/2.jpg", "a/3.jpg"))
+    (tmp_path / "val.jsonl").write_text(rows("a/1.jpg"))
+    (tmp_path / "manifest.json").write_text(json.dumps([{"file": "x", "licence": "y"}] * 50))
+    found = find_dataset(tmp_path)
+    assert found.annotations == str(tmp_path / "train.jsonl")
+    assert (found.format, found.num_rows, found.num_bad, dict(found.kinds)) == ("JSON Lines", 3, 0, {"image": 3})
+    assert (found.media_root, found.num_media, found.num_media_found) == (tmp_path / "pictures", 3, 2)
+    assert found.others == (str(tmp_path / "val.jsonl"),)
+
+
+def test_a_file_is_taken_as_it_is(tmp_path):
+    touch(tmp_path / "media", "1.mp4")
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(json.dumps([chat("<video>\nx", "y", video="1.mp4")]).encode()))
+    found = find_dataset(path)
+    assert (found.annotations, found.format, dict(found.kinds)) == (str(path), "JSON", {"video": 1})
+    assert found.media_root == tmp_path / "media"
+
+
+def test_text_needs_no_media(tmp_path):
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat("a", "b")) + "\n")
+    found = find_dataset(tmp_path)
+    assert (found.num_media, found.media_root, dict(found.kinds)) == (0, tmp_path, {})
+
+
+def test_shards_that_differ_in_a_number_are_one_dataset(tmp_path):
+    for number in range(3):
+        tar_of([chat("a", "b", id="0"), chat("a", "b", id="1")], tmp_path, tmp_path / f"shard-{number:03d}.tar")
+    found = find_dataset(tmp_path)
+    assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "shard-*.tar"), "WebDataset tar", 6)
+
+
+def test_a_parquet_file(tmp_path):
+    rows_of_text = [chat("a", "b", id=str(number)) for number in range(5)]
+    parquet_of(rows_of_text, tmp_path, tmp_path / "train-00000-of-00001.parquet", embed=False, row_group_size=5)
+    found = find_dataset(tmp_path)
+    assert (found.format, found.num_rows) == ("Parquet", 5)
+
+
+def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
+    touch(tmp_path / "m", "1.jpg")
+    (tmp_path / "a.jsonl").write_text(rows("1.jpg", "1.jpg"))
+    (tmp_path / "b.jsonl").write_text(rows("1.jpg"))
+    (tmp_path / "mixture.yaml").write_text(
+        "datasets:\n  - {json_path: a.jsonl, media_root: m}\n  - {json_path: b.jsonl}\n"
+    )
+    found = find_dataset(tmp_path)
+    assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "mixture.yaml"), "mixture", 3)
+    assert (found.media_root, found.num_media_found) == (tmp_path / "m", 2)
+
+
+def test_only_some_rows_of_a_long_file_are_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text(rows(*["1.jpg"] * 1000))
+    found = find_dataset(tmp_path)
+    assert (found.num_rows, found.num_looked_at) == (1000, NUM_LOOKED_AT)
+
+
+def test_bad_rows_are_counted_with_a_reason(tmp_path):
+    (tmp_path / "a.jsonl").write_text(rows("1.jpg") + '{"conversations": []}\n{"id": 1')
+    found = find_dataset(tmp_path)
+    assert (found.num_looked_at, found.num_bad) == (3, 2)
+    assert found.first_reason.startswith("row 1: ")
+
+
+def test_what_holds_no_training_data_is_refused_with_what_was_seen(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        find_dataset(tmp_path / "none")
+    with pytest.raises(ConfigError, match="no training data"):
+        find_dataset(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
+    with pytest.raises(ConfigError, match=r"no training data.*a\.jsonl: row 0: no `conversations`"):
+        find_dataset(tmp_path)
+    (tmp_path / "b.csv").write_text("a,b\n")
+    with pytest.raises(ConfigError, match="no training data"):
+        find_dataset(tmp_path / "b.csv")
+
+
+def test_real_media_and_hostile_rows_beside_them():
+    root = Path(os.environ.get("DFLOP_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data")) / "media"
+    if not root.is_dir():
+        pytest.skip("no shared test data: set DFLOP_SHARED_DATA")
+    found = find_dataset(root)
+    assert Path(found.annotations).name == "llava_demo.jsonl"
+    assert (found.num_rows, found.num_bad) == (53, 0)
+    assert found.num_media == found.num_media_found
+    assert found.media_root == root

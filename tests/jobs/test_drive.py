@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import Cancelled, ConfigError, InfeasiblePlanError, Interrupted, LaunchError, StoreError
+from dflop.jobs import drive as drive_module
+from dflop.jobs import runs
+from dflop.jobs.drive import Drive, begin_or_take_up, driving
+from dflop.jobs.driver import driver_of
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobState, Journal
+from dflop.records import RunRecord
+from dflop.store.console import query
+from dflop.store.spool import read_spool
+from tests.jobs.configs import make_config, make_dataset, write_config
+from tests.jobs.made import add_job, make_run
+from tests.launch.helpers import is_gone, make_spec, pids_of_hang
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path)
+
+
+def drive(run: RunDir, *outcomes: BaseException | None, done: bool = False) -> None:
+    """Drive a run in whose block that is raised."""
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing) as found:
+            assert isinstance(found, Drive)
+            assert driver_of(run).pid == os.getpid()
+            assert run.state()["state"] == runs.RUNNING
+            if done:
+                found.done()
+                found.done()
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
+
+    asyncio.run(main())
+
+
+def states(run: RunDir) -> list[str]:
+    return [r.state for r in read_spool(run.config().store, RunRecord)]
+
+
+def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next(run):
+    drive(run)
+    assert (run.state()["state"], states(run)) == (runs.READY, [runs.RUNNING, runs.READY])
+    assert driver_of(run) is None
+
+
+def test_a_run_is_done_once(run):
+    drive(run, done=True)
+    assert (run.state()["state"], states(run)) == (runs.DONE, [runs.RUNNING, runs.DONE])
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (LaunchError("a rank raised"), runs.FAILED),
+        (InfeasiblePlanError("too small"), runs.FAILED),
+        (Interrupted("told to stop"), runs.INTERRUPTED),
+        (Cancelled("by somebody"), runs.CANCELLED),
+        (ZeroDivisionError("a fault of ours"), runs.FAILED),
+        (asyncio.CancelledError(), runs.INTERRUPTED),
+    ],
+)
+def test_how_a_driver_ends_is_noted(run, error, state):
+    with pytest.raises(type(error)):
+        drive(run, error)
+    assert run.state()["state"] == state
+    assert driver_of(run) is None
+
+
+def test_a_failed_run_is_in_the_database_at_once(run):
+    with pytest.raises(LaunchError):
+        drive(run, LaunchError("a rank raised"))
+    assert query(run.config().store, "select state from v_run")[1] == [("failed",)]
+
+
+def test_a_store_that_fails_hides_no_error(run, monkeypatch):
+    def broken(_store):
+        raise StoreError("no space")
+
+    monkeypatch.setattr(drive_module, "ingest", broken)
+    with pytest.raises(LaunchError, match="a rank raised"):
+        drive(run, LaunchError("a rank raised"))
+    with pytest.raises(StoreError, match="locked"):
+        drive(run, StoreError("locked"))
+
+
+def test_a_disk_that_is_full_in_the_end_hides_no_error(run, monkeypatch, capsys):
+    note = runs.note
+
+    def full(found, config, state, **key):
+        if state != runs.RUNNING:
+            raise StoreError("no space")
+        note(found, config, state, **key)
+
+    monkeypatch.setattr(runs, "note", full)
+    with pytest.raises(LaunchError, match="a rank raised"):
+        drive(run, LaunchError("a rank raised"))
+    assert "that the run is failed cannot be noted: no space" in capsys.readouterr().out
+
+
+def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_path):
+    spec = make_spec(run.job_folder("train"), "hang", str(tmp_path))
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing) as found:
+            handle = found.launcher.submit(spec)
+            Journal(run.path, run.run_id).submitted(handle)
+            await asyncio.to_thread(pids_of_hang, tmp_path, 0)
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert all(is_gone(pid) for pid in pids_of_hang(tmp_path, 0))
+
+
+def test_what_fails_behind_the_end_undoes_no_training(run):
+    with pytest.raises(LaunchError):
+        drive(run, LaunchError("the report cannot be written"), done=True)
+    assert run.state()["state"] == runs.DONE
+
+
+def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing):
+            assert not run.is_cancelled(), "taken up again"
+            run.mark_cancelled(True)
+            raise LaunchError("job `train` (slurm 7) cancelled\nwith a log")
+
+    run.mark_cancelled(True)
+    with pytest.raises(Cancelled, match=r"was cancelled: job `train` \(slurm 7\) cancelled\n"):
+        asyncio.run(main())
+    assert run.state()["state"] == runs.CANCELLED
+
+
+def test_a_name_goes_before_a_configuration(run, tmp_path):
+    said: list[str] = []
+    found = begin_or_take_up(make_config(tmp_path), Path("x"), name="small", folder=tmp_path / "runs", say=said.append)
+    assert found == run
+    assert said == [f"run small-1 in {run.path}"]
+
+
+def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
+    make_dataset(tmp_path)
+    path = write_config(tmp_path)
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="inline"):
+        begin_or_take_up(make_config(tmp_path, "cluster.backend=inline"), path, say=said.append)
+    assert not (tmp_path / "runs").exists(), "what cannot run leaves no trace"
+    config = make_config(tmp_path)
+    first = begin_or_take_up(config, path, say=said.append)
+    assert begin_or_take_up(config, path, say=said.append) == first
+    assert [line.split()[0] for line in said] == ["starting", "resuming"]
+
+
+def test_a_comparison_is_wanted_until_it_is_done(tmp_path):
+    from dflop.jobs.parts import wants_comparison
+
+    class Driven:
+        def __init__(self, run: RunDir) -> None:
+            self.run, self.config = run, run.config()
+
+    run = make_run(tmp_path)
+    assert wants_comparison(Driven(run))
+    add_job(run, "compare", JobState.RUNNING, JobState.FAILED)
+    assert wants_comparison(Driven(run))
+    add_job(run, "compare", JobState.RUNNING, JobState.DONE, job_id="again")
+    assert not wants_comparison(Driven(run))
+    assert not wants_comparison(Driven(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0")))

@@ -1,0 +1,184 @@
+"""Two nodes are two values of the machine's boot id, as in the tests of the lease."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import LaunchError
+from dflop.jobs import driver
+from dflop.jobs.driver import FOLDER, LEASE_S, check_free, drive_alone, driver_of
+from dflop.jobs.rundir import RunDir
+from dflop.store import lease
+from tests.jobs.made import make_run
+from tests.launch.helpers import REPO, until
+
+ELSEWHERE = "another-boot"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path)
+
+
+@pytest.fixture
+def on_node(monkeypatch: pytest.MonkeyPatch):
+    return lambda name: monkeypatch.setattr(lease, "_boot_id", lambda: name)
+
+
+def claim(run: RunDir) -> Path:
+    return max((run.path / FOLDER).iterdir())
+
+
+def silent_for(run: RunDir, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(claim(run), (then, then))
+
+
+def drive_elsewhere(run: RunDir) -> subprocess.Popen[str]:
+    """A process that drives the run until its stdin ends."""
+    code = (
+        "import sys; from pathlib import Path; from dflop.jobs.driver import drive_alone; "
+        "from dflop.jobs.rundir import RunDir\n"
+        "with drive_alone(RunDir(Path(sys.argv[1])), print): print('drives', flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, run.path],
+        cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "drives\n"
+    return process
+
+
+def test_a_run_has_one_driver_and_it_is_known(run):
+    assert driver_of(run) is None
+    with drive_alone(run, print) as check:
+        check()
+        found = driver_of(run)
+        assert found is not None
+        assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
+        assert time.strptime(found.since, "%Y-%m-%dT%H:%M:%SZ")
+        with pytest.raises(LaunchError, match=f"driven by process {os.getpid()} on {socket.gethostname()} since 20"):
+            check_free(run, print)
+        with pytest.raises(LaunchError, match="is being driven by"), drive_alone(run, print):
+            pass
+    assert driver_of(run) is None
+    with drive_alone(run, print):
+        pass
+
+
+def test_a_second_process_is_refused_and_told_who_drives(run):
+    other = drive_elsewhere(run)
+    try:
+        with pytest.raises(LaunchError) as caught, drive_alone(run, print):
+            pass
+        assert f"process {other.pid} on {socket.gethostname()}" in caught.value.what
+        assert caught.value.where == str(run.path)
+        assert caught.value.exit_code == 5
+    finally:
+        other.communicate("\n")
+    with drive_alone(run, print):
+        pass
+
+
+def test_a_killed_driver_of_this_machine_is_replaced_at_once(run):
+    other = drive_elsewhere(run)
+    other.kill()
+    other.communicate()
+    assert driver_of(run) is None
+    with drive_alone(run, print):
+        assert driver_of(run).pid == os.getpid()
+
+
+def test_a_driver_on_another_node_that_lives_is_heard_within_seconds(run, on_node):
+    on_node(ELSEWHERE)
+    with drive_alone(run, print):
+        silent_for(run, 9)
+        on_node("here")
+        said: list[str] = []
+
+        def beat(_seconds: float) -> None:
+            os.utime(claim(run))
+
+        with pytest.raises(LaunchError, match="is being driven by"):
+            check_free(run, said.append, sleep=beat)
+        assert "waiting for a sign of life" in said[0]
+        on_node(ELSEWHERE)
+
+
+def test_a_driver_on_another_node_that_is_dead_is_waited_for_and_replaced(run, on_node, monkeypatch):
+    on_node(ELSEWHERE)
+    monkeypatch.setattr(lease.Lease, "__exit__", lambda *_: None)  # killed: it releases nothing
+    with drive_alone(run, print):
+        pass
+    monkeypatch.undo()
+    on_node("here")
+    silent_for(run, LEASE_S - 20)
+    assert driver_of(run) is not None, "it may live"
+    waits = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        silent_for(run, LEASE_S - 20 + 10 * len(waits))
+
+    check_free(run, print, sleep=wait)
+    assert 1 <= len(waits) <= 4
+    with drive_alone(run, print):
+        pass
+
+
+def test_whoever_slept_through_a_takeover_is_told(run, on_node):
+    on_node(ELSEWHERE)
+    with drive_alone(run, print) as asleep:
+        silent_for(run, LEASE_S + 1)
+        on_node("here")
+        # The mount's locks reach one node only.
+        other = lease.Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
+        with other, pytest.raises(LaunchError, match="driven by somebody else by now"):
+            asleep()
+
+
+def test_a_file_system_without_locks_is_named(run, monkeypatch):
+    def no_locks(*_args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(LaunchError, match="cannot lock files"), drive_alone(run, print):
+        pass
+
+
+def test_a_full_disk_at_the_end_is_no_error_and_the_next_driver_comes_in(run, monkeypatch):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "full")
+
+    with drive_alone(run, print):
+        monkeypatch.setattr(lease.durable, "replace", full)
+    monkeypatch.undo()
+    assert driver_of(run) is None, "the claim is not released, but the lock is"
+    with drive_alone(run, print):
+        pass
+
+
+def test_a_disk_that_takes_no_claim_says_so(run, monkeypatch):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lease.durable, "write_new", full)
+    with pytest.raises(LaunchError, match="cannot note who drives the run: No space left"), drive_alone(run, print):
+        pass
+
+
+def test_drivers_beat_while_they_drive(run, monkeypatch):
+    monkeypatch.setattr(driver, "LEASE_S", 0.3)
+    with drive_alone(run, print):
+        silent_for(run, 100)
+        until(lambda: lease.newest_claim(run.path / FOLDER).age_s < 50, what="a sign of life")

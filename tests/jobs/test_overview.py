@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import ConfigError
+from dflop.jobs import runs
+from dflop.jobs.driver import drive_alone
+from dflop.jobs.overview import JOB_COLUMNS, RUN_COLUMNS, job_rows, job_table, jobs_of, log_files, run_facts, run_rows
+from dflop.launch import JobState, log_paths
+from tests.jobs.made import add_job, begun_at, make_run, save_step
+
+
+def test_runs_are_told_from_their_directories_alone(tmp_path):
+    old = begun_at(make_run(tmp_path, "old", runs.DONE), 1000.0)
+    new = begun_at(make_run(tmp_path, "new", runs.RUNNING), 2000.0)
+    begun_at(make_run(tmp_path, "new-data", runs.DONE, trains=False), 3000.0)
+    save_step(old, 40)
+    save_step(new, 12)
+    add_job(new, "train", JobState.RUNNING)
+    with drive_alone(new, print):
+        found = [dict(zip(RUN_COLUMNS, row, strict=True)) for row in run_rows(tmp_path / "runs")]
+    assert [(f["run"], f["state"], f["step"], f["num_steps"], f["jobs"]) for f in found] == [
+        ("new", "running", 12, 40, "train running"),
+        ("old", "done", 40, 40, ""),
+    ]
+    assert found[0]["driver"].startswith("process ")
+    assert found[1]["driver"] == ""
+    assert len(run_rows(tmp_path / "runs", everything=True)) == 3
+    assert run_rows(tmp_path / "nowhere") == []
+
+
+def test_a_run_whose_driver_was_killed_is_abandoned(tmp_path):
+    assert run_facts(make_run(tmp_path, state=runs.RUNNING))["state"] == "abandoned"
+
+
+def test_the_log_of_training_knows_more_than_its_checkpoints(tmp_path):
+    run = make_run(tmp_path, state=runs.RUNNING)
+    save_step(run, 10)
+    handle = add_job(run, "train", JobState.RUNNING)
+    log_paths(handle).stderr.write_text("step 14/40  loss 3\nstep 15/40  loss 3\n")
+    assert run_facts(run)["step"] == 15
+    add_job(run, "train", JobState.RUNNING, JobState.FAILED, job_id="other")
+    assert run_facts(run)["step"] == 15
+
+
+def test_jobs_are_told_with_their_last_state(tmp_path):
+    run = make_run(tmp_path)
+    add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
+    add_job(run, "train", JobState.RUNNING, JobState.FAILED, at_s=7.0, num_tasks=3)
+    add_job(run, "train", JobState.RUNNING, job_id="again", at_s=8.0)
+    rows = [dict(zip(JOB_COLUMNS, row, strict=True)) for row in job_rows(run)]
+    assert [(r["job"], r["id"], r["state"], r["reason"], r["attempt"]) for r in rows] == [
+        ("data-0", "id-data-0", "done", "", 0),
+        ("train", "id-train", "failed", "for a reason", 0),
+        ("train", "again", "running", "", 1),
+    ]
+    assert rows[0]["took_s"] > 0
+    assert rows[2]["took_s"] is None
+    assert [job.handle.num_tasks for job in jobs_of(run)] == [1, 3, 1]
+    assert [row["id"] for row in job_table(run, 2)] == ["id-train", "again"]
+
+
+def test_logs_are_those_of_the_newest_job_of_a_name(tmp_path):
+    run = make_run(tmp_path)
+    add_job(run, "data-0", JobState.DONE)
+    add_job(run, "train", JobState.FAILED, num_tasks=2)
+    again = add_job(run, "train", job_id="again", num_tasks=2)
+    view, files = log_files(run, "", 0)
+    assert (view.handle, files) == (again, list(log_paths(again)))
+    assert log_files(run, "train", 1)[1] == list(log_paths(again, 1))
+    assert log_files(run, "id-train", 0)[0].handle.job_id == "id-train"
+    with pytest.raises(ConfigError, match="no rank 2"):
+        log_files(run, "train", 2)
+    with pytest.raises(ConfigError, match="has no job `tran`") as caught:
+        log_files(run, "tran", 0)
+    assert "did you mean `train`?" in caught.value.hint
+
+
+def test_what_runs_beside_rank_0_has_a_log_too(tmp_path):
+    run = make_run(tmp_path)
+    with pytest.raises(ConfigError, match="submitted no job yet"):
+        log_files(run, "", 0)
+    (run.path / "log").mkdir()
+    for number, name in enumerate(("scheduler-train-1.log", "scheduler-train-2.log")):
+        begun_file(run.path / "log" / name, 100.0 + number)
+    assert log_files(run, "scheduler", 0) == (None, [run.path / "log" / "scheduler-train-2.log"])
+
+
+def begun_file(path: Path, at_s: float) -> None:
+    path.write_text("")
+    os.utime(path, (at_s, at_s))

@@ -1,0 +1,182 @@
+"""`dflop trace` out of a store: which steps, and that every slice is one of its rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflop.errors import ConfigError
+from dflop.jobs import tracing
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.tracing import choose_steps, write_trace
+from dflop.records import RunInput
+from dflop.report.trace import MEASURED, PREDICTED
+from dflop.store import console
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_decision, make_plan
+from tests.jobs.finished import TRACE_EVERY, finished_run, train_records
+from tests.report.chrome_trace import problems_of
+from tests.report.detailed import SPLIT
+
+NUM_STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return finished_run(tmp_path_factory.mktemp("traced"), num_steps=NUM_STEPS)
+
+
+def rows(run: RunDir, sql: str, **params: Any) -> list[tuple]:
+    return console.query(run.config().store, sql, params or None)[1]
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    found = json.loads(data)
+    assert problems_of(found) == []
+    return found["traceEvents"]
+
+
+def totals(found: list[dict[str, Any]], *names: str) -> dict[tuple[int, int, str], float]:
+    """Seconds by (rank, step, name)."""
+    total: Counter[tuple[int, int, str]] = Counter()
+    for e in found:
+        if e["ph"] == "X" and e["tid"] == MEASURED and e["name"].split()[0] in names:
+            total[e["pid"] - 1, e["args"]["step"], e["name"].split()[0]] += e["dur"] / 1e6
+    return dict(total)
+
+
+def test_a_run_has_its_trace_beside_its_report(run: RunDir) -> None:
+    made = write_trace(run)
+    assert made.path == run.path / "trace.json"
+    assert (made.first_step, made.last_step, made.num_steps, made.num_predicted) == (0, 5, NUM_STEPS, NUM_STEPS)
+    found = events(made.path)
+    assert (len(found), made.path.stat().st_size) == (made.num_events, made.num_bytes)
+    assert {path.name for path in run.path.iterdir()} >= {"trace.json"}
+    assert not [path for path in run.path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_forward_and_backward_are_the_rows_of_the_observations(run: RunDir, tmp_path: Path) -> None:
+    found = totals(events(write_trace(run, tmp_path / "t.json").path), "forward", "backward")
+    sql = (
+        "select rank, step, list_sum([s.forward_s for s in spans]), list_sum([s.backward_s for s in spans]) "
+        "from step_observation where run_id = $run_id"
+    )
+    wanted = {}
+    for rank, step, forward_s, backward_s in rows(run, sql, run_id=run.run_id):
+        wanted[rank, step, "forward"], wanted[rank, step, "backward"] = forward_s, backward_s
+    assert found == pytest.approx(wanted, abs=1e-7)
+    assert len(found) == 2 * NUM_STEPS * SPLIT.num_processes
+
+
+def test_what_was_traced_in_full_is_the_rows_of_the_spans(run: RunDir, tmp_path: Path) -> None:
+    names = ("receive_wait", "reduce", "optimizer", "data_wait")
+    found = totals(events(write_trace(run, tmp_path / "t.json").path), *names)
+    sql = (
+        "select rank, step, name, sum(duration_s) from rank_span "
+        "where run_id = $run_id and list_contains($names, name) group by all having sum(duration_s) > 1e-9"
+    )
+    wanted = {row[:3]: row[3] for row in rows(run, sql, run_id=run.run_id, names=list(names))}
+    traced = {key: seconds for key, seconds in found.items() if key[1] % TRACE_EVERY == 0}
+    assert traced == pytest.approx(wanted, abs=1e-7)
+    waits = {key for key in found if key[2] == "receive_wait"}
+    assert {step for _, step, _ in waits} == {0, 2, 4}, "steps that were not traced tell compute and update only"
+
+
+def test_predicted_tracks_end_with_what_the_store_says_was_predicted(run: RunDir, tmp_path: Path) -> None:
+    found = events(write_trace(run, tmp_path / "t.json").path)
+    told = {e["args"]["step"]: e["args"]["pipeline_s"] for e in found if "pipeline_s" in e.get("args", {})}
+    sql = "select distinct step, predicted_step_s from step_plan where run_id = $run_id"
+    assert told == pytest.approx(dict(rows(run, sql, run_id=run.run_id)))
+    spans = {
+        (e["pid"] - 1, e["args"]["step"], e["args"]["microbatch"]): e["dur"] / 1e6
+        for e in found
+        if e["ph"] == "X" and e["tid"] >= PREDICTED and e["name"].startswith("forward")
+    }
+    sql = (
+        "select rank, step, span.microbatch, span.predicted_forward_s from "
+        "(select rank, step, unnest(spans) as span from step_observation where run_id = $run_id)"
+    )
+    assert spans == pytest.approx({row[:3]: row[3] for row in rows(run, sql, run_id=run.run_id)}, abs=1e-7)
+
+
+def test_a_window_bounds_the_trace(run: RunDir, tmp_path: Path) -> None:
+    whole = write_trace(run, tmp_path / "whole.json")
+    part = write_trace(run, tmp_path / "part.json", window="2:4")
+    assert (part.first_step, part.last_step, part.num_steps) == (2, 3, 2)
+    assert part.num_bytes < 0.5 * whole.num_bytes
+    assert {e["args"]["step"] for e in events(part.path) if e["ph"] == "X"} == {2, 3}
+
+
+def test_the_comparison_can_be_traced_and_files_can_be_packed(run: RunDir, tmp_path: Path) -> None:
+    made = write_trace(run, tmp_path / "compare.json.gz", job="compare")
+    assert made.num_steps == made.num_predicted == 12
+    policies = {e["args"]["policy"] for e in events(made.path) if "policy" in e.get("args", {})}
+    assert policies == {"arrival", "balanced"}
+
+
+@pytest.mark.parametrize(
+    ("window", "chosen"),
+    [
+        (None, [5, 6, 9]), ("5", [5]), ("5:9", [5, 6]), ("6:", [6, 9]), (":6", [3, 4, 5]), (" 4:100 ", [4, 5, 6, 9]),
+        (":", [3, 4, 5, 6, 9]),
+    ],
+)  # fmt: skip
+def test_windows(window: str | None, chosen: list[int]) -> None:
+    assert choose_steps([9, 3, 4, 5, 6], window, most=3) == chosen
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [("x", "cannot read"), ("1:2:3", "cannot read"), ("7:9", "was observed"), ("-3:", "cannot read")],
+)
+def test_windows_that_name_nothing_are_refused(window: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        choose_steps([3, 4, 5], window)
+
+
+def test_a_run_without_steps_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="no step of this run") as caught:
+        choose_steps([], None)
+    assert "dflop store ingest" in caught.value.hint
+
+
+def test_of_large_plans_fewer_steps_are_taken_unasked() -> None:
+    assert tracing._default_steps([SPLIT]) == tracing.NUM_STEPS
+    large = make_plan({"llm": 1024}, num_microbatches=32)
+    assert tracing._default_steps([SPLIT, large]) == 2
+    assert tracing._default_steps([make_plan({"llm": 100_000}, num_microbatches=64)]) == 1
+
+
+def test_other_endings_are_refused(run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot write a trace as `t\.html`"):
+        write_trace(run, tmp_path / "t.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_after_another_plan_steps_are_predicted_under_the_plan_they_ran_under(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, num_steps=2)
+    other = replace(make_plan({"vision": 1, "llm": 3}, num_microbatches=2), plan_id="later", run_id=run.run_id,
+                    snapshot_seq=4)  # fmt: skip
+    late = [record for record in train_records(run.run_id, other, 4) if record.step >= 2]
+    with SpoolWriter(run.config().store, run.run_id, "later") as spool:
+        for record in (
+            other,
+            RunInput(run.run_id, "plan", 0, 4, "rev", "data", "model", (), 1500.0),
+            make_decision("replan", "done", run_id=run.run_id, step=2, new_plan_id="later", observed_at_s=1500.0),
+            *(replace(r, observed_at_s=r.observed_at_s + 600) if hasattr(r, "observed_at_s") else r for r in late),
+        ):
+            spool.append(record)
+    ingest(run.config().store)
+    made = write_trace(run, tmp_path / "t.json")
+    assert (made.num_steps, made.num_predicted) == (4, 4)
+    layouts = {e["args"]["step"]: e["args"]["layout"] for e in events(made.path) if "layout" in e.get("args", {})}
+    assert layouts[1] == "vision dp2 | audio dp1 | llm pp2 dp1"
+    assert layouts[3] == "vision dp1 | llm pp1 dp3"

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dflop.launch.commands import client_environment, last_line, run_command, submit_environment
+
+INSIDE_A_JOB = {
+    "HOME": "/home/a",
+    "SLURM_CPUS_PER_TASK": "3",
+    "SLURM_TRES_PER_TASK": "cpu:7",
+    "SLURM_MEM_PER_NODE": "4096",
+    "SBATCH_EXPORT": "NONE",
+    "SBATCH_TIMELIMIT": "1",
+    "SRUN_CPUS_PER_TASK": "3",
+    "SLURM_CONF": "/etc/slurm/slurm.conf",
+    "SLURM_JWT": "token",
+    "SLURM_CLUSTERS": "big",
+}
+
+
+def test_a_job_submitted_from_a_job_gets_nothing_of_it_but_what_clients_need():
+    kept = submit_environment(INSIDE_A_JOB, ())
+    assert sorted(kept) == ["HOME", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT"]
+
+
+def test_a_persons_account_stays_unless_the_script_says_one():
+    environ = {"SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "gpu", "SBATCH_QOS": "high"}
+    assert submit_environment(environ, ()) == environ
+    assert submit_environment(environ, ("account", "time")) == {"SBATCH_PARTITION": "gpu", "SBATCH_QOS": "high"}
+
+
+def test_clients_show_what_they_are_asked_for():
+    environ = {"SQUEUE_STATES": "running", "SACCT_FORMAT": "x", "SCANCEL_STATE": "RUNNING", "SLURM_JWT": "t"}
+    assert client_environment(environ) == {"SLURM_JWT": "t", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["/no/such/client"], "/no/such/client: No such file or directory"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.2 s"),
+    ],
+)
+def test_a_client_that_is_missing_or_hangs_is_an_ordinary_failure(args, why):
+    done = run_command(args, timeout_s=0.2)
+    assert (done.returncode, done.stdout, done.stderr) == (127, "", why)
+
+
+def test_bytes_that_are_no_text_end_nothing():
+    done = run_command([sys.executable, "-c", "import os; os.write(1, b'a\\xff')"])
+    assert done.stdout == "a\ufffd"
+
+
+def test_what_was_said_last():
+    assert [last_line(text) for text in ("", "\n", "a\nb\n\n")] == ["", "", "b"]

@@ -1,0 +1,300 @@
+"""The Slurm launcher against a Slurm that is none (`fake_slurm.py`): batch scripts run, nobody needs root.
+
+tests/slurm has the same on a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import Interrupted, LaunchError
+from dflop.launch import (
+    JobHandle,
+    JobSpec,
+    JobState,
+    Journal,
+    Resources,
+    Site,
+    log_paths,
+    run_job,
+    run_jobs_async,
+    wait_all,
+)
+from dflop.launch.slurm import SlurmLauncher
+from tests.launch import fake_slurm
+from tests.launch.helpers import all_noted, end, make_spec, pids_of_hang, until
+
+TWO = Resources(tasks_per_node=2, time_limit_min=5)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder of the cluster's state; its clients are first on PATH."""
+    folder = tmp_path / "slurm"
+    monkeypatch.setenv("PATH", f"{fake_slurm.install(folder)}:{os.environ['PATH']}")
+    yield folder
+    subprocess.run([folder / "bin" / "scancel", *os.listdir(folder / "jobs")], capture_output=True, check=True)
+
+
+@pytest.fixture
+def launcher(slurm: Path) -> SlurmLauncher:
+    return make_launcher()
+
+
+def make_launcher(**site: object) -> SlurmLauncher:
+    return SlurmLauncher(run_id="r1", site=Site(**site), poll_interval_s=0.1, lost_after_s=1, results_timeout_s=5)
+
+
+def shards(folder: Path, num: int = 4) -> list[JobSpec]:
+    return [
+        make_spec(
+            folder / "job", "report", str(number), name=f"r1-data-{number}", key=f"data/{number}",
+            array="r1-data",
+        )
+        for number in range(num)
+    ]  # fmt: skip
+
+
+def calls(slurm: Path, client: str) -> list[dict]:
+    path = slurm / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [call for line in lines if client in (call := json.loads(line))]
+
+
+def together(launcher: SlurmLauncher, specs: list[JobSpec], journal: Journal) -> list[list]:
+    return asyncio.run(run_jobs_async(launcher, specs, journal, keep_done=True, poll_interval_s=0.05))
+
+
+def test_one_job_returns_its_values(launcher, slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # as inside another job
+    handle = launcher.submit(
+        make_spec(tmp_path / "job", "report", "hello", resources=TWO, env={"GREETING": "it's $HOME"})
+    )
+    assert end(launcher, handle).state is JobState.DONE
+    seen = launcher.collect(handle)
+    assert [(s["word"], s["RANK"], s["WORLD_SIZE"], s["GREETING"]) for s in seen] == [
+        ("hello", "0", "2", "it's $HOME"),
+        ("hello", "1", "2", "it's $HOME"),
+    ]
+    assert "rank 1 says hello" in log_paths(handle, 1).stdout.read_text()
+    assert stat.S_IMODE(handle.folder.stat().st_mode) == 0o700
+    (call,) = calls(slurm, "sbatch")
+    assert "SLURM_CPUS_PER_TASK" not in call["environment"]
+    assert (handle.folder / f"{handle.job_id}_job.sbatch").read_text() == (handle.folder / "job.sbatch").read_text()
+
+
+def test_the_saved_script_does_the_same_by_hand(launcher, tmp_path):
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
+    end(launcher, handle)
+    done = subprocess.run(
+        ["sbatch", "--parsable", handle.folder / "job.sbatch"], capture_output=True, text=True, check=True
+    )
+    by_hand = JobHandle("slurm", done.stdout.strip(), "report", "report", handle.folder, 1, handle.submitted_at_s)
+    assert end(launcher, by_hand).state is JobState.DONE
+    assert launcher.collect(by_hand)[0]["word"] == "x"
+
+
+def test_jobs_alike_are_one_array_and_one_question(launcher, slurm, tmp_path):
+    specs = shards(tmp_path)
+    handles = launcher.submit_all(specs)
+    assert len(calls(slurm, "sbatch")) == 1
+    assert {h.job_id.split("_")[0] for h in handles} == {handles[0].job_id.split("_")[0]}
+    ends = asyncio.run(wait_all(launcher, handles, poll_interval_s=0.05))
+    assert {s.state for s in ends} == {JobState.DONE}
+    assert [launcher.collect(h)[0]["word"] for h in handles] == ["0", "1", "2", "3"]
+
+
+def test_what_was_done_is_kept_when_a_sibling_fails(launcher, slurm, tmp_path):
+    journal = Journal(tmp_path / "run", "r1")
+    specs = [
+        make_spec(tmp_path / "job", "fail_once", str(tmp_path), name, name=f"r1-{name}", key=name, array="r1-")
+        for name in ("a", "bad", "c", "d")
+    ]
+    with pytest.raises(LaunchError, match=r"1 of 4 jobs failed, the others are kept: .*ValueError: bad luck"):
+        together(launcher, specs, journal)
+    assert together(launcher, specs, journal) == [["a"], ["bad"], ["c"], ["d"]]
+    assert len(calls(slurm, "sbatch")) == 2
+    assert {name: (tmp_path / f"ran-{name}").read_text() for name in ("a", "bad", "c")} == {
+        "a": "x",
+        "bad": "xx",
+        "c": "x",
+    }
+    assert together(make_launcher(), specs, Journal(tmp_path / "run", "r1")) == [["a"], ["bad"], ["c"], ["d"]]
+    assert len(calls(slurm, "sbatch")) == 2, "all of them are done"
+
+
+def test_an_array_larger_than_the_site_lets_is_several(slurm, launcher, tmp_path):
+    (slurm / "max_array_size").write_text("3")
+    handles = launcher.submit_all(shards(tmp_path, 7))
+    assert len(calls(slurm, "sbatch")) == 3
+    assert [int(h.job_id.split("_")[1]) if "_" in h.job_id else None for h in handles] == [0, 1, 2, 0, 1, 2, None]
+    assert len({h.job_id for h in handles}) == 7
+
+
+def test_parts_of_an_array_wait_for_each_other_where_few_may_run_at_once(slurm, tmp_path):
+    (slurm / "max_array_size").write_text("2")
+    make_launcher(max_jobs_at_once=1).submit_all(shards(tmp_path))
+    first, second = calls(slurm, "sbatch")
+    assert not any("dependency" in arg for arg in first["sbatch"])
+    assert "--dependency=afterany:101" in second["sbatch"]
+    assert "#SBATCH --array=0-1%1" in (tmp_path / "job" / "job-2.sbatch").read_text()
+
+
+def test_a_part_that_is_refused_takes_back_those_before_it(slurm, launcher, tmp_path):
+    good = make_spec(tmp_path / "good", "wait_for", str(tmp_path / "never"))
+    bad = make_spec(tmp_path / "bad", "report", "x", resources=Resources(partition="nowhere"))
+    with pytest.raises(LaunchError, match="invalid partition specified: nowhere") as caught:
+        launcher.submit_all([good, bad])
+    assert caught.value.where == str(tmp_path / "bad" / "job.sbatch")
+    (job,) = [json.loads(path.read_text()) for path in (slurm / "jobs").iterdir()]
+    assert job["state"] == "CANCELLED"
+
+
+def test_the_first_real_error_is_reported_with_its_log(launcher, tmp_path):
+    handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "1", resources=TWO))
+    assert end(launcher, handle) == (JobState.FAILED, "rank 1: ValueError: no microbatch for rank 1")
+    with pytest.raises(LaunchError, match="rank 1 of 2 raised ValueError") as caught:
+        launcher.collect(handle)
+    assert caught.value.where == str(log_paths(handle, 1).stderr)
+
+
+def test_a_killed_rank_is_named(launcher, tmp_path):
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), resources=TWO))
+    pids = [pids_of_hang(tmp_path, rank) for rank in range(2)]
+    os.kill(pids[1][0], signal.SIGKILL)
+    assert end(launcher, handle).reason.startswith("rank 1 died (signal 9)")
+    for _, child in pids:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_setup_line_that_fails_ends_the_job_and_is_named(launcher, tmp_path):
+    resources = Resources(setup=("export GREETING=hi", "no-such-command --load", "export GREETING=ho"))
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
+    assert end(launcher, handle).reason == "dflop: a setup line of the cluster file failed: no-such-command --load"
+    with pytest.raises(LaunchError, match="command not found"):
+        launcher.collect(handle)
+
+
+def test_setup_lines_reach_the_tasks(launcher, tmp_path):
+    resources = Resources(setup=("export GREETING=hi",))
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
+    end(launcher, handle)
+    assert launcher.collect(handle)[0]["GREETING"] == "hi"
+
+
+def test_a_job_goes_on_under_its_id_until_it_is_done(launcher, slurm, tmp_path):
+    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "10", is_resumable=True)
+    seen: list[str] = []
+    journal = Journal(tmp_path / "run", "r1")
+    assert run_job(launcher, spec, journal, on_state=lambda _, s: seen.append(str(s)), poll_interval_s=0.02) == [30]
+    (job_id,) = {r.job_id for r in journal.records()}
+    assert len(calls(slurm, "sbatch")) == 1
+    assert (tmp_path / "job" / f"{job_id}_stops").read_text() == "0 10\n10 20\n20 30\n"
+    assert (tmp_path / "job" / f"{job_id}_batch.log").read_text().count("dflop: start ") == 4
+    assert seen[-1] == "done"
+
+
+def test_a_job_that_gets_nowhere_is_started_three_times(launcher, tmp_path):
+    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "0", is_resumable=True)
+    handle = launcher.submit(spec)
+    found = end(launcher, handle)
+    assert found.state is JobState.INTERRUPTED
+    assert "stopped 3 times before it got anywhere" in found.reason
+    assert handle.path("stops").read_text() == "0 0\n" * 3
+    with pytest.raises(Interrupted):
+        launcher.collect(handle)
+
+
+def test_chances_come_back_with_progress(launcher, tmp_path):
+    """Two starts that got nowhere, one that did, and three more."""
+    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "0", is_resumable=True)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "101_stops").write_text("0 0\n0 0\n0 5\n")
+    handle = launcher.submit(spec)
+    assert handle.job_id == "101"
+    assert end(launcher, handle).state is JobState.INTERRUPTED
+    assert handle.path("stops").read_text().splitlines()[3:] == ["0 0"] * 3
+
+
+@pytest.mark.parametrize("how", ["by the site", "by the cluster file"])
+def test_where_nothing_is_requeued_the_driver_is_told(slurm, tmp_path, how):
+    launcher = make_launcher(requeue=how == "by the site")
+    if how == "by the site":
+        (slurm / "no_requeue").touch()
+    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "20", "10", is_resumable=True)
+    journal = Journal(tmp_path / "run", "r1")
+    for _ in range(2):
+        with pytest.raises(Interrupted, match="its state is on disk"):
+            run_job(launcher, spec, journal, poll_interval_s=0.02)
+    assert run_job(launcher, spec, journal, poll_interval_s=0.02) == [20]
+    assert len(calls(slurm, "sbatch")) == 3
+
+
+def test_a_job_that_is_to_make_way_is_not_started_again(launcher, tmp_path):
+    (tmp_path / "listen").touch()
+    spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=TWO, is_resumable=True)
+    handle = launcher.submit(spec)
+    all_noted(tmp_path, "listens", 2)
+    launcher.interrupt(handle)
+    found = end(launcher, handle)
+    assert (found.state, "make way" in found.reason) == (JobState.INTERRUPTED, True)
+    assert handle.path("batch.log").read_text().count("dflop: start ") == 1
+    launcher.interrupt(handle)
+
+
+def test_ranks_that_leave_one_after_another_are_no_failure(launcher, tmp_path):
+    """srun's exit code is 137 then: the first to leave has the others killed."""
+    (tmp_path / "listen").touch()
+    spec = make_spec(
+        tmp_path / "job", "stop_when_told", str(tmp_path), "once", resources=Resources(tasks_per_node=4),
+        is_resumable=True,
+    )  # fmt: skip
+    handle = launcher.submit(spec)
+    all_noted(tmp_path, "listens", 4)
+    subprocess.run(["scancel", "--signal=USR2", handle.job_id], check=True)
+    assert end(launcher, handle).state is JobState.DONE
+    assert launcher.collect(handle) == ["went on"] * 4
+    assert handle.path("batch.log").read_text().count("dflop: start ") == 2
+
+
+def test_tracebacks_of_a_start_before_do_not_end_a_job_that_runs_again(launcher, slurm, tmp_path):
+    """A node died: the ranks on the others raised, and Slurm started the job again."""
+    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate")))
+    until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
+    handle.path("0_result.pkl").write_bytes(pickle.dumps(("error", "ValueError: my peer is gone")))
+    assert launcher.poll(handle).state is JobState.RUNNING
+    (tmp_path / "gate").touch()
+    assert end(launcher, handle).state is JobState.DONE
+
+
+def test_cancelling_many_is_one_command_and_ended_ones_are_no_error(launcher, slurm, tmp_path):
+    never = str(tmp_path / "never")
+    handles = launcher.submit_all(
+        [make_spec(tmp_path / "job", "wait_for", never, name=f"w{n}", key=f"w{n}", array="w") for n in range(3)]
+    )
+    launcher.cancel(*handles)
+    launcher.cancel(*handles)
+    launcher.cancel()
+    assert {s.state for s in launcher.poll_all(handles)} == {JobState.CANCELLED}
+    with pytest.raises(LaunchError, match="cancelled"):
+        launcher.collect(handles[0])
+
+
+def test_a_queue_that_is_silent_is_said_and_nothing_is_lost(launcher, slurm, tmp_path):
+    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate")))
+    until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
+    (slurm / "down").touch()
+    until(lambda: "squeue has not answered since" in launcher.poll(handle).reason, what="silence to be said")
+    assert launcher.poll(handle).state is JobState.RUNNING
+    (tmp_path / "gate").touch()
+    assert end(launcher, handle).state is JobState.DONE, "results speak for themselves"

@@ -1,0 +1,78 @@
+"""What a task of a Slurm job does, started as srun would start it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.launch.marks import STOPS_VARIABLE, note_stop
+from tests.launch.helpers import REPO
+
+PLACE = {
+    "SLURM_JOB_ID": "905",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_STEP_NODELIST": "node1",
+    "MASTER_ADDR": "node1",
+}
+
+
+def run_task(folder: Path, entry: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-u", "-m", "dflop.launch.task", str(folder), "7_3", entry, *args]
+    env = {**os.environ, **PLACE, "PYTHONPATH": str(REPO), **environ}
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def result(folder: Path) -> tuple[str, object]:
+    return pickle.loads((folder / "7_3_1_result.pkl").read_bytes())
+
+
+def test_a_task_learns_its_place_and_leaves_its_value(tmp_path):
+    done = run_task(tmp_path, "tests.launch.entries:report", "hello")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 1 says hello\n"
+    kind, seen = result(tmp_path)
+    assert kind == "success"
+    assert (seen["RANK"], seen["WORLD_SIZE"], seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("1", "2", "node1", "12905")
+    assert (tmp_path / "7_3_1.pid").read_text().split()[0].isdigit()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "args", "error"),
+    [
+        ("tests.launch.entries:fail_on", ("1",), "ValueError: no microbatch for rank 1"),
+        ("tests.launch.entries:absent", (), "has no function `absent`"),
+        ("tests.launch.nowhere:run", (), "No module named 'tests.launch.nowhere'"),
+        ("builtins:compile", ("1", "f", "eval"), "cannot pickle"),
+    ],
+)
+def test_a_task_that_fails_leaves_its_traceback_and_an_exit_code(tmp_path, entry, args, error):
+    done = run_task(tmp_path, entry, *args)
+    assert done.returncode == 1
+    kind, trace = result(tmp_path)
+    assert kind == "error"
+    assert error in str(trace)
+    assert error in done.stderr
+
+
+def test_a_task_that_ends_itself_leaves_its_exit_code_only(tmp_path):
+    assert run_task(tmp_path, "tests.launch.entries:leave").returncode == 3
+    assert not list(tmp_path.glob("*.pkl"))
+
+
+def test_a_stop_is_noted_for_whoever_wants_it(tmp_path, monkeypatch):
+    monkeypatch.delenv(STOPS_VARIABLE, raising=False)
+    note_stop(0, 5)  # nobody does
+    monkeypatch.setenv(STOPS_VARIABLE, str(tmp_path / "stops"))
+    note_stop(0, 5)
+    note_stop(5, 5)
+    assert (tmp_path / "stops").read_text() == "0 5\n5 5\n"

@@ -1,0 +1,128 @@
+"""A model's own `config.json` gives the model that the shipped configurations describe by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from dflop import resources
+from dflop.config import load_model
+from dflop.errors import ConfigError
+from dflop.models import FAMILIES, load_family
+from dflop.models.hub import TYPES, read_hub_model
+
+MODELS = sorted((resources.path("configs") / "models").glob("*.yaml"))
+
+
+def write(folder: Path, content: object, name: str = "config.json") -> Path:
+    (folder / name).write_text(json.dumps(content))
+    return folder / "config.json"
+
+
+def hub_config(path: Path) -> dict[str, Any]:
+    """What Hugging Face would have written for a shipped model."""
+    model = load_model(path)
+    family = load_family(model.family, model.hf_config, model.media)
+    return getattr(transformers, family.config_class)(**model.hf_config).to_dict()
+
+
+def test_every_family_has_a_model_type():
+    assert {family for family, _ in TYPES.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_a_file_of_hugging_face_gives_the_shipped_model(path, tmp_path):
+    model = load_model(path)
+    found = read_hub_model(write(tmp_path, hub_config(path)))
+    wanted = load_family(model.family, model.hf_config, model.media)
+    assert found.family.name == model.family
+    assert found.family.specs() == wanted.specs()
+    assert found.num_params == sum(s.num_layers * s.num_layer_params + s.num_edge_params for s in wanted.specs())
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_what_is_left_out_is_a_default(path, tmp_path):
+    content = hub_config(path)
+    found = read_hub_model(write(tmp_path, content))
+    config_class = getattr(transformers, found.family.config_class)
+    again, stated = config_class(**found.hf_config).to_dict(), config_class.from_dict(content).to_dict()
+    for section in ("text_config", "vision_config", "audio_config"):
+        if section in stated:
+            noise = ("dtype", "_name_or_path", "transformers_version", "use_cache")
+            differs = {
+                k: (v, again[section].get(k))
+                for k, v in stated[section].items()
+                if k not in noise and not k.endswith("_token_id") and again[section].get(k) != v
+            }
+            assert differs == {}
+    assert len(json.dumps(found.hf_config)) < 2500, "short enough to read"
+
+
+def test_an_older_flat_file_of_qwen2_5_vl_is_read(tmp_path):
+    """As transformers 4 wrote it: the language model's entries at the top, rope in two of them."""
+    flat = {
+        "model_type": "qwen2_5_vl", "torch_dtype": "bfloat16", "vocab_size": 152064, "hidden_size": 3584,
+        "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "rms_norm_eps": 1e-06, "tie_word_embeddings": False, "image_token_id": 151655,
+        "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+                          "out_hidden_size": 3584, "tokens_per_second": 2, "window_size": 112},
+    }  # fmt: skip
+    found = read_hub_model(write(tmp_path, flat))
+    shipped = load_model(resources.path("configs") / "models" / "qwen2_5_vl_7b.yaml")
+    assert found.family.specs() == load_family(shipped.family, shipped.hf_config, shipped.media).specs()
+    assert found.hf_config["text_config"]["rope_parameters"]["mrope_section"] == [16, 24, 24]
+    assert "image_token_id" not in found.hf_config
+    assert found.dtype == "bfloat16"
+
+
+def test_the_thinker_of_an_omni_model_is_taken(tmp_path):
+    thinker = hub_config(resources.path("configs") / "models" / "qwen2_5_omni_7b.yaml")
+    found = read_hub_model(write(tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker": {}}))
+    assert found.family.name == "qwen2_5_omni_thinker"
+    with pytest.raises(ConfigError, match="no `thinker_config`"):
+        read_hub_model(write(tmp_path, {"model_type": "qwen2_5_omni"}))
+
+
+def test_media_limits_come_from_the_processor(tmp_path):
+    content = hub_config(resources.path("configs") / "models" / "qwen2_5_vl_7b.yaml")
+    write(
+        tmp_path, {"min_pixels": 3136, "max_pixels": 802816, "size": {"shortest_edge": 1}}, "preprocessor_config.json"
+    )
+    assert read_hub_model(write(tmp_path, content)).media == {"max_pixels": 802816}
+    write(tmp_path, {"size": {"shortest_edge": 3136, "longest_edge": 501760}}, "preprocessor_config.json")
+    assert read_hub_model(write(tmp_path, content)).media["max_pixels"] == 501760
+    write(tmp_path, {"max_patches": 6}, "preprocessor_config.json")
+    assert read_hub_model(write(tmp_path, content)).media == {}
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    assert read_hub_model(write(tmp_path, content)).media == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "hint"),
+    [
+        ({"model_type": "llava_onevison"}, "models of type `llava_onevison` are not known", "mean `llava_onevision`?"),
+        ({"model_type": "internvl_chat"}, "`internvl_chat` are not known", "`-hf`"),
+        ({}, "models of type `` are not known", "valid: internvl"),
+        ([], "a model's config is an object", ""),
+        ({"model_type": "internvl", "vision_config": 3}, "cannot read it", "InternVLConfig"),
+    ],
+)
+def test_what_is_no_model_is_refused(content, what, hint, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        read_hub_model(write(tmp_path, content))
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+    assert caught.value.where == str(tmp_path / "config.json")
+
+
+def test_a_file_that_is_missing_or_no_json(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_hub_model(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        read_hub_model(tmp_path / "config.json")

@@ -1,0 +1,303 @@
+"""Pages as a browser shows them: they load nothing, complain about nothing, fit, and their scripts do what they say.
+
+Skipped only where no browser is installed; CI installs one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflop.report.comparison_page import render_comparison
+from dflop.report.html import CONTENTS, write_report
+from dflop.report.page import write_page
+from dflop.report.worth import WorthInputs, amount, worth
+from tests.browser import Browser, Page, browser_path, opened
+from tests.report.detailed import detailed
+from tests.report.runs import HOSTILE
+from tests.report.test_comparison_page import comparison
+
+pytestmark = [
+    pytest.mark.skipif(browser_path() is None, reason="no Chromium is installed (apt-get install chromium)"),
+    pytest.mark.timeout(300),
+]
+WIDTHS = (1280, 390)
+PAPER = 718
+"""A4 between its margins, px."""
+OVERFLOWING = """
+[...document.querySelectorAll('body *')]
+  .filter((e) => matchMedia('print').matches || !e.closest('.scroll, pre') || e.matches('.scroll, pre'))
+  .filter((e) => e.getClientRects().length)
+  .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .map((e) => `${e.tagName}.${e.getAttribute('class')}: ${e.textContent.slice(0, 60)}`)
+"""
+INPUTS = "Object.fromEntries([...document.querySelectorAll('#calculator input')].map((e) => [e.name, e.value]))"
+OUTPUTS = """
+Object.fromEntries([...document.querySelectorAll('#calculator output')]
+  .map((e) => [e.name, [e.dataset.value, e.textContent]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    found = Browser(tmp_path_factory.mktemp("browser"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(path, *detailed(num_steps=36, num_batches=8))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compared") / "compared.html"
+    write_page(path, render_comparison(comparison()))
+    return path
+
+
+@pytest.fixture(params=["report", "compared"])
+def document(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+@pytest.fixture
+def page(browser: Browser, report: Path) -> Iterator[Page]:
+    with opened(browser, report) as found:
+        yield found
+        assert found.said() == []
+
+
+@pytest.mark.parametrize(
+    ("look", "width"), [*((look, width) for look in ("light", "dark") for width in WIDTHS), ("print", PAPER)]
+)
+def test_nothing_is_loaded_said_or_cut_off(browser: Browser, document: Path, look: str, width: int) -> None:
+    with opened(browser, document, width=width, dark=look == "dark", printed=look == "print") as page:
+        assert page.requests() == [document.absolute().as_uri()]
+        assert page.said() == []
+        assert page.eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        assert page.eval(OVERFLOWING) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_without_scripts_everything_is_there(browser: Browser, report: Path, width: int) -> None:
+    with opened(browser, report, width=width, scripts=False) as page:
+        assert page.requests() == [report.absolute().as_uri()]
+        # Five processes, four microbatches, two directions, measured and predicted, under both policies.
+        assert page.eval("document.querySelectorAll('.drawing rect').length") >= 5 * 4 * 2 * 2 * 2
+        assert page.eval("document.querySelectorAll('h2').length") == len(CONTENTS)
+        assert page.eval("getComputedStyle(document.querySelector('.buttons')).display") == "none"
+        given, shown = inputs(page), page.eval(OUTPUTS)
+        assert shown["saved_gpu_hours"][1] == amount(worth(given).saved_gpu_hours)
+        assert page.eval(OVERFLOWING) == []
+
+
+def test_the_file_is_small(report: Path, compared: Path) -> None:
+    assert report.stat().st_size < 3_000_000
+    assert compared.stat().st_size < 500_000
+
+
+def test_a_foreign_script_does_not_run(browser: Browser, report: Path, tmp_path: Path) -> None:
+    text = report.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>")
+    changed = tmp_path / "changed.html"
+    changed.write_text(text)
+    with opened(browser, changed) as page:
+        assert page.eval("document.title") != "taken"
+        assert any("Content Security Policy" in line or "ContentSecurityPolicy" in line for line in page.said())
+
+
+def test_columns_of_a_comparison_are_all_in_sight_on_a_desktop(browser: Browser, compared: Path) -> None:
+    with opened(browser, compared) as page:
+        hidden = "[...document.querySelectorAll('.scroll:not(.wide)')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+        assert page.eval(f"{hidden}.length") == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wide_tables_scroll_in_their_own_box(browser: Browser, report: Path, width: int) -> None:
+    with opened(browser, report, width=width) as page:
+        boxes = page.eval(
+            "[...document.querySelectorAll('.scroll table')].map((t) => [t.closest('.scroll').clientWidth, "
+            "t.closest('.scroll').getBoundingClientRect().right])"
+        )
+        assert boxes
+        assert all(right <= width for _, right in boxes)
+
+
+# The calculator ---------------------------------------------------------------------------------------------------
+
+
+def inputs(page: Page) -> WorthInputs:
+    """What stands in the fields."""
+    return WorthInputs(**{name: float(text) if text else math.nan for name, text in page.eval(INPUTS).items()})
+
+
+def assert_computes(page: Page) -> None:
+    """The page's results are those of worth.py for what stands in its fields."""
+    shown, wanted = page.eval(OUTPUTS), asdict(worth(inputs(page)))
+    assert shown.keys() == wanted.keys()
+    for name, (value, text) in shown.items():
+        assert float(value.replace("Infinity", "inf")) == pytest.approx(wanted[name], rel=1e-12, nan_ok=True), name
+        if name not in ("saved_frac", "saved_s"):
+            assert text == amount(float(value.replace("Infinity", "inf"))), name
+
+
+def test_the_calculator_computes_what_python_does(page: Page) -> None:
+    assert_computes(page)
+    before = page.eval(OUTPUTS)
+    for name, text in (
+        ("num_gpus", "512"), ("num_steps", "250000"), ("step_s", "3.75"), ("usd_per_gpu_hour", "1.99"),
+        ("speedup", "1.375"), ("speedup_low", "1.25"), ("speedup_high", "1.5"), ("once_gpu_hours", "120.5"),
+    ):  # fmt: skip
+        page.type(f"#calculator input[name={name}]", text)
+        assert page.eval(INPUTS)[name] == text
+        assert_computes(page)
+    assert page.eval(OUTPUTS)["saved_usd"] != before["saved_usd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"), [("speedup", "0.8", "never"), ("step_s", "", "-"), ("num_gpus", "-4", "-")]
+)
+def test_what_makes_no_sense_makes_no_number(page: Page, name: str, text: str, told: str) -> None:
+    page.type(f"#calculator input[name={name}]", text)
+    assert_computes(page)
+    assert page.eval(OUTPUTS)["break_even_steps"][1] == told
+    invalid = page.eval(f"document.querySelector('#calculator input[name={name}]').getAttribute('aria-invalid')")
+    assert invalid == str(text == "-4").lower()
+
+
+def test_the_calculator_goes_back_to_what_the_run_measured(page: Page) -> None:
+    before = page.eval(OUTPUTS)
+    page.type("#calculator input[name=step_s]", "99")
+    assert page.eval(OUTPUTS) != before
+    page.click(*page.middle("#calculator button[type=reset]"))
+    page.eval("new Promise((done) => setTimeout(done, 50))")
+    assert page.eval(OUTPUTS) == before
+
+
+# The timeline -----------------------------------------------------------------------------------------------------
+
+
+def told(page: Page) -> str:
+    """What the card says."""
+    text: str = page.eval("document.getElementById('timeline-card').innerText")
+    return text
+
+
+def data(page: Page) -> dict[str, Any]:
+    """What the page knows of the timeline."""
+    found: dict[str, Any] = page.eval("JSON.parse(document.getElementById('timeline-data').textContent)")
+    return found
+
+
+def bar_of(known: dict[str, Any], lane: str, kind: str) -> int:
+    """The number of the longest bar of a kind in a lane."""
+    kinds, lanes = known["kinds"], known["lanes"]
+    found = [i for i, b in enumerate(known["bars"]) if lanes[b[0]][1] == lane and kinds[b[1]] == kind]
+    return max(found, key=lambda i: known["bars"][i][4])
+
+
+def test_pointing_at_a_bar_tells_microbatch_shapes_prediction_and_measurement(page: Page) -> None:
+    known = data(page)
+    number = bar_of(known, "0: vision pp0 dp0", "forward")
+    page.move(*page.middle(f"rect[data-bar='{number}']:not(.p)"))
+    _, _, microbatch, _, duration_s, predicted_s, *_, items = known["bars"][number]
+    text = told(page)
+    assert f"forward of microbatch {microbatch + 1} of 4" in text
+    assert f"measured {1e3 * duration_s:.1f} ms" in text
+    assert f"predicted {1e3 * predicted_s:.1f} ms of compute" in text
+    assert "% off" in text
+    position, item = items[0], items[1]
+    sample = known["samples"][position]
+    assert f"{sample[0]} (row {sample[1]}): {sample[5][item][1]}, {sample[5][item][2]} vision tokens" in text
+    assert page.eval("document.querySelectorAll('.drawing .chosen').length") == 1
+
+
+def test_a_bar_of_the_llm_tells_its_samples_as_text(page: Page) -> None:
+    known = data(page)
+    first = next(
+        i
+        for i, bar in enumerate(known["bars"])
+        if known["lanes"][bar[0]][1] == "3: llm pp0 dp0" and bar[1] == 0 and 0 in bar[-1][::2]
+    )
+    page.click(*page.middle(f"rect[data-bar='{first}']:not(.p)"))
+    assert HOSTILE in told(page)
+    assert "LLM tokens" in told(page)
+    assert page.eval("document.querySelectorAll('#timeline-card script').length") == 0
+
+
+def test_pointing_at_what_was_predicted_tells_the_same(page: Page) -> None:
+    number = bar_of(data(page), "4: llm pp1 dp0", "backward")
+    page.move(*page.middle(f"rect.p[data-bar='{number}']"))
+    assert "backward of microbatch" in told(page)
+
+
+def test_zoom_makes_the_drawing_wider_inside_its_box(page: Page) -> None:
+    width = "document.querySelector('.drawing').getBoundingClientRect().width"
+    shown = "document.querySelectorAll('.drawing text.n:not(.hidden)').length"
+    ticks = "document.querySelectorAll('.drawing .axis text').length"
+    before = page.eval(width), page.eval(shown), page.eval(ticks)
+    for _ in range(3):
+        page.click(*page.middle(".buttons button[data-zoom=in]"))
+    assert page.eval(width) == pytest.approx(8 * before[0], rel=0.01)
+    assert page.eval(shown) >= before[1]
+    assert page.eval(ticks) > before[2]
+    assert page.eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.click(*page.middle(".buttons button[data-zoom=out]"))
+    assert page.eval(width) == pytest.approx(4 * before[0], rel=0.01)
+    page.click(*page.middle(".buttons button[data-zoom=whole]"))
+    assert page.eval(width) == pytest.approx(before[0], rel=0.01)
+
+
+def test_the_wheel_zooms_with_control_and_what_is_under_the_pointer_stays(page: Page) -> None:
+    number = bar_of(data(page), "3: llm pp0 dp0", "forward")
+    x, y = page.middle(f"rect[data-bar='{number}']:not(.p)")
+    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-400, modifiers=2)
+    page.eval("new Promise((done) => setTimeout(done, 100))")
+    assert page.eval("Number(document.getElementById('timeline-figure').dataset.zoom)") == pytest.approx(4, rel=0.01)
+    under = page.eval(f"document.elementFromPoint({x}, {y}).dataset.bar")
+    assert under == str(number)
+
+
+def test_keys_go_from_bar_to_bar(page: Page) -> None:
+    page.eval("document.querySelector('.gantt .scroll').focus()")
+    page.press("ArrowRight")
+    first = told(page)
+    assert "data-blind, 0: vision pp0 dp0" in first
+    page.press("ArrowRight")
+    assert told(page) != first
+    page.press("ArrowDown")
+    assert "data-blind, 1: vision pp0 dp1" in told(page)
+    page.press("ArrowUp")
+    assert "data-blind, 0: vision pp0 dp0" in told(page)
+    page.press("+")
+    assert page.eval("Number(document.getElementById('timeline-figure').dataset.zoom)") == 2
+
+
+def test_what_is_folded_is_open_on_paper(page: Page) -> None:
+    closed = "document.querySelectorAll('details:not([open])').length"
+    before = page.eval(closed)
+    assert before > 0
+    page.eval("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.eval(closed) == 0
+    page.eval("window.dispatchEvent(new Event('afterprint'))")
+    assert page.eval(closed) == before
+
+
+def test_a_tap_on_a_phone_tells_the_same(browser: Browser, report: Path) -> None:
+    with opened(browser, report, width=390) as page:
+        number = bar_of(data(page), "3: llm pp0 dp0", "forward")
+        x, y = page.middle(f"rect[data-bar='{number}']:not(.p)")
+        for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
+            page.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+        page.eval("new Promise((done) => setTimeout(done, 400))")
+        assert "forward of microbatch" in told(page)
+        assert page.said() == []

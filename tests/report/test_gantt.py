@@ -1,0 +1,195 @@
+"""The timeline: every span is a bar in its place, and what is told of it is what the records say."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from dflop.records import LLM
+from dflop.report import gantt, timeline
+from dflop.report.compare import BatchPair
+from dflop.report.gantt import draw_gantt, item_text, tick_every_s, tick_text
+from dflop.report.plots import MAX_LANES
+from dflop.report.steps import MeasuredStep
+from dflop.report.timeline import Timeline, batch_timeline
+from tests.builders import make_inline_plan, make_plan, make_sample
+from tests.report.detailed import SPLIT, batch_of, detailed
+from tests.report.runs import make_span, observe
+
+
+@pytest.fixture(scope="module")
+def found() -> Timeline:
+    summary, details = detailed(num_steps=1)
+    assert summary.comparison is not None
+    pair = summary.comparison.typical_pair()
+    assert pair is not None
+    return batch_timeline(pair, summary.plan, details.compare_plans, details.shapes, summary.num_cores)
+
+
+@pytest.fixture(scope="module")
+def drawn(found: Timeline) -> tuple[ET.Element, ET.Element, dict[str, Any]]:
+    """(names, drawing, data)."""
+    made = draw_gantt(found)
+    return ET.fromstring(made.names), ET.fromstring(made.drawing), json.loads(made.data)
+
+
+def test_both_policies_are_there_with_all_ranks(found: Timeline) -> None:
+    assert [track.policy for track in found.tracks] == ["data-blind", "balanced"]
+    for track in found.tracks:
+        assert [lane.name for lane in track.lanes] == [
+            "0: vision pp0 dp0", "1: vision pp0 dp1", "2: audio pp0 dp0", "3: llm pp0 dp0", "4: llm pp1 dp0",
+        ]  # fmt: skip
+        assert not math.isnan(track.predicted_s)
+    assert found.end_s >= max(track.step_s for track in found.tracks)
+
+
+def test_every_sample_is_in_one_microbatch_of_the_llm(found: Timeline) -> None:
+    for track in found.tracks:
+        for stage in (3, 4):
+            bars = [bar for bar in track.lanes[stage].bars if bar.kind == "forward"]
+            assert sorted(position for bar in bars for position, _ in bar.items) == list(range(16))
+            assert {item for bar in bars for _, item in bar.items} == {-1}
+
+
+def test_encoders_are_told_by_their_media_items(found: Timeline) -> None:
+    for track in found.tracks:
+        shown = [item for lane in track.lanes[:2] for bar in lane.bars if bar.kind == "forward" for item in bar.items]
+        wanted = [
+            (position, number)
+            for position, shape in enumerate(found.samples)
+            if shape is not None
+            for number, item in enumerate(shape.items)
+            if item.module == "vision"
+        ]
+        assert sorted(shown) == wanted
+
+
+def test_bars_lie_where_their_spans_ran(found: Timeline, drawn: tuple[ET.Element, ET.Element, dict[str, Any]]) -> None:
+    _, drawing, data = drawn
+    bars = {int(r.get("data-bar", "")): r for r in drawing.iter("rect") if "p" not in (r.get("class") or "").split()}
+    told = [bar for track in found.tracks for lane in track.lanes for bar in lane.bars]
+    assert sorted(bars) == list(range(len(told))) == list(range(len(data["bars"])))
+    for number, bar in enumerate(told):
+        x, width = (float((bars[number].get(name) or "").rstrip("%")) / 100 for name in ("x", "width"))
+        assert x * found.end_s == pytest.approx(bar.start_s, abs=1e-4 * found.end_s)
+        assert width * found.end_s == pytest.approx(bar.duration_s, abs=1e-4 * found.end_s)
+        lane, kind, microbatch, start_s, duration_s, predicted_s, compute_s, num_tokens, num_items, items = data[
+            "bars"
+        ][number]
+        assert (data["kinds"][kind], microbatch, num_tokens) == (bar.kind, bar.microbatch, bar.num_tokens)
+        assert (start_s, duration_s) == pytest.approx((bar.start_s, bar.duration_s), abs=1e-6)
+        assert list(zip(items[::2], items[1::2], strict=True)) == list(bar.items)[: gantt.MAX_ITEMS]
+        assert num_items == len(bar.items)
+        if bar.kind == "update":
+            assert predicted_s is compute_s is None
+        else:
+            assert (predicted_s, compute_s) == pytest.approx((bar.predicted_s, bar.compute_s), abs=1e-6)
+        policy, name = data["lanes"][lane]
+        assert name in {one.name for track in found.tracks if track.policy == policy for one in track.lanes}
+
+
+def test_what_was_predicted_lies_below_the_bar_it_is_of(
+    found: Timeline, drawn: tuple[ET.Element, ET.Element, dict[str, Any]]
+) -> None:
+    _, drawing, data = drawn
+    thin = [r for r in drawing.iter("rect") if "p" in (r.get("class") or "").split()]
+    assert len(thin) == sum(len(lane.predicted) for track in found.tracks for lane in track.lanes) > 50
+    tops = {int(r.get("data-bar", "")): float(r.get("y", "")) for r in drawing.iter("rect") if r not in thin}
+    for rect in thin:
+        number = int(rect.get("data-bar", ""))
+        assert float(rect.get("y", "")) == tops[number] + gantt.BAR_PX + 1
+        assert data["kinds"][data["bars"][number][1]][0] == (rect.get("class") or "").split()[1]
+
+
+def test_samples_are_told_with_their_sizes(
+    found: Timeline, drawn: tuple[ET.Element, ET.Element, dict[str, Any]]
+) -> None:
+    data = drawn[2]
+    assert len(data["samples"]) == 16
+    for told, shape in zip(data["samples"], found.samples, strict=True):
+        assert shape is not None
+        assert told[:5] == [
+            shape.sample_id, shape.sample_index, shape.num_text_tokens, shape.num_supervised_tokens,
+            shape.num_llm_tokens,
+        ]  # fmt: skip
+        assert [item[2] for item in told[5]] == [item.num_tokens for item in shape.items]
+
+
+def test_names_do_not_scroll_away_and_lanes_are_level_with_them(
+    drawn: tuple[ET.Element, ET.Element, dict[str, Any]],
+) -> None:
+    names, drawing, _ = drawn
+    assert names.get("height") == drawing.get("height")
+    assert len(list(names)) == 10
+    assert max(float(r.get("y", "")) for r in drawing.iter("rect")) < float(drawing.get("height", ""))
+
+
+def test_numbers_of_narrow_bars_are_hidden_until_there_is_room(found: Timeline) -> None:
+    drawing = ET.fromstring(draw_gantt(found).drawing)
+    labels = [t for t in drawing.iter("text") if "n" in (t.get("class") or "").split()]
+    for label in labels:
+        fits = float(label.get("data-share", "")) * gantt.SHOWN_PX >= gantt.LABEL_PX
+        assert ("hidden" in (label.get("class") or "").split()) != fits
+    assert labels
+
+
+def pair_of(num_ranks: int, plan_module: str = LLM) -> BatchPair:
+    ranks = tuple(observe(0, r, module=plan_module, spans=[make_span(0, 0.1, 0.2)]) for r in range(num_ranks))
+    return BatchPair((0,), (MeasuredStep(0, "arrival", ranks),), (MeasuredStep(1, "balanced", ranks[:3]),))
+
+
+def test_of_many_ranks_some_are_shown_and_that_is_said() -> None:
+    made = draw_gantt(batch_timeline(pair_of(MAX_LANES + 9, "$x<&"), make_plan({LLM: 1})))
+    assert f"the first {MAX_LANES} of {MAX_LANES + 9} processes" in made.note
+    names = [t.text for t in ET.fromstring(made.names)]
+    assert f"{MAX_LANES - 1}: $x<& pp0 dp0" in names
+    assert f"{MAX_LANES}: $x<& pp0 dp0" not in names
+
+
+def test_with_many_microbatches_fewer_lanes_are_drawn() -> None:
+    plan = make_plan({LLM: 1}, num_microbatches=512)
+    assert len(batch_timeline(pair_of(9), plan).tracks[0].lanes) == max(1, timeline.MAX_BARS // (8 * 512))
+
+
+def test_without_predictions_and_shapes_the_timeline_is_there_and_says_so() -> None:
+    found = batch_timeline(pair_of(2), make_plan({LLM: 1}))
+    assert found.samples == (None,)
+    made = draw_gantt(found)
+    assert "no predictions are known" in made.note
+    assert json.loads(made.data)["samples"] == [None]
+
+
+def test_lanes_of_a_chain_are_stages_of_no_module() -> None:
+    ranks = tuple(observe(0, r, stage=r, spans=[make_span(0, 0.1, 0.2)]) for r in range(2))
+    pair = BatchPair((0,), (MeasuredStep(0, "arrival", ranks),), (MeasuredStep(1, "balanced", ranks),))
+    tracks = batch_timeline(pair, make_inline_plan(1, pp=2)).tracks
+    assert [lane.name for lane in tracks[0].lanes] == ["0: stage 0 dp0", "1: stage 1 dp0"]
+
+
+@pytest.mark.parametrize(("least_s", "every_s"), [(0.003, 0.005), (0.02, 0.02), (0.11, 0.2), (7.0, 10.0), (0.0, 1.0)])
+def test_ticks_are_round(least_s: float, every_s: float) -> None:
+    assert tick_every_s(least_s) == pytest.approx(every_s)
+
+
+def test_ticks_have_units() -> None:
+    assert (tick_text(0.25), tick_text(0), tick_text(12.5)) == ("250 ms", "0 ms", "12.5 s")
+
+
+def test_items_are_told_by_what_their_header_said() -> None:
+    (image,) = make_sample(0, 5, [("vision", 20)]).items
+    from dataclasses import replace
+
+    assert item_text(replace(image, width_px=640, height_px=480)) == "image 640 x 480 px"
+    video = replace(image, kind="video", width_px=64, height_px=48, num_frames=32, duration_s=3.2)
+    assert item_text(video) == "video 64 x 48 px, 32 frames, 3.20 s"
+    assert (
+        item_text(replace(image, kind="audio", width_px=0, height_px=0, num_frames=0, duration_s=2.0)) == "audio 2.00 s"
+    )
+
+
+def test_a_page_knows_the_whole_batch_once() -> None:
+    assert len({s.sample_index for s in batch_of(3)}) == SPLIT.global_batch_size

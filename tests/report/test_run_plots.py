@@ -1,0 +1,188 @@
+"""Plots of how a run went: what they are given is in them, and they are there only where there is something to show."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from dflop.report import plots, run_plots
+from dflop.report.accuracy import TimedSpan, timed_spans
+from dflop.report.balance import evenness, stage_shares
+from dflop.report.details import RunDetails
+from dflop.report.steps import MeasuredStep
+from dflop.report.summary import RunSummary
+from tests.report.detailed import detailed
+from tests.report.runs import observe
+
+MEMORY = (("vision pp0", 2**29, 2**30), ("llm pp0", 2**28, None))
+DRAWN: dict[str, Callable[[RunSummary, RunDetails], str | None]] = {
+    "throughput": lambda s, d: run_plots.throughput_curve(s.steps, d.plan_steps),
+    "scatter": lambda s, d: run_plots.prediction_scatter(timed_spans(s.steps)),
+    "corrections": lambda s, d: run_plots.correction_curves(d.corrections, d.plan_steps),
+    "idle": lambda s, d: run_plots.idle_bars(stage_shares(s.comparison.pairs, s.plan) if s.comparison else ()),
+    "balance": lambda s, d: run_plots.balance_bars(_evenness(s)),
+    "memory": lambda s, d: run_plots.memory_bars(MEMORY, 2**31),
+}
+
+
+def _evenness(summary: RunSummary):
+    pair = summary.comparison.typical_pair() if summary.comparison else None
+    return evenness(pair, summary.plan) if pair else ()
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[RunSummary, RunDetails]:
+    return detailed()
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Figure]:
+    """Figures that were saved, in order."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(self, *args, **kwargs):
+        figures.append(self)
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def texts(svg: str) -> list[str]:
+    return [node.text or "" for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_svg_is_valid_deterministic_and_without_styles(name: str, run) -> None:
+    svg = DRAWN[name](*run)
+    assert svg is not None
+    root = ET.fromstring(svg)
+    assert root.get("aria-label")
+    assert root.get("class") == "plot"
+    assert svg == DRAWN[name](*run)
+    assert not re.search(r"\sstyle=|<style", svg)
+    ids = [node.get("id") for node in root.iter() if node.get("id")]
+    assert all(i.startswith(f"{name}-") for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("throughput", "LLM tokens per second"),
+        ("scatter", "measured compute of a microbatch"),
+        ("corrections", "measured over predicted"),
+        ("idle", "share of the step (%); right of the bars: idle"),
+        ("balance", "microbatch"),
+        ("memory", "peak memory of a process (GiB)"),
+    ],
+)
+def test_axes_say_what_they_count(name: str, label: str, run) -> None:
+    svg = DRAWN[name](*run)
+    assert svg is not None
+    assert label in texts(svg)
+
+
+def test_nothing_to_show_is_no_plot() -> None:
+    assert run_plots.throughput_curve([MeasuredStep(0, "balanced", (observe(0),))]) is None
+    assert run_plots.prediction_scatter(()) is None
+    assert run_plots.correction_curves(()) is None
+    assert run_plots.idle_bars(()) is None
+    assert run_plots.balance_bars(()) is None
+    assert run_plots.memory_bars((), 2**30) is None
+
+
+def test_throughput_is_tokens_over_seconds_smoothed_as_the_view_does(drawn, run) -> None:
+    summary, details = run
+    run_plots.throughput_curve(summary.steps, details.plan_steps)
+    (axes,) = drawn[0].axes
+    each, recent, another = axes.lines
+    assert list(each.get_ydata()) == pytest.approx([s.llm_tokens_per_s for s in summary.steps])
+    last = summary.steps[-10:]
+    tokens = sum(s.llm_tokens_per_s * s.step_s for s in last)
+    assert recent.get_ydata()[-1] == pytest.approx(tokens / sum(s.step_s for s in last))
+    assert another.get_xdata()[0] == 13, "steps count from 1 for people"
+
+
+def test_a_scatter_has_a_diagonal_and_every_module(drawn, run) -> None:
+    spans = timed_spans(run[0].steps)
+    run_plots.prediction_scatter(spans)
+    (axes,) = drawn[0].axes
+    equal, *modules = axes.lines
+    assert list(equal.get_xdata()) == list(equal.get_ydata())
+    assert [line.get_label() for line in modules] == ["audio", "vision", "llm"]
+    assert sum(len(line.get_xdata()) for line in modules) == min(len(spans), run_plots.MAX_POINTS)
+    assert len({line.get_marker() for line in modules}) == 3
+
+
+def test_a_scatter_of_many_is_thinned_out() -> None:
+    spans = [TimedSpan("llm", 1, 1.0 + i / 1e5, 1.0) for i in range(20_000)]
+    svg = run_plots.prediction_scatter(spans)
+    assert svg is not None
+    assert len(svg) < 400_000
+    assert svg.count("<use") <= run_plots.MAX_POINTS + 100
+
+
+def test_microseconds_and_minutes_have_ticks_all_the_same(drawn) -> None:
+    for scale in (1e-6, 0.03, 100.0):
+        run_plots.prediction_scatter([TimedSpan("llm", 1, scale * f, scale) for f in (0.9, 1.1)])
+        (axes,) = drawn[-1].axes
+        low, high = axes.get_xlim()
+        assert [t for t in axes.get_xticks() if low <= t <= high]
+
+
+def test_corrections_are_steps_of_what_is_applied(drawn, run) -> None:
+    run_plots.correction_curves(run[1].corrections)
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines["llm, typical mix"].get_xdata()) == [4, 10, 16]
+    assert list(lines["llm, typical mix"].get_ydata()) == pytest.approx([1.06, 1.18, 1.3])
+    buckets = [line for line in axes.lines if line.get_linewidth() == 0.8 and len(line.get_xdata()) == 3]
+    assert len(buckets) == 3, "of the LLM; one bucket is no size"
+    assert sorted(line.get_ydata()[0] for line in buckets) == [1.06] * 3, "not in force: the level"
+    assert sorted(line.get_ydata()[-1] for line in buckets) == pytest.approx([1.3, 1.55, 1.8])
+
+
+def test_long_runs_have_small_plots(run) -> None:
+    summary, details = run
+    many = [replace(summary.steps[i % 24], step=i) for i in range(6000)]
+    told = [replace(c, effective_step=i, observed_at_s=float(i)) for i in range(1000) for c in details.corrections[:4]]
+    for svg in (run_plots.throughput_curve(many), plots.loss_curve(many), run_plots.correction_curves(told)):
+        assert svg is not None
+        assert len(svg) < 400_000
+
+
+def test_memory_that_nobody_measured_has_no_bar(drawn) -> None:
+    run_plots.memory_bars(MEMORY, 2**31)
+    (axes,) = drawn[0].axes
+    assert sorted(bar.get_width() for bar in axes.patches) == [0.25, 0.5, 1.0]
+    assert axes.lines[0].get_xdata()[0] == 2.0
+    run_plots.memory_bars([(stage, predicted, None) for stage, predicted, _ in MEMORY], 2**31)
+    legend = [text.get_text() for text in drawn[1].legends[0].get_texts()]
+    assert legend == ["predicted", "limit"]
+
+
+@pytest.mark.parametrize("name", ["throughput", "scatter", "corrections", "idle", "balance", "memory"])
+def test_nothing_is_cut_off(name: str, run, drawn) -> None:
+    DRAWN[name](*run)
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for axes in figure.axes:
+        for text in (axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_yticklabels(), *axes.texts):
+            box = text.get_window_extent()
+            if text.get_text() and text.get_visible():
+                assert whole.x0 - 1 <= box.x0 < box.x1 <= whole.x1 + 1, text.get_text()
+
+
+def test_steps_that_know_no_tokens_are_left_out(run) -> None:
+    summary, _ = run
+    blank = replace(summary.steps[0], ranks=tuple(replace(r, spans=()) for r in summary.steps[0].ranks))
+    assert math.isnan(blank.llm_tokens_per_s)
+    assert run_plots.throughput_curve([blank, *summary.steps[1:]]) is not None

@@ -1,0 +1,249 @@
+"""Traces: valid, and every slice is a row of what was recorded or of the simulation of what was predicted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dflop.records import LLM, Plan
+from dflop.report.predicted import simulate_again
+from dflop.report.steps import MeasuredStep
+from dflop.report.trace import INPUT, MEASURED, PREDICTED, TracedStep, chrome_trace
+from tests.builders import make_inline_plan, make_plan
+from tests.report.chrome_trace import problems_of
+from tests.report.detailed import SPLIT, batch_of, observe_step, plan_step, spans_of
+
+PLANS = {
+    "split": SPLIT,
+    "inline, tp 2": make_inline_plan(1, pp=2, tp=2, modules=("vision", LLM)),
+    "deep encoder": make_plan({"vision": 2, LLM: 1}, llm_pp=2, encoder_pp=2, num_microbatches=3),
+}
+EVERY = 2
+"""Steps are traced in full as often as this."""
+
+
+def traced(plan: Plan, num_steps: int = 4, *, noise: float = 0.1, gap_s: float = 0.02) -> list[TracedStep]:
+    found, at_s = [], 1.7e9
+    for step in range(num_steps):
+        batch = batch_of(step)
+        step_plan = plan_step(plan, batch, step, "balanced", "run")
+        seen = observe_step(plan, step_plan, batch, noise=noise, started_at_s=at_s)
+        spans = tuple(span for rank in seen for span in spans_of(plan, rank)) if step % EVERY == 0 else ()
+        found.append(TracedStep(MeasuredStep(step, "balanced", tuple(seen)), plan, step_plan, spans))
+        at_s += seen[0].step_s + gap_s
+    return found
+
+
+def slices(trace: dict[str, Any], track: int, rank: int | None = None) -> list[dict[str, Any]]:
+    return [
+        e
+        for e in trace["traceEvents"]
+        if e["ph"] == "X" and e["tid"] == track and (rank is None or e["pid"] == rank + 1)
+    ]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_is_a_valid_trace(name: str) -> None:
+    trace = chrome_trace("run", traced(PLANS[name]))
+    assert problems_of(trace) == []
+    assert trace["otherData"]["steps"] == "0 to 3"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_measured_slices_are_the_rows_of_the_store(name: str) -> None:
+    steps = traced(PLANS[name])
+    trace = chrome_trace("run", steps)
+    for step in steps:
+        for rank in step.measured.ranks:
+            own = [e for e in slices(trace, MEASURED, rank.rank) if e["args"]["step"] == step.measured.step]
+            (whole,) = [e for e in own if e["name"] == f"step {step.measured.step}"]
+            assert whole["dur"] == pytest.approx(1e6 * rank.step_s, abs=1e-3)
+            assert whole["args"]["predicted_step_s"] == rank.predicted_step_s
+            inside = {(e["name"], e["args"].get("microbatch", -1)): e for e in own}
+            wanted = {
+                (s.name if s.microbatch < 0 else f"{s.name} {s.microbatch}", s.microbatch): (s.start_s, s.duration_s)
+                for s in step.spans
+                if s.rank == rank.rank
+                and s.name != "schedule_wait"
+                and s.duration_s > 1e-9
+                and s.name != "receive_wait"
+            }
+            if not step.spans:
+                for s in rank.spans:
+                    if s.forward_s > 1e-9:  # a microbatch without work for a stage is nothing to see
+                        wanted[f"forward {s.microbatch}", s.microbatch] = s.forward_start_s, s.forward_s
+                        wanted[f"backward {s.microbatch}", s.microbatch] = s.backward_start_s, s.backward_s
+            assert wanted.keys() <= inside.keys()
+            for key, (start_s, duration_s) in wanted.items():
+                assert inside[key]["ts"] - whole["ts"] == pytest.approx(1e6 * start_s, abs=3e-3)
+                assert inside[key]["dur"] == pytest.approx(1e6 * duration_s, abs=3e-3)
+
+
+def test_waits_and_bytes_of_a_traced_step_are_told() -> None:
+    steps = traced(SPLIT, 1)
+    trace = chrome_trace("run", steps)
+    rows = Counter(s.name for s in steps[0].spans if s.duration_s > 1e-9)
+    told = Counter(e["name"].split()[0] for track in (MEASURED, INPUT) for e in slices(trace, track))
+    for name in ("receive_wait", "forward", "backward", "reduce", "optimizer", "data_wait", "schedule_wait"):
+        assert told[name] == rows[name] > 0, name
+    assert all(e["args"]["num_bytes"] == 100 for e in slices(trace, MEASURED) if e["name"].startswith("receive"))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_predicted_slices_are_the_simulation_of_the_recorded_predictions(name: str) -> None:
+    plan = replace(PLANS[name], sync_s=0.004)
+    steps = traced(plan)
+    trace = chrome_trace("run", steps)
+    for step in steps:
+        assert step.step_plan is not None
+        again = simulate_again(plan, step.step_plan, step.measured.ranks)
+        assert again is not None
+        begin = min(e["ts"] for e in slices(trace, MEASURED) if e["name"] == f"step {step.measured.step}")
+        for rank in step.measured.ranks:
+            own = [
+                e
+                for track in range(PREDICTED, PREDICTED + 3)
+                for e in slices(trace, track, rank.rank)
+                if e["args"]["step"] == step.measured.step
+            ]
+            told = {e["name"]: e for e in own}
+            assert told[f"step {step.measured.step}"]["ts"] == pytest.approx(begin, abs=1e-3)
+            whole_us = 1e6 * (again.pipeline_s + plan.sync_s)
+            assert told[f"step {step.measured.step}"]["dur"] == pytest.approx(whole_us, abs=3e-3)
+            ops = again.of((rank.module, rank.stage, rank.dp_rank))
+            assert len(own) == len([op for op in ops if op.duration_s > 0]) + 2
+            for op in (op for op in ops if op.duration_s > 0):
+                found = told[f"{'forward' if op.phase == 'F' else 'backward'} {op.microbatch}"]
+                assert found["ts"] - begin == pytest.approx(1e6 * op.start_s, abs=3e-3)
+                assert found["dur"] == pytest.approx(1e6 * op.duration_s, abs=3e-3)
+
+
+def test_arrows_lead_from_what_sent_to_what_waited() -> None:
+    trace = chrome_trace("run", traced(SPLIT, 1))
+    arrows: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for event in trace["traceEvents"]:
+        if event["ph"] in "sf":
+            arrows[event["id"]][event["ph"]] = event
+    found = Counter((a["s"]["pid"] - 1, a["f"]["pid"] - 1, a["s"]["name"]) for a in arrows.values())
+    assert found[3, 4, "rows"] == found[4, 3, "gradients"] == SPLIT.num_microbatches
+    assert {pair[:2] for pair in found} <= {(r, 3) for r in (0, 1, 2)} | {(3, r) for r in (0, 1, 2)} | {(3, 4), (4, 3)}
+
+
+def test_steps_that_ran_faster_than_predicted_do_not_overlap_in_a_track() -> None:
+    steps = traced(SPLIT, 4, gap_s=0.0)
+    fast = []
+    at_s = 1.7e9
+    for step in steps:
+        ranks = tuple(
+            replace(
+                r, step_s=r.step_s / 3, busy_s=r.busy_s / 3, reduce_s=r.reduce_s / 3, optimizer_s=r.optimizer_s / 3,
+                data_wait_s=0.0, observed_at_s=at_s + r.step_s / 3,
+                spans=tuple(
+                    replace(s, forward_start_s=s.forward_start_s / 3, forward_s=s.forward_s / 3,
+                            backward_start_s=s.backward_start_s / 3, backward_s=s.backward_s / 3) for s in r.spans
+                ),
+            )
+            for r in step.measured.ranks
+        )  # fmt: skip
+        fast.append(replace(step, measured=replace(step.measured, ranks=ranks), spans=()))
+        at_s += ranks[0].step_s
+    trace = chrome_trace("run", fast)
+    assert problems_of(trace) == []
+    assert {e["tid"] for e in trace["traceEvents"] if e.get("cat") == "predicted"} > {PREDICTED}
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {"measured", "predicted (simulated)", "predicted (simulated), overlapping"} <= names
+
+
+def test_a_clock_that_was_set_back_lays_no_step_over_another() -> None:
+    first, second, *_ = traced(SPLIT, 2)
+    ranks = tuple(replace(r, observed_at_s=r.observed_at_s - 5.0) for r in second.measured.ranks)
+    back = replace(second, measured=replace(second.measured, ranks=ranks))
+    assert problems_of(chrome_trace("run", [first, back])) == []
+
+
+def test_a_rank_whose_clock_is_behind_gets_no_arrow_from_the_future() -> None:
+    (step,) = traced(SPLIT, 1)
+    ranks = tuple(
+        replace(r, observed_at_s=r.observed_at_s - 0.05 * (r.rank == 3)) for r in step.measured.ranks
+    )  # fmt: skip
+    assert problems_of(chrome_trace("run", [replace(step, measured=replace(step.measured, ranks=ranks))])) == []
+
+
+def test_without_a_plan_or_predictions_what_was_measured_is_there() -> None:
+    (step,) = traced(SPLIT, 1)
+    for bare in (replace(step, plan=None), replace(step, step_plan=None)):
+        trace = chrome_trace("run", [bare])
+        assert problems_of(trace) == []
+        assert slices(trace, MEASURED)
+        assert not slices(trace, PREDICTED)
+    assert chrome_trace("run", [])["traceEvents"] == []
+
+
+def test_another_plan_in_the_midst_is_told_by_name() -> None:
+    before, after = traced(SPLIT, 1), traced(PLANS["deep encoder"], 2)[1:]
+    later = [
+        replace(
+            s,
+            measured=replace(
+                s.measured,
+                ranks=tuple(replace(r, observed_at_s=r.observed_at_s + 60) for r in s.measured.ranks),
+            ),
+        )
+        for s in after
+    ]
+    trace = chrome_trace("run", [*before, *later])
+    assert problems_of(trace) == []
+    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert names[3] == "rank 2: audio pp0 dp0, then vision pp1 dp0"
+
+
+def test_a_loss_that_is_no_number_is_left_out() -> None:
+    (step,) = traced(SPLIT, 1)
+    ranks = tuple(replace(r, loss=math.nan) for r in step.measured.ranks)
+    trace = chrome_trace("run", [replace(step, measured=replace(step.measured, ranks=ranks))])
+    assert problems_of(trace) == []
+    assert "loss" not in next(e for e in slices(trace, MEASURED) if e["name"] == "step 0")["args"]
+
+
+def broken(events: Sequence[dict[str, Any]]) -> list[str]:
+    named = [
+        {"ph": "M", "name": name, "pid": 1, "tid": tid, "ts": 0, "args": {"name": "x"}}
+        for name, tid in (("process_name", 0), ("thread_name", 1))
+    ]
+    return problems_of({"traceEvents": [*named, *events], "displayTimeUnit": "ms"})
+
+
+def piece(ts: float, dur: float, **changes: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": "x", "cat": "c", "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": {}} | changes
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ([piece(0, 10), piece(5, 10)], "overlaps"),
+        ([piece(-1, 10)], "ts -1"),
+        ([piece(0, math.nan)], "no JSON"),
+        ([piece(0, 10, tid=7)], "track (1, 7) has no name"),
+        ([piece(0, 10, ph="Z")], "phase 'Z'"),
+        ([piece(0, 10), {"ph": "s", "name": "a", "cat": "c", "pid": 1, "tid": 1, "ts": 5, "id": 1}], "has only `s`"),
+        (
+            [
+                piece(0, 10),
+                {"ph": "s", "name": "a", "cat": "c", "pid": 1, "tid": 1, "ts": 5, "id": 1},
+                {"ph": "f", "name": "a", "cat": "c", "pid": 1, "tid": 1, "ts": 50, "id": 1},
+            ],
+            "is in no slice",
+        ),
+    ],
+)
+def test_the_validator_sees_what_is_wrong(events: list[dict[str, Any]], told: str) -> None:
+    assert any(told in problem for problem in broken(events))
+
+
+def test_the_validator_takes_what_is_right() -> None:
+    assert broken([piece(0, 10), piece(0, 5), piece(5, 5), piece(10, 1)]) == []

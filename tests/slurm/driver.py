@@ -1,0 +1,36 @@
+"""A driver that trains a run which has a plan, as `dflop train` does once the profiles are there.
+
+`python -m tests.slurm.driver RUN_DIR`; says what happens on stderr, ends with the exit code of what ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from dflop.errors import DflopError
+from dflop.jobs import parts
+from dflop.jobs.drive import driving
+from dflop.jobs.rundir import open_run
+
+
+def say(line: str) -> None:
+    print(f"{time.time():.1f} {line}", file=sys.stderr, flush=True)
+
+
+async def nobody() -> None:
+    """Who is interested in decisions."""
+
+
+async def main(path: str) -> None:
+    async with driving(open_run(path), say, show_history=nobody) as drive:
+        await parts.campaign(drive)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(sys.argv[1]))
+    except DflopError as error:
+        say(f"driver: {error}")
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,177 @@
+"""What the tests of faults share: a run on two nodes that trains for as long as they like, and its drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dflop.config import dump_config, load_config
+from dflop.jobs import submit
+from dflop.jobs.planning import bound_family
+from dflop.jobs.rundir import RunDir
+from dflop.jobs.steps import TRAIN
+from dflop.launch import JobHandle, Journal
+from dflop.records import LLM, StepObservation
+from dflop.store.spool import read_spool
+from dflop.train.manifest import read_latest
+from tests.jobs.training import give_plan, planned_run
+from tests.launch.helpers import REPO, until
+from tests.train.synthetic import make_plan
+
+FOR_EVER = 100_000
+SETTINGS = (
+    "cluster.backend=slurm", "cluster.hardware=test", "cluster.num_nodes=2", "cluster.num_processes_per_node=2",
+    "cluster.num_cores_per_node=4", "cluster.memory_per_process_gib=2", "cluster.slurm.poll_interval_s=0.5",
+    "cluster.slurm.time_limit_min=30", f"cluster.slurm.setup=['export PYTHONPATH={REPO}']",
+    f"train.num_steps={FOR_EVER}", "train.checkpoint_every=5", "train.timeout_s=60", "replan.mode=off",
+    "replan.check_every_s=1", "compare.num_batches=0", "correct.enabled=false",
+)  # fmt: skip
+
+
+def run_on_two_nodes(folder: Path, *settings: str) -> RunDir:
+    """A run with a plan of four processes; corrections are off, so that a step done twice is packed as it was."""
+    run = planned_run(folder, *SETTINGS, *settings)
+    grid = {"vision": (1, 2), LLM: (1, 2)}
+    give_plan(run, make_plan(grid, num_microbatches=2, of=bound_family(run.config())))
+    return run
+
+
+def set_config(run: RunDir, *settings: str) -> None:
+    """Change a run's configuration; jobs that start from now on read it."""
+    run.config_file.write_text(dump_config(load_config(run.config_file, list(settings))))
+
+
+def observations(run: RunDir) -> list[StepObservation]:
+    return sorted(read_spool(run.config().store, StepObservation), key=lambda o: (o.step, o.rank, o.attempt))
+
+
+def next_step(run: RunDir) -> int:
+    return int((read_latest(run.checkpoints) or {"next_step": 0})["next_step"])
+
+
+def train_job(run: RunDir) -> JobHandle | None:
+    """The training job that has not been seen to end."""
+    return Journal(run.path, run.run_id).live(submit.train_key(run, TRAIN))
+
+
+def log_of(handle: JobHandle, rank: int = 0) -> str:
+    path = handle.path(f"{rank}_log.err")
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def steps_in(log: str) -> int:
+    """Steps that rank 0 has told of, over all starts of the job."""
+    return log.count(f"/{FOR_EVER} ")
+
+
+def gets_on(handle: JobHandle, by: int = 3, limit_s: float = 120) -> None:
+    """Returns once the job has made some more steps."""
+    before = steps_in(log_of(handle))
+    until(lambda: steps_in(log_of(handle)) >= before + by, what=f"{by} more steps of {handle}", limit_s=limit_s)
+
+
+def shown(job_id: str, field: str) -> str:
+    """A field of what Slurm knows about a job; empty when it knows none, or does not answer."""
+    done = subprocess.run(["scontrol", "-o", "show", "job", job_id], capture_output=True, text=True, check=False)
+    return done.stdout.partition(f"{field}=")[2].partition(" ")[0].strip()
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def pid_of(handle: JobHandle, rank: int) -> int:
+    """Of a rank: all nodes are this machine."""
+    return int(handle.path(f"{rank}.pid").read_text().split()[0])
+
+
+def processes(text: str) -> list[int]:
+    """Live processes that have the text in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if text.encode() in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
+                    found.append(int(entry.name))
+    return found
+
+
+class Driver:
+    """A driver process; its talk goes to a file."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.log = run.path / f"driver-{number}.log"
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.slurm.driver", str(run.path)],
+                cwd=REPO, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def hears(self, text: str, limit_s: float = 60) -> float:
+        """Seconds until the driver says it."""
+        began = time.monotonic()
+        until(lambda: text in self.said, what=f"`{text}` in {self.log}:\n{self.said[-2000:]}", limit_s=limit_s)
+        return time.monotonic() - began
+
+    def end(self, limit_s: float = 60) -> int:
+        return self.process.wait(limit_s)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(20)
+
+
+class Drivers:
+    """Starts drivers of a run, one after the other."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.all = run, list[Driver]()
+
+    def start(self) -> Driver:
+        self.all.append(Driver(self.run, len(self.all)))
+        return self.all[-1]
+
+    @property
+    def last(self) -> Driver:
+        return self.all[-1]
+
+    def stop(self) -> None:
+        """Ends them and the jobs of the run, whatever a test has left."""
+        for driver in self.all:
+            if driver.process.poll() is None:
+                driver.kill()
+        subprocess.run(["scancel", f"--name={self.run.run_id}-train"], check=False)
+        until(lambda: not processes(str(self.run.path)), what="every process of the run to end", limit_s=60)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that something takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def fill(path: Path) -> None:
+    """Write a file until its disk is full to the last page."""
+    with open(path, "wb", buffering=0) as file:
+        for num_bytes in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(num_bytes))
+
+
+def strays(found: Sequence[StepObservation]) -> dict[int, list[float]]:
+    """Losses of steps in which ranks or starts disagree: more than sums that are made in another order would."""
+    losses: dict[int, list[float]] = {}
+    for o in found:
+        losses.setdefault(o.step, []).append(o.loss)
+    return {step: values for step, values in losses.items() if max(values) - min(values) > 1e-4 * abs(max(values))}

@@ -1,0 +1,94 @@
+"""A cluster with accounts, and one whose accounts are gone: jobs are followed all the same."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflop.launch import JobHandle, JobState
+from dflop.launch.commands import run_command
+from dflop.launch.slurm import SlurmLauncher
+from dflop.launch.watch import SlurmWatcher
+from tests.launch.helpers import end, make_spec, until
+from tests.slurm.conftest import cluster_script
+
+NEEDS_CLUSTER_ALONE = True
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def accounts(cluster: None) -> Iterator[None]:
+    """Of the cluster, for as long as this module has it."""
+    on = cluster_script("accounting", "on")
+    assert on.returncode == 0, on.stdout
+    yield
+    off = cluster_script("accounting", "off")
+    assert off.returncode == 0, off.stdout
+
+
+def ended(job_id: str) -> str:
+    """What accounting says of a job, once it says that it has ended."""
+
+    def asked() -> str:
+        command = ["sacct", "-X", "-n", "-P", "-o", "State", "-j", job_id]
+        state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return state if state and not state.startswith(("PENDING", "RUNNING")) else ""
+
+    return until(asked, what=f"the record of job {job_id}")
+
+
+def watcher_that_sees_no_queue() -> SlurmWatcher:
+    """As if squeue had forgotten all jobs and scontrol, too: what is left is accounting."""
+
+    def command(args: list[str]) -> subprocess.CompletedProcess[str]:
+        if args[0] in ("squeue", "scontrol"):
+            return subprocess.CompletedProcess(args, 1, "", "slurm_load_jobs error: Invalid job id specified")
+        return run_command(args)
+
+    return SlurmWatcher(poll_interval_s=0.2, lost_after_s=5, command=command)
+
+
+def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(
+    accounts: None, launcher: SlurmLauncher, tmp_path: Path
+) -> None:
+    done = launcher.submit(make_spec(tmp_path / "done", "report", "x"))
+    cancelled = launcher.submit(make_spec(tmp_path / "cancelled", "wait_for", str(tmp_path / "never")))
+    until(lambda: launcher.poll(cancelled).state is JobState.RUNNING, what="the job to run")
+    assert end(launcher, done).state is JobState.DONE
+    subprocess.run(["scancel", cancelled.job_id], check=True)
+    end(launcher, cancelled)
+    assert ended(done.job_id) == "COMPLETED"
+    assert ended(cancelled.job_id).startswith("CANCELLED by ")
+    found = watcher_that_sees_no_queue().statuses([done, cancelled])
+    assert found == [(JobState.DONE, ""), (JobState.CANCELLED, "by root")]
+
+
+def test_a_record_of_an_older_job_with_the_same_id_is_not_believed(
+    accounts: None, launcher: SlurmLauncher, tmp_path: Path
+) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
+    end(launcher, handle)
+    ended(handle.job_id)
+    later = JobHandle("slurm", handle.job_id, handle.name, "k", tmp_path, 1, handle.submitted_at_s + 86400)
+    assert watcher_that_sees_no_queue().statuses([later])[0].state is JobState.QUEUED
+
+
+def test_a_database_that_dies_under_a_job_is_no_news_of_it(
+    accounts: None, launcher: SlurmLauncher, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    before = launcher.submit(make_spec(tmp_path / "before", "wait_for", str(gate)))
+    until(lambda: launcher.poll(before).state is JobState.RUNNING, what="the job to run")
+    assert cluster_script("accounting", "kill").returncode == 0
+    failing = launcher.submit(make_spec(tmp_path / "failing", "fail_on", "0"))
+    assert end(launcher, failing) == (JobState.FAILED, "rank 0: ValueError: no microbatch for rank 0")
+    assert launcher.poll(before).state is JobState.RUNNING
+    gate.touch()
+    assert end(launcher, before).state is JobState.DONE
+    cancelled = launcher.submit(make_spec(tmp_path / "cancelled", "wait_for", str(tmp_path / "never")))
+    until(lambda: launcher.poll(cancelled).state is JobState.RUNNING, what="the job to run")
+    subprocess.run(["scancel", cancelled.job_id], check=True)
+    assert end(launcher, cancelled).state is JobState.CANCELLED

@@ -1,0 +1,109 @@
+"""Training a minute at a time: a checkpoint before each limit, another start, and nothing lost or repeated."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dflop.jobs import submit
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobHandle, Journal
+from tests.jobs.training import fresh, losses_of, run_ranks
+from tests.launch.helpers import until
+from tests.slurm.faults import (
+    Drivers,
+    gets_on,
+    log_of,
+    next_step,
+    observations,
+    run_on_two_nodes,
+    set_config,
+    shown,
+    slurm,
+    strays,
+    train_job,
+)
+
+NUM_LIMITS = 2
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def run(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    folder = tmp_path_factory.mktemp("limits")
+    # All steps are of the warm-up: behind it the learning rate depends on how many steps there will be. It stays low,
+    # for a model that knows its few samples by heart turns a rounding error into another loss.
+    rate = ("train.learning_rate=0.001", "train.warmup_steps=2000")
+    return run_on_two_nodes(folder, *rate, "cluster.slurm.signal_delay_s=10", "train.checkpoint_every=1000")
+
+
+def test_several_limits_change_no_loss_and_repeat_no_step(run: RunDir, tmp_path: Path) -> None:
+    """Checkpoints are far apart: what is kept is kept by the signal."""
+    straight = fresh(run, tmp_path)
+    drivers = Drivers(run)
+    driver = drivers.start()
+    try:
+        handle = until(lambda: train_job(run), what="a job")
+        for number in range(NUM_LIMITS):
+            gets_on(handle)
+            slurm("scontrol", "update", f"jobid={handle.job_id}", f"timelimit={next_limit(handle)}")
+            restarts = str(number + 1)
+            until(lambda n=restarts: shown(handle.job_id, "Restarts") == n, what="another start", limit_s=180)
+            # A busy machine needs a minute to start; the limit comes again when there are steps again.
+            slurm("scontrol", "update", f"jobid={handle.job_id}", "timelimit=10")
+        # Read by the start that comes now.
+        set_config(run, f"train.num_steps={next_step(run) + 4}")
+        assert driver.end(300) == 0, driver.said
+    finally:
+        drivers.stop()
+    assert {r.job_id for r in Journal(run.path, run.run_id).records()} == {handle.job_id}
+    assert f"requeued {NUM_LIMITS} times" in driver.said or "requeued once" in driver.said
+    stops = [tuple(map(int, line.split())) for line in handle.path("stops").read_text().splitlines()]
+    assert all(reached == began for (_, reached), (began, _) in pairwise(stops))
+    assert len(stops) == NUM_LIMITS
+    num_steps, num_ranks = next_step(run), run.plan().num_processes
+    found = observations(run)
+    assert Counter((o.step, o.rank) for o in found) == {(s, r): 1 for s in range(num_steps) for r in range(num_ranks)}
+    assert strays(found) == {}
+    set_config(straight, f"train.num_steps={num_steps}", "cluster.backend=local")
+    ended = run_ranks(straight, "dflop.jobs.train", str(straight.path), "train", limit_s=600)
+    assert set(ended.codes) == {0}, "\n".join(ended.stderr)
+    assert losses_of(run) == pytest.approx(losses_of(straight), rel=1e-4)
+    print(f"{num_steps} steps, stopped at {[reached for _, reached in stops]}", file=sys.stderr)
+
+
+def test_a_comparison_that_a_limit_stops_three_times_is_given_up(run: RunDir, tmp_path: Path) -> None:
+    """It has no checkpoints and starts over each time; only signals, to save the time."""
+    own = fresh(run, tmp_path)
+    set_config(own, "compare.num_batches=8", "compare.num_repeats=200", "cluster.slurm.time_limit_min=10")
+    launcher = submit.launcher_of(own, own.config())
+    handle = launcher.submit(submit.train_job(own, own.config(), "compare", own.plan().num_processes))
+    try:
+        for number in range(3):
+            start = f"dflop: start {number + 1} of job"
+            until(lambda start=start: start in log(handle.path("batch.log")), what=start, limit_s=120)
+            until(lambda n=number: log_of(handle).count("step 1/") > n, what="the first step", limit_s=120)
+            slurm("scancel", "--signal=USR2", handle.job_id)
+        status = until(lambda: s if (s := launcher.poll(handle)).state.is_final else None, what="an end", limit_s=120)
+    finally:
+        subprocess.run(["scancel", handle.job_id], check=False)
+    assert status.state == "interrupted"
+    assert "stopped 3 times before it got anywhere" in status.reason
+    assert shown(handle.job_id, "Restarts") == "2"
+
+
+def next_limit(handle: JobHandle) -> int:
+    """In minutes, one if it has just begun: Slurm looks every half minute, so it warns 10 to 40 s before the limit."""
+    *_, minutes, seconds = slurm("squeue", "-h", "-o", "%M", "-j", handle.job_id).split(":")
+    return math.ceil((60 * int(minutes) + int(seconds) + 45) / 60)
+
+
+def log(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,207 @@
+"""The whole pipeline on four nodes: by `dflop run`, inside a job, and by a worker of a Prefect server.
+
+The first run profiles. The other two start at once, in the same store, and find what it has measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dflop.data.demo import make_demo_dataset
+from dflop.jobs import runs
+from dflop.jobs.rundir import RunDir, open_run
+from dflop.launch import Journal
+from dflop.records import JobRecord
+from dflop.store import console
+from tests.flows.test_served import Server, background, ended
+from tests.launch.helpers import REPO, until
+from tests.slurm.faults import shown
+
+NEEDS_CLUSTER_ALONE = True  # one shard on each node
+NUM_STEPS = 4
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONFIG = """
+name: first
+model: {models}/tiny_omni.yaml
+dataset: {{annotations: {folder}/data/annotations.jsonl, media_root: {folder}/data/media, tokenizer: {folder}/data/tokenizer.json}}
+store: {folder}/store
+runs: {folder}/runs
+cluster:
+  name: test
+  backend: slurm
+  hardware: test
+  num_nodes: 2
+  num_processes_per_node: 2
+  num_cores_per_node: 4
+  memory_per_process_gib: 0.9
+  slurm: {{poll_interval_s: 0.5, time_limit_min: 10, setup: ["export PYTHONPATH={repo}"]}}
+data_profile: {{num_shards: 4, num_workers: 4}}
+model_profile: {{budget_s: 6, num_probes: 4, num_repeats: 1}}
+plan: {{global_batch_size: 8, microbatch_choices: [2], num_scenarios: 1, top: 2}}
+train: {{num_steps: {num_steps}}}
+compare: {{num_batches: 0}}
+"""  # noqa: E501 - a line of YAML
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """What three drivers left: each its run, what it said, and the state of its flow run."""
+
+    folder: Path
+    runs: dict[str, RunDir]
+    said: dict[str, str]
+    states: dict[str, str]
+
+    def jobs(self, name: str) -> dict[str, JobRecord]:
+        """The last record of every job."""
+        run = self.runs[name]
+        return {record.job_key: record for record in Journal(run.path, run.run_id).records()}
+
+    def hosts(self, name: str, part: str) -> list[str]:
+        """Of every task of the jobs with this word in their names."""
+        jobs = [job for job in self.jobs(name).values() if part in job.job_name]
+        files = [file for job in jobs for file in Path(job.folder).glob(f"{job.job_id}_*.pid")]
+        return sorted(file.read_text().split()[1] for file in files)
+
+    def rows(self, sql: str) -> list[tuple]:
+        return console.query(self.folder / "store", sql)[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    return tmp_path_factory.mktemp("pipeline")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(make_demo_dataset, folder / "data", num_samples=48)
+        found = Server(folder)
+        made.result()
+    yield found
+    with contextlib.suppress(ProcessLookupError):
+        found.kill()
+
+
+@pytest.fixture(scope="module")
+def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
+    """All three, to their ends."""
+    names = {"models": REPO / "configs" / "models", "folder": folder, "repo": REPO, "num_steps": NUM_STEPS}
+    (folder / "run.yaml").write_text(CONFIG.format(**names))
+    make_environment(folder, server)
+    logs = {name: folder / f"{name}.log" for name in ("first", "inside", "worker")}
+    with background(server, "dflop.cli", "run", "run.yaml", log=logs["first"], cwd=folder) as first:
+        server.call("/work_pools/", "POST", name="dflop", type="process")
+        prefect(server, "deploy", "--all")
+        assert first.wait(600) == 0, logs["first"].read_text()
+    with background(server, "prefect", "worker", "start", "--pool", "dflop", log=logs["worker"]):
+        overrides = json.dumps(["name=worker"])
+        job_id = sbatch(folder, logs["inside"], "--set", "name=inside")
+        prefect(
+            server, "deployment", "run", "dflop-pipeline/team",
+            "--param", f"config_path={folder / 'run.yaml'}", "--param", f"overrides={overrides}",
+        )  # fmt: skip
+        inside = until(lambda: last_state(job_id), what="pipeline.sbatch to end", limit_s=600)
+        assert inside == "COMPLETED", logs["inside"].read_text()
+        begun = server.call("/flow_runs/filter", "POST", flow_runs={"deployment_id": {"is_null_": False}})
+        (served,) = (flow_run for flow_run in begun if flow_run["parent_task_run_id"] is None)
+        ended(server, served["id"], logs["worker"], limit_s=600)
+    found = {name: open_run(next((folder / "runs").glob(f"{name}-*"))) for name in logs}
+    flow_runs = server.call("/flow_runs/filter", "POST", flow_runs={"parent_task_run_id": {"is_null_": True}})
+    states = {flow_run["name"]: flow_run["state_type"] for flow_run in flow_runs}
+    return Pipelines(
+        folder,
+        found,
+        {name: log.read_text() for name, log in logs.items()},
+        {name: states.get(run.run_id, "") for name, run in found.items()},
+    )
+
+
+def make_environment(folder: Path, server: Server) -> None:
+    """A `.venv` as pipeline.sbatch activates it, with this checkout's code and the server."""
+    activate = folder / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    (activate.parent / "dflop").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dflop.cli "$@"\n')
+    (activate.parent / "dflop").chmod(0o755)
+    wanted = {name: server.env[name] for name in ("PYTHONPATH", "PREFECT_HOME", "PREFECT_API_URL")}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in wanted.items()]
+    lines.append(
+        f"export PATH={shlex.quote(str(activate.parent))}:{shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+    )
+    activate.write_text("\n".join(lines) + "\n")
+
+
+def prefect(server: Server, *args: str) -> None:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
+    done = subprocess.run(command, cwd=REPO, env=server.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sbatch(folder: Path, log: Path, *args: str) -> str:
+    command = ["sbatch", "--parsable", f"--output={log}", REPO / "slurm" / "pipeline.sbatch", "run.yaml", *args]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def last_state(job_id: str) -> str | None:
+    state = shown(job_id, "JobState")
+    return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
+
+
+def test_all_three_are_done(pipelines: Pipelines) -> None:
+    assert pipelines.states == dict.fromkeys(pipelines.runs, "COMPLETED")
+    for name, run in pipelines.runs.items():
+        assert run.state()["state"] == runs.DONE, pipelines.said[name]
+        assert {job.state for job in pipelines.jobs(name).values()} == {"done"}
+        assert (run.path / "report.html").stat().st_size > 10_000
+
+
+def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipelines: Pipelines) -> None:
+    jobs = pipelines.jobs("first").values()
+    shards = [job.job_id for job in jobs if "data" in job.job_name]
+    assert sorted(job_id.partition("_")[2] for job_id in shards) == list("0123")
+    assert len({job_id.partition("_")[0] for job_id in shards}) == 1
+    assert pipelines.hosts("first", "data") == ["node1", "node2", "node3", "node4"]
+    modules = [job.job_id for job in jobs if "profile-tp1-" in job.job_name]
+    assert sorted(job_id.partition("_")[2] for job_id in modules) == list("012")
+    assert len({job_id.partition("_")[0] for job_id in modules}) == 1
+    for name in pipelines.runs:
+        hosts = pipelines.hosts(name, "train")
+        assert len(hosts) == pipelines.runs[name].plan().num_processes == 4
+        assert len(set(hosts)) == 2
+
+
+def test_the_others_find_its_profiles_and_submit_nothing_but_training(pipelines: Pipelines) -> None:
+    for name in ("inside", "worker"):
+        assert pipelines.said[name].count("not repeated") == 2, pipelines.said[name]
+        assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == ["train"]
+    assert pipelines.rows("select kind, count(*) from profile_record group by kind order by kind") == [
+        ("data", 1), ("model", 1),
+    ]  # fmt: skip
+
+
+def test_runs_at_once_in_one_store_keep_their_rows_apart(pipelines: Pipelines) -> None:
+    ids = {name: run.run_id for name, run in pipelines.runs.items()}
+    observed = pipelines.rows(
+        "select run_id, count(*), count(distinct (step, rank)) from step_observation group by run_id"
+    )
+    assert sorted(observed) == sorted((run_id, 4 * NUM_STEPS, 4 * NUM_STEPS) for run_id in ids.values())
+    planned = pipelines.rows("select run_id, count(distinct step) from step_plan group by run_id")
+    assert sorted(planned) == sorted((run_id, NUM_STEPS) for run_id in ids.values())
+    spans = {}
+    for name in ("inside", "worker"):
+        run = pipelines.runs[name]
+        times = [record.observed_at_s for record in Journal(run.path, run.run_id).records()]
+        spans[name] = min(times), max(times)
+    assert max(begin for begin, _ in spans.values()) < min(end for _, end in spans.values()), "they were at once"

@@ -1,0 +1,115 @@
+"""The files in slurm/ as they stand, submitted from a folder with a `.venv`: profiles, a plan, a whole pipeline."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.data.demo import make_demo_dataset
+from dflop.launch import Journal
+from dflop.store import console
+from tests.launch.helpers import REPO, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONFIG = """
+name: by-hand
+model: {models}/tiny_omni.yaml
+dataset: {{annotations: {folder}/data/annotations.jsonl, media_root: {folder}/data/media, tokenizer: {folder}/data/tokenizer.json}}
+store: {folder}/store
+runs: {folder}/runs
+cluster:
+  name: test
+  backend: slurm
+  hardware: test
+  num_nodes: 2
+  num_processes_per_node: 2
+  num_cores_per_node: 4
+  memory_per_process_gib: 2
+  slurm: {{poll_interval_s: 0.5, time_limit_min: 10, max_jobs_at_once: 4, setup: ["export PYTHONPATH={repo}"]}}
+data_profile: {{num_shards: 4}}
+model_profile: {{budget_s: 9, num_probes: 8, num_repeats: 1}}
+plan: {{global_batch_size: 8, microbatch_choices: [2, 4], num_scenarios: 2, top: 4}}
+train: {{num_steps: 6, checkpoint_every: 2}}
+compare: {{num_batches: 1, num_repeats: 1}}
+"""  # noqa: E501 - a line of YAML
+
+
+@pytest.fixture(scope="module")
+def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    folder = tmp_path_factory.mktemp("by-hand")
+    make_demo_dataset(folder / "data", num_samples=48)
+    (folder / "run.yaml").write_text(CONFIG.format(models=REPO / "configs" / "models", folder=folder, repo=REPO))
+    activate = folder / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    # `dflop` of the environment, with this checkout's code.
+    (activate.parent / "dflop").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dflop.cli "$@"\n')
+    (activate.parent / "dflop").chmod(0o755)
+    bin_dir = shlex.quote(str(Path(sys.executable).parent))
+    activate.write_text(
+        f"export PATH={shlex.quote(str(activate.parent))}:{bin_dir}:$PATH PYTHONPATH={shlex.quote(str(REPO))} "
+        f"PREFECT_HOME={shlex.quote(str(folder / 'prefect'))}\n"
+    )
+    return folder
+
+
+def submit(folder: Path, script: str, *args: str) -> tuple[str, str]:
+    """(last state, what it printed) of one of the files, to its end."""
+    log = folder / f"{script}.log"
+    command = ["sbatch", "--parsable", f"--output={log}", REPO / "slurm" / f"{script}.sbatch", "run.yaml", *args]
+    job_id = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    def state() -> str | None:
+        shown = subprocess.run(["scontrol", "-o", "show", "job", job_id], capture_output=True, text=True, check=True)
+        found = shown.stdout.partition("JobState=")[2].split()[0]
+        return None if found in ("PENDING", "RUNNING", "COMPLETING") else found
+
+    return until(state, what=f"{script}.sbatch to end", limit_s=600), log.read_text()
+
+
+def rows(folder: Path, sql: str) -> list[tuple]:
+    return console.query(folder / "store", sql)[1]
+
+
+def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder: Path) -> None:
+    state, said = submit(folder, "profile_data")
+    assert state == "COMPLETED", said
+    ((key,),) = rows(folder, "select profile_key from profile_record where kind = 'data'")
+    assert said.splitlines()[-1] == key
+    assert rows(folder, "select count(*) from v_sample_shape") == [(48,)]
+    (run,) = (folder / "runs").iterdir()
+    assert {r.backend for r in Journal(run, run.name).records()} == {"local"}
+
+
+def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder: Path) -> None:
+    state, said = submit(folder, "profile_model")
+    assert state == "COMPLETED", said
+    assert "not repeated" in said, "the data profile is there"
+    assert rows(folder, "select count(distinct module) from measurement") == [(3,)]
+    ids = rows(folder, "select distinct job_id from job_record where job_key like '%/profile/%' and backend = 'slurm'")
+    assert len(ids) == 4, "three modules and the links"
+    assert len({job_id.split("_")[0] for (job_id,) in ids if "_" in job_id}) == 1
+
+
+def test_a_plan_is_made_from_what_was_measured(folder: Path) -> None:
+    state, said = submit(folder, "plan")
+    assert state == "COMPLETED", said
+    assert "costs measured on test" in said
+
+
+def test_the_whole_pipeline_runs_inside_a_job(folder: Path) -> None:
+    state, said = submit(folder, "pipeline")
+    assert state == "COMPLETED", said
+    assert said.count("not repeated") == 2, "both profiles are there"
+    ((run_id, state, num_steps),) = rows(
+        folder, "select run_id, state, num_steps from v_run_summary where run_id not like '%data%' and num_steps > 0"
+    )
+    assert (state, num_steps) == ("done", 6)
+    jobs = rows(folder, f"select job_key, state from v_job where run_id = '{run_id}'")
+    assert {(key.rpartition("/")[2], state) for key, state in jobs} == {("train", "done"), ("compare", "done")}
+    assert (folder / "runs" / run_id / "report.html").stat().st_size > 10_000

@@ -1,0 +1,132 @@
+"""`dflop config` as a person uses it: its own process, problems as lines that an editor can jump to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflop.data.demo_text import train_tokenizer
+from tests.jobs.configs import make_dataset, write_config
+from tests.test_cli import assert_refused, dflop
+
+SPREAD_OUT = """\
+name: small
+model:
+  family: internvl
+cluster:
+  name: here
+  num_processes_per_node: 4
+  memory_per_process_gib: 1
+dataset:
+  annotations: data/a.jsonl
+  media_root: data/media
+  tokenizer: data/tokenizer.json
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_dataset(tmp_path)
+    (tmp_path / "run.yaml").write_text(SPREAD_OUT)
+    return tmp_path
+
+
+def test_show_says_where_values_come_from_and_reads_back(tmp_path):
+    write_config(tmp_path)
+    done = dflop("config", "show", "run.yaml", "--set", "train.num_steps=7", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "num_steps: 7 # --set" in lines
+    assert "max_grad_norm: 1.0 # default" in lines
+    assert "name: small # run.yaml:1" in lines
+    (tmp_path / "again.yaml").write_text(done.stdout)
+    plain = dflop("config", "show", "again.yaml", "--plain", cwd=tmp_path).stdout
+    assert "#" not in plain
+    (tmp_path / "again.yaml").write_text(plain)
+    assert dflop("config", "show", "again.yaml", "--plain", cwd=tmp_path).stdout == plain
+
+
+def test_show_gives_programs_a_key_per_line(tmp_path):
+    write_config(tmp_path)
+    done = dflop("config", "show", "run.yaml", "--json", cwd=tmp_path)
+    rows = {row["key"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert rows["train.num_steps"] == {"key": "train.num_steps", "value": 40, "origin": "default"}
+    assert_refused(dflop("config", "show", "none.yaml", cwd=tmp_path), 2, "cannot read the configuration", "none.yaml")
+
+
+def test_schema_is_json(tmp_path):
+    done = dflop("config", "schema", cwd=tmp_path)
+    assert json.loads(done.stdout)["properties"]["train"]
+    assert "hf_config" in json.loads(dflop("config", "schema", "model", cwd=tmp_path).stdout)["properties"]
+
+
+def validate(folder: Path, *arguments: object, exit_code: int = 2) -> tuple[list[str], str]:
+    done = dflop("config", "validate", "run.yaml", *arguments, cwd=folder)
+    assert done.returncode == exit_code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_sound_configuration_is_ok(folder):
+    lines, talk = validate(folder, "--set", "model.family=qwen2_5_omni_thinker", exit_code=0)
+    assert (lines, talk) == (["run.yaml: ok"], "")
+
+
+def test_a_tokenizer_without_the_familys_tokens_is_one_line_with_file_and_key(folder):
+    (line,), talk = validate(folder)
+    assert line.startswith("run.yaml:11: dataset.tokenizer: `data/tokenizer.json`: tokenizer lacks special tokens of")
+    for token in ("</img>", "<IMG_CONTEXT>", "<img>"):
+        assert token in line
+    assert talk == "dflop: 1 problem in run.yaml\n"
+    done = dflop("run", "run.yaml", cwd=folder, PREFECT_HOME=str(folder / "prefect"))
+    assert_refused(done, 2, "lacks special tokens", "where: run.yaml:11: dataset.tokenizer")
+    assert not (folder / "prefect").exists()
+
+
+def test_a_tokenizer_that_is_none_and_a_template_that_is_none(folder):
+    (folder / "data" / "tokenizer.json").write_text("{}")
+    lines, _ = validate(folder, "--set", "dataset.chat_template=chatmll")
+    assert lines[0].startswith("--set dataset.chat_template: chat template `chatmll` cannot be read")
+    assert "did you mean `chatml`?" in lines[0]
+    lines, _ = validate(folder)
+    assert lines[0].startswith("run.yaml:11: dataset.tokenizer: `data/tokenizer.json`: tokenizer cannot be loaded")
+
+
+def test_several_problems_are_told_at_once(folder):
+    given = ("model.media={max_tile: 3}", "dataset.media_root=nowhere", "stages=[{name: a}, {name: a}]",
+             "cluster.backend=inline")  # fmt: skip
+    lines, talk = validate(folder, *(f"--set={override}" for override in given))
+    assert [line.partition(": ")[0] for line in lines] == [
+        "--set model.media.max_tile", "--set dataset.media_root", "--set cluster.backend",
+    ]  # fmt: skip
+    assert "did you mean `max_tiles`?" in lines[0]
+    assert "dflop: 3 problems in run.yaml" in talk
+    lines, _ = validate(folder, "--set=train.num_stpes=3", "--set=plan.top=0")
+    assert [line.partition(": ")[0] for line in lines] == ["--set train.num_stpes", "--set plan.top"]
+    assert "did you mean `num_steps`?" in lines[0]
+
+
+def test_programs_get_an_object_per_problem(folder):
+    lines, _ = validate(folder, "--json")
+    (found,) = map(json.loads, lines)
+    assert found["where"] == "run.yaml:11: dataset.tokenizer"
+    assert set(found) == {"where", "what", "hint"}
+
+
+def test_a_laptop_may_validate_what_a_cluster_will_run(folder):
+    train_tokenizer(["x\n"], folder / "data" / "tokenizer.json")
+    given = ("model.family=qwen2_5_omni_thinker", "cluster.backend=slurm", "cluster.hardware=A100")
+    done = dflop(
+        "config", "validate", "run.yaml", *(f"--set={override}" for override in given), cwd=folder, PATH="/nowhere"
+    )
+    assert (done.returncode, done.stdout) == (0, "run.yaml: ok\n")
+    assert "on this machine: --set cluster.backend: backend `slurm` needs sbatch" in done.stderr
+
+
+def test_annotations_of_an_unknown_format_are_told_before_a_job_meets_them(folder):
+    (folder / "data" / "a.csv").write_text("a,b\n")
+    lines, _ = validate(folder, "--set=dataset.annotations=data/a.csv", "--set=model.family=qwen2_5_omni_thinker")
+    assert lines[0].startswith("--set dataset.annotations: a.csv has an unknown suffix")
+    assert ".jsonl" in lines[0]

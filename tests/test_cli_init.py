@@ -1,0 +1,112 @@
+"""`dflop init` as a new user meets it: a model's config.json, a folder of data, and what is still to be done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from ruamel.yaml import YAML
+
+from dflop.config import load_config
+from dflop.data.demo_text import train_tokenizer
+from tests.data.helpers import chat
+from tests.models.tiny_families import CASES
+from tests.test_cli import assert_refused, dflop
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny Qwen2.5-VL without a tokenizer, and three rows with one picture missing."""
+    case = CASES["Qwen2.5-VL"]
+    (tmp_path / "model").mkdir()
+    content = getattr(transformers, case.family.config_class)(**case.family.hf_config).to_dict()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(content))
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / "data" / "images" / f"{name}.jpg").touch()
+    rows = [chat("<image>\nwhat?", "that", image=f"{name}.jpg") for name in "abc"]
+    rows.append(chat("<audio>\nwhat?", "that", audio="x.wav"))
+    (tmp_path / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def init(folder: Path, *arguments: str) -> tuple[str, list[str]]:
+    done = dflop("init", "--model", "model/config.json", "--data", "data", *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr.splitlines()
+
+
+def test_what_was_found_and_what_must_be_edited_is_said(folder):
+    out, talk = init(folder, "--out", "my.yaml")
+    assert out == "my.yaml\n"
+    said = "\n".join(talk)
+    for words in (
+        "found  model: qwen2_5_vl, ", "found  weights: none", "found  data: data/train.jsonl, JSON Lines, 4 rows",
+        "found  media: 2 of 4 named files are under data/images", "edit   dataset.tokenizer: no tokenizer.json",
+        "edit   dataset.media_root: 2 of 4 named files", "1 of 4 rows looked at have audio, which qwen2_5_vl does not",
+        "dflop config validate my.yaml",
+    ):  # fmt: skip
+        assert words in said
+    text = (folder / "my.yaml").read_text()
+    assert text.count("EDIT") >= 5
+    config = load_config(folder / "my.yaml")
+    assert config.model.family == "qwen2_5_vl"
+    assert config.dataset.media_root == Path("data/images")
+    done = dflop("config", "validate", "my.yaml", cwd=folder)
+    assert done.returncode == 2
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("my.yaml:")
+    assert "dataset.tokenizer: `MISSING/tokenizer.json` does not exist" in line
+
+
+def test_with_everything_there_it_validates(folder):
+    tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    path = folder / "model" / "tokenizer.json"
+    train_tokenizer(["what that\n"], path)
+    content = json.loads(path.read_text())
+    first = 1 + max(token["id"] for token in content["added_tokens"])
+    like = content["added_tokens"][0]
+    vocabulary = content["model"]["vocab"]
+    for number, token in enumerate(tokens, start=max(first, len(vocabulary))):
+        content["added_tokens"].append({**like, "id": number, "content": token})
+    path.write_text(json.dumps(content))
+    (folder / "model" / "model.safetensors").touch()
+    (folder / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    out, talk = init(folder)
+    assert any("chat template in model/chat_template.jinja is not used" in line for line in talk)
+    (folder / "my.yaml").write_text(out)
+    config = load_config(folder / "my.yaml")
+    assert config.model.weights == Path("model")
+    assert (config.dataset.tokenizer, config.dataset.chat_template) == (Path("model/tokenizer.json"), "chatml")
+    done = dflop("config", "validate", "my.yaml", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "my.yaml: ok\n")
+
+
+def test_a_tokenizer_without_the_familys_tokens_is_said_at_once(folder):
+    train_tokenizer(["x\n"], folder / "data" / "tokenizer.json")
+    out, talk = init(folder)
+    (line,) = (line for line in talk if "dataset.tokenizer" in line)
+    assert "data/tokenizer.json: tokenizer lacks special tokens" in line
+    assert "<|image_pad|>" in line
+    assert "# EDIT: tokenizer lacks special tokens" in out
+
+
+def test_odd_names_stay_what_they_are(folder):
+    (folder / "data").rename(folder / "my data: #1")
+    done = dflop("init", "--model", "model/config.json", "--data", "my data: #1", cwd=folder)
+    found = YAML(typ="safe").load(done.stdout)
+    assert found["dataset"]["annotations"] == "my data: #1/train.jsonl"
+    assert found["name"] == "qwen2_5_vl-train"
+
+
+def test_nothing_is_overwritten_and_nonsense_is_refused(folder):
+    (folder / "my.yaml").write_text("mine")
+    given = ("init", "--model", "model/config.json", "--data", "data")
+    assert_refused(dflop(*given, "--out", "my.yaml", cwd=folder), 2, "there is something there already")
+    assert (folder / "my.yaml").read_text() == "mine"
+    assert_refused(dflop(*given, "--out", "no/such/my.yaml", cwd=folder), 2, "there is no folder `no/such`")
+    assert_refused(dflop("init", "--model", "none.json", "--data", "data", cwd=folder), 2, "No such file", "none.json")
+    assert_refused(dflop("init", "--model", "model/config.json", "--data", "x", cwd=folder), 2, "`x` does not exist")
+    assert_refused(dflop("init", "--data", "data", cwd=folder), 2, "--model", "dflop init --help")

@@ -1,0 +1,153 @@
+"""`dflop runs`, `cancel`, `reap` and `train` as a person meets them, on run directories without any job."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflop.jobs import runs
+from dflop.jobs.driver import drive_alone
+from dflop.launch import JobState, JobStatus, Journal, log_paths
+from tests.jobs.made import add_job, begun_at, make_run, save_step
+from tests.test_cli import assert_refused, dflop, loaded_by, python_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished run, and a newer one whose training goes on."""
+    old = begun_at(make_run(tmp_path, "demo-20260101-000000", runs.DONE), 1000.0)
+    save_step(old, 40)
+    new = begun_at(make_run(tmp_path, "demo-20260102-000000", runs.RUNNING), 2000.0)
+    add_job(new, "data-0", JobState.RUNNING, JobState.DONE)
+    handle = add_job(new, "train", JobState.RUNNING, num_tasks=2)
+    stdout, stderr = log_paths(handle)
+    stdout.write_text("to stdout\n")
+    stderr.write_text("".join(f"step {i}/40  loss 3.{i}\n" for i in range(1, 13)))
+    log_paths(handle, 1).stderr.write_text("of rank 1\n")
+    return tmp_path
+
+
+def test_runs_are_listed_newest_first_for_people_and_programs(folder):
+    shown = dflop("runs", "list", cwd=folder)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.index("demo-20260102") < shown.stdout.index("demo-20260101")
+    rows = list(csv.DictReader(io.StringIO(dflop("runs", "list", "--format", "csv", cwd=folder).stdout)))
+    assert [(r["run"], r["state"], r["step"]) for r in rows] == [
+        ("demo-20260102-000000", "abandoned", "12"),
+        ("demo-20260101-000000", "done", "40"),
+    ]
+    elsewhere = dflop("runs", "list", "--format", "json", cwd=Path("/"), DFLOP_RUNS=str(folder / "runs"))
+    assert [json.loads(line)["num_steps"] for line in elsewhere.stdout.splitlines()] == [40, 40]
+
+
+def test_listing_runs_loads_nothing_that_computes(folder):
+    heavy, shown = loaded_by(folder, "runs", "list")
+    assert "demo-20260102" in shown
+    assert set(heavy).isdisjoint({"torch", "prefect", "cvxpy", "duckdb", "matplotlib", "scipy"})
+
+
+def test_a_run_is_shown_with_its_jobs(folder):
+    shown = dflop("runs", "show", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    assert "state      abandoned" in shown.stdout
+    assert str(folder / "runs" / "demo-20260102-000000") in shown.stdout
+    jobs = [
+        json.loads(line)
+        for line in dflop("runs", "show", "demo-20260102", "--format", "json", cwd=folder).stdout.splitlines()
+    ]
+    assert [(j["job"], j["state"]) for j in jobs] == [("data-0", "done"), ("train", "running")]
+
+
+def test_the_end_of_a_log_is_printed(folder):
+    done = dflop("runs", "logs", "latest", "-l", "2", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "to stdout\nstep 11/40  loss 3.11\nstep 12/40  loss 3.12\n"
+    assert done.stderr == "train, local id-train: running\n"
+    assert dflop("runs", "logs", "latest", "train", "--rank", "1", cwd=folder).stdout == "of rank 1\n"
+    assert_refused(
+        dflop("runs", "logs", "latest", "trian", cwd=folder), 2, "has no job `trian`", "did you mean `train`?"
+    )
+
+
+def test_a_log_is_followed_until_its_job_has_ended(folder):
+    run = runs.RunDir(folder / "runs" / "demo-20260102-000000")
+    handle = add_job(run, "compare", JobState.RUNNING)
+    log = log_paths(handle).stderr
+    log.write_text("one\n")
+    command = [sys.executable, "-m", "dflop.cli", "runs", "logs", "latest", "-f"]
+    with drive_alone(run, print):  # its driver keeps the journal
+        following = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={"PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert following.stdout is not None
+        assert following.stdout.readline() == "one\n"
+        with log.open("a") as file:
+            file.write("two\nthree")
+        assert following.stdout.readline() == "two\n"
+        with log.open("a") as file:
+            file.write(" is whole\n")
+        Journal(run.path, run.run_id).changed(handle, JobStatus(JobState.DONE))
+        rest, talk = following.communicate(timeout=60)
+    assert (following.returncode, rest) == (0, "three is whole\n"), talk
+
+
+def test_no_run_and_several_are_told_apart(folder):
+    assert_refused(dflop("runs", "show", "nowhere", cwd=folder), 2, "no run `nowhere`")
+    assert_refused(dflop("runs", "show", "demo", cwd=folder), 2, "2 runs begin with `demo`")
+    assert_refused(dflop("report", "nowhere", cwd=folder), 2, "no run `nowhere`")
+    assert_refused(dflop("cancel", "latest", cwd=folder / "runs"), 2, "there is no run yet", "where: runs")
+
+
+def test_a_run_without_a_plan_has_no_report(folder):
+    assert_refused(dflop("report", cwd=folder), 2, "`demo-20260102-000000` has no plan yet")
+
+
+def test_cancelling_a_run_without_jobs_says_so_and_the_run_can_be_taken_up(folder):
+    run = make_run(folder, "idle", runs.RUNNING)
+    for command in (("cancel",), ("runs", "cancel")):
+        done = dflop(*command, "idle", cwd=folder)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert "run idle: 0 jobs cancelled, none is left" in done.stderr
+    assert run.state()["state"] == runs.CANCELLED
+
+
+def test_reaping_says_what_became_of_every_job(folder):
+    # The journal's job was never there: it is lost, and no orphan.
+    done = dflop("reap", "--dry-run", "--format", "json", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert dflop("runs", "reap", "-n", cwd=folder).returncode == 0
+
+
+def test_training_a_finished_run_says_so_and_changes_nothing(folder):
+    run = folder / "runs" / "demo-20260101-000000"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = dflop("train", "demo-20260101", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "is finished, nothing is left to do" in done.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert not (folder / "store").exists()
+
+
+def test_training_wants_a_run_or_a_configuration(folder):
+    assert_refused(dflop("train", "nowhere", cwd=folder), 2, "no run `nowhere`")
+    assert_refused(dflop("train", "nowhere.yaml", cwd=folder), 2, "cannot read the configuration")
+    refused = dflop("train", "latest", "--set", "train.num_steps=3", cwd=folder)
+    assert_refused(refused, 2, "a run that exists keeps its configuration", "where: --set")
+
+
+def test_a_run_that_is_driven_is_refused_with_who_drives_it(folder):
+    run = runs.RunDir(folder / "runs" / "demo-20260102-000000")
+    with drive_alone(run, print):
+        refused = dflop("train", "latest", cwd=folder)
+    assert refused.returncode == 5
+    assert "is being driven by process" in refused.stderr
+    assert time.strftime("since %Y-%m-%dT", time.gmtime()) in refused.stderr
+    assert "Traceback" not in refused.stderr

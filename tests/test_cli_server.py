@@ -1,0 +1,124 @@
+"""What `dflop run` and `dflop serve` say of the Prefect server: one error, in seconds, without a traceback."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dflop.cli import server
+from dflop.errors import ConfigError, LaunchError
+from tests.jobs.configs import make_dataset, write_config
+from tests.test_cli import assert_refused, dflop
+
+PASSWORD = "admin:secret"
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that wants a password for everything but its health, as Prefect's does."""
+
+    def do_GET(self) -> None:
+        wanted = "Basic " + base64.b64encode(PASSWORD.encode()).decode()
+        is_open = self.path.endswith("/health") or self.headers.get("Authorization") == wanted
+        is_known = self.path.startswith("/api/")
+        self.send_response(404 if not is_known else 200 if is_open else 401)
+        self.end_headers()
+        self.wfile.write(b'"3.8.8"')
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: tests are quiet."""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    found = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{found.server_port}"
+    found.shutdown()
+    found.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_dataset(tmp_path)
+    write_config(tmp_path)
+    return tmp_path
+
+
+def refused(folder: Path, exit_code: int, *said: str, **env: str) -> None:
+    done = dflop("run", "run.yaml", cwd=folder, PREFECT_HOME=str(folder / "prefect"), **env)
+    assert_refused(done, exit_code, *said)
+    assert not (folder / "runs").exists()
+
+
+def test_a_server_that_does_not_answer_ends_the_command(folder):
+    refused(
+        folder, 5, "the Prefect server at http://127.0.0.1:9/api does not answer", "Connection refused",
+        "dflop train needs none", PREFECT_API_URL="http://127.0.0.1:9/api",
+    )  # fmt: skip
+
+
+def test_a_missing_and_a_wrong_password_are_one_error(folder, address):
+    url = f"{address}/api"
+    refused(folder, 2, f"at {url} wants a password, no password is given", PREFECT_API_URL=url)
+    refused(folder, 2, "wants a password, it refuses ours", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING="admin:wrong")
+
+
+def test_what_is_no_server_is_named(folder, address):
+    refused(folder, 5, "is no Prefect server: HTTP 404", PREFECT_API_URL=f"{address}/ui")
+
+
+def test_the_right_password_is_accepted(address, monkeypatch):
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: f"{address}/api", PREFECT_API_AUTH_STRING: PASSWORD}):
+        assert server.check_server() == f"{address}/api"
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        assert server.check_server() == "", "a temporary one will do"
+
+
+def test_flows_are_served_to_a_server(tmp_path):
+    home = {"PREFECT_HOME": str(tmp_path / "prefect")}
+    assert_refused(dflop("serve", cwd=tmp_path, **home), 2, "PREFECT_API_URL names none", "prefect server start")
+    gone = dflop("serve", cwd=tmp_path, PREFECT_API_URL="http://127.0.0.1:9/api", **home)
+    assert_refused(gone, 5, "does not answer")
+    assert_refused(dflop("serve", "--limit", "0", cwd=tmp_path, **home), 2, "cannot run 0 flows")
+
+
+def test_a_server_that_goes_away_is_one_error():
+    gone = server.as_error_of_ours(httpx.ConnectError("All connection\nattempts failed"))
+    assert isinstance(gone, LaunchError)
+    assert "went away: ConnectError: All connection attempts failed" in gone.what
+    response = httpx.Response(401, request=httpx.Request("GET", "http://127.0.0.1/api"))
+    changed = server.as_error_of_ours(httpx.HTTPStatusError("401", request=response.request, response=response))
+    assert isinstance(changed, ConfigError)
+    assert server.as_error_of_ours(ValueError("ours")) is None
+
+
+def test_settings_leave_what_the_user_has_chosen(monkeypatch):
+    for name in server.DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "3")
+    server.prepare()
+    import os
+
+    assert os.environ["PREFECT_CLIENT_MAX_RETRIES"] == "3"
+    assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    for name in server.DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_dry_run_prints_configuration_and_jobs_and_writes_nothing(folder):
+    before = sorted(folder.rglob("*"))
+    done = dflop("run", "run.yaml", "--dry-run", cwd=folder, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}/runs" in done.stdout
+    for job in ("data-0", "profile-tp1", "train", "compare"):
+        assert f"-{job}" in done.stdout
+    assert "would begin run small-" in done.stderr
+    assert sorted(folder.rglob("*")) == before

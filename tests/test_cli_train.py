@@ -1,0 +1,148 @@
+"""`dflop train` and who drives: killed and adopted, refused, cancelled, told to stop; without any Prefect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.jobs import runs
+from dflop.jobs.driver import driver_of
+from dflop.jobs.overview import jobs_of
+from dflop.jobs.rundir import RunDir
+from dflop.launch import JobState, Journal
+from dflop.train.manifest import read_latest
+from tests.jobs.training import fresh, planned_run, profiled
+from tests.launch.helpers import is_gone, until
+from tests.test_cli import assert_refused, dflop, python_path
+
+NUM_STEPS = 30
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run with profiles and a plan, of which training is left."""
+    overrides = (f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=5", "compare.num_batches=0")
+    return profiled(planned_run(tmp_path_factory.mktemp("planned"), *overrides))
+
+
+@pytest.fixture
+def run(planned: RunDir, tmp_path: Path) -> RunDir:
+    return fresh(planned, tmp_path)
+
+
+class Driver:
+    """`dflop train latest`, with its output in a file."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.folder = run.path.parents[1]
+        self.log = self.folder / f"driver-{number}.log"
+        command = [sys.executable, "-m", "dflop.cli", "train", "latest"]
+        env = {**os.environ, "PYTHONPATH": python_path()}
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
+
+    def ends(self, code: int, limit_s: float = 240) -> str:
+        assert self.process.wait(limit_s) == code, self.log.read_text()
+        text = self.log.read_text()
+        assert "Traceback" not in text, text
+        return text
+
+
+@pytest.fixture
+def start(run: RunDir):
+    started: list[Driver] = []
+
+    def one() -> Driver:
+        started.append(Driver(run, len(started)))
+        return started[-1]
+
+    yield one
+    for driver in started:
+        driver.process.kill()
+        driver.process.wait()
+    dflop("cancel", "latest", cwd=run.path.parents[1])
+
+
+def training(run: RunDir, *, from_step: int = 1) -> list[int]:
+    """Pids of the ranks of the training job, once it has made a checkpoint."""
+
+    def look() -> list[int] | None:
+        handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
+        if handle is None or (read_latest(run.checkpoints) or {"next_step": 0})["next_step"] < from_step:
+            return None
+        files = [handle.path(f"{rank}.pid") for rank in range(handle.num_tasks)]
+        return [int(file.read_text().split()[0]) for file in files] if all(f.exists() for f in files) else None
+
+    return until(look, what="training", limit_s=180)
+
+
+def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
+    first = start()
+    pids = training(run)
+    refused = dflop("train", "latest", cwd=run.path.parents[1])
+    assert_refused(refused, 5, f"driven by process {first.process.pid} on", "since 20")
+    first.process.kill()
+    first.process.wait()
+    assert driver_of(run) is None
+    assert not any(is_gone(pid) for pid in pids)
+    listed = dflop("runs", "list", "--format", "json", cwd=run.path.parents[1]).stdout
+    assert '"state": "abandoned"' in listed
+    assert "train running" in listed
+    said = start().ends(0)
+    assert "is running" in said
+    assert f"step {NUM_STEPS}/{NUM_STEPS}" in said
+    assert [job.state for job in jobs_of(run) if job.name == "train"] == [JobState.DONE], "submitted once"
+    assert run.state()["state"] == runs.DONE
+    assert run.report_file.is_file()
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    again = dflop("train", "latest", cwd=run.path.parents[1])
+    assert again.returncode == 0
+    assert "is finished, nothing is left to do" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_a_cancelled_run_is_left_by_its_driver_and_can_be_taken_up_again(run, start):
+    driver = start()
+    pids = training(run)
+    done = dflop("cancel", "latest", cwd=run.path.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 1
+    assert all(is_gone(pid) for pid in pids)
+    assert "was cancelled" in driver.ends(1)
+    assert run.state()["state"] == runs.CANCELLED
+    saved = read_latest(run.checkpoints)["next_step"]
+    said = start().ends(0)
+    assert f"step {saved + 1}/{NUM_STEPS}" in said, "goes on from its checkpoint"
+    assert [job.state for job in jobs_of(run)] == [JobState.CANCELLED, JobState.DONE]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_driver_that_is_told_to_stop_takes_its_jobs_along(run, start, number, code):
+    driver = start()
+    pids = training(run)
+    driver.process.send_signal(number)
+    driver.ends(code, 60)
+    assert all(is_gone(pid) for pid in pids)
+    assert run.state()["state"] == runs.INTERRUPTED
+    assert driver_of(run) is None
+
+
+def test_jobs_of_a_killed_driver_are_reaped(run, start):
+    driver = start()
+    pids = training(run)
+    driver.process.kill()
+    driver.process.wait()
+    told = dflop("reap", "--dry-run", "--format", "json", cwd=run.path.parents[1])
+    assert '"fate": "would be cancelled"' in told.stdout
+    assert not any(is_gone(pid) for pid in pids)
+    done = dflop("reap", "--format", "json", cwd=run.path.parents[1])
+    assert '"fate": "cancelled"' in done.stdout
+    assert all(is_gone(pid) for pid in pids)
+    assert run.state()["state"] == runs.CANCELLED

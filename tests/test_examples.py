@@ -1,0 +1,72 @@
+"""The complete examples: each is valid as shipped, says what to edit, and can be planned from data sheets anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop import resources
+from dflop.config import load_config, load_with_origins
+from dflop.jobs.preflight import problems
+from tests.test_cli import dflop, python_path
+
+EXAMPLES = sorted((resources.path("configs") / "examples").glob("*.yaml"))
+IN_EVERY_RUN = ("llava_onevision_7b_a100", "qwen2_audio_7b_h100")
+PLANNED = [p for p in EXAMPLES if os.environ.get("DFLOP_TEST_EXAMPLES") == "all" or p.stem in IN_EVERY_RUN]
+"""A plan takes ten to thirty seconds of a core: `DFLOP_TEST_EXAMPLES=all` makes all of them."""
+PLAN_TIMEOUT_S = 540
+
+
+def device_of(path: Path) -> str:
+    return path.stem.rpartition("_")[2]
+
+
+def test_models_and_devices_are_complete():
+    models = {"llava_onevision_7b", "llava_onevision_72b", "internvl2_5_8b", "internvl2_5_78b", "qwen2_5_vl_7b",
+              "qwen2_audio_7b"}  # fmt: skip
+    assert {path.stem for path in EXAMPLES} == {f"{model}_{device}" for model in models for device in ("a100", "h100")}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_is_valid_and_says_what_to_edit(path):
+    loaded = load_with_origins(path)
+    assert loaded.config.name == path.stem
+    assert [p.error for p in problems(loaded.config, loaded.origins) if not p.is_of_machine] == []
+    text = path.read_text()
+    assert text.count("EDIT") >= 4
+    assert "invented" in text
+    assert f"--device {device_of(path)}" in text
+    assert device_of(path).upper() in loaded.config.cluster.hardware
+    cluster = (path.parent / f"../clusters/{loaded.config.cluster.name}.yaml").resolve()
+    assert cluster.read_text().startswith("# An invented cluster")
+
+
+def test_the_command_says_ok(tmp_path):
+    done = dflop("config", "validate", EXAMPLES[0], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == f"{EXAMPLES[0]}: ok\n"
+
+
+@pytest.mark.timeout(PLAN_TIMEOUT_S + 30)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PLANNED, ids=lambda p: p.stem)
+def test_an_example_is_planned_from_a_data_sheet(path, tmp_path):
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    command = [sys.executable, "-m", "dflop.cli", "plan", str(path), "--device", device_of(path), "--json"]
+    environment = {**os.environ, "PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PLAN_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    plans = [json.loads(line) for line in done.stdout.splitlines()]
+    config = load_config(path)
+    cluster = config.cluster.num_nodes * config.cluster.num_processes_per_node
+    assert f"320 samples, {cluster} processes; simulated, costs analytic" in done.stderr
+    assert [plan["rank"] for plan in plans] == [str(rank) for rank in range(len(plans))]
+    assert 0 < int(plans[0]["processes"]) <= cluster
