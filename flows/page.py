@@ -18,7 +18,9 @@ from prefect.artifacts import MarkdownArtifact, TableArtifact
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-from dflop.jobs.watching import JobProgress, Say
+from dflop.errors import redacted
+from dflop.jobs.talk import Say
+from dflop.jobs.watching import JobProgress
 from dflop.launch import JobState, JobStatus
 
 MAX_BARS = 16
@@ -145,6 +147,7 @@ class Page:
                 raise
 
     async def _put(self, key: str, kind: str, data: Any, text: str, *, keeps_old: bool = False) -> None:
+        text, data = redacted(text), redacted(data) if isinstance(data, str) else data
         async with self._server() as client:
             if client is None:
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from dflop.config import Config
+from dflop.config import Config, shown_config
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE, stages_of
 from dflop.records import (
@@ -54,7 +54,7 @@ def load_details(run: RunDir, summary: RunSummary, history: Sequence[HistoryEntr
             cost_sources=_cost_sources(run, summary.plan),
             memory_limit_bytes=config.cluster.spec().memory_per_process_bytes,
             num_steps_planned=config.train.num_steps,
-            config_text=run.config_file.read_text(encoding="utf-8"),
+            config_text=shown_config(config),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError, InfeasiblePlanError
+from dflop.jobs.talk import Say
 from dflop.plan.limits import plan_limits
 from dflop.plan.rank import contention
 from dflop.plan.search import plan_problem
@@ -26,8 +27,6 @@ from dflop.schedule.evaluate import bucket_tokens
 from dflop.schedule.policies import QUICK, StepJob
 from dflop.simulate.kernel import makespan_s
 from dflop.simulate.step import plan_pipes, step_nodes
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Supervisor:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._num_starts += 1
-        command = [sys.executable, "-m", SCHEDULER_MODULE, *self._args, str(self._num_starts)]
+        command = [sys.executable, "-P", "-m", SCHEDULER_MODULE, *self._args, str(self._num_starts)]
         env = os.environ | kernel_environment(os.environ)
         # Slurm sends its warning to every process of a task. This one must live until rank 0 has acted on it, and
         # inherits what is blocked here.

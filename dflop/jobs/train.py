@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,14 +21,15 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
 from dflop.jobs.assemble import Place, make_trainer
-from dflop.jobs.begin import begin, master_host, reached, say
+from dflop.jobs.begin import begin, reached
 from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.ranks import peak_memory, take_device
+from dflop.jobs.ranks import join, peak_memory, take_device
 from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
 from dflop.jobs.supervisor import Supervisor
+from dflop.jobs.talk import say
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.marks import note_stop
 from dflop.launch.ranks import srun_environment
@@ -39,6 +39,7 @@ from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities
 from dflop.train.leave import leave, leave_at_exit
+from dflop.train.listen import master_host
 from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
@@ -86,9 +87,10 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
-    dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
+    join(device, timeout_s)
     attempt, port, number = _agree((begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0))
-    store = begun.store if begun else wire.open_store(master_host(), port, is_server=False, timeout_s=timeout_s)
+    host = master_host(os.environ)
+    store = begun.store if begun else wire.open_store(host, port, is_server=False, timeout_s=timeout_s)
     stage = stages_of(config)[number]
     rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun.supervisor if begun else None, stop)
     try:

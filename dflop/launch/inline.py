@@ -12,7 +12,7 @@ import pickle
 import time
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dflop.errors import LaunchError
@@ -57,6 +57,10 @@ class InlineLauncher(OneByOne):
                 outcome = ("error", traceback.format_exc())
         result_path(handle, 0).write_bytes(pickle.dumps(outcome))
         return handle
+
+    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+        """None: jobs end with the process that submits them."""
+        return []
 
     def poll(self, handle: JobHandle) -> JobStatus:
         """DONE or FAILED; LOST when the process died inside the job."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -202,6 +202,18 @@ class Launcher(Protocol):
 
         Raises:
             LaunchError: a job was refused.
+        """
+        ...
+
+    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+        """Jobs that were submitted for these specs and that nobody has noted, oldest first.
+
+        Args:
+            specs: The jobs.
+            known: Ids of the jobs that were noted.
+
+        Raises:
+            LaunchError: the backend does not answer.
         """
         ...
 

@@ -50,6 +50,14 @@ def thread_environment(cpus_per_task: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(cpus_per_task)}
 
 
+def import_environment() -> dict[str, str]:
+    """Must be set before a task's Python starts, and its children's: modules do not come from the working directory.
+
+    A dataset's folder may be that, and hold a `json.py` that somebody else wrote.
+    """
+    return {"PYTHONSAFEPATH": "1"}
+
+
 def write_pid_file(folder: Path, job_id: str, rank: int) -> None:
     """Leave `<job_id>_<rank>.pid` with `pid hostname`, for people with a debugger."""
     (folder / f"{job_id}_{rank}.pid").write_text(f"{os.getpid()} {socket.gethostname()}\n")

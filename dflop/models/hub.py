@@ -16,6 +16,7 @@ from typing import Any
 from dflop.errors import ConfigError, did_you_mean
 from dflop.models import FAMILIES, load_family
 from dflop.models.family import Family
+from dflop.records import parse_json
 
 TYPES: Mapping[str, tuple[str, str]] = {
     "internvl": ("internvl", ""),
@@ -82,7 +83,7 @@ def read_hub_model(path: Path) -> HubModel:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the model's config: {error.strerror}", where=str(path)) from None
     except ValueError as error:

@@ -41,7 +41,7 @@ class Plan:
     num_microbatches: int
     global_batch_size: int
     formula_step_s: float
-    """Objective of the mixed-integer program (planning formula, no simulation)."""
+    """By the planning formula, without simulation: what nominated it."""
     predicted_step_s: float
     """Mean simulated step with the scheduler that will run."""
     baseline_step_s: float

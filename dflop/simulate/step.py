@@ -10,7 +10,6 @@ the graph (`Plan.sync_s`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from dflop.records import LLM, ModulePlan, ModuleWork, Plan
@@ -106,17 +105,6 @@ def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, d
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
     num_processes = tuple(plan.module(module).parallel.tp for module, _, _ in nodes)
     return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel), num_processes)
-
-
-def with_slot_order(graph: OpGraph, num_microbatches: int, slots: Sequence[int]) -> OpGraph:
-    """The same work with microbatch `slots[k]` of `graph` run in position k; operation ids keep their meaning."""
-    m = num_microbatches
-
-    def moved(op: int) -> int:
-        node, k, phase = op // 2 // m, op // 2 % m, op % 2
-        return 2 * (node * m + slots[k]) + phase
-
-    return dataclasses.replace(graph, node_ops=tuple(tuple(moved(op) for op in ops) for ops in graph.node_ops))
 
 
 Links = Mapping[tuple[str, int, int], tuple[Node, ...]]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -185,3 +186,17 @@ def test_a_comparison_is_wanted_until_it_is_done(tmp_path):
     add_job(run, "compare", JobState.RUNNING, JobState.DONE, job_id="again")
     assert not wants_comparison(Driven(run))
     assert not wants_comparison(Driven(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0")))
+
+
+def test_a_full_disk_is_told_with_what_to_do(run):
+    with pytest.raises(LaunchError, match=r"^the disk fails: No space left on device") as caught:
+        drive(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "jobs.jsonl"))
+    assert caught.value.where == "jobs.jsonl"
+    assert "free space" in caught.value.hint
+    assert run.state()["state"] == runs.FAILED
+    assert driver_of(run) is None
+
+
+def test_a_file_that_is_missing_may_be_a_fault_of_ours(run):
+    with pytest.raises(FileNotFoundError):
+        drive(run, FileNotFoundError(errno.ENOENT, "gone", "x"))

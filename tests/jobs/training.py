@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,17 +136,26 @@ def free_port() -> int:
             return port
 
 
-def start_ranks(run: RunDir, entry: str, *args: str) -> list[subprocess.Popen[bytes]]:
-    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`."""
+def start_ranks(
+    run: RunDir, entry: str, *args: str, env: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`.
+
+    Args:
+        run: With a plan.
+        entry: Module.
+        args: Of each process.
+        env: Further variables of their environment.
+    """
     port = free_port()
     num_ranks = run.plan().num_processes
     ranks = []
     for rank in range(num_ranks):
         place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
-        env = os.environ | {name: str(value) for name, value in place.items()}
+        of_rank = os.environ | {name: str(value) for name, value in place.items()} | (env or {})
         with log_of(run, rank).open("w") as out:
-            ranks.append(subprocess.Popen([sys.executable, "-m", entry, *args], env=env, stdout=out, stderr=out))
+            ranks.append(subprocess.Popen([sys.executable, "-m", entry, *args], env=of_rank, stdout=out, stderr=out))
     return ranks
 
 

@@ -195,13 +195,13 @@ def test_parts_of_fused_matrices_cover_the_whole_once():
 
 
 def draw():
-    return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]  # noqa: NPY002
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]  # noqa: NPY002, numpy's global state is what is tested
 
 
 def save_random(rank, folder, name):
     *_, checkpointer = make_rank(rank, folder, PLANS[name], omni(False, 0), family(2))
     torch.manual_seed(rank)
-    np.random.seed(rank)  # noqa: NPY002
+    np.random.seed(rank)  # noqa: NPY002, numpy's global state is what is tested
     random.seed(rank)
     checkpointer.save(3, {"seed": 5})
     checkpointer.wait()

@@ -13,7 +13,7 @@ from typing import Any
 
 from dflop.errors import ConfigError
 from dflop.plan.emit.ranks import stage_layers, stage_ranks
-from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan
+from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_json
 
 SCHEMA = "dflop.plan"
 VERSION = 1
@@ -56,8 +56,8 @@ def read_plan(text: str) -> Plan:
         ConfigError: not such a document, of another version, incomplete, or at odds with itself.
     """
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"not JSON: {error}", where="plan document") from error
     found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else (None, None)
     if found != (SCHEMA, VERSION):

@@ -9,13 +9,10 @@ microbatches stands the mixed-integer program, which must find the same optimum.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -32,6 +29,7 @@ from dflop.plan.milp import solve_milp
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import ClusterSpec, Plan, SampleShape
+from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, finish, line
 from tests.builders import make_sample
 
@@ -46,10 +44,9 @@ NUM_SCENARIOS, TOP, MILP_AT = 16, 15, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     args = parser.parse_args()
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keep_to(1)
     figures = []
     for name, model, num_nodes, batch_size, bound_s, planner_bound_s in CASES:
         problem = problem_of(model, num_nodes, batch_size)
