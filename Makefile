@@ -7,14 +7,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help setup clients references rivals demo test test-gpu test-duckdb2 check format bench clean
+.PHONY: help setup clients references rivals demo test coverage test-gpu test-duckdb2 check format bench chaos fuzz clean
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
 	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
+	@echo "make coverage  the quick tests once more, and the lines of dflop/ that they run"
 	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
-	@echo "make bench     benchmarks of every room (half an hour, 3 GB of disk); BENCH=full for the long ones too"
+	@echo "make bench     benchmarks of every room (20 minutes as reckoned, 3 GB of disk); BENCH=full for all of them, whole (hours);"
+	@echo "               SIZES=TABLE MEDIA=FOLDER for real sample sizes and media"
+	@echo "make chaos     random faults in whole runs of the demo (an hour and a half; MINUTES= RUNS= SEED= CHAOS=--slurm)"
+	@echo "make fuzz      hostile input for MINUTES=10 minutes; TARGET=name for one kind of it, SEED=1"
 	@echo "make check     lint and types"
 	@echo "make format    format the code"
 
@@ -48,15 +52,40 @@ $(VENV)/clients/torchvision: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
 	@touch $@
 
-# A rival of the scheduler's bench: it cannot share a process with highspy, so it lies beside the environment.
-rivals: $(VENV)/clients/ortools
+# Rivals of the benches, beside the environment: ortools cannot share a process with highspy.
+rivals: $(VENV)/clients/ortools $(VENV)/clients/flatflow $(VENV)/clients/galvatron
 
 $(VENV)/clients/ortools: $(VENV)/.ready
 	$(BIN)/pip install -q --upgrade --target $@ ortools==9.15.6755
 	@touch $@
 
+# FlatFlow, a peer of the scheduler: in a process of its own, for its graph format pins flatbuffers.
+$(VENV)/clients/flatflow: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ flatflow==0.0.63 flatbuffers==25.12.19
+	@touch $@
+
+# Galvatron's planner: installs (it compiles one file of C++), and cannot be imported without CUDA's apex; the bench of
+# peers says so. A failure here costs that bench a line, nothing else.
+$(VENV)/clients/galvatron: $(VENV)/.ready
+	-$(BIN)/pip install -q --no-deps --upgrade --target $@ hetu-galvatron==2.4.0 einops
+	@touch $@
+
 test-duckdb2: setup $(VENV)/clients/2.0
 	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/store
+
+fuzz: MINUTES ?= 10
+fuzz: SEED ?= 1
+fuzz: TARGET ?=
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) $(addprefix --target ,$(TARGET))
+
+# Lines of dflop/ that tests run, those of jobs, ranks and workers too; fails below 90 %. TESTS= for some of them.
+coverage: TESTS ?= -m "not slow and not slurm"
+coverage: setup clients references rivals
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 test-gpu: setup
 	$(BIN)/python -m pytest -q tests/gpu
@@ -72,18 +101,15 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup rivals
-	$(BIN)/python -m tests.bench.store
-	$(BIN)/python -m tests.bench.data
-	$(BIN)/python -m tests.bench.cost
-	$(BIN)/python -m tests.bench.profile
-	$(BIN)/python -m tests.bench.simulate
-	$(BIN)/python -m tests.bench.engine
-	$(BIN)/python -m tests.bench.plan
-	$(BIN)/python -m tests.bench.launch
-	$(BIN)/python -m tests.bench.regret --part reference
-	$(BIN)/python -m tests.bench.schedule
-	$(if $(filter full,$(BENCH)),$(BIN)/python -m tests.bench.regret --part regret)
-	$(if $(filter full,$(BENCH)),$(BIN)/dflop compare --suite paper)
+	$(BIN)/python -m tests.bench $(if $(filter full,$(BENCH)),--full) $(if $(SIZES),--sizes $(SIZES)) $(if $(MEDIA),--media $(MEDIA))
+
+# Faults are drawn from SEED; `CHAOS="--run 7"` plays run 7 of it again. CHAOS=--slurm: on the tests' Slurm, with its faults.
+chaos: MINUTES ?= 90
+chaos: RUNS ?= 50
+chaos: SEED ?= 0
+chaos: CHAOS ?=
+chaos: setup
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --runs $(RUNS) --seed $(SEED) $(CHAOS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

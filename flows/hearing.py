@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from dflop.errors import DflopError
 from dflop.jobs.cancelling import cancel_run
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.watching import Say
+from dflop.jobs.talk import Say
 
 EVERY_S = 10.0
 TIMEOUT_S = 15.0

@@ -18,7 +18,9 @@ from prefect.artifacts import MarkdownArtifact, TableArtifact
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-from dflop.jobs.watching import JobProgress, Say
+from dflop.errors import redacted
+from dflop.jobs.talk import Say
+from dflop.jobs.watching import JobProgress
 from dflop.launch import JobState, JobStatus
 
 MAX_BARS = 16
@@ -51,6 +53,7 @@ class Page:
         self._jobs: dict[str, dict[str, JobProgress]] = {}
         self._changed: set[str] = set()
         self._drawing: asyncio.Task[None] | None = None
+        self._must_stop = asyncio.Event()
 
     @property
     def flow_run_id(self) -> UUID | None:
@@ -112,7 +115,6 @@ class Page:
 
     async def cancelled(self) -> None:
         """Show that jobs which had not ended were cancelled with the flow run."""
-        await self._stop_drawing()
         for key, jobs in self._jobs.items():
             for name, job in jobs.items():
                 if not job.status.state.is_final:
@@ -121,30 +123,39 @@ class Page:
                     self._changed.add(key)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
+                await self._stop_drawing()
                 await self._show_bars()
 
     async def _stop_drawing(self) -> None:
+        """Let it end with the request it is at: the server may have made a bar whose id would be lost."""
         if self._drawing is not None:
-            self._drawing.cancel()
+            self._must_stop.set()
             await asyncio.gather(self._drawing, return_exceptions=True)
+            self._must_stop.clear()
 
     async def _draw(self) -> None:
-        while self._changed:
-            await self._show_bars()
-            await asyncio.sleep(self._every_s)
+        while self._changed and not self._must_stop.is_set():
+            await self._show_bar()
+            if not self._changed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._must_stop.wait(), self._every_s)
 
     async def _show_bars(self) -> None:
         while self._changed:
-            key = self._changed.pop()
-            jobs = list(self._jobs[key].values())
-            percent = 100.0 * sum(job.done_frac for job in jobs) / len(jobs)
-            try:
-                await self._put(key, "progress", round(percent, 1), bar_text(jobs))
-            except asyncio.CancelledError:
-                self._changed.add(key)  # whoever stops the drawing draws the last picture
-                raise
+            await self._show_bar()
+
+    async def _show_bar(self) -> None:
+        key = self._changed.pop()
+        jobs = list(self._jobs[key].values())
+        percent = 100.0 * sum(job.done_frac for job in jobs) / len(jobs)
+        try:
+            await self._put(key, "progress", round(percent, 1), bar_text(jobs))
+        except asyncio.CancelledError:
+            self._changed.add(key)  # by a loop that ends; whoever says farewell draws the last picture
+            raise
 
     async def _put(self, key: str, kind: str, data: Any, text: str, *, keeps_old: bool = False) -> None:
+        text, data = redacted(text), redacted(data) if isinstance(data, str) else data
         async with self._server() as client:
             if client is None:
                 return

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from dflop.launch.kernels import kernel_environment
+
+# Tests and the jobs that they start share what is compiled.
+os.environ |= kernel_environment(os.environ)
 
 # Two workers with a thread per core each wait for one another in spin loops: up to 60 times as slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,6 +22,13 @@ settings.load_profile("dflop")
 
 
 SLURM = "tests/slurm"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Kernels are compiled once, before workers and their jobs would all do so at the same time."""
+    if session.config.getoption("numprocesses", None):
+        subprocess.run([sys.executable, "-c", "from dflop.schedule.warm import warm; warm()"], check=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

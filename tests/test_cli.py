@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dflop import cli
 from dflop.records import RunRecord
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
@@ -184,3 +186,15 @@ def test_ingest_says_what_it_did(tmp_path):
         spool.append(RunRecord("demo-1", "demo", "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1.0))
     done = dflop("store", "ingest", "--store", "store", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "snapshot 1: 1 rows of 1 files\n")
+
+
+def test_a_full_disk_is_no_traceback(monkeypatch, capsys):
+    def write(*_args, **_options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/runs/config.resolved.yaml")
+
+    monkeypatch.setattr(cli, "app", write)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 5
+    said = capsys.readouterr().err
+    assert said.startswith("dflop: the disk fails: No space left on device\n  where: /runs/config.resolved.yaml\n")

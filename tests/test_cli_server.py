@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -105,12 +109,58 @@ def test_settings_leave_what_the_user_has_chosen(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "3")
     server.prepare()
-    import os
-
     assert os.environ["PREFECT_CLIENT_MAX_RETRIES"] == "3"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
     for name in server.DEFAULTS:
         monkeypatch.delenv(name, raising=False)
+
+
+LOCKED = """
+import asyncio, json, os, urllib.error, urllib.request
+from dflop.cli import server
+server.prepare()
+assert server.check_server() == ""
+server.lock_temporary_server()
+from prefect.client.orchestration import get_client
+from prefect.server.api.server import SubprocessASGIServer
+
+async def main():
+    async with get_client() as client:
+        found = await client.read_flows()  # with the password
+        url = str(client.api_url)
+    try:
+        asked = urllib.request.Request(f"{url}/flows/filter", b"{}", {"Content-Type": "application/json"})
+        urllib.request.urlopen(asked)
+        status = 200
+    except urllib.error.HTTPError as error:
+        status = error.code
+    print(json.dumps([len(found), status, os.environ["PREFECT_API_AUTH_STRING"].startswith("dflop:")]))
+
+asyncio.run(main())
+SubprocessASGIServer().stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_temporary_server_lets_nobody_else_in(tmp_path):
+    """It listens on the loopback device of a login node, which everybody there can reach."""
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")  # nor does it import from where it was started
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LOCKED], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, 401, True]
+
+
+def test_a_password_of_ones_own_is_kept(monkeypatch):
+    from prefect.settings import PREFECT_API_AUTH_STRING, temporary_settings
+
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+    with temporary_settings({PREFECT_API_AUTH_STRING: "me:mine"}):
+        server.lock_temporary_server()
+    assert "PREFECT_API_AUTH_STRING" not in os.environ
 
 
 def test_a_dry_run_prints_configuration_and_jobs_and_writes_nothing(folder):

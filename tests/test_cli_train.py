@@ -92,11 +92,16 @@ def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
     first.process.wait()
     assert driver_of(run) is None
     assert not any(is_gone(pid) for pid in pids)
+    for pid in pids:  # so that the job is not over before the next driver comes
+        os.kill(pid, signal.SIGSTOP)
     listed = dflop("runs", "list", "--format", "json", cwd=run.path.parents[1]).stdout
     assert '"state": "abandoned"' in listed
     assert "train running" in listed
-    said = start().ends(0)
-    assert "is running" in said
+    second = start()
+    until(lambda: "is running" in second.log.read_text(), what="the job to be adopted")
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    said = second.ends(0)
     assert f"step {NUM_STEPS}/{NUM_STEPS}" in said
     assert [job.state for job in jobs_of(run) if job.name == "train"] == [JobState.DONE], "submitted once"
     assert run.state()["state"] == runs.DONE

@@ -44,6 +44,31 @@ def error_of(path: Path, *overrides: str) -> ConfigError:
     return caught.value
 
 
+LAUGHS = "\n".join(
+    ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]", *(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LAUGHS, "more than 500000 values, aliases"),
+        ("a: &a [*a]", "an alias .* lies in what it stands for"),
+        ("[" * 1000, "nested too deeply"),
+        ("a: 1\na: 2", "found duplicate key"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: " + "9" * 10_000, "Exceeds the limit"),
+        ("a: 2001-99-99", "month must be in"),
+        ("a: !!int z", "invalid literal"),
+        ("# " + "x" * 10_000_000, "more than 10000000 characters"),
+    ],
+    ids=["laughs", "turns back", "deep", "twice", "python", "digits", "date", "int", "large"],
+)
+def test_yaml_that_is_more_than_values_is_refused(config_file, text, told):
+    config_file.write_text(text)
+    assert re.search(told, error_of(config_file).what)
+
+
 def test_sections_come_from_files_beside_the_one_that_names_them(config_file, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     config = load_config(config_file)
@@ -327,3 +352,20 @@ def test_errors_in_a_mixture_name_the_entry(tmp_path, text, where, what, hint):
     assert caught.value.where.endswith(where)
     assert what in caught.value.what
     assert hint in caught.value.hint
+
+
+def test_an_override_is_parsed_as_safely(config_file):
+    assert "lies in what it stands for" in error_of(config_file, "train=&a [*a]").what
+    assert "could not determine a constructor" in error_of(config_file, "name=!!python/name:os.system x").what
+
+
+@pytest.mark.parametrize("name", ["a" * 151, "a/b", "../a", "a\nb", "a b", "%j", "$(x)", "", "-a", "a\n"])
+def test_a_name_is_one_plain_word(config_file, name):
+    assert "name" in error_of(config_file, f"name={json.dumps(name)}").where
+
+
+@pytest.mark.parametrize("key", ["store", "runs"])
+@pytest.mark.parametrize("folder", ["a\n#SBATCH --wrap=x", "a\x1b[2J", "a\u202eb"])
+def test_folders_that_jobs_write_into_have_plain_names(config_file, key, folder):
+    what = error_of(config_file, f"{key}={json.dumps(folder)}").what
+    assert "no line break or control character" in what or "a path is one line" in what

@@ -17,7 +17,7 @@ from dflop.data.demo import make_demo_dataset
 from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal
 from dflop.store import console
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 
 ROOT = Path(__file__).parents[1]
 NUM_STEPS, BATCH_SIZE = 9, 8

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cyclopts import App, CycloptsError, Parameter
 
-from dflop import __version__
+from dflop import __version__, errors
 from dflop.cli import (
     compare,
     completion,
@@ -26,6 +27,7 @@ from dflop.cli import (
     store,
     trace,
 )
+from dflop.cli.common import check_value
 from dflop.cli.usage import usage_error
 from dflop.errors import DflopError
 
@@ -36,7 +38,7 @@ app = App(
         "Data-aware training of multimodal LLMs on Slurm clusters.\n\nExample: dflop run configs/demo.yaml, then "
         "dflop sql --list. A file of your own: dflop init, dflop config validate, dflop doctor."
     ),
-    default_parameter=Parameter(negative=()),  # no --no-json
+    default_parameter=Parameter(negative=(), validator=check_value),  # no --no-json
 )
 commands = (
     drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, trace.trace, pipeline.demo_data,
@@ -53,6 +55,7 @@ for group in (config.app, cost.app, data.app, runs.app, store.app):
 
 def main() -> None:
     """Entry point: turns errors into three lines and an exit code."""
+    os.umask(os.umask(0o077) | 0o002)  # a store may be a group's, nothing is everybody's; jobs inherit it
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -62,6 +65,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has seen enough; Python would complain on exit
         raise SystemExit(0) from None
+    except OSError as error:
+        if (of_disk := errors.of_disk(error)) is None:
+            raise
+        _end(of_disk)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

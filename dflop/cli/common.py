@@ -6,15 +6,15 @@ stdout is data, stderr is talk. `--json` is one object per line, `--parsable` th
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, path_problem
+from dflop.jobs.talk import Say, say
 
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")
@@ -29,12 +29,7 @@ Json = Annotated[bool, Parameter(name="--json", help="An object of JSON per line
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Nothing on stderr but errors.")]
 DryRun = Annotated[bool, Parameter(name=("--dry-run", "-n"), help="Say what would be done, do nothing.")]
 
-Say = Callable[[str], None]
-
-
-def say(line: str) -> None:
-    """A line for people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
+_MOST = 1e9
 
 
 def talk(quiet: bool) -> Say:
@@ -64,6 +59,18 @@ def writing(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"cannot write `{path}`: {error.strerror or error}", hint="name a file in a folder that you may write to"
         ) from error
+
+
+def check_value(_type: object, value: object) -> None:
+    """Refuses a path that no file can have and a number that nothing can wait for or count to, before anything does.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(value, Path) and (problem := path_problem(value)):
+        raise ValueError(problem)
+    if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # NaN is nowhere
+        raise ValueError(f"a number between -{_MOST:g} and {_MOST:g} is expected")
 
 
 def check_folder(path: Path | None) -> None:

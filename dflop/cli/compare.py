@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Form, Json, Overrides, Quiet, Say, check_folder, form_of, talk, writing
+from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
 from dflop.cli.plan import Device
+from dflop.jobs.talk import Say
 
 if TYPE_CHECKING:
     from dflop.report.comparison_page import ComparisonPage

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import ConfigFile, Json, Overrides, say
+from dflop.cli.common import ConfigFile, Json, Overrides
+from dflop.jobs.talk import say
 
 if TYPE_CHECKING:
     from dflop.errors import DflopError
@@ -25,18 +26,19 @@ def show(
 ) -> None:
     """Show a configuration with every default, and where each value comes from.
 
-    That is a file and line, or --set. What is printed is a configuration itself.
+    That is a file and line, or --set. What is printed is a configuration itself, but for passwords
+    and keys in it, which are shown as ***.
 
     Example: dflop config show configs/demo.yaml --set train.num_steps=20
     """
-    from dflop.config import annotated, dump_config, load_with_origins, shown_keys
+    from dflop.config import annotated, load_with_origins, shown_config, shown_keys
 
     loaded = load_with_origins(config, overrides)
     if as_json:
         for key in shown_keys(loaded):
             print(json.dumps(key._asdict()))
         return
-    print(dump_config(loaded.config) if plain else annotated(loaded), end="")
+    print(shown_config(loaded.config) if plain else annotated(loaded), end="")
 
 
 @app.command

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
+from dflop.errors import printable
 
 app = App(name="data", help="Data profiles: what every sample costs each module, from headers alone.")
 
@@ -53,6 +54,7 @@ def show(
     Example: dflop data show --output data.svg
     """
     from rich.console import Console
+    from rich.text import Text
 
     from dflop.data.distribution import summary, tokens_of
     from dflop.report.data_plots import Profile, print_plots, save_plots
@@ -74,9 +76,9 @@ def show(
         return
     console = Console()
     changed = frame.filter((frame["media_level"] > 0) | (frame["num_cut_tokens"] > 0)).height
-    console.print(
-        f"{title}\n{frame.height} samples, {changed} of them made shorter, {found['num_quarantined']} left out"
-    )
+    # Plain text: the name of a file may look like console markup.
+    console.print(Text(printable(title)))
+    console.print(f"{frame.height} samples, {changed} of them made shorter, {found['num_quarantined']} left out")
     print_rows(table.columns, table.rows(), "table")
     print_plots(drawn, console)
 

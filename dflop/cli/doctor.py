@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import DEFAULT_STORE, Json, Overrides, Store
+from dflop.errors import printable, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ def doctor(
         if quiet and finding.status in (OK, SKIP):
             continue
         if as_json:
-            print(json.dumps({name: getattr(finding, name) for name in finding.__slots__}), flush=True)
+            print(json.dumps({name: redacted(getattr(finding, name)) for name in finding.__slots__}), flush=True)
             continue
         if finding.area != area:
             area = finding.area
@@ -65,10 +66,10 @@ def _print(finding: Finding, console: Console) -> None:
     from rich.text import Text
 
     name = f"  {finding.status:<5}"
-    line = Text.assemble((name, _COLOURS[finding.status]), f"{finding.name}: {finding.detail}")
+    line = Text.assemble((name, _COLOURS[finding.status]), printable(redacted(f"{finding.name}: {finding.detail}")))
     console.print(line, soft_wrap=True)
     if finding.advice and finding.status != "ok":
-        console.print(Text(f"       -> {finding.advice}"), soft_wrap=True)
+        console.print(Text(f"       -> {printable(redacted(finding.advice))}"), soft_wrap=True)
 
 
 def _flow_server() -> tuple[FlowServer | None, str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dflop.cli.common import RUNS, ConfigFile, Overrides, Runs, say
+from dflop.cli.common import RUNS, ConfigFile, Overrides, Runs
+from dflop.jobs.talk import say
 
 if TYPE_CHECKING:
     from dflop.config import Config
@@ -75,7 +76,8 @@ def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
 
     from dflop.jobs.rundir import open_run
 
-    server.check_server()
+    if not server.check_server():
+        server.lock_temporary_server()
     flow = server.load_flow(FLOWS["pipeline"], "pipeline")
     try:
         path = asyncio.run(flow(config_path=str(config), overrides=list(overrides)))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, Say, form_of, talk
+from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, talk
+from dflop.jobs.talk import Say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of, say, talk
+from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of, talk
+from dflop.errors import printable
+from dflop.jobs.talk import say
 
 app = App(name="runs", help="Runs: how they stand, their logs, cancelling. RUN is a directory, an id, or `latest`.")
 
@@ -90,17 +93,21 @@ def logs(
     offsets = {}
     for file in files:
         text, offsets[file] = last_lines(file, lines)
-        if text:
-            print(text, flush=True)
+        _print_log(text)
     while follow:
         has_ended = is_over(found, view.handle if view else None)
         for file in files:
             text, offsets[file] = new_lines(file, offsets[file])
-            if text:
-                print(text, flush=True)
+            _print_log(text)
         if has_ended:
             return
         time.sleep(FOLLOW_S)
+
+
+def _print_log(text: str) -> None:
+    """As it is into files and pipes; on a terminal without what a terminal would obey."""
+    if text:
+        print("\r".join(map(printable, text.split("\r"))) if sys.stdout.isatty() else text, flush=True)
 
 
 @app.command

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import secrets
 import ssl
 import urllib.error
 import urllib.request
@@ -23,13 +24,15 @@ DEFAULTS = {
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     # Pauses double: 8 retries outlast a server that is gone for eight minutes, 5 do not outlast two.
     "PREFECT_CLIENT_MAX_RETRIES": "8",
+    # A temporary server is started with `python -m`, and is not to import modules of the working directory.
+    "PYTHONSAFEPATH": "1",
     # A temporary server needs up to half a minute on a busy login node.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s %(message)s",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s %(message)s",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
 }
-"""Settings of Prefect, where the user has not chosen; to be in the environment before Prefect is imported."""
+"""Settings, where the user has not chosen; to be in the environment before Prefect is imported."""
 TIMEOUT_S = 10.0
 _FOREIGN = ("httpx", "httpcore", "prefect", "websockets", "anyio")
 
@@ -83,6 +86,22 @@ def check_server() -> str:
         ) from None
 
 
+def lock_temporary_server() -> None:
+    """Give the temporary server that Prefect is about to start a password of its own, which only this process knows.
+
+    It listens on the loopback device, where everybody on a login node can reach it. Whoever has chosen a password in
+    Prefect's settings keeps it.
+    """
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.api.auth_string is None and settings.server.api.auth_string is None:
+        password = f"dflop:{secrets.token_urlsafe(32)}"
+        os.environ |= {"PREFECT_API_AUTH_STRING": password, "PREFECT_SERVER_API_AUTH_STRING": password}
+        refresh_global_settings_context()
+
+
 _HINT = "PREFECT_API_URL=http://127.0.0.1:4200/api for a server on this machine"
 
 
@@ -114,7 +133,7 @@ def _refused(api: Any, error: urllib.error.HTTPError) -> DflopError:
         return ConfigError(
             f"the Prefect server at {api.url} wants a password, {given}",
             where="PREFECT_API_AUTH_STRING",
-            hint="export PREFECT_API_AUTH_STRING=name:password, as the server's PREFECT_SERVER_API_AUTH_STRING",
+            hint="export PREFECT_API_AUTH_STRING, name:password as in the server's PREFECT_SERVER_API_AUTH_STRING",
         )
     return LaunchError(
         f"what answers at {api.url} is no Prefect server: HTTP {error.code}", where="PREFECT_API_URL", hint=_HINT

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dflop import units
-from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, form_of, say
+from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, form_of
 from dflop.errors import ConfigError
+from dflop.jobs.talk import say
 
 if TYPE_CHECKING:
     from dflop.store.console import Result

@@ -164,7 +164,10 @@ def compact(
 
     done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, progress=talk(quiet))
     would = "would become" if dry_run else "became"
-    print(f"{done.num_files_before} files of {done.num_runs} runs {would} {done.num_files_after}")
+    saved = (
+        "" if dry_run else f", {units.num_bytes(done.num_bytes_before)} became {units.num_bytes(done.num_bytes_after)}"
+    )
+    print(f"{done.num_files_before} files of {done.num_runs} runs {would} {done.num_files_after}{saved}")
 
 
 @app.command

@@ -35,7 +35,7 @@ from dflop.config.sections import (
     PlanConfig,
     TrainConfig,
 )
-from dflop.config.show import annotated, shown_keys
+from dflop.config.show import annotated, shown_config, shown_keys
 from dflop.config.slurm import ContainerConfig, SlurmConfig
 
 __all__ = [
@@ -64,5 +64,6 @@ __all__ = [
     "load_model",
     "load_problems",
     "load_with_origins",
+    "shown_config",
     "shown_keys",
 ]

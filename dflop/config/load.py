@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from dflop.config.places import Key, Origins, Place, lines_of
+from dflop.config.places import Key, Origins, Place, composed, lines_of
+from dflop.config.plain import NotPlain, check_plain, shortened
 from dflop.config.problems import config_error, config_errors
 from dflop.config.sections import Config, MixtureConfig, ModelConfig
 from dflop.errors import ConfigError
@@ -140,22 +141,33 @@ def _read(path: Path, above: Key = ()) -> tuple[dict[str, Any], dict[Key, Place]
         raise ConfigError(f"cannot read the configuration: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
-    try:
-        data, lines = _parse_yaml(text), lines_of(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise ConfigError(_yaml_problem(error), where=f"{path}:{mark.line + 1}" if mark else str(path)) from None
+    data = _parse_yaml(text, str(path))
+    lines = lines_of(text)
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys", where=str(path))
     return data, {(*above, *key): Place(str(path), line, len(above)) for key, line in lines.items()}
 
 
-def _parse_yaml(text: str) -> Any:
-    return YAML(typ="safe", pure=True).load(text)
-
-
-def _yaml_problem(error: YAMLError) -> str:
-    return f"not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
+def _parse_yaml(text: str, where: str) -> Any:
+    """Plain values of a text; `where` names it in errors."""
+    try:
+        composed(text)  # refuses what would be too large before it is
+        data = YAML(typ="safe", pure=True).load(text)
+        check_plain(data)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f":{mark.line + 1}" if mark and where[:1] != "-" else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"not valid YAML: {problem}", where=f"{where}{at}") from None
+    except NotPlain as error:
+        at = f": {'.'.join(error.key)}" if error.key else ""
+        raise ConfigError(str(error), where=f"{where}{at}") from None
+    except RecursionError:
+        raise ConfigError("not valid YAML: nested too deeply", where=where) from None
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        # What looks like a number, a date or a tag of YAML's own and is none: the reader lets Python's errors through.
+        raise ConfigError(f"not valid YAML: {shortened(str(error))}", where=where) from None
+    return data
 
 
 def _section_path(parent: Path, section: str, name: str, places: dict[Key, Place]) -> Path:
@@ -180,10 +192,7 @@ def _apply(data: dict[str, Any], places: dict[Key, Place], override: str) -> Non
         if not isinstance(child, dict):
             raise ConfigError(f"`{name}` is not a section", where=f"--set {override}")
         node = child
-    try:
-        node[leaf] = _parse_yaml(text)
-    except YAMLError as error:
-        raise ConfigError(_yaml_problem(error), where=f"--set {override}") from None
+    node[leaf] = _parse_yaml(text, f"--set {shortened(override)}")
     _forget(places, (*parents, leaf))
     places[(*parents, leaf)] = Place()
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 Key = tuple[str, ...]
 """Names from the root down; elements of a list by their number."""
 
 DEFAULT, SET = "default", "--set"
+MAX_CHARACTERS, MAX_NODES = 10_000_000, 500_000
+"""Of a file. A mixture of 50,000 datasets has 250,000 values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,43 @@ def lines_of(text: str) -> dict[Key, int]:
     Raises:
         YAMLError: the text is no YAML.
     """
-    root = YAML(typ="safe", pure=True).compose(text)
+    root = composed(text, may_turn_back=True)
     return dict(_walk(root, (), ())) if root is not None else {}
+
+
+def composed(text: str, *, may_turn_back: bool = False) -> Node | None:
+    """The nodes of a YAML text, of which there are not too many: aliases of aliases make billions of a few lines.
+
+    Args:
+        text: Of one document.
+        may_turn_back: Whether an alias may lie in what it stands for.
+
+    Raises:
+        YAMLError: the text is no YAML, or too large, too deep, or an alias lies in what it stands for.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise YAMLError(f"more than {MAX_CHARACTERS} characters")
+    try:
+        root: Node | None = YAML(typ="safe", pure=True).compose(text)
+        num_nodes = _num_nodes(root, {}, may_turn_back) if root is not None else 0
+    except RecursionError:
+        raise YAMLError("nested too deeply") from None
+    if num_nodes > MAX_NODES:
+        raise YAMLError(f"more than {MAX_NODES} values, aliases (*name) written out")
+    return root
+
+
+def _num_nodes(node: Node, known: dict[int, int | None], may_turn_back: bool) -> int:
+    """Nodes of a tree in which every alias is written out."""
+    if id(node) in known:
+        if (count := known[id(node)]) is None and not may_turn_back:
+            raise YAMLError("an alias (*name) lies in what it stands for")
+        return count or 0
+    known[id(node)] = None
+    inner = node.value if isinstance(node, SequenceNode | MappingNode) else ()
+    children = (child for entry in inner for child in (entry if isinstance(entry, tuple) else (entry,)))
+    known[id(node)] = total = 1 + sum(_num_nodes(child, known, may_turn_back) for child in children)
+    return total
 
 
 def _walk(node: Node, key: Key, above: tuple[Node, ...]) -> Iterator[tuple[Key, int]]:

@@ -9,12 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from dflop.config.section import Section
+from dflop.config.section import FilePath, Section
 from dflop.config.slurm import SlurmConfig
+from dflop.errors import printable
 from dflop.records import ClusterSpec
+
+
+def _one_line(path: Path) -> Path:
+    if "\n" in str(path) or printable(str(path)) != str(path):
+        raise ValueError("a folder that jobs write into has no line break or control character in its name")
+    return path
+
+
+Folder = Annotated[FilePath, AfterValidator(_one_line)]
 
 
 class ModelConfig(Section):
@@ -31,7 +41,7 @@ class ModelConfig(Section):
     """`flash`: the flash-attn package; `varlen`: torch's own variable-length kernel; `sdpa`: one call per length, the
     only one on a CPU or in float32; `auto`: the first of them that can run."""
     seed: int = Field(default=0, ge=0)
-    weights: Path | None = None
+    weights: FilePath | None = None
     """Folder of a Hugging Face model to start from (`model.safetensors` or several with an index); its vocabulary is
     the model's. Without one weights are random."""
     frozen: tuple[str, ...] = ()
@@ -42,11 +52,11 @@ class ModelConfig(Section):
 class DatasetConfig(Section):
     """What it is trained on."""
 
-    annotations: Path
+    annotations: FilePath
     """JSON or JSON Lines (plain, .gz, .zst), Hugging Face Parquet, a WebDataset .tar, a pattern of several of them, a
     mixture of such files (.yaml), or a Parquet table of sizes."""
-    media_root: Path
-    tokenizer: Path
+    media_root: FilePath
+    tokenizer: FilePath
     """A `tokenizer.json` of the `tokenizers` library with the family's special tokens."""
     chat_template: str = "chatml"
     """`chatml`, `qwen`, `llama3`, or a file: `chat_template.jinja`, `tokenizer_config.json`."""
@@ -117,7 +127,7 @@ class ModelProfileConfig(Section):
     target_frac: float = Field(default=0.02, gt=0, lt=1)
     """Probing of a module ends when its cost is known to this relative uncertainty."""
     tp: tuple[int, ...] = Field(default=(1,), min_length=1)
-    """Tensor-parallel degrees to measure; others are derived from tp 1."""
+    """Tensor-parallel degrees to measure, of modules whose heads they divide; others are derived from tp 1."""
     ways: tuple[Literal["train", "frozen", "recompute"], ...] = ("train",)
     """How modules are run: with gradients of their weights, without them, with layers that run again in backward."""
     links_budget_s: float = Field(default=5, ge=0)
@@ -189,7 +199,7 @@ class TrainConfig(Section):
     0: three quarters of `timeout_s`. A file is given up earlier, after `decode_timeout_s`, where workers decode."""
     trace_every_steps: int = Field(default=10, ge=0)
     """Of so many steps one leaves in the store what every rank did in it, message by message; 0: none."""
-    metrics_dir: Path | None = None
+    metrics_dir: FilePath | None = None
     """Where ranks keep their metrics for Prometheus' node exporter; default: `metrics` in the run directory."""
     tensorboard: bool = False
     """Whether rank 0 also writes what TensorBoard shows, into `tensorboard` in the run directory."""
@@ -248,12 +258,13 @@ class CompareConfig(Section):
 class Config(Section):
     """One run of the pipeline."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=150)
+    """Begins the names of run directories and jobs, which file systems limit to 255 bytes."""
     model: ModelConfig
     cluster: ClusterConfig
     dataset: DatasetConfig
-    store: Path = Path(".dflop/store")
-    runs: Path = Path("runs")
+    store: Folder = Path(".dflop/store")
+    runs: Folder = Path("runs")
     data_profile: DataProfileConfig = DataProfileConfig()
     model_profile: ModelProfileConfig = ModelProfileConfig()
     plan: PlanConfig = PlanConfig()
@@ -279,7 +290,7 @@ class MixtureEntryConfig(Section):
     """`all`, or `first:`, `end:` or `random:` with a number of rows or a percentage."""
     weight: float | None = Field(default=None, gt=0)
     """Share in the samples drawn, relative to the other entries; every entry has one, or none has."""
-    media_root: Path | None = Field(
+    media_root: FilePath | None = Field(
         default=None, validation_alias=AliasChoices("media_root", "image_folder", "video_folder", "data_path")
     )
     """Where the media of these rows are, if not in the media root of the dataset."""

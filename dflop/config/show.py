@@ -1,4 +1,7 @@
-"""A resolved configuration for people and for programs: every value beside the place it comes from."""
+"""A resolved configuration for people and for programs: every value beside the place it comes from.
+
+Passwords and keys, such as setup lines of a cluster may export, are shown as `***`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from typing import Any, NamedTuple
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node
 
-from dflop.config.load import Loaded, dump_config
+from dflop.config.load import Loaded, dump_yaml
 from dflop.config.places import Key
+from dflop.config.sections import Config
+from dflop.errors import HIDDEN, names_secret, redacted
 
 _COLUMN = 44
 """Comments begin here where values leave room."""
@@ -24,9 +29,14 @@ class ShownKey(NamedTuple):
     """`file:line`, `--set` or `default`."""
 
 
+def shown_config(config: Config) -> str:
+    """The resolved configuration as YAML; without secrets in it, it reads back to an equal value."""
+    return dump_yaml(_dumped(config), width=80)
+
+
 def annotated(loaded: Loaded) -> str:
-    """The resolved configuration as YAML with the origin of every value as a comment; reads back to an equal value."""
-    text = dump_config(loaded.config)
+    """As `shown_config`, with the origin of every value as a comment."""
+    text = shown_config(loaded.config)
     lines = text.splitlines()
     for key, number in _single_lines(YAML(typ="safe", pure=True).compose(text), ()):
         lines[number] = f"{lines[number]:<{_COLUMN}}  # {loaded.origins.of(*key)}"
@@ -35,11 +45,25 @@ def annotated(loaded: Loaded) -> str:
 
 def shown_keys(loaded: Loaded) -> list[ShownKey]:
     """Every key with a value of its own; lists are values."""
-    return [ShownKey(".".join(key), value, loaded.origins.of(*key)) for key, value in _leaves(_dumped(loaded), ())]
+    return [
+        ShownKey(".".join(key), value, loaded.origins.of(*key)) for key, value in _leaves(_dumped(loaded.config), ())
+    ]
 
 
-def _dumped(loaded: Loaded) -> dict[str, Any]:
-    return loaded.config.model_dump(mode="json")
+def _dumped(config: Config) -> dict[str, Any]:
+    values: dict[str, Any] = _without_secrets(config.model_dump(mode="json"))
+    return values
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: HIDDEN if names_secret(name) and isinstance(inner, str) and inner else _without_secrets(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_secrets(inner) for inner in value]
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _leaves(values: Mapping[str, Any], above: Key) -> Iterator[tuple[Key, Any]]:

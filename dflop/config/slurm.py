@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dflop.config.section import Section
+from dflop.errors import printable
 
 OWN_OPTIONS = (
     "array", "comment", "cpus-per-task", "error", "job-name", "nodes", "no-requeue", "ntasks", "ntasks-per-node",
@@ -17,8 +18,8 @@ OWN_OPTIONS = (
 
 
 def _one_line(text: str) -> str:
-    if "\n" in text or "\r" in text:
-        raise ValueError("a value of an sbatch option is one line")
+    if "\n" in text or printable(text) != text:
+        raise ValueError("a value of an sbatch option is one line, without control characters")
     return text
 
 

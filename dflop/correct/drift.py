@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.correct.cusum import THRESHOLD, Cusum, Floats
-from dflop.correct.times import StepTimes, medians
+from dflop.correct.times import StepTimes, medians, sums
 from dflop.records import Factors, ModuleFactors
 
 DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
@@ -171,8 +171,7 @@ def _split(excess: Floats, times: StepTimes) -> tuple[Floats, Floats]:
 
 def _centred(shares: Floats, times: StepTimes) -> Floats:
     """Shares less their mean over the microbatches of the same rank."""
-    total = np.zeros((len(times.nodes), shares.shape[1]))
-    np.add.at(total, times.node, shares)
+    total = sums(shares, times.node, len(times.nodes))
     num = np.maximum(np.bincount(times.node, minlength=len(total)), 1)
     centred: Floats = shares - (total / num[:, None])[times.node]
     return centred

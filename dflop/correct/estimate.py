@@ -33,7 +33,7 @@ from dflop.correct.filter import (
 )
 from dflop.correct.nodes import NodeBelief, NodeFactors
 from dflop.correct.noise import SharedNoise
-from dflop.correct.times import Ints, StepTimes, medians
+from dflop.correct.times import Ints, StepTimes, medians, sums
 from dflop.cost.model import Floats
 from dflop.records import Factors, ModuleFactors, NodeFactor
 from dflop.simulate.step import Node
@@ -235,9 +235,13 @@ class Estimator:
         peers: dict[tuple[str | int, ...], list[int]] = {}
         for i in np.flatnonzero(num).tolist():
             peers.setdefault(times.nodes[i][: 2 if by_stage else 1], []).append(i)
+        peer_of = np.zeros(len(num), dtype=np.int64)
+        for number, seen in enumerate(peers.values()):
+            peer_of[seen] = number
+        usual_away = medians(away, peer_of[times.node], len(peers)).tolist()
         middles: dict[Node, tuple[float, float]] = {}
-        for seen in peers.values():
-            spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * float(np.median(away[np.isin(times.node, seen)]))
+        for seen, typical in zip(peers.values(), usual_away, strict=True):
+            spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * typical
             own_var = spread**2 / np.maximum(num, 1)
             middles |= {times.nodes[i]: (float(middle[i]), float(own_var[i])) for i in seen}
             # A rank that had more of sizes that nobody is sure of may differ for that.
@@ -264,9 +268,7 @@ class Estimator:
 
 def _means(rows: Floats, group: Ints, num: int) -> Floats:
     """`[num, K]` mean of the rows of each group; zeros of one without any."""
-    total = np.zeros((num, rows.shape[1]))
-    np.add.at(total, group, rows)
-    found: Floats = total / np.maximum(np.bincount(group, minlength=num), 1)[:, None]
+    found: Floats = sums(rows, group, num) / np.maximum(np.bincount(group, minlength=num), 1)[:, None]
     return found
 
 

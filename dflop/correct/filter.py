@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dflop.correct.times import Ints
+from dflop.correct.times import Ints, sums
 from dflop.cost.model import Floats
 
 MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
@@ -76,7 +76,7 @@ class FactorFilter:
         self.cov = limited(self.cov + self._drift_cov, self._prior_cov)
         predicted_s = expected_s @ self.mean
         load_s = np.maximum(predicted_s, MIN_LOAD_FRAC * predicted_s.mean())
-        step = Step(expected_s, measured_s, load_s, np.eye(int(rank.max()) + 1)[rank], shared_var)
+        step = Step(expected_s, measured_s, load_s, rank, int(rank.max()) + 1, shared_var)
         own_var, opened = self._noise_var, limited(self.cov + REOPENED * self._prior_cov, self._prior_cov)
         if _evidence(step, own_var, self.mean, self.cov, opened) > REOPEN_EVIDENCE:
             # Factors that have changed, or only more noise than so far? What free factors leave unexplained is noise.
@@ -115,30 +115,31 @@ class Step:
     """`[n]`."""
     load_s: Floats
     """`[n]`, what relative errors are relative to."""
-    is_of: Floats
-    """`[n, ranks]`, 1 where a microbatch is a rank's."""
+    rank: Ints
+    """`[n]`, whose microbatch it is."""
+    num_ranks: int
     shared_var: float
 
     def pull(self, weight: Floats) -> Floats:
         """`[K, n]`, `H' R^-1` where own errors have variance 1 / `weight` and each rank's share an error."""
         weighted = self.expected_s.T * weight
-        shared = self.is_of * self.load_s[:, None]
         if self.shared_var <= 0:
             return weighted
-        return weighted - (weighted @ shared) * self._shrinkage(weight) @ (shared.T * weight)
+        pulled = sums(weighted.T * self.load_s[:, None], self.rank, self.num_ranks).T * self._shrinkage(weight)
+        return weighted - pulled[:, self.rank] * (self.load_s * weight)
 
     def shared_s(self, residual_s: Floats, weight: Floats) -> Floats:
         """`[n]`, what of the residuals each rank's microbatches have in common, as far as they are sure of it."""
-        shared = self.is_of * self.load_s[:, None]
-        found: Floats = shared @ (self._shrinkage(weight) * (shared.T @ (weight * residual_s)))
-        return found
+        pulled = np.bincount(self.rank, self.load_s * (weight * residual_s), self.num_ranks)
+        of_rank: Floats = self._shrinkage(weight) * pulled
+        return self.load_s * of_rank[self.rank]
 
     def _shrinkage(self, weight: Floats) -> Floats:
         """`[ranks]`, variance of a rank's shared error once its microbatches are known."""
         if self.shared_var <= 0:
-            return np.zeros(self.is_of.shape[1])
-        found: Floats = 1.0 / (1.0 / self.shared_var + self.is_of.T @ (weight * self.load_s**2))
-        return found
+            return np.zeros(self.num_ranks)
+        seen: Floats = np.bincount(self.rank, weight * self.load_s**2, self.num_ranks).astype(np.float64)
+        return 1.0 / (1.0 / self.shared_var + seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class Fit:
         """Squared relative error of a typical microbatch, from what this fit, that it took part in, left of it."""
         leverage = float((_quadratic(step.expected_s, self.cov) * self.weight).mean())
         if step.shared_var > 0:
-            leverage += step.is_of.shape[1] / len(step.load_s)
+            leverage += step.num_ranks / len(step.load_s)
         typical = MAD_TO_SD * float(np.median(np.abs(self.residual_s / step.load_s)))
         return min(max(typical**2 / max(1.0 - leverage, 0.25), MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
 

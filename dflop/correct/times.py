@@ -63,6 +63,20 @@ class StepTimes:
         return np.hstack([self.expected_s.get(m, np.zeros((num, width))) for m, width in widths.items()])
 
 
+def sums(rows: Floats, group: Ints, num: int) -> Floats:
+    """`[num, K]` sum of the rows of each group; zeros of one without any.
+
+    Column by column, for numpy adds up a column by groups much faster than it scatters rows.
+
+    Args:
+        rows: `[n, K]`.
+        group: `[n]`, 0..num - 1.
+        num: Groups.
+    """
+    found: Floats = np.stack([np.bincount(group, column, num) for column in rows.T], axis=1)
+    return found
+
+
 def medians(values: Floats, group: Ints, num: int) -> Floats:
     """`[num]` median of the values of each group; NaN of one without any.
 

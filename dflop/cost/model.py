@@ -18,7 +18,6 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.links import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
 from dflop.cost.tensor_parallel import derive_table
-from dflop.cost.towers import trains_layers
 from dflop.errors import CostError
 from dflop.records import CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
 
@@ -253,30 +252,6 @@ class CostModel:
     def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
         """The all-reduce of one gradient of `param_bytes` over `dp` replicas; 0.0 where no link is known."""
         return self._links.seconds(ALL_REDUCE, param_bytes, dp, num_nodes)
-
-    def plan_sync_seconds(self, module_plan: ModulePlan, num_processes_per_node: int) -> float:
-        """Gradient synchronisation of the slowest stage of a planned module; frozen weights have none.
-
-        Gradients weigh what their parameters do. The replicas of different tp ranks are taken not to disturb each
-        other, and nothing is hidden behind the backward pass: an upper bound without contention.
-        """
-        parallel, layers = module_plan.parallel, module_plan.layers_per_stage
-        table = self.table(module_plan.module, parallel.tp)
-        if table.is_frozen:
-            return 0.0
-        slowest_s = 0.0
-        for stage, num_layers in enumerate(layers):
-            ranks = [module_plan.first_rank + (stage * parallel.dp + r) * parallel.tp for r in range(parallel.dp)]
-            num_nodes = len({rank // num_processes_per_node for rank in ranks})
-            edge = stage in (0, parallel.pp - 1)
-            trained = num_layers if trains_layers(table) else 0
-            size = self.param_bytes(module_plan.module, trained, edge=edge, tp=parallel.tp)
-            slowest_s = max(slowest_s, self.sync_seconds(size, parallel.dp, num_nodes))
-        return slowest_s
-
-    def optimizer_seconds(self, module: str, num_params: float, *, tp: int = 1) -> float:
-        """One optimizer step over `num_params` parameters of one process; 0.0 where it was never measured."""
-        return self.table(module, tp).optimizer_s_per_param * num_params
 
     def _checked(self, corrections: Mapping[str, float | ModuleFactors]) -> dict[str, float | ModuleFactors]:
         for module, found in corrections.items():

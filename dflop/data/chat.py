@@ -4,6 +4,9 @@ A template is the Jinja text that ships with a tokenizer. It is rendered once pe
 place of every turn's text; what lies between the marks is the template's. So ten million conversations cost a few
 dozen renderings, no text of a user can act as template, and which characters are an answer is known exactly.
 Texts go in as they are: a template that trims its messages does not get to.
+
+Templates come with tokenizers from elsewhere: they run in Jinja's sandbox, where they reach nothing but their messages,
+and for so many lines only. Lines are counted and not seconds, so that a template works everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -11,17 +14,22 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 
 from dflop.errors import ConfigError, did_you_mean
+from dflop.records import parse_json
 
 BUILT_IN = {
     "chatml": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}",
@@ -47,6 +55,9 @@ PLAIN_ROLE = "text"
 _MARK = "\ue0f0{}\ue0f1"
 _MARKS = re.compile("\ue0f0(\\d+)\ue0f1")
 _MAX_CACHED = 4096
+MAX_LINES = 200_000
+"""Of the Python that a template is compiled to, per rendering: a thousand turns take some ten thousand."""
+_MAX_CHARACTERS = 100_000
 
 
 class ChatTemplate:
@@ -66,8 +77,8 @@ class ChatTemplate:
         self._variables = variables or {}
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"chat template is no valid Jinja: {error}", where=name) from error
+        except Exception as error:  # what is constant in a template is computed here, see `_render`
+            raise ConfigError(f"chat template is no valid Jinja: {_words(error)}", where=name) from error
         self.skeleton: Callable[[tuple[str, ...]], Skeleton] = functools.lru_cache(_MAX_CACHED)(self._skeleton)
 
     @classmethod
@@ -86,7 +97,7 @@ class ChatTemplate:
         path = Path(spec)
         try:
             text = path.read_text("utf-8")
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # a name with a zero in it is a ValueError
             raise ConfigError(
                 f"chat template `{spec}` cannot be read: {error}",
                 where="dataset.chat_template",
@@ -107,9 +118,9 @@ class ChatTemplate:
         for as_parts in (False, True):
             try:
                 rendered = self._render(roles, as_parts)
-            except jinja2.TemplateError as error:
+            except Exception as error:  # a template can divide by zero, or ask for more memory than there is
                 if as_parts:
-                    raise self._error(roles, f"does not render: {error}") from error
+                    raise self._error(roles, f"does not render: {_words(error)}") from error
                 continue
             pieces = _MARKS.split(rendered)
             skeleton = tuple(int(p) if i % 2 else p for i, p in enumerate(pieces) if i % 2 or p)
@@ -122,7 +133,8 @@ class ChatTemplate:
         marks = [_MARK.format(i) for i in range(len(roles))]
         contents: list[Any] = [[{"type": "text", "text": m}] for m in marks] if as_parts else marks
         messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
-        return self._template.render(messages=messages, add_generation_prompt=False, **self._variables)
+        with _at_most(MAX_LINES):
+            return self._template.render(messages=messages, add_generation_prompt=False, **self._variables)
 
     def _error(self, roles: tuple[str, ...], what: str) -> ConfigError:
         shown = ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "")
@@ -133,12 +145,12 @@ class ChatTemplate:
 
 def _of_json(text: str, spec: str) -> tuple[str, str, dict[str, str]]:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         template = content["chat_template"]
+        if isinstance(template, list):  # several named ones
+            template = next((t["template"] for t in template if t["name"] == "default"), None)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError("no `chat_template` in this file", where=spec) from error
-    if isinstance(template, list):  # several named ones
-        template = {t["name"]: t["template"] for t in template}.get("default")
     if not isinstance(template, str):
         raise ConfigError("`chat_template` is neither a text nor a list with one named `default`", where=spec)
     variables = {}
@@ -151,13 +163,53 @@ def _of_json(text: str, spec: str) -> tuple[str, str, dict[str, str]]:
 
 def _environment() -> jinja2.Environment:
     # The names and settings templates are written against are those of Hugging Face tokenizers.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,  # folding constants takes time that grows with the square of an expression
     )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda _format: ""  # a template with a clock in it would change every day
     return environment
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's, in which no single operation makes a long text or a huge number either."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Whatever the operator stands for, unless a text or a list is repeated or filled, or a power taken."""
+        if operator == "**" or (operator == "%" and isinstance(left, str)):
+            raise jinja2.TemplateError(f"`{operator}` is not for templates of conversations")
+        sequence, number = (left, right) if isinstance(right, int) else (right, left)
+        if isinstance(sequence, str | list | tuple) and len(sequence) * max(0, int(number)) > _MAX_CHARACTERS:
+            raise jinja2.TemplateError(f"`*` makes more than {_MAX_CHARACTERS} elements")
+        return super().call_binop(context, operator, left, right)
+
+
+@contextmanager
+def _at_most(num_lines: int) -> Iterator[None]:
+    """Within it, code of templates that this thread runs ends with an error after so many lines of it."""
+    before, left = sys.gettrace(), num_lines
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != "<template>":
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise jinja2.TemplateError(f"it takes more than {num_lines} lines to render")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -168,6 +220,12 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _words(error: Exception) -> str:
+    """What went wrong in a template, in a line."""
+    text = " ".join(str(error).split())[:200]
+    return text if isinstance(error, jinja2.TemplateError) and text else f"{type(error).__name__} {text}".strip()
 
 
 def _raise(message: str) -> None:

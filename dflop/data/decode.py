@@ -7,6 +7,7 @@ Decoding is deterministic: same file, same library, same array.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import av
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from dflop.data.headers import (
+    MAX_FRAME_PIXELS,
     BadMedia,
     MediaSource,
     audio_stream,
@@ -74,8 +76,10 @@ def decode_video(source: MediaSource, frame_indices: Sequence[int]) -> npt.NDArr
     frames: dict[int, npt.NDArray[np.uint8]] = {}
     number = -1
     with open_container(source) as container:
+        stream = video_stream(container)
+        stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}  # whatever the header said
         # Sequential from the start: seeking by time is inexact for the variable-rate files people have.
-        for number, frame in enumerate(container.decode(video_stream(container))):
+        for number, frame in enumerate(container.decode(stream)):
             if frame.is_corrupt:
                 raise BadMedia(f"video frame {number} is damaged")
             if number in wanted:
@@ -90,23 +94,35 @@ def decode_video(source: MediaSource, frame_indices: Sequence[int]) -> npt.NDArr
     return np.stack([frames[i] for i in frame_indices])
 
 
-def decode_audio(source: MediaSource, sample_rate_hz: int) -> npt.NDArray[np.float32]:
+def decode_audio(
+    source: MediaSource, sample_rate_hz: int, *, max_duration_s: float = math.inf
+) -> npt.NDArray[np.float32]:
     """Mono samples of an audio file (or of a video's sound track) at the rate asked for.
+
+    Args:
+        source: File.
+        sample_rate_hz: Of the result.
+        max_duration_s: What is longer is refused, before more of it is held: a megabyte can hold days of silence.
 
     Returns:
         float32 of shape (num_samples,), nominally in -1..1; num_samples is within a resampler's rounding of
         duration_s * sample_rate_hz.
 
     Raises:
-        BadMedia: no audio stream, no samples, or a damaged packet.
+        BadMedia: no audio stream, no samples, too many of them, or a damaged packet.
     """
+    num_left = max_duration_s * sample_rate_hz
     resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
     chunks: list[npt.NDArray[np.float32]] = []
     with open_container(source) as container:
         for frame in container.decode(audio_stream(container)):
             if frame.is_corrupt:
                 raise BadMedia("audio frame is damaged")
-            chunks += [out.to_ndarray()[0] for out in resampler.resample(frame)]
+            made = [out.to_ndarray()[0] for out in resampler.resample(frame)]
+            chunks += made
+            num_left -= sum(map(len, made))
+            if num_left < 0:
+                raise BadMedia(f"audio is longer than {max_duration_s:.1f} s")
         if chunks:
             chunks += [out.to_ndarray()[0] for out in resampler.resample(None)]
     if not sum(len(chunk) for chunk in chunks):

@@ -6,7 +6,8 @@ sound and whose body is damaged is found only in training, by `decode.py`. Where
 state a length (WebM written to a pipe), packets are counted by demuxing, still without decoding.
 
 Files are hostile until read: only regular files are opened, only the formats listed here are probed (no playlists, no
-PostScript, no network protocol), and an image's pixel count is checked before anything is allocated.
+PostScript, no network protocol), and the pixel count of an image or a video's frame is checked before anything is
+allocated.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ MediaSource = Path | BinaryIO
 
 MAX_IMAGE_PIXELS = 178_000_000
 """About 500 MiB as RGB; just under the size at which Pillow itself refuses to open a file."""
+
+MAX_FRAME_PIXELS = 8192 * 8192
+"""Of a video, twice 8K; a frame is then 192 MiB as RGB. A file of some kilobytes can state, and hold, any size."""
 
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,asf,ogg,wav,w64,mp3,flac,aac,aiff,au,amr"
@@ -149,10 +153,11 @@ def video_stream(container: InputContainer) -> av.VideoStream:
     """The first moving-picture stream; cover art does not count.
 
     Raises:
-        BadMedia: there is none.
+        BadMedia: there is none, or nothing decodes it.
     """
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
+            _check_codec(stream)
             return stream
     raise BadMedia("no video stream")
 
@@ -161,11 +166,18 @@ def audio_stream(container: InputContainer) -> av.AudioStream:
     """The first audio stream.
 
     Raises:
-        BadMedia: there is none.
+        BadMedia: there is none, or nothing decodes it.
     """
     if not container.streams.audio:
         raise BadMedia("no audio stream")
+    _check_codec(container.streams.audio[0])
     return container.streams.audio[0]
+
+
+def _check_codec(stream: av.VideoStream | av.AudioStream) -> None:
+    # Without a decoder PyAV has no codec context, and every question about the stream is an AttributeError.
+    if stream.codec_context is None:
+        raise BadMedia(f"{stream.type} stream in a codec that is not known")
 
 
 def _video_header(container: InputContainer) -> MediaHeader:
@@ -180,6 +192,10 @@ def _video_header(container: InputContainer) -> MediaHeader:
         duration_s = float(num_frames / stream.average_rate)
     if stream.width <= 0 or stream.height <= 0:
         raise BadMedia("video stream states no size")
+    if stream.width * stream.height > MAX_FRAME_PIXELS:
+        raise BadMedia(
+            f"video of {stream.width} x {stream.height} px exceeds the limit of {MAX_FRAME_PIXELS} px per frame"
+        )
     return MediaHeader("video", stream.width, stream.height, num_frames, duration_s)
 
 

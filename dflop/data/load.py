@@ -28,7 +28,9 @@ def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, lev
         BadMedia: the file is missing, damaged, or not what was profiled.
     """
     if item.kind == "audio":
-        media: npt.NDArray[np.generic] = decode_audio(source, SAMPLE_RATE_HZ)
+        # Twice of what was profiled is held at most, however much there is: enough to say how long it is.
+        longest_s = 2 * item.duration_s + 1
+        media: npt.NDArray[np.generic] = decode_audio(source, SAMPLE_RATE_HZ, max_duration_s=longest_s)
         _check_duration(len(media) / SAMPLE_RATE_HZ, item.duration_s)
     elif item.kind == "image":
         media = decode_image(source)[None]

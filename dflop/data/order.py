@@ -64,10 +64,6 @@ class SampleOrder:
         """Optimizer steps of an epoch; the last one may be smaller."""
         return -(-self._num_samples // self._global_batch_size)
 
-    def epoch_of(self, step: int) -> int:
-        """Epoch (from 0) that `step` (from 0) belongs to."""
-        return step // self.steps_per_epoch
-
     def epoch(self, epoch: int) -> Ints:
         """Positions 0..num_samples-1 in the order in which they are drawn; shape (num_samples,), read-only.
 

@@ -24,14 +24,15 @@ def expand(pattern: str, folder: Path) -> tuple[Path, ...]:
     Raises:
         ConfigError: there is no such file.
     """
-    if (whole := beside(Path(pattern), folder)).exists():
+    if os.path.exists(whole := beside(Path(pattern), folder)):
         return (whole,)
     return tuple(itertools.chain.from_iterable(_matches(path, pattern, folder) for path in _braces(pattern)))
 
 
 def beside(path: Path, folder: Path) -> Path:
     """`path` as seen from the working directory, or from `folder` if only that has it."""
-    return folder / path if not path.exists() and (folder / path).exists() else path
+    # Not Path.exists, which raises where a pattern is longer than a name can be.
+    return folder / path if not os.path.exists(path) and os.path.exists(folder / path) else path
 
 
 def _braces(pattern: str) -> Iterator[str]:
@@ -57,7 +58,7 @@ def _braces(pattern: str) -> Iterator[str]:
 
 def _matches(path: str, pattern: str, folder: Path) -> list[Path]:
     found = beside(Path(path), folder)
-    if found.exists():
+    if os.path.exists(found):
         return [found]
     for place in (path, os.path.join(glob.escape(str(folder)), path)):
         if files := sorted(glob.glob(place, recursive=True)):

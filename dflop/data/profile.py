@@ -30,7 +30,7 @@ from dflop.errors import DataError
 from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
 BLOCK_ROWS = 256
@@ -156,6 +156,20 @@ def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
     digest.update(f"{rows.fingerprint()}\n".encode())
     for line in sorted(set(_media_lines(rows))):
         digest.update(line.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
+
+
+def rows_key(dataset: DatasetRef) -> str:
+    """Identity of what texts and rows a dataset has, its media files left out; part of what `profile_key` covers.
+
+    Raises:
+        ConfigError: the chat template cannot be read.
+        DataError: a file cannot be read.
+    """
+    digest = hashlib.sha256(f"{_file_hash(dataset.tokenizer)}\n".encode())
+    digest.update(ChatTemplate.load(dataset.chat_template).source.encode())
+    rows = _file_hash(dataset.sizes) if dataset.sizes is not None else dataset.open().fingerprint()
+    digest.update(f"\n{rows}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ lists with one entry per item: `image_w`, `image_h`, `video_w`, `video_h`, `vide
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -28,7 +29,11 @@ MEDIA_COLUMNS = {
     "video": ("video_w", "video_h", "video_frames", "video_fps", "video_seconds"),
     "audio": ("audio_seconds",),
 }
+_LISTS = frozenset(column for columns in MEDIA_COLUMNS.values() for column in columns)
+_SECONDS = ("video_fps", "video_seconds", "audio_seconds")
 _BAD_COUNTS = "token counts or turns are missing or negative"
+_MAX_TOKENS = 2**40
+"""Counts above it are none, and would not add up in 64 bits."""
 _SIZE = ("kind", "width_px", "height_px", "num_frames", "duration_s", "num_images")
 _ITEM = (
     "kind", "path", "width_px", "height_px", "num_frames", "duration_s", "module", "grid", "num_tokens",
@@ -61,7 +66,33 @@ def read_sizes(path: Path) -> pl.DataFrame:
         raise DataError(
             f"table of sizes lacks {', '.join(missing)}", where=str(path), hint=f"it has: {', '.join(names)}"
         )
-    return found
+    for name, found_type in found.schema.items():
+        if not _is_readable(name, found_type):
+            wanted = "a list of numbers" if name in _LISTS else "a number"
+            raise DataError(f"column `{name}` of a table of sizes holds {found_type}, not {wanted}", where=str(path))
+    return found.with_columns(*(_numbers(name) for name in found.columns if name != "id"))
+
+
+def _is_readable(name: str, found: pl.DataType) -> bool:
+    if name == "id":
+        return not found.is_nested() and found != pl.Binary and found != pl.Object
+    inner = found.inner if isinstance(found, pl.List) else found
+    is_list = isinstance(found, pl.List) or found == pl.Null
+    return (inner == pl.Null or inner.is_numeric()) and (is_list if name in _LISTS else not isinstance(found, pl.List))
+
+
+def _numbers(name: str) -> pl.Expr:
+    """A column in the type its numbers are reckoned in; -1, which nothing is, where one does not fit."""
+    wanted = pl.Float64() if name in _SECONDS else pl.Int64()
+
+    def fitted(value: pl.Expr) -> pl.Expr:
+        number = value.cast(wanted, strict=False)
+        fits = number.is_finite() if name in _SECONDS else number.is_not_null()
+        return pl.when(value.is_null()).then(None).when(fits).then(number).otherwise(pl.lit(-1, wanted))
+
+    if name not in _LISTS:
+        return fitted(pl.col(name)).alias(name)
+    return pl.col(name).list.eval(fitted(pl.element())).alias(name)
 
 
 def is_table_of_sizes(path: Path) -> bool:
@@ -123,12 +154,19 @@ def _texts(sizes: pl.DataFrame, rules: ShapeRules, first_index: int) -> pl.DataF
         pl.col("prompt_tokens").cast(pl.Int64),
         pl.col("response_tokens").cast(pl.Int64),
         turns.fill_null(1).alias("turns"),
+        _uneven(sizes.columns).alias("uneven"),
     )
-    template = [(n, *rules.tokenizer.template_tokens(n)) for n in rows["turns"].unique().to_list() if n > 0]
+    # A turn is a token at least: of more turns than tokens fit, a template need not be written out.
+    most = rules.max_llm_tokens
+    template = [(n, *rules.tokenizer.template_tokens(n)) for n in rows["turns"].unique().to_list() if 0 < n <= most]
     columns = {"turns": pl.Int64, "text": pl.Int64, "supervised": pl.Int64}
     added = pl.DataFrame(template, schema=columns, orient="row")
     rows = rows.join(added, on="turns", how="left", maintain_order="left")
-    bad = pl.col("text").is_null() | (pl.col("prompt_tokens") < 0) | (pl.col("response_tokens") < 0)
+    counts = (pl.col("prompt_tokens"), pl.col("response_tokens"))
+    bad = pl.col("text").is_null() | pl.any_horizontal(*(~c.is_between(0, _MAX_TOKENS) for c in counts))
+    many = pl.when(pl.col("turns") > most).then(
+        pl.format("sample too long: {} turns > max_llm_tokens {}", "turns", most)
+    )
     given = pl.col("prompt_tokens") + pl.col("response_tokens")
     return rows.select(
         "sample_index",
@@ -139,19 +177,30 @@ def _texts(sizes: pl.DataFrame, rules: ShapeRules, first_index: int) -> pl.DataF
         .otherwise(0)
         .fill_null(0)
         .alias("num_supervised_tokens"),
-        pl.when(bad | given.is_null()).then(pl.lit(_BAD_COUNTS)).alias("text_reason"),
+        pl.coalesce(many, pl.when(bad | given.is_null()).then(pl.lit(_BAD_COUNTS)), "uneven").alias("text_reason"),
     )
+
+
+def _uneven(columns: Sequence[str]) -> pl.Expr:
+    """Why a row's lists are not one entry per item; null where they are."""
+    found = [pl.lit(None, pl.String)]
+    for first, *others in MEDIA_COLUMNS.values():
+        for other in others if first in columns else ():
+            differ = pl.col(other).list.len().fill_null(0) != pl.col(first).list.len().fill_null(0)
+            found.append(pl.when(differ).then(pl.lit(f"`{first}` and `{other}` have different numbers of entries")))
+    return pl.coalesce(*found)
 
 
 def _items(sizes: pl.DataFrame, first_index: int) -> pl.DataFrame:
     """One row per media item in order of sample, kind and place: its header."""
-    indexed = sizes.with_columns(_sample_index(first_index))
+    indexed = sizes.with_columns(_sample_index(first_index)).filter(_uneven(sizes.columns).is_null())
     frames = []
     for order, (kind, columns) in enumerate(MEDIA_COLUMNS.items()):
         if columns[0] not in sizes.columns:
             continue
         num_images = pl.col("image_w").list.len().cast(pl.Int64) if kind == "image" else pl.lit(1, pl.Int64)
-        items = indexed.select("sample_index", num_images.alias("num_images"), *columns).explode(
+        lists = [pl.col(column).fill_null([]) for column in columns]
+        items = indexed.select("sample_index", num_images.alias("num_images"), *lists).explode(
             *columns, empty_as_null=False
         )
         items = items.filter(pl.col(columns[0]).is_not_null() | pl.lit(kind == "audio"))

@@ -88,14 +88,12 @@ class ChatTokenizer:
         template: Name or file of the chat template, see `ChatTemplate.load`.
 
     Raises:
-        ConfigError: a file does not load, or the tokenizer lacks a special token or does not mark one as special.
+        ConfigError: a file does not load, the tokenizer draws lots, or it lacks a special token or does not mark one as
+            special.
     """
 
     def __init__(self, path: Path, rules: MediaRules, template: str = "chatml") -> None:
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise ConfigError(f"tokenizer cannot be loaded: {error}", where=str(path)) from error
+        self._tokenizer = _load(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -290,6 +288,22 @@ class ChatTokenizer:
                 hint='set "special": true for them under "added_tokens"',
             )
         return ids
+
+
+def _load(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and a panic of its Rust is none
+        raise ConfigError(f"tokenizer cannot be loaded: {error}", where=str(path)) from error
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        raise ConfigError(
+            f"tokenizer leaves out merges at random (dropout {dropout:g}), so a text has another length every time",
+            where=str(path),
+            hint='set "dropout": null under "model"',
+        )
+    return tokenizer
 
 
 def _supervised(encoding: Encoding, piece: _Text) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from dflop.config import Config
 from dflop.data.distribution import sample_batches
 from dflop.jobs.rundir import RunDir, write_atomically
 from dflop.jobs.steps import GlobalBatches, stage_at
-from dflop.records import ModuleFactors, SampleShape, from_dict, to_dict
+from dflop.records import ModuleFactors, SampleShape, from_dict, parse_json, to_dict
 from dflop.units import ratio
 
 Batches = tuple[tuple[SampleShape, ...], ...]
@@ -36,8 +36,8 @@ def basis_of(run: RunDir) -> PlanBasis:
     """What the run's plan was made for; of a plan that was written by hand, all samples and no corrections."""
     plan_id, config = run.plan().plan_id, run.config()
     try:
-        found = from_dict(PlanBasis, json.loads(_file(run).read_text()))
-    except (OSError, ValueError):
+        found = from_dict(PlanBasis, parse_json(_file(run).read_bytes()))
+    except (OSError, ValueError, TypeError):
         found = None
     if found is None or found.plan_id != plan_id:
         return PlanBasis(plan_id, 0, 0, stage_at(config, 0).frozen, ())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 
 from dflop.config import Config
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN, Stage, job_steps, stage_of_job
 from dflop.jobs.supervisor import Supervisor
+from dflop.jobs.talk import say
 from dflop.train import wire
-from dflop.train.checkpoint import read_latest
+from dflop.train.listen import master_host
+from dflop.train.manifest import read_latest
 from dflop.train.wire import Store
 
 
@@ -42,8 +43,9 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
         mode: `train` or `compare`.
         config: Of the run.
     """
+    host = master_host(os.environ)
     attempt, stage = run.claim_attempt(mode), stage_of_job(config, mode, run.checkpoints)
-    store = wire.open_store(master_host(), 0, is_server=True, timeout_s=config.train.timeout_s)
+    store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = read_latest(run.checkpoints) if mode == TRAIN else None
     # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
     wire.note_learned(store, latest.get("learned", {}) if latest else {})
@@ -51,17 +53,7 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
     log.parent.mkdir(exist_ok=True)
     say(f"scheduler starts, log in {log}")
     supervisor = Supervisor(
-        [str(run.path), mode, str(attempt), master_host(), str(store.port)], log,
+        [str(run.path), mode, str(attempt), host, str(store.port)], log,
         num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
     return Begun(attempt, store, supervisor, stage, int(latest["next_step"]) if latest else 0)
-
-
-def master_host() -> str:
-    """Where rank 0 is, as the others reach it."""
-    return os.environ["MASTER_ADDR"]
-
-
-def say(line: str) -> None:
-    """A line for people, in the rank's log."""
-    print(line, file=sys.stderr, flush=True)

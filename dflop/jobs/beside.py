@@ -10,14 +10,22 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+PARENT = "DFLOP_RANK0_PID"
+"""Variable with the process that started this one, set by it."""
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """End on SIGTERM by way of `finally`, so that the spool is flushed, and get one when rank 0 dies."""
+    """End on SIGTERM by way of `finally`, so that the spool is flushed, and get one when rank 0 dies.
+
+    Raises:
+        SystemExit: it has died already, while this process was importing.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
+            raise SystemExit("scheduler: rank 0 has gone before there was anything to schedule")
 
 
 def num_free_cores() -> int:

@@ -18,7 +18,7 @@ from dflop.models.family import Family
 from dflop.models.weights import WeightFolder, build_empty
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Seat
-from dflop.train.filling import fill_stages
+from dflop.train.stage_weights import fill_stages
 from dflop.train.stages import make_stages
 
 

@@ -18,7 +18,7 @@ from dflop.jobs.driver import driver_of
 from dflop.jobs.find import all_runs
 from dflop.jobs.queued import QueuedJob, backend_of, check_reach, jobs_in_queue, journalled, live_jobs, scancel
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.watching import Say
+from dflop.jobs.talk import Say
 from dflop.launch import JobState
 
 LIMIT_S = 60.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflop.data.distribution import sample_batches
-from dflop.jobs.follow import Say
 from dflop.jobs.outlook import Outlook
 from dflop.jobs.suite.cases import Setting
 from dflop.jobs.suite.contest import (
@@ -20,6 +19,7 @@ from dflop.jobs.suite.contest import (
     contest,
 )
 from dflop.jobs.suite.savings import savings
+from dflop.jobs.talk import Say
 from dflop.records import Plan
 from dflop.report.tables import layout_text
 

@@ -17,11 +17,12 @@ from dflop.config import Config
 from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.jobs import planning, replan, submit
 from dflop.jobs.basis import basis_of
-from dflop.jobs.follow import Say, follow_job
+from dflop.jobs.follow import follow_job
 from dflop.jobs.replan import Advice
 from dflop.jobs.rounds import Rounds, Teller
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN, Stage, stage_at
+from dflop.jobs.talk import Say
 from dflop.launch import JobHandle, JobState, Journal, Launcher
 from dflop.records import Decision, Plan
 from dflop.train.manifest import read_latest

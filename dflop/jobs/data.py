@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 
 from dflop.data.profile import DatasetRef, profile_shard, profile_sizes_shard
 from dflop.jobs.rundir import RunDir, dataset_ref, open_run, rules_of
+from dflop.jobs.talk import say
 from dflop.models.media import MediaRules
 from dflop.records import LLM, QuarantinedSample, SampleShape
 from dflop.store.spool import SpoolWriter
@@ -36,7 +36,7 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[s
         media,
         int(shard),
         int(num_shards),
-        _say,
+        say,
         key=profile_key,
         num_workers=config.data_profile.num_workers,
         cache=config.store / "cache" / "headers",
@@ -66,7 +66,3 @@ def _profile_sizes(
         "num_llm_tokens": int(shapes["num_llm_tokens"].sum()),
         "elapsed_s": time.perf_counter() - started,
     }
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from dflop.config import Config
+from dflop.config import Config, shown_config
+from dflop.errors import ConfigError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE, stages_of
 from dflop.records import (
@@ -54,7 +55,7 @@ def load_details(run: RunDir, summary: RunSummary, history: Sequence[HistoryEntr
             cost_sources=_cost_sources(run, summary.plan),
             memory_limit_bytes=config.cluster.spec().memory_per_process_bytes,
             num_steps_planned=config.train.num_steps,
-            config_text=run.config_file.read_text(encoding="utf-8"),
+            config_text=shown_config(config),
         )
 
 
@@ -99,7 +100,7 @@ def _last_of_each(inputs: Sequence[RunInput]) -> list[RunInput]:
 def _cost_sources(run: RunDir, plan: Plan) -> tuple[tuple[str, str], ...]:
     """Where the cost tables of the plan's modules come from; nothing where the run directory has lost them."""
     found: list[tuple[str, str]] = []
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(ConfigError):
         sources = {(t.module, t.tp): t.source for t in run.cost_tables()}
         found = [
             (f"{m.module} tp{m.parallel.tp}", sources[m.module, m.parallel.tp])

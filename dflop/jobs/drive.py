@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dflop import errors
 from dflop.config import Config, Origins
 from dflop.errors import Cancelled, DflopError, Interrupted, StoreError
 from dflop.jobs import runs, submit
@@ -21,7 +22,7 @@ from dflop.jobs.queued import live_jobs
 from dflop.jobs.replan import Advice
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.watching import Say
+from dflop.jobs.talk import Say
 from dflop.launch import Launcher
 from dflop.store.ingest import ingest
 
@@ -106,7 +107,7 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
             say(f"that the run is {state} cannot be noted: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
-    with drive_alone(run, say) as check:
+    with _named_disk(), drive_alone(run, say) as check:
         run.mark_cancelled(False)
         runs.note(run, config, runs.RUNNING, config_key=key)
         launcher = submit.launcher_of(run, config)
@@ -131,6 +132,17 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
             raise
         if not drive.is_done:
             note_end(runs.READY)
+
+
+@contextlib.contextmanager
+def _named_disk() -> Iterator[None]:
+    """A disk that fails under the run directory is an error of the machine, and none of ours."""
+    try:
+        yield
+    except OSError as error:
+        if (named := errors.of_disk(error)) is None:
+            raise
+        raise named from error
 
 
 def _sweep(drive: Drive) -> None:

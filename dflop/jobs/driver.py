@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dflop.errors import LaunchError, StoreError
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.watching import Say
+from dflop.jobs.talk import Say
 from dflop.store.lease import Claim, Lease, newest_claim
 from dflop.units import seconds
 

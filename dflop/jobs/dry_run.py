@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dflop.config import Config, dump_config
+from dflop.config import Config, shown_config
 from dflop.data.profile import profile_key
-from dflop.errors import DflopError
+from dflop.errors import DflopError, redacted
 from dflop.jobs import planning, preflight, runs, submit
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of, rules_of
 from dflop.jobs.steps import COMPARE, TRAIN
@@ -68,7 +68,7 @@ def dry_run(config: Config) -> DryRun:
     notes = ["what the store holds already is not submitted: finished profiles, shards and modules that are done"]
     groups = _groups(run, config, notes)
     jobs = [job for group in groups for job in _shown(run, config, group)]
-    return DryRun(run.run_id, found is not None, dump_config(config), tuple(jobs), tuple(notes))
+    return DryRun(run.run_id, found is not None, shown_config(config), tuple(jobs), tuple(notes))
 
 
 def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:
@@ -115,7 +115,7 @@ def _shown(run: RunDir, config: Config, specs: Sequence[JobSpec]) -> list[DryJob
         return [_process(spec) for spec in specs]
     site, comment = submit.site_of(run, config), comment_of(run.run_id)
     found = batches(specs, USUAL_MAX_ARRAY_SIZE)
-    return [DryJob(batch.name, batch.script, render(batch, site, comment)) for batch in found]
+    return [DryJob(batch.name, batch.script, redacted(render(batch, site, comment))) for batch in found]
 
 
 def _process(spec: JobSpec) -> DryJob:

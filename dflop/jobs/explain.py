@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError, InfeasiblePlanError
+from dflop.jobs.talk import Say
 from dflop.plan.limits import plan_limits
 from dflop.plan.rank import contention
 from dflop.plan.search import plan_problem
@@ -25,9 +26,7 @@ from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import bucket_tokens
 from dflop.schedule.policies import QUICK, StepJob
 from dflop.simulate.kernel import makespan_s
-from dflop.simulate.step import plan_pipes, step_nodes
-
-Say = Callable[[str], None]
+from dflop.simulate.step import step_nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def _stages(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> Iterator[St
     nodes = step_nodes(plan)
     busy_s = np.mean([step.busy_s for step in steps], axis=0)
     pipeline_s = statistics.fmean(step.pipeline_s for step in steps)
-    for pipe in plan_pipes(plan):
+    for pipe in plan.pipes:
         for stage in range(pipe.parallel.pp):
             own = [i for i, (module, s, _) in enumerate(nodes) if (module, s) == (pipe.module, stage)]
             mean_s = float(busy_s[own].mean())

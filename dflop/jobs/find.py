@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dflop.errors import ConfigError, did_you_mean
@@ -34,7 +35,7 @@ def find_run(name: str, runs: Path) -> RunDir:
         ConfigError: none is meant, or several are.
     """
     here = RunDir(Path(name).absolute())
-    if here.config_file.is_file():
+    if os.path.isfile(here.config_file):  # not Path.is_file, which raises where no file can have that name
         return here
     if name == LATEST:
         if trained := training_runs(runs):

@@ -97,9 +97,10 @@ class Findings:
     ) -> list[RankFactor | Decision]:
         """Ranks whose factor in force has changed, and those that are slow from now on."""
         rows: list[RankFactor | Decision] = []
+        by_node = applied.by_node()
         for node, belief in beliefs.items():
             factor, was_slow = self._ranks.get(node, (1.0, False))
-            in_force = applied.by_node().get(node, 1.0)
+            in_force = by_node.get(node, 1.0)
             is_moved = abs(math.log(in_force / factor)) > math.log1p(NEWS_FRAC)
             if not is_moved and belief.is_slow == was_slow:
                 continue

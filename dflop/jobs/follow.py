@@ -17,7 +17,8 @@ from dflop.config import Config
 from dflop.errors import Cancelled
 from dflop.jobs import runs
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.watching import JobTalk, Say
+from dflop.jobs.talk import Say
+from dflop.jobs.watching import JobTalk
 from dflop.launch import (
     Change,
     JobHandle,
@@ -38,7 +39,6 @@ from dflop.units import count, seconds
 __all__ = [
     "LOCAL_POLL_S",
     "Meanwhile",
-    "Say",
     "follow_job",
     "follow_jobs",
     "ingest_run",

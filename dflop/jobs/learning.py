@@ -204,14 +204,16 @@ class Learner:
 
         Ranks of a tensor-parallel group wait for one another and take the same time: the last one speaks for all.
         """
+        held_up: dict[int, float] = {}
         if self._stalls is not None:
             self._stalls.observe(seen)
+            held_up = self._stalls.factors()
         nodes, expected_s = running.expected_s.nodes, running.expected_s.seconds
+        position = {node: i for i, node in enumerate(nodes)}
         measured_s = np.zeros((len(nodes), self._packing.plan.num_microbatches))
         for times in seen:
-            held_up = self._stalls.factor(times.rank) if self._stalls else 1.0
-            row = measured_s[nodes.index(self._nodes[times.rank])]
-            row[list(times.compute_s)] = held_up * np.array(list(times.compute_s.values()))
+            row = measured_s[position[self._nodes[times.rank]]]
+            row[list(times.compute_s)] = held_up.get(times.rank, 1.0) * np.array(list(times.compute_s.values()))
         has_work = np.any([seconds.any(axis=2) for seconds in expected_s.values()], axis=0)
         node, microbatch = np.nonzero((measured_s > 0) & has_work)
         found = {module: seconds[node, microbatch] for module, seconds in expected_s.items()}

@@ -17,13 +17,14 @@ from dflop.cost.towers import tables_for
 from dflop.data.distribution import sample_batches
 from dflop.errors import CostError
 from dflop.jobs import planning, submit
-from dflop.jobs.follow import Say, stored_profile
+from dflop.jobs.follow import stored_profile
 from dflop.jobs.profiling import data_profile, own_run
 from dflop.jobs.steps import profiled_ways, stages_of
+from dflop.jobs.talk import Say
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
-from dflop.records import SampleShape
+from dflop.records import CostTable, SampleShape
 from dflop.store.reader import Reader
 
 MAX_SAMPLES = 20_000
@@ -70,9 +71,11 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
     frozen = [spec.module for spec in family.specs()]
     with Reader(config.store) as reader:
         shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
-    tables = []
+    tables: list[CostTable] = []
+    memory_bytes: int | None = None
     if device:
         sheet = find_device(device)
+        memory_bytes = sheet.memory_bytes
         tables = analytic_cost_tables(family.specs(), sheet, profile_key="")
         tables += analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen)
     return [
@@ -90,6 +93,7 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
             ways=ways,
             tp=tp,
             tables=tables,
+            memory_bytes=memory_bytes,
         )
     ]
 

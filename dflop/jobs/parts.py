@@ -19,8 +19,8 @@ from dflop.jobs.follow import follow_job, ingest_run, stored_profile
 from dflop.jobs.replan import Advice
 from dflop.jobs.retrying import while_it_gets_on, with_retries
 from dflop.jobs.rundir import RunDir, rules_of
-from dflop.jobs.steps import COMPARE
-from dflop.jobs.watching import Say
+from dflop.jobs.steps import COMPARE, TRAIN
+from dflop.jobs.talk import Say
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
 from dflop.report.summary import RunSummary
@@ -36,9 +36,18 @@ async def demo_data(drive: Drive) -> None:
 
 
 async def data_profile(drive: Drive) -> None:
-    """Shapes of every sample, from the store or from jobs over shards; healthy ones go to the run directory."""
+    """Shapes of every sample, from the store or from jobs over shards; healthy ones go to the run directory.
+
+    Once training has begun they stay: the order of samples is made from them.
+
+    Raises:
+        DataError: the dataset cannot be read, is unusable, or has changed under a run that trains on it.
+    """
     run, say = drive.run, drive.say
     drive.check()
+    has_begun = run.num_attempts(TRAIN) and (run.path / "shapes.parquet").is_file()
+    if has_begun and not await asyncio.to_thread(profiling.is_as_begun, run, say):
+        return
     found = await with_retries(lambda: profiling.data_profile(run, drive.launcher, say), say)
     told = await asyncio.to_thread(_keep_shapes, run, drive.config, found.profile_key)
     say(f"{found.num_rows} healthy samples, {found.num_quarantined} quarantined\n{told}")

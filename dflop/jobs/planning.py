@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflop.config import Config
@@ -18,6 +18,7 @@ from dflop.jobs.basis import Batches, PlanBasis, factors_text, planned_steps, sc
 from dflop.jobs.inputs import planner_factors, run_input
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.jobs.steps import profiled_ways, stage_at
+from dflop.jobs.talk import Say
 from dflop.models.family import Family
 from dflop.plan.drafts import holding
 from dflop.plan.search import plan_problem
@@ -38,8 +39,6 @@ from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
 from dflop.store.spool import SpoolWriter
-
-Say = Callable[[str], None]
 
 FEWEST_LIKELY = 4
 """Microbatches of a plan when the configuration leaves their number open: fewer leave most of a pipeline idle."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from dflop.jobs.planning import max_probe_samples
 from dflop.jobs.ranks import joined, take_device
 from dflop.jobs.rundir import RunDir, family_of, open_run, tokenizer_of
 from dflop.jobs.steps import profiled_ways
+from dflop.jobs.talk import say
 from dflop.models.ways import WAYS, Way
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
@@ -122,7 +122,7 @@ def _profile(
         max_samples=max_probe_samples(config),
         budget_s=min(budget_s or settings.budget_s, settings.budget_s),
         device=device,
-        progress=_say if leads else lambda _: None,
+        progress=say if leads else lambda _: None,
         ways=[WAYS[name] for name in profiled_ways(config)]
         if doubt is None
         else [Way(doubt.is_frozen, doubt.recompute)],
@@ -130,7 +130,3 @@ def _profile(
         group=group,
         only=only if doubt is None else doubt.module,
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dflop.config import Config
 from dflop.data.demo import make_demo_dataset
-from dflop.data.profile import profile_key
+from dflop.data.profile import profile_key, rows_key
 from dflop.errors import DataError, DflopError, StoreError
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.driver import drive_alone
-from dflop.jobs.follow import Say, follow_jobs, ingest_run, note_profile, stored_profile
+from dflop.jobs.follow import follow_jobs, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.jobs.talk import Say
 from dflop.launch import Launcher
 from dflop.records import ProfileRecord, QuarantinedSample
 from dflop.store.console import named_query, query
 from dflop.store.reader import Reader
 
 MAX_EXAMPLES = 5
+_ROWS = "rows"
+"""In the inputs of a data profile: what `rows_key` says of its dataset."""
 
 
 async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
@@ -137,13 +141,42 @@ async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileReco
     if found is None:
         started = time.time()
         counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), say)]
-        inputs = {"annotations": str(config.dataset.annotations), "family": media.name}
+        rows = await asyncio.to_thread(rows_key, dataset)
+        inputs = {"annotations": str(config.dataset.annotations), "family": media.name, _ROWS: rows}
         found = note_profile(run, key, "data", counts, time.time() - started, inputs)
         await ingest_run(run, say)
     else:
         say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
     await asyncio.to_thread(_judge, run, found, say)
     return found
+
+
+def is_as_begun(run: RunDir, say: Say) -> bool:
+    """Whether the dataset is still the one whose samples a run that has begun to train goes through.
+
+    The order of samples hangs on which of them there are, so they stay what they were. A media file that has changed
+    since costs its own sample, when it is decoded. Rows that have changed would be other samples under old numbers.
+
+    Raises:
+        DataError: rows or tokenizer have changed, or cannot be read.
+    """
+    config, kept = run.config(), run.profile_key()
+    dataset = dataset_ref(config)
+    if profile_key(dataset, rules_of(config)) == kept:
+        return True
+    found = stored_profile(config.store, kept)
+    before = json.loads(found.inputs).get(_ROWS) if found is not None else None
+    if before is not None and before != rows_key(dataset):
+        raise DataError(
+            "the rows of the dataset, its tokenizer or chat template are not those that the run has begun to train on",
+            where=str(config.dataset.annotations),
+            hint="put back what was there; or train on what is there now as a run of its own, under another `name`",
+        )
+    say(
+        "files of the dataset have changed since training began; the run keeps its samples and their order, and a "
+        "sample whose file is no longer what was profiled carries no loss"
+    )
+    return False
 
 
 def _judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:

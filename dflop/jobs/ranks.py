@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dflop.config import Config
+from dflop.train import wire
+from dflop.train.listen import master_host
 
 
 def take_device(config: Config) -> torch.device:
@@ -33,10 +35,26 @@ def peak_memory(device: torch.device) -> tuple[str, int]:
     return "process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
+def join(device: torch.device, timeout_s: float) -> None:
+    """Make the default process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Ranks find each other on a store that listens where `wire.open_store` says. Under torchrun it is torchrun's own,
+    which listens on every address.
+    """
+    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = master_host(os.environ), int(os.environ["MASTER_PORT"])
+    store = wire.open_store(host, port, is_server=rank == 0, timeout_s=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+
+
 @contextmanager
 def joined(device: torch.device, timeout_s: float) -> Iterator[None]:
     """Within it, the default process group of RANK, WORLD_SIZE and MASTER_* is there."""
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+    join(device, timeout_s)
     try:
         yield
     finally:

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from dflop.config import Config
 from dflop.errors import InfeasiblePlanError
 from dflop.jobs.follow import poll_interval_s
-from dflop.jobs.planning import Say, Task, find_plans, keep_plans, planning_task
+from dflop.jobs.planning import Task, find_plans, keep_plans, planning_task
 from dflop.jobs.progress import Progress, progress_of, restart_cost_s
 from dflop.jobs.rundir import RunDir, write_atomically
 from dflop.jobs.steps import stage_at
+from dflop.jobs.talk import Say
 from dflop.plan.rank import scheduled_step_s
 from dflop.plan.space import Problem
 from dflop.records import Decision, Plan, RankFactor

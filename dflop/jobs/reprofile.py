@@ -16,9 +16,10 @@ from dflop.config import Config
 from dflop.correct.drift import DRIFT_COST
 from dflop.errors import CostError
 from dflop.jobs.doubts import Doubt, Judged, find_doubts, judge, new_doubts, read_doubts, write_doubts
-from dflop.jobs.planning import Say, bound_family
+from dflop.jobs.planning import bound_family
 from dflop.jobs.replan import ADVISED, DONE, FAILED, REPROFILE, STAY, spool_decision
 from dflop.jobs.rundir import RunDir
+from dflop.jobs.talk import Say
 from dflop.records import Correction, CostTable, Decision, Measurement, ProfileRecord
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dflop.errors import Interrupted, LaunchError
 from dflop.jobs import replan, reprofile, submit
-from dflop.jobs.follow import Say, follow_job, ingest_run
+from dflop.jobs.follow import follow_job, ingest_run
 from dflop.jobs.replan import Advice
 from dflop.jobs.reprofile import Reprofile
 from dflop.jobs.rundir import RunDir
+from dflop.jobs.talk import Say
 from dflop.launch import JobHandle, Launcher
 from dflop.records import Decision
 from dflop.store.reader import Reader

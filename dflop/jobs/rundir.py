@@ -16,9 +16,10 @@ report.html
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from dflop.errors import ConfigError
 from dflop.models import load_family, load_rules, load_trainable
 from dflop.models.family import Family, TrainableFamily
 from dflop.models.media import MediaRules
-from dflop.records import CostTable, Plan, SampleShape, from_dict, to_dict
+from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,17 @@ class RunDir:
     def state(self) -> dict[str, Any]:
         """Content of run.json; empty for a directory that is not a run."""
         try:
-            data: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+            data = parse_json((self.path / "run.json").read_bytes())
         except (OSError, ValueError):
             return {}
-        return data
+        return data if isinstance(data, dict) else {}
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         write_atomically(self.path / "run.json", json.dumps(state, indent=2))
 
     def plan(self) -> Plan:
-        return from_dict(Plan, json.loads((self.path / "plan.json").read_text()))
+        with _named(self.path / "plan.json", "the run is planned anew"):
+            return from_dict(Plan, parse_json((self.path / "plan.json").read_bytes()))
 
     def write_plan(self, plan: Plan, tables: Sequence[CostTable]) -> None:
         """Make this the plan that runs, and keep the one before it."""
@@ -91,7 +93,7 @@ class RunDir:
         write_atomically(self.path / "plan.json", json.dumps(to_dict(plan), indent=2))
 
     def has_plan(self) -> bool:
-        return (self.path / "plan.json").is_file()
+        return (self.path / "plan.json").is_file() and (self.path / "cost_tables.json").is_file()
 
     def mark_replanning(self, is_replanning: bool) -> None:
         """Note that the training job is to make way for another plan, or that the plan has been changed."""
@@ -114,14 +116,21 @@ class RunDir:
             (self.path / name).unlink(missing_ok=True)
 
     def cost_tables(self) -> list[CostTable]:
-        return [from_dict(CostTable, t) for t in json.loads((self.path / "cost_tables.json").read_text())]
+        with _named(self.path / "cost_tables.json", "the run is planned anew"):
+            return [from_dict(CostTable, t) for t in parse_json((self.path / "cost_tables.json").read_bytes())]
 
     def shapes(self) -> list[SampleShape]:
+        """Healthy samples in training order.
+
+        Raises:
+            ConfigError: the file is missing or damaged.
+        """
         import pyarrow.parquet as pq
 
         from dflop.store import schema
 
-        return schema.from_table(SampleShape, pq.read_table(self.path / "shapes.parquet"))
+        with _named(self.path / "shapes.parquet", "it is made again from the store"):
+            return schema.from_table(SampleShape, pq.read_table(self.path / "shapes.parquet"))
 
     def write_shapes(self, shapes: Sequence[SampleShape]) -> None:
         import pyarrow.parquet as pq
@@ -136,7 +145,8 @@ class RunDir:
         """Data profile the run's samples come from."""
         import pyarrow.parquet as pq
 
-        keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
+        with _named(self.path / "shapes.parquet", "it is made again from the store"):
+            keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
         return str(keys[0]) if len(keys) else ""
 
     def num_attempts(self, job: str) -> int:
@@ -154,6 +164,32 @@ class RunDir:
                 return attempt
             except FileExistsError:
                 attempt += 1
+
+
+@contextlib.contextmanager
+def _named(path: Path, what_then: str) -> Iterator[None]:
+    """A file of a run that is missing or cannot be understood is named, with what becomes of the run without it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the run has no {path.name}", where=str(path), hint=f"start the run again: {what_then}"
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        NotImplementedError,  # Arrow's, of a type or codec that it does not read
+    ) as error:  # Arrow's other ones are ValueErrors, and OSErrors without a number
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk fails, which says nothing of the file
+        raise ConfigError(
+            f"{path.name} of the run is damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            where=str(path),
+            hint=f"remove it: {what_then} when the run is started again",
+        ) from error
 
 
 def dataset_ref(config: Config) -> DatasetRef:

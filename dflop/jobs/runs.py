@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from dflop.config import Config, dump_config
+from dflop.errors import LaunchError
 from dflop.jobs import driver
 from dflop.jobs.rundir import RunDir, write_atomically
-from dflop.jobs.watching import Say
+from dflop.jobs.talk import Say
 from dflop.launch import Journal
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.records import RunRecord
-from dflop.store.spool import SpoolWriter
+from dflop.records import JobRecord, RunRecord
+from dflop.store.spool import SpoolWriter, next_seq
 
 RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
 CANCELLED = "cancelled"
+_JOURNAL, _SPOOLED = "journal", "jobs.spooled"
+"""Producer of the journal's rows; file that says how many there are, or, while they are written, `before after seq`."""
 READY = "ready"
 """A part of it was asked for and is done; the next one waits to be asked for."""
 
@@ -140,14 +143,41 @@ def check_free(config: Config, say: Say = _say_nothing) -> None:
 
 
 def spool_journal(run: RunDir, config: Config) -> None:
-    """Spool the entries of the job journal that were not spooled before."""
-    mark = run.path / "jobs.spooled"
-    num_spooled = int(mark.read_text()) if mark.exists() else 0
-    records = Journal(run.path, run.run_id).records()
-    with SpoolWriter(config.store, run.run_id, "journal") as spool:
-        for record in records[num_spooled:]:
+    """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed.
+
+    Raises:
+        LaunchError: the note of what was spooled is damaged.
+    """
+    records, num_spooled = Journal(run.path, run.run_id).records(), _num_spooled(run, config)
+    new = records[num_spooled:]
+    if not new:
+        return
+    # What is to be done is noted before: a file of this number is there only if it was.
+    seq = next_seq(config.store, JobRecord, run.run_id, _JOURNAL)
+    write_atomically(run.path / _SPOOLED, f"{num_spooled} {len(records)} {seq}")
+    with SpoolWriter(config.store, run.run_id, _JOURNAL, flush_rows=len(new) + 1) as spool:
+        for record in new:
             spool.append(record)
-    write_atomically(mark, str(len(records)))
+    write_atomically(run.path / _SPOOLED, str(len(records)))
+
+
+def _num_spooled(run: RunDir, config: Config) -> int:
+    """Entries of the job journal that are in the spool; they are told apart by their place alone."""
+    mark = run.path / _SPOOLED
+    if not mark.exists():
+        return 0
+    try:
+        before, *unsure = map(int, mark.read_text().split())
+        if not unsure:
+            return before
+        after, seq = unsure
+    except ValueError as error:
+        raise LaunchError(
+            "the note of how much of the job journal is in the store is damaged",
+            where=str(mark),
+            hint="remove it: the store will have the jobs of this run twice",
+        ) from error
+    return after if next_seq(config.store, JobRecord, run.run_id, _JOURNAL) > seq else before
 
 
 def code_revision() -> str:

@@ -30,6 +30,7 @@ from dflop.jobs.learning import Learner, Row
 from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.spooling import PatientWriter
 from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
+from dflop.jobs.talk import say
 from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
@@ -37,7 +38,7 @@ from dflop.schedule.warm import warm
 from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 from dflop.train.wire import PlanMessage, Store
 
 IDLE_S = 0.02
@@ -131,7 +132,7 @@ class Scheduler:
         self._spool = PatientWriter(writer, "the scheduler's rows")
         self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
         known = factors_text(self._learner.factors.by_module()) or "No corrections are in force."
-        _say(f"scheduler: cost tables from snapshot {snapshot.seq}. {known}")
+        say(f"scheduler: cost tables from snapshot {snapshot.seq}. {known}")
 
     def serve(self, store: Store) -> None:
         """Publish the plan of every step, never more than `schedule_ahead` steps before it is needed."""
@@ -277,7 +278,7 @@ class Scheduler:
             self._spool.append(row)
             self._oldest_s = self._oldest_s or time.monotonic()
             if isinstance(row, Decision):
-                _say(f"step {row.step}: {row.detail}")
+                say(f"step {row.step}: {row.detail}")
 
     def _fell_behind(self, step: int, why: str) -> None:
         """Said once; it is over when every step that may be planned is."""
@@ -285,14 +286,10 @@ class Scheduler:
             return
         self._is_behind = True
         detail = f"step {step} comes too late, {why}; quick plans until the scheduler has caught up"
-        _say(f"scheduler: {detail}")
+        say(f"scheduler: {detail}")
         self._spool.append(
             RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
         )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,14 @@ class Stalls:
         for times in seen:
             self._stretches.setdefault(times.rank, deque(maxlen=NUM_STEPS)).append(times.stretch)
 
-    def factor(self, rank: int) -> float:
-        """What a rank's compute seconds are to be multiplied with; 1 unless it is held up, step after step."""
+    def factors(self) -> dict[int, float]:
+        """What compute seconds of ranks are to be multiplied with; only those that are held up, step after step."""
+        if not self._stretches:
+            return {}
         medians = {of: statistics.median(found) for of, found in self._stretches.items()}
-        if len(self._stretches.get(rank, ())) < NUM_STEPS // 2:
-            return 1.0
-        ratio = medians[rank] / statistics.median_low(medians.values())
-        return ratio if ratio >= LEAST else 1.0
+        usual = statistics.median_low(medians.values())
+        return {
+            rank: medians[rank] / usual
+            for rank, found in self._stretches.items()
+            if len(found) >= NUM_STEPS // 2 and medians[rank] / usual >= LEAST
+        }

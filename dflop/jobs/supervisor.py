@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dflop.jobs.beside import PARENT
 from dflop.launch.kernels import kernel_environment
 
 SCHEDULER_MODULE = "dflop.jobs.scheduler"
@@ -88,8 +89,8 @@ class Supervisor:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._num_starts += 1
-        command = [sys.executable, "-m", SCHEDULER_MODULE, *self._args, str(self._num_starts)]
-        env = os.environ | kernel_environment(os.environ)
+        command = [sys.executable, "-P", "-m", SCHEDULER_MODULE, *self._args, str(self._num_starts)]
+        env = os.environ | kernel_environment(os.environ) | {PARENT: str(os.getpid())}
         # Slurm sends its warning to every process of a task. This one must live until rank 0 has acted on it, and
         # inherits what is blocked here.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})

@@ -23,7 +23,7 @@ from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
 from dflop.records import LLM, RankMemory, RankSpan, StepFlops, StepObservation
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 from dflop.train.trace import Span
 from dflop.units import count, percent, seconds
 

@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,23 +21,26 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
 from dflop.jobs.assemble import Place, make_trainer
-from dflop.jobs.begin import begin, master_host, reached, say
+from dflop.jobs.begin import begin, reached
 from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.ranks import peak_memory, take_device
+from dflop.jobs.ranks import join, peak_memory, take_device
 from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.spooling import SpoolThread
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
 from dflop.jobs.supervisor import Supervisor
+from dflop.jobs.talk import say
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.marks import note_stop
 from dflop.launch.ranks import srun_environment
+from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities
 from dflop.train.leave import leave, leave_at_exit
+from dflop.train.listen import master_host
 from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plans import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
@@ -46,10 +48,15 @@ from dflop.train.watch import Watch
 from dflop.train.wire import RankTimes, Store
 from dflop.units import seconds
 
-START_PATIENCE_S = 1.0
-"""For the first plan; the scheduler had the time in which the ranks loaded the model."""
+START_PATIENCE_S = 10.0
+"""For the first plan. The scheduler had the time in which the ranks loaded the model: little, if it is a small one."""
 COMPARE_PATIENCE_S = 60.0
 """In a comparison, which is worth nothing with other plans than it names."""
+
+
+def preload(run_path: str, _mode: str) -> None:
+    """Import what every rank of the run imports."""
+    import_model(trainable_of(open_run(run_path).config()))
 
 
 def main(run_path: str, mode: str) -> dict[str, float]:
@@ -86,9 +93,10 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
-    dist.init_process_group(timeout=timedelta(seconds=timeout_s), backend="nccl" if device.type == "cuda" else "gloo")
+    join(device, timeout_s)
     attempt, port, number = _agree((begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0))
-    store = begun.store if begun else wire.open_store(master_host(), port, is_server=False, timeout_s=timeout_s)
+    host = master_host(os.environ)
+    store = begun.store if begun else wire.open_store(host, port, is_server=False, timeout_s=timeout_s)
     stage = stages_of(config)[number]
     rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun.supervisor if begun else None, stop)
     try:

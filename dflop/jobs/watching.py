@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from dflop.jobs.talk import Say
 from dflop.launch import JobHandle, JobState, JobStatus, log_paths
 
 MAX_LINES, PER_S = 120, 60.0
@@ -16,7 +17,6 @@ MAX_LINES, PER_S = 120, 60.0
 _STEP = re.compile(r"step (\d+)/(\d+)\b")
 _TAIL_BYTES = 64 * 1024
 
-Say = Callable[[str], None]
 """Told what happens, a line at a time."""
 
 

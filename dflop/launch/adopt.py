@@ -31,9 +31,10 @@ def adopt_or_submit_all(
             under the same key.
 
     Raises:
-        LaunchError: a submission was refused.
+        LaunchError: a submission was refused, or nobody can say whether it was made before.
     """
     handles: dict[str, JobHandle] = {}
+    _note_strays(launcher, specs, journal)
     live = [h for spec in specs if (h := journal.live(spec.key)) is not None and h.backend == launcher.backend]
     ended = []
     for handle, status in zip(live, launcher.poll_all(live) if live else [], strict=True):
@@ -51,3 +52,12 @@ def adopt_or_submit_all(
     journal.submitted(*submitted)
     handles |= {handle.key: handle for handle in submitted}
     return [handles[spec.key] for spec in specs]
+
+
+def _note_strays(launcher: Launcher, specs: Sequence[JobSpec], journal: Journal) -> None:
+    """Note jobs of a driver that died after it had submitted them and before it could say so."""
+    unseen = [spec for spec in specs if journal.live(spec.key) is None]
+    if not unseen:
+        return
+    if strays := launcher.strays(unseen, {record.job_id for record in journal.records()}):
+        journal.submitted(*strays)

@@ -51,6 +51,10 @@ _PLAIN = frozenset(
 """States that our own word says all of."""
 _NO_NAME_YET = "allocation"
 """What sacct calls a job for the first seconds, until its database has heard of the name."""
+_MAX_ELEMENT = 4_000_000
+"""Slurm knows no higher index of an array (`MaxArraySize`)."""
+_LAST_S = 253_402_300_799.0
+"""The end of the year 9999: what a calendar can say."""
 _SAYS_NOTHING = ("", "None", "(null)")
 
 
@@ -96,7 +100,7 @@ def scontrol_rows(text: str) -> Iterator[Row]:
         if not found["JobId"] or not found["JobState"]:
             continue
         elements = found["ArrayTaskId"]
-        is_one = elements.isdigit()
+        is_one = elements.isdecimal()
         job_id = found["JobId"]
         if elements:
             job_id = f"{found['ArrayJobId']}_{elements if is_one else f'[{elements}]'}"
@@ -107,7 +111,7 @@ def scontrol_rows(text: str) -> Iterator[Row]:
             status_of(found["JobState"], found["Reason"]),
             epoch_s(_field(line, "SubmitTime")),
             name[1] if name else "",
-            int(restarts) if restarts.isdigit() else None,
+            int(restarts) if re.fullmatch(r"\d{1,9}", restarts, re.ASCII) else None,
         )
 
 
@@ -118,10 +122,12 @@ def expand(job_id: str) -> tuple[str, ...]:
         return (job_id,)
     base, found = match[1], list[str]()
     for part in filter(None, match[2].split(",")):
-        numbers = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        numbers = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?", part, re.ASCII)
         if numbers is not None:
             first, last = int(numbers[1]), int(numbers[2] or numbers[1])
-            found += [f"{base}_{element}" for element in range(first, last + 1, int(numbers[3] or 1))]
+            found += [
+                f"{base}_{element}" for element in range(first, min(last, _MAX_ELEMENT) + 1, int(numbers[3] or 1))
+            ]
     return tuple(found) or (base,)
 
 
@@ -155,11 +161,11 @@ def status_of(slurm_state: str, reason: str, *, expected: str = "") -> JobStatus
 
 def epoch_s(text: str) -> float | None:
     """Seconds since the epoch of a time; None for `N/A` and whatever else is none."""
-    if re.fullmatch(r"\d+", text):
-        return float(text) or None
+    if re.fullmatch(r"\d+", text, re.ASCII):
+        return min(float(text), _LAST_S) or None
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -177,5 +183,5 @@ def _field(line: str, key: str) -> str:
 def _user(uid: str) -> str:
     try:
         return pwd.getpwuid(int(uid)).pw_name
-    except (KeyError, ValueError):
-        return f"user {uid}"
+    except (KeyError, ValueError, OverflowError):
+        return f"user {uid[:20]}"

@@ -1,13 +1,18 @@
 """The process that owns a local job: starts its tasks, watches them, and ends them together.
 
-`python -m dflop.launch.controller FOLDER JOB_ID`, started by `local.py` in a session of its own, so that the job
-outlives the process that submitted it. submitit's controller does the starting; added here are a job id that is not
-a pid, the end of the whole job when one task fails (its peers would hang in a collective for ever), a record of how
-each task ended, and no orphans. It looks 24 times a second, so a killed rank is seen within 50 ms.
+`python -m dflop.launch.controller FOLDER JOB_ID [ENTRY ARGS...]`, started by `local.py` in a session of its own, so
+that the job outlives the process that submitted it. submitit's controller does the starting; added here are a job id
+that is not a pid, the end of the whole job when one task fails (its peers would hang in a collective for ever), a
+record of how each task ended, and no orphans. It looks 24 times a second, so a killed rank is seen within 50 ms.
+
+With an entry it imports the entry's module once and forks the tasks: where cores are few, importing torch and a model's
+code per rank is most of a short job.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import sys
@@ -16,10 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from submitit.core.submission import process_job
+from submitit.core.utils import JobPaths
 from submitit.local.local import Controller
 
 from dflop.launch.job import write_json
-from dflop.launch.process import ProcessId, adopt_orphans, family, kill_all
+from dflop.launch.payload import preload
+from dflop.launch.process import Child, ProcessId, adopt_orphans, family, kill_all
 
 PEER_GRACE_S = 2.0
 """How long the other tasks may go on after one failed: long enough to write the traceback that explains the failure."""
@@ -34,6 +42,26 @@ class JobController(Controller):
         self.exit_record: dict[str, Any] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.default_int_handler)
+
+    def fork_tasks(self, entry: str, args: Sequence[str]) -> bool:
+        """Fork all tasks; returns True in each of them, with its rank in the environment and its logs open."""
+        with contextlib.suppress(Exception, SystemExit):  # the tasks meet the same and report it
+            preload(entry, args)
+        gc.freeze()  # the tasks' collectors would write to, hence copy, every object imported here
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        for rank in range(self.ntasks):
+            if (pid := os.fork()) == 0:
+                _become_task(JobPaths(self.folder, self.pid, rank), rank)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                return True
+            self.tasks.append(Child(pid))  # type: ignore[arg-type]  # as much of Popen as a controller uses
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return False
+
+    def start_tasks(self) -> None:
+        """Start those that were not forked."""
+        if not self.tasks:
+            super().start_tasks()
 
     def wait(self, freq: int = 24) -> Sequence[int | None]:
         """Watch until all tasks have ended, one has failed, or the time limit has passed."""
@@ -59,19 +87,41 @@ class JobController(Controller):
             time.sleep(1 / freq)
 
 
-def main(folder: str, job_id: str) -> None:
+def _become_task(paths: JobPaths, rank: int) -> None:
+    """What an exec would have done for this fork of the controller."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for path, stream in ((paths.stdout, 1), (paths.stderr, 2)):
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(log, stream)
+        os.close(log)
+    os.environ |= {
+        "SUBMITIT_LOCAL_LOCALID": str(rank),
+        "SUBMITIT_LOCAL_GLOBALID": str(rank),
+        "SUBMITIT_LOCAL_JOB_ID": str(paths.job_id),
+    }
+    with contextlib.suppress(OSError):  # for people who look at `top`
+        Path("/proc/self/comm").write_text(f"rank{rank}")
+
+
+def main(folder: str, job_id: str, entry: str = "", *args: str) -> None:
     """Run the job to its end, take everything it started down with it, and only then say how it ended."""
     me = ProcessId.of(os.getpid())
     assert me is not None
     adopt_orphans()
     controller = JobController(Path(folder), job_id)
+    is_task = False
     try:
-        controller.run(max_retry=1)
+        is_task = bool(entry) and controller.fork_tasks(entry, args)
+        if not is_task:
+            controller.run(max_retry=1)
     except KeyboardInterrupt:
         print(f"job {job_id} was told to stop", file=sys.stderr)
     finally:
-        kill_all(set(family(me)) - {me})
-    if controller.exit_record is not None:
+        if not is_task:
+            kill_all(set(family(me)) - {me})
+    if is_task:
+        process_job(folder)  # and from there to the end of the program, as a task that was started does
+    elif controller.exit_record is not None:
         write_json(Path(folder) / f"{job_id}_exit.json", controller.exit_record)
 
 

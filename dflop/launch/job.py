@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -117,6 +117,9 @@ class JobSpec:
     """Name shared with the jobs that this one is submitted with, the beginning of its own; empty: it stands alone."""
     is_resumable: bool = False
     """Told to stop, it leaves a checkpoint and a line (`marks.py`), and goes on from there when it is started again."""
+    imports_once: bool = False
+    """On this machine, tasks are forked from a process that has imported the entry. Not for jobs with GPUs: a library
+    may touch the device when it is imported, and CUDA does not survive a fork. Without effect on Slurm."""
 
 
 class LogPaths(NamedTuple):
@@ -205,6 +208,18 @@ class Launcher(Protocol):
         """
         ...
 
+    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+        """Jobs that were submitted for these specs and that nobody has noted, oldest first.
+
+        Args:
+            specs: The jobs.
+            known: Ids of the jobs that were noted.
+
+        Raises:
+            LaunchError: the backend does not answer.
+        """
+        ...
+
     def poll(self, handle: JobHandle) -> JobStatus:
         """What is known about the job now; cheap enough to call every second."""
         ...
@@ -238,7 +253,7 @@ class Launcher(Protocol):
 
 
 class OneByOne:
-    """For launchers that submit and poll several jobs one after the other."""
+    """For launchers that submit and poll several jobs one after the other, each known to who submitted it."""
 
     def submit_all(self: Launcher, specs: Sequence[JobSpec]) -> list[JobHandle]:
         """Handles of the jobs, in their order.
@@ -254,6 +269,10 @@ class OneByOne:
             self.cancel(*handles)
             raise
         return handles
+
+    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+        """None: jobs end with the process that submits them."""
+        return []
 
     def poll_all(self: Launcher, handles: Sequence[JobHandle]) -> list[JobStatus]:
         """Statuses of the jobs, in their order."""

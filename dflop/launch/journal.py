@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dflop.errors import LaunchError
 from dflop.launch.job import JobHandle, JobState, JobStatus
-from dflop.records import JobRecord, from_dict, to_dict
+from dflop.records import JobRecord, from_dict, parse_json, to_dict
 
 FILE_NAME = "jobs.jsonl"
 _MAX_LINE_BYTES = 1 << 16
@@ -47,16 +47,13 @@ class Journal:
 
     def changes(self, changes: Sequence[Change]) -> None:
         """Note the new states of several jobs."""
-        state_of, attempt_of = dict[str, str](), dict[str, int]()
-        for r in self.records():
-            state_of[r.job_id] = r.state
-            attempt_of.setdefault(r.job_id, r.attempt)
+        self._read()
         now_s = time.time()
         self._append(
             [
-                self._row(handle, status, attempt_of.get(handle.job_id, 0), now_s)
+                self._row(handle, status, self._attempt_of.get(handle.job_id, 0), now_s)
                 for handle, status in changes
-                if state_of.get(handle.job_id) != status.state
+                if self._state_of.get(handle.job_id) != status.state
             ]
         )
 
@@ -81,6 +78,8 @@ class Journal:
     def _forget(self) -> None:
         self._known: list[JobRecord] = []
         self._of_key: dict[str, list[JobRecord]] = defaultdict(list)
+        self._state_of: dict[str, str] = {}
+        self._attempt_of: dict[str, int] = {}
         self._num_read_bytes = 0
 
     def _read(self) -> None:
@@ -97,8 +96,9 @@ class Journal:
             if not line.endswith(b"\n"):
                 break  # torn by a crash; the next append drops it
             try:
-                record = from_dict(JobRecord, json.loads(line))
-            except (ValueError, KeyError) as error:
+                record = from_dict(JobRecord, parse_json(line))
+                JobState(record.state)
+            except (ValueError, TypeError) as error:
                 raise LaunchError(
                     f"line {len(self._known) + 1} of the job journal is damaged: {error}",
                     where=str(self.path),
@@ -106,6 +106,8 @@ class Journal:
                 ) from error
             self._known.append(record)
             self._of_key[record.job_key].append(record)
+            self._state_of[record.job_id] = record.state
+            self._attempt_of.setdefault(record.job_id, record.attempt)
             self._num_read_bytes += len(line)
 
     def _latest(self, key: str, *, is_final: bool) -> JobHandle | None:

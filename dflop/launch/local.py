@@ -2,8 +2,9 @@
 
 submitit starts everything at once, names jobs by pid and blanks CUDA_VISIBLE_DEVICES; here at most `max_jobs` run at
 a time (a timing probe wants the machine to itself), ids are unique over time and devices stay visible. All state is
-in the job's folder: `_owner.json` (the process in charge: a controller, or this process while the job queues),
-`_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share one machine, hence one node.
+in the job's folder: `_handle.json` (which job it is), `_owner.json` (the process in charge: a controller, or this
+process while the job queues), `_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share
+one machine, hence one node.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,14 @@ from dflop.launch.job import (
     make_folder,
     write_json,
 )
-from dflop.launch.payload import Payload, thread_environment
+from dflop.launch.payload import Payload, import_environment, thread_environment
 from dflop.launch.process import ProcessId, end_family
 from dflop.launch.ranks import FIRST_PORT, NUM_PORTS
 from dflop.launch.results import collect_values, has_all_results, result_path, status_from_results
 from dflop.records import from_dict, to_dict
 
 TIMEOUT_SIGNAL_DELAY_S = 60
+_HANDLE = "handle.json"
 
 
 class LocalLauncher(OneByOne):
@@ -69,11 +71,24 @@ class LocalLauncher(OneByOne):
         folder = make_folder(spec.folder)
         job_id = uuid.uuid4().hex[:12]
         handle = JobHandle(self.backend, job_id, spec.name, spec.key, folder, spec.resources.num_tasks, time.time())
+        # First: of a process that dies from here on, the next one finds the job.
+        write_json(handle.path(_HANDLE), json.loads(handle.to_json()))
         with self._lock:
             self._queue[job_id] = (handle, spec)
             _Owner.of(os.getpid(), is_controller=False).write(handle)
             self._admit()
         return handle
+
+    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+        """Jobs in the specs' folders that nobody has noted and that began."""
+        keys, found = {spec.key for spec in specs}, []
+        for folder in {spec.folder.absolute() for spec in specs}:
+            for file in folder.glob(f"*_{_HANDLE}"):
+                handle = JobHandle.from_json(file.read_text())
+                is_ours = handle.key in keys and handle.job_id not in known
+                if is_ours and _read_status(handle).state is not JobState.LOST:
+                    found.append(handle)
+        return sorted(found, key=lambda handle: handle.submitted_at_s)
 
     def poll(self, handle: JobHandle) -> JobStatus:
         """State from the job's folder and /proc; also starts queued jobs for which there is room."""
@@ -174,6 +189,7 @@ class _OneJobExecutor(LocalExecutor):
         env = {
             **os.environ,
             **thread_environment(resources.cpus_per_task),
+            **import_environment(),
             **self.spec.env,
             "SUBMITIT_EXECUTOR": "local",
             "SUBMITIT_LOCAL_COMMAND": command,
@@ -185,7 +201,9 @@ class _OneJobExecutor(LocalExecutor):
             "SUBMITIT_LOCAL_WITH_SHELL": "",
             "SUBMITIT_STDERR_TO_STDOUT": "",
         }
-        args = [sys.executable, "-m", "dflop.launch.controller", folder, job_id]
+        args = [sys.executable, "-u", "-m", "dflop.launch.controller", folder, job_id]
+        if self.spec.imports_once:
+            args += [self.spec.entry, *self.spec.args]
         if resources.setup:
             args = ["bash", "-c", " && ".join([*resources.setup, f"exec {shlex.join(args)}"])]
         with self.handle.path("controller.log").open("wb") as log, _interruptible_later():

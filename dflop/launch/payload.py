@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,27 @@ def thread_environment(cpus_per_task: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(cpus_per_task)}
 
 
+def import_environment() -> dict[str, str]:
+    """Must be set before a task's Python starts, and its children's: modules do not come from the working directory.
+
+    A dataset's folder may be that, and hold a `json.py` that somebody else wrote.
+    """
+    return {"PYTHONSAFEPATH": "1"}
+
+
 def write_pid_file(folder: Path, job_id: str, rank: int) -> None:
     """Leave `<job_id>_<rank>.pid` with `pid hostname`, for people with a debugger."""
     (folder / f"{job_id}_{rank}.pid").write_text(f"{os.getpid()} {socket.gethostname()}\n")
+
+
+def preload(entry: str, args: Sequence[str]) -> None:
+    """Import an entry's module for all tasks at once, and what its `preload(*args)` imports, where it has one.
+
+    Tasks are forked after this: nothing here may start a thread, open a connection or touch a device.
+    """
+    module = importlib.import_module(entry.partition(":")[0])
+    if hasattr(module, "preload"):
+        module.preload(*args)
 
 
 def load_entry(entry: str) -> Callable[..., Any]:

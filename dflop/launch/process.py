@@ -52,6 +52,27 @@ class ProcessId:
                 os.kill(self.pid, number)
 
 
+class Child:
+    """A process that this one forked, with what `subprocess.Popen` offers for its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        """Minus the signal that ended it, else its exit code; None while it runs."""
+
+    def poll(self) -> int | None:
+        """`returncode`, after a look."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended: its pid may be somebody else's by then."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 def family(root: ProcessId) -> list[ProcessId]:
     """Live members of the session `root` leads and all their descendants, `root` included.
 

@@ -14,6 +14,7 @@ from dflop.errors import LaunchError
 
 FIRST_PORT = 12000
 NUM_PORTS = 20000
+_MAX_TASKS = 10_000_000
 """Below 32768, where Linux hands out ephemeral ports."""
 
 
@@ -47,7 +48,8 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
             node's name leads to the wrong network.
 
     Raises:
-        LaunchError: the task was not started by srun, or `scontrol` cannot expand the node list.
+        LaunchError: the task was not started by srun, a variable is no number or does not fit the others, or
+            `scontrol` cannot expand the node list.
     """
     if "SLURM_PROCID" not in environ:
         raise LaunchError(
@@ -55,17 +57,33 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
             where="environment",
             hint="start the tasks with srun or torchrun, see slurm/train.sbatch",
         )
-    node_rank = int(environ["SLURM_NODEID"])
+    world_size = _number(environ, "SLURM_NTASKS", _MAX_TASKS)
+    counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node_rank = _number(environ, "SLURM_NODEID", len(counts))
+    given_port = environ.get("MASTER_PORT")
     return rank_environment(
-        rank=int(environ["SLURM_PROCID"]),
-        world_size=int(environ["SLURM_NTASKS"]),
-        local_rank=int(environ["SLURM_LOCALID"]),
-        local_world_size=tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node_rank],
+        rank=_number(environ, "SLURM_PROCID", world_size),
+        world_size=world_size,
+        local_rank=_number(environ, "SLURM_LOCALID", counts[node_rank]),
+        local_world_size=counts[node_rank],
         node_rank=node_rank,
         # The step's nodes, not the job's: srun may leave nodes of its job out.
-        master_addr=environ.get("MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"]),
-        master_port=int(environ.get("MASTER_PORT") or port_of_job(environ["SLURM_JOB_ID"])),
+        master_addr=environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", "")),
+        master_port=_number(environ, "MASTER_PORT", 2**16, least=1)
+        if given_port
+        else port_of_job(str(_number(environ, "SLURM_JOB_ID", 2**63))),
     )
+
+
+def _number(environ: Mapping[str, str], name: str, end: int, *, least: int = 0) -> int:
+    text = environ.get(name, "")
+    if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or not least <= int(text) < end:
+        raise LaunchError(
+            f"{name} is `{text[:60]}`, expected a number from {least} and below {end}",
+            where="environment",
+            hint="start the tasks with srun, and leave its variables as they are",
+        )
+    return int(text)
 
 
 def port_of_job(job_id: str) -> int:
@@ -81,7 +99,7 @@ def tasks_per_node(text: str) -> list[int]:
     """
     counts = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        match = re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,7})\))?", part, re.ASCII)
         if match is None:
             raise LaunchError(f"cannot read Slurm's task counts `{text}`", where="SLURM_STEP_TASKS_PER_NODE")
         counts += [int(match[1])] * int(match[2] or 1)
@@ -92,7 +110,7 @@ def _first_host(node_list: str) -> str:
     command = ["scontrol", "show", "hostnames", node_list]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+    except (OSError, ValueError, subprocess.CalledProcessError, IndexError) as error:
         raise LaunchError(
             f"`{' '.join(command)}` gives no host: {error}", hint="export MASTER_ADDR in the batch script"
         ) from error

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import InfrastructureError, Interrupted, LaunchError, is_echo
+from dflop.errors import DflopError, InfrastructureError, Interrupted, LaunchError, PayloadError, is_echo
 from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
 
 TAIL_LINES = 20
+_OURS = f"{DflopError.__module__}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ class TaskResult:
         lines = [line for line in self.trace.splitlines() if line.strip()]
         named = [line for line in lines if re.match(r"[\w.]+(:|$)", line)]
         return (named or lines or [""])[-1]
+
+    @property
+    def message(self) -> str:
+        """What an error of ours says; empty for any other, of which the traceback is all there is."""
+        _, is_ours, said = f"\n{self.trace}".rpartition(f"\n{_OURS}")
+        if "\nTraceback (most recent call last):" in said:
+            return ""  # another one came of it
+        name, _, message = said.partition(": ")
+        return message.strip() if is_ours and name.isidentifier() else ""
 
     @property
     def is_echo(self) -> bool:
@@ -109,7 +119,8 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
 
     Raises:
         Interrupted: the job was told to stop and left a checkpoint.
-        LaunchError: with the first real error, its rank and its log.
+        LaunchError: with what ended it, the rank and its log.
+        PayloadError: with the first real error of the payload, its rank and its log.
     """
     if not status.state.is_final:
         raise LaunchError(f"{handle} is still {status.state}", hint="wait for it before collecting")
@@ -124,8 +135,10 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
     # Tracebacks of a job that was ended from outside, or of the peers of a killed rank, explain nothing.
     if error is not None and dead_rank is None and status.state is JobState.FAILED:
         log = log_of(handle, error.rank)
-        what = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks} raised {error.headline}"
-        raise LaunchError(f"{what}\n{error.trace.rstrip()}", where=str(log))
+        who = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks}"
+        if error.message:
+            raise PayloadError(f"{who} raised: {error.message}", where=str(log))
+        raise PayloadError(f"{who} raised {error.headline}\n{error.trace.rstrip()}", where=str(log))
     missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
     rank = dead_rank if dead_rank is not None else (missing or [0])[0]
     log = log_of(handle, rank)

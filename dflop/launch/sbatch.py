@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from dflop.errors import LaunchError
 from dflop.launch.commands import last_line, run_command, submit_environment
-from dflop.launch.job import JobHandle, JobSpec, make_folder
+from dflop.launch.job import JobHandle, JobSpec, make_folder, write_json
 from dflop.launch.script import Batch, batches, options, render
 from dflop.launch.site import Site
 
 USUAL_MAX_ARRAY_SIZE = 1001
+_QUEUE_FORMAT = "%i|%V|%o"
+"""Id, time of submission, batch script."""
 SUBMIT_TIMEOUT_S = 600
 """sbatch itself tries again while the controller is busy; a job of one that was ended half-way would be nobody's."""
 
@@ -69,6 +74,8 @@ def submit(batch: Batch, site: Site, comment: str, *, after: str = "") -> str:
     make_folder(batch.folder)
     batch.script.write_text(render(batch, site, comment))
     batch.script.chmod(0o700)
+    # Before sbatch has it: whoever dies behind that leaves jobs, and here stands which.
+    write_json(_elements_of(batch.script), [json.loads(handle.to_json()) for handle in batch.handles("", time.time())])
     command = ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), str(batch.script)]
     done = run_command(
         command, submit_environment(os.environ, options(batch, site, comment)), timeout_s=SUBMIT_TIMEOUT_S
@@ -85,3 +92,53 @@ def submit(batch: Batch, site: Site, comment: str, *, after: str = "") -> str:
     with contextlib.suppress(OSError):  # for people; not every file system has links
         os.link(batch.script, batch.folder / f"{found[1]}_{batch.script_name}")
     return found[1]
+
+
+def strays(specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+    """Jobs in the queue that were submitted for these specs and that nobody has noted, oldest first.
+
+    What has ended meanwhile is not found, and done again. Slurm is asked only where something was submitted before.
+
+    Args:
+        specs: The jobs.
+        known: Ids of the jobs that were noted.
+
+    Raises:
+        LaunchError: squeue does not answer.
+    """
+    keys, folders = {spec.key for spec in specs}, {spec.folder.absolute() for spec in specs}
+    submitted = {str(script): script for folder in folders for script in sorted(folder.glob("job*.sbatch"))}
+    if not submitted:
+        return []
+    done = run_command(["squeue", "-h", "-r", "--me", "-o", _QUEUE_FORMAT])
+    if done.returncode != 0:
+        raise LaunchError(
+            f"cannot tell whether job `{specs[0].name}` was submitted before: {last_line(done.stderr)}",
+            where=next(iter(submitted)),
+            hint="start again when squeue answers",
+        )
+    found = []
+    for line in done.stdout.splitlines():
+        job_id, _, rest = line.strip().partition("|")
+        submitted_s, _, command = rest.partition("|")
+        if job_id in known or command not in submitted:
+            continue
+        handle = _handle_of(submitted[command], job_id, float(submitted_s))
+        if handle is not None and handle.key in keys:
+            found.append(handle)
+    return sorted(found, key=lambda handle: handle.submitted_at_s)
+
+
+def _handle_of(script: Path, job_id: str, at_s: float) -> JobHandle | None:
+    """The job of this id, an element of an array or alone; None where nothing says what its script does."""
+    _, _, element = job_id.partition("_")
+    try:
+        elements = [JobHandle.from_json(json.dumps(e)) for e in json.loads(_elements_of(script).read_text())]
+        return dataclasses.replace(elements[int(element or 0)], job_id=job_id, submitted_at_s=at_s)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _elements_of(script: Path) -> Path:
+    """Beside a batch script: the jobs that it runs, without their id."""
+    return script.with_suffix(".json")

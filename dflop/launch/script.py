@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.errors import Interrupted
+from dflop.errors import Interrupted, LaunchError, printable
 from dflop.launch.job import JobHandle, JobSpec
 from dflop.launch.marks import NUM_CHANCES, STOPS_VARIABLE
-from dflop.launch.payload import thread_environment
+from dflop.launch.payload import import_environment, thread_environment
 from dflop.launch.site import Site
 
 SCRIPT_NAME = "job.sbatch"
@@ -92,7 +92,11 @@ def _are_alike(a: JobSpec, b: JobSpec) -> bool:
 
 
 def render(batch: Batch, site: Site, comment: str) -> str:
-    """Text of the batch script; a pure function of what it is given and the working directory."""
+    """Text of the batch script; a pure function of what it is given and the working directory.
+
+    Raises:
+        LaunchError: a folder or an option has a line break in it.
+    """
     parts = [
         ["#!/bin/bash", *_about(batch)],
         [_flag(name, value) for name, value in options(batch, site, comment).items()],
@@ -106,9 +110,9 @@ def render(batch: Batch, site: Site, comment: str) -> str:
 
 def _about(batch: Batch) -> Iterator[str]:
     if batch.is_array:
-        yield f"# dflop jobs `{batch.name}`: an array of {len(batch.specs)}, what each runs is said below"
+        yield f"# dflop jobs `{_one_line(batch.name)}`: an array of {len(batch.specs)}, what each runs is said below"
     else:
-        yield f"# dflop job `{batch.name}`: {_one_line(_words(batch.specs[0]))}"
+        yield f"# dflop job `{_one_line(batch.name)}`: {_one_line(_words(batch.specs[0]))}"
         yield f"# key {_one_line(batch.specs[0].key)}"
     yield f"# To run it again by hand: sbatch {_one_line(shlex.quote(str(batch.script)))}"
 
@@ -142,6 +146,12 @@ def options(batch: Batch, site: Site, comment: str) -> Mapping[str, str]:
 
 
 def _flag(name: str, value: str) -> str:
+    # sbatch reads these lines one by one and knows no quotes over several: what follows would be an option of its own.
+    if printable(value) != value or "\n" in value:
+        raise LaunchError(
+            f"a line break or control character in sbatch's option --{name}: {value!r}",
+            hint="rename the folder, or mend the value in the cluster file",
+        )
     return f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
 
 
@@ -157,7 +167,7 @@ def _place(batch: Batch) -> Iterator[str]:
 def _environment(spec: JobSpec) -> Iterator[str]:
     # Here and not in the tasks: in a container there may be no scontrol.
     yield 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-    variables = {**thread_environment(spec.resources.cpus_per_task), **spec.env}
+    variables = {**thread_environment(spec.resources.cpus_per_task), **import_environment(), **spec.env}
     yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
 
 

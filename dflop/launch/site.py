@@ -74,7 +74,7 @@ class Site:
             words += ["apptainer", "exec", *(["--nv"] if has_gpus else [])]
             words += [word for mount in box.mounts for word in ("--bind", mount)]
             words += [*box.args, box.image]
-        words += [self.python if box is None else box.python, "-u", "-m", TASK_MODULE]
+        words += [self.python if box is None else box.python, "-P", "-u", "-m", TASK_MODULE]
         return shlex.join(words)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dflop.errors import LaunchError
@@ -81,6 +81,14 @@ class SlurmLauncher:
         handles = sbatch.submit_all(specs, self.site, self.comment)
         self.watcher.submitted(handles)
         return handles
+
+    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
+        """Jobs in the queue whose batch script lies in the specs' folders and that nobody has noted.
+
+        Raises:
+            LaunchError: squeue does not answer.
+        """
+        return sbatch.strays(specs, known)
 
     def poll(self, handle: JobHandle) -> JobStatus:
         """State from the job's results if all went well, else from Slurm (see `SlurmWatcher`)."""

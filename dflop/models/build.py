@@ -50,6 +50,13 @@ def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtyp
     return result
 
 
+def import_model(family: Family) -> None:
+    """Import the family's code from transformers: some seconds of processor time."""
+    import transformers
+
+    getattr(transformers, family.model_class)
+
+
 class Stage(nn.Module):
     """Part of a model that one rank runs; `names` maps global parameter names to this stage's parameters."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, ModuleSpec
 
 Config = Mapping[str, Any]
@@ -104,9 +105,17 @@ def siglip(c: Config, num_projector_params: int) -> ModuleSpec:
 
 
 def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
-    """InternVL's vision transformer with a projector; image and patch sizes are one number, squares."""
+    """InternVL's vision transformer with a projector; image and patch sizes are one number, squares.
+
+    Raises:
+        ConfigError: a norm that Hugging Face's class does not know either.
+    """
     h, mlp = c["hidden_size"], c["intermediate_size"]
-    norm = {"layer_norm": 2 * h, "rms_norm": h}[c["norm_type"]]
+    norms = {"layer_norm": 2 * h, "rms_norm": h}
+    if c["norm_type"] not in norms:
+        hint = did_you_mean(c["norm_type"], norms)
+        raise ConfigError(f"norm `{c['norm_type']}`", where="model.hf_config.vision_config.norm_type", hint=hint)
+    norm = norms[c["norm_type"]]
     layer = 3 * linear(h, h, c["attention_bias"]) + linear(h, h) + _mlp(h, mlp) + 2 * norm + 2 * h
     layer += 2 * h * c["use_qk_norm"]
     positions = (c["image_size"] // c["patch_size"]) ** 2 + 1

@@ -16,12 +16,17 @@ import numpy as np
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.models import counts
-from dflop.models.media import MediaRules
+from dflop.models.media import MediaRules, check_like
 from dflop.models.splits import QWEN2
 from dflop.models.tensor_split import TensorSplit
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 Grid = tuple[int, int, int]
+_HEADS = {"head_dim": 128, "num_key_value_heads": 8}
+"""Entries that follow from others where they are left out, and what they are like."""
+_DEPTHS = ("depth", "encoder_layers", "num_hidden_layers")
+MAX_LAYERS = 10_000
+"""Of a module; what lists its layers, ours and transformers, would fill memory with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +137,9 @@ class Family(MediaRules):
         kinds = self.configs[module].get("layer_types")
         return {"layer_types": list(kinds)[:num_layers]} if kinds else {}
 
-    def _section(self, key: str, default_type: str) -> dict[str, Any]:
+    def _section(self, key: str, default_type: str, *, sides: tuple[str, ...] = ()) -> dict[str, Any]:
         """A section of the config with Hugging Face's defaults for what it leaves out."""
-        stated = self.hf_config.get(key) or {}
-        kind = stated.get("model_type", default_type)
-        return {"model_type": kind, **counts.DEFAULTS.get(kind, {}), **stated}
+        return complete_section(self.hf_config.get(key), key, default_type, sides=sides)
 
     @property
     def _text(self) -> Mapping[str, Any]:
@@ -190,6 +193,58 @@ class TrainableFamily(Family):
     def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
         """Encoder input of an item, as `item_array` gives it, out of its frames in the sizes of `frame_sizes_px`."""
         return self.item_array(item.kind, versions[0], item.grid)
+
+
+def complete_section(
+    stated: object,
+    key: str,
+    default_type: str,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    sides: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """A section of a Hugging Face config with the defaults of its kind, every value of the kind its default has.
+
+    Args:
+        stated: The section as it was written; None: nothing of it.
+        key: Its name.
+        default_type: `model_type` where it says none.
+        defaults: In place of those of its kind.
+        sides: Entries that may be written as (height, width).
+
+    Raises:
+        ConfigError: it is no section, a value is of another kind, or it has more than `MAX_LAYERS`.
+    """
+    if not isinstance(stated, Mapping | None):
+        raise ConfigError(f"`{key}` is no section but a {type(stated).__name__}", where=f"model.hf_config.{key}")
+    own = dict(stated or {})
+    kind = str(own.get("model_type", default_type))
+    known = counts.DEFAULTS.get(kind, {}) if defaults is None else defaults
+    for name, default in {**_HEADS, **known}.items():
+        value, where = own.get(name), f"model.hf_config.{key}.{name}"
+        if name in sides and isinstance(value, list | tuple) and len(value) == 2:
+            for side in value:
+                check_like(side, default, where)
+        elif name in own and (value is not None or (default is not None and name not in _HEADS)):
+            check_like(value, _HEADS.get(name, default), where)
+    check_depths(own, f"model.hf_config.{key}.")
+    return {**known, **own, "model_type": kind}
+
+
+def check_depths(section: Mapping[str, Any], before: str) -> None:
+    """Refuse a section of a Hugging Face config with more layers than any model has.
+
+    Args:
+        section: As it was stated.
+        before: What stands before the name of an entry, for the error.
+
+    Raises:
+        ConfigError: it has more than `MAX_LAYERS`.
+    """
+    for name in _DEPTHS:
+        depth = section.get(name)
+        if isinstance(depth, int | float) and depth > MAX_LAYERS:
+            raise ConfigError(f"{depth:.15g} layers", where=f"{before}{name}", hint=f"at most {MAX_LAYERS}")
 
 
 def tower_of(module: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.models import FAMILIES, load_family
-from dflop.models.family import Family
+from dflop.models.family import Family, check_depths
+from dflop.records import parse_json
 
 TYPES: Mapping[str, tuple[str, str]] = {
     "internvl": ("internvl", ""),
@@ -77,12 +78,13 @@ def read_hub_model(path: Path) -> HubModel:
     bare = load_family(name, hf_config, {})
     media = _media_limits(path.with_name("preprocessor_config.json"), bare)
     family = load_family(name, hf_config, media)
+    family.specs()  # what cannot be counted is refused here, and not where its parameters are asked for
     return HubModel(family, hf_config, media, _dtype(raw, stated))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the model's config: {error.strerror}", where=str(path)) from None
     except ValueError as error:
@@ -93,7 +95,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _parsed(name: str, stated: Mapping[str, Any], path: Path) -> Any:
-
+    check_depths(stated, f"{path}: ")
+    for key, section in stated.items():
+        if isinstance(section, Mapping):
+            check_depths(section, f"{path}: {key}.")
     import transformers
 
     module, cls = FAMILIES[name]

@@ -15,9 +15,28 @@ from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
 
+MIN_COUNT, MAX_COUNT = 2**-20, 2**32
+"""Nothing a model's config states comes near them, and products of a few stay what a float can hold."""
+
 Layout = tuple[str | int, ...]
 """What stands for one media item in the token sequence: text (special tokens are written by name) and, as numbers,
 how many pad tokens follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSize:
+    """What decides a media item's placement: its header, and how many images its sample has."""
+
+    width_px: int
+    """0 for audio."""
+    height_px: int
+    """0 for audio."""
+    num_frames: int
+    """Frames in the container; 1 for an image, 0 for audio."""
+    duration_s: float
+    """0 for an image."""
+    num_images: int
+    """Some families treat several images differently from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,36 @@ class MediaTokens:
         return (*filter(None, [self.begin]), num_rows, *filter(None, [self.end]))
 
 
+def check_like(value: object, default: object, where: str) -> None:
+    """Refuse a value of a model's or a processor's config that is not what its default is: a count, a flag, a name.
+
+    Args:
+        value: As it was stated.
+        default: What it is where nothing is stated; None: anything goes.
+        where: Key, for the error.
+
+    Raises:
+        ConfigError: it is of another kind, no positive number, or too large for what is computed from it.
+    """
+    if isinstance(default, bool):
+        wanted, is_fine = "true or false", isinstance(value, bool)
+    elif isinstance(default, int | float):
+        wanted = "a positive whole number" if isinstance(default, int) else "a positive number"
+        is_fine = _is_count(value, whole=isinstance(default, int))
+    elif isinstance(default, tuple):
+        wanted = "a list of layers"
+        is_fine = isinstance(value, list | tuple) and all(v == 0 or _is_count(v, whole=True) for v in value)
+    else:
+        wanted, is_fine = "text", default is None or isinstance(value, str)
+    if not is_fine:
+        raise ConfigError(f"`{str(value)[:60]}` is not {wanted}", where=where, hint=f"{default} where it is left out")
+
+
+def _is_count(value: object, *, whole: bool) -> bool:
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    return is_number and MIN_COUNT < value < MAX_COUNT  # type: ignore[operator]  # a number by the line above
+
+
 class MediaRules(abc.ABC):
     """Rules of one model family, bound to one Hugging Face config and one set of media limits.
 
@@ -80,6 +129,9 @@ class MediaRules(abc.ABC):
                     where=f"model.media.{key}",
                     hint=did_you_mean(key, self.media_defaults),
                 )
+            # A limit of 0 leaves nothing, which its family says in its own words; areas are divided by.
+            if "pixels" in key or media[key] != 0:
+                check_like(media[key], self.media_defaults[key], f"model.media.{key}")
         self.hf_config = dict(hf_config)
         self.media = {**self.media_defaults, **media}
 
@@ -89,7 +141,6 @@ class MediaRules(abc.ABC):
         payload = json.dumps([self.name, self.hf_config, self.media], sort_keys=True, default=str)
         return hashlib.sha256(payload.encode()).hexdigest()[:16]
 
-    @abc.abstractmethod
     def place(
         self,
         kind: str,
@@ -105,16 +156,23 @@ class MediaRules(abc.ABC):
 
         Args:
             kind: `image`, `video` or `audio`.
-            width_px: 0 for audio.
-            height_px: 0 for audio.
-            num_frames: Frames in the container; 1 for an image, 0 for audio.
-            duration_s: 0 for an image.
-            num_images: Images of the sample; some families treat several images differently from one.
+            width_px: As in `MediaSize`, and those that follow.
+            height_px: See there.
+            num_frames: See there.
+            duration_s: See there.
+            num_images: See there.
             level: How many times the limits of `shrinkable` are halved.
 
         Raises:
             ValueError: the family's processor would refuse the item; the message is the quarantine reason.
         """
+        if kind not in self.media_tokens:
+            raise ValueError(f"{self.name} takes no {kind}")
+        return self._place(kind, MediaSize(width_px, height_px, num_frames, duration_s, num_images), level)
+
+    @abc.abstractmethod
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
+        """`place` of a kind that the family takes."""
 
     @abc.abstractmethod
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:

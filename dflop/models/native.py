@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflop.models.media import MediaTokens, Placement
+from dflop.errors import ConfigError
+from dflop.models.media import MediaSize, MediaTokens, Placement
 
 MAX_ASPECT_RATIO = 200
 TEMPORAL_PATCH_FRAMES = 2
@@ -52,16 +53,26 @@ class NativeVision:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> NativeVision:
-        """Geometry from a complete Hugging Face vision config; without windows every layer attends to the frame."""
+        """Geometry from a complete Hugging Face vision config; without windows every layer attends to the frame.
+
+        Raises:
+            ConfigError: windows that hold nothing.
+        """
         depth = config["depth"]
         full = config.get("fullatt_block_indexes", range(depth))
-        return cls(
+        made = cls(
             patch_px=config["patch_size"],
             merge=config["spatial_merge_size"],
             num_layers=depth,
             num_full_layers=len({i for i in full if i < depth}),
             window_px=config.get("window_size", 0),
         )
+        if made.num_full_layers < depth and made.window_px < made.factor_px:
+            raise ConfigError(
+                f"a window of {made.window_px} px is less than a row of the encoder, {made.factor_px} px",
+                where="model.hf_config.vision_config.window_size",
+            )
+        return made
 
     @property
     def factor_px(self) -> int:
@@ -77,27 +88,19 @@ class NativeVision:
         size_px = smart_resize(height_px, width_px, self.factor_px, limits["min_pixels"], limits["max_pixels"])
         return self.place(1, size_px, tokens)
 
-    def place_video(
-        self,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        limits: Mapping[str, Any],
-        tokens: MediaTokens,
-    ) -> Placement:
+    def place_video(self, size: MediaSize, limits: Mapping[str, Any], tokens: MediaTokens) -> Placement:
         """Placement of a video whose frames are sampled by `sample_evenly`.
 
         Raises:
             ValueError: as `smart_resize` and `num_even_samples`.
         """
-        num_sampled = num_even_samples(num_frames, duration_s, limits)
+        num_sampled = num_even_samples(size.num_frames, size.duration_s, limits)
         min_pixels, max_pixels = limits["video_min_pixels"], limits["video_max_pixels"]
         if limits["cap_pixels_per_frame"]:
             budget = int(limits["max_video_tokens"] * self.factor_px**2 * 0.9)
             share = budget * TEMPORAL_PATCH_FRAMES // num_sampled
             max_pixels = max(min(max_pixels, share), int(min_pixels * 1.05))
-        size_px = smart_resize(height_px, width_px, self.factor_px, min_pixels, max_pixels)
+        size_px = smart_resize(size.height_px, size.width_px, self.factor_px, min_pixels, max_pixels)
         return self.place(num_sampled // TEMPORAL_PATCH_FRAMES, size_px, tokens)
 
     def place(self, grid_t: int, size_px: tuple[int, int], tokens: MediaTokens) -> Placement:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dflop.models.arrays import CLIP_MEAN, CLIP_STD, patchify
 from dflop.models.family import Grid, TrainableFamily
-from dflop.models.media import Placement
+from dflop.models.media import MediaSize, Placement
 from dflop.models.native import NativeVision, sample_evenly
 from dflop.records import LLM, MediaItem
 
@@ -33,23 +33,11 @@ class NativeFamily(TrainableFamily):
         self.configs = {"vision": self.vision, LLM: self._section("text_config", self.text_type)}
         self._native = NativeVision.of(self.vision)
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
-        if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} takes no {kind}")
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
         limits, tokens = self.limits(level), self.media_tokens[kind]
         if kind == "image":
-            return self._native.place_image(width_px, height_px, limits, tokens)
-        return self._native.place_video(width_px, height_px, num_frames, duration_s, limits, tokens)
+            return self._native.place_image(size.width_px, size.height_px, limits, tokens)
+        return self._native.place_video(size, limits, tokens)
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         return sample_evenly(num_frames, duration_s, self.limits(level))

@@ -53,8 +53,6 @@ QWEN3_VISION = TensorSplit(
 """`Qwen3VLVisionBlock`."""
 
 QWEN2 = TensorSplit(column=(*_SELF_ATTN_QKV, *_GATED_MLP), row=("self_attn.o_proj", "mlp.down_proj"))
-"""`Qwen2DecoderLayer` and the thinker's and Qwen2.5-VL's decoder layers: heads follow from `head_dim` by shape."""
-LLAMA = QWEN2
-"""`LlamaDecoderLayer`."""
+"""`LlamaDecoderLayer`, `Qwen2DecoderLayer`, the thinker's and Qwen2.5-VL's: heads follow from `head_dim` by shape."""
 QWEN3 = QWEN2
 """`Qwen3DecoderLayer` and `Qwen3VLTextDecoderLayer`."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dflop.parallel.topology import Groups, Peers, Seat, grids, peers_of, seats
+from dflop.parallel.topology import Groups, Peers, Seat, peers_of, seats
 from dflop.records import LLM, ModulePlan, Plan
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
     """Ranks that exchange activations or gradients in a plan, the lower first, in ascending order."""
-    grid_of = {grid.module: grid for grid in grids(plan)}
+    grid_of = {grid.module: grid for grid in plan.pipes}
     llm = grid_of[LLM]
     found: set[tuple[int, int]] = set()
     for seat in seats(plan):

@@ -82,14 +82,9 @@ def peers_of(seat: Seat, tp: int, other: ModulePlan, stage: int, dp_rank: int) -
     return Peers(others[seat.tp_rank % len(others)], tuple(others[seat.tp_rank :: tp]))
 
 
-def grids(plan: Plan) -> tuple[ModulePlan, ...]:
-    """Modules that have ranks of their own: all of a split plan, the LLM's of an inline one."""
-    return (plan.module(LLM),) if plan.is_inline else plan.modules
-
-
 def seats(plan: Plan) -> Iterator[Seat]:
     """Every seat of the plan in rank order."""
-    for grid in sorted(grids(plan), key=lambda grid: grid.first_rank):
+    for grid in sorted(plan.pipes, key=lambda grid: grid.first_rank):
         p = grid.parallel
         for stage in range(p.pp):
             parts = tuple(_parts(plan.modules if plan.is_inline else (grid,), stage))
@@ -159,7 +154,7 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     # Its ranks wait for the slowest disk.
     checkpoint = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
     replicas = tensor = tied = None
-    for grid in grids(plan):
+    for grid in plan.pipes:
         p = grid.parallel
         for stage in range(p.pp):
             for tp_rank in range(p.tp):

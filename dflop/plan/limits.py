@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from dflop import units
 from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
 from dflop.records import LLM, ModulePlan, Plan
-from dflop.simulate.step import plan_pipes
 
 BINDING_FRAC = 0.9
 """Of a limit: from here on it is called binding, for the next larger choice rarely fits into the rest."""
@@ -38,9 +37,9 @@ def plan_limits(problem: Problem, plan: Plan, largest_tokens: Mapping[str, int])
         largest_tokens: Per module, tokens of the largest microbatch that was scheduled on one replica.
     """
     found = [
-        *(_memory(problem, plan, pipe) for pipe in plan_pipes(plan)),
+        *(_memory(problem, plan, pipe) for pipe in plan.pipes),
         *(_tokens(m, largest_tokens[m.module]) for m in plan.modules if m.max_tokens),
-        *(_tp(problem, plan, m) for m in plan_pipes(plan)),
+        *(_tp(problem, plan, m) for m in plan.pipes),
         *_counts(problem, plan),
         _longest_sample(problem, plan),
     ]
@@ -92,7 +91,7 @@ def _counts(problem: Problem, plan: Plan) -> Iterator[Limit]:
 def _longest_sample(problem: Problem, plan: Plan) -> Limit:
     """Beside what it can be balanced with: a microbatch in a pipeline, the whole step of a replica without one."""
     llm = plan.module(LLM).parallel
-    is_pipeline = llm.pp > 1 or len(plan_pipes(plan)) > 1
+    is_pipeline = llm.pp > 1 or len(plan.pipes) > 1
     num_buckets = llm.dp * (plan.num_microbatches if is_pipeline else 1)
     tokens = [items[LLM].num_tokens for items in problem.batch_items]
     longest = statistics.fmean(float(t.max()) for t in tokens)

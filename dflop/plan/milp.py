@@ -1,7 +1,7 @@
 """The planning formula as a mixed-integer program: one binary per candidate, epigraph variables for every maximum.
 
-Linear, exact and compact: sum of candidates + 2S + 1 variables, S rows per module. An independent check of the
-enumeration, which is faster wherever both were timed, and the way to plan for more modules than it was made for.
+Linear, exact and compact: sum of candidates + 2S + 1 variables, S rows per module. No plan is made with it: it is an
+independent check of the enumeration (`enumerate.py`) in tests and benches, and slower wherever both were timed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def solve_milp(table: FormulaTable) -> tuple[int, ...] | None:
     """Candidate per module that minimises `table.objective`; None when no choice is feasible.
 
     The solver sees candidates in the order of their content, so the order they come in never matters. Hitting the
-    time limit returns the best choice known by then: the only place where a plan may depend on the speed of the
-    machine, and one that the simulator re-rank sees next to other candidates.
+    time limit returns the best choice known by then.
     """
     if any(not len(m.candidates) for m in table.modules):
         return None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import Floats
-from dflop.records import LLM, ModuleLoad, SampleShape
+from dflop.records import LLM, SampleShape
 from dflop.schedule.items import Ints, module_items
 from dflop.schedule.pack import TOKEN_CAP_RATIO, token_cap
 
@@ -65,10 +65,6 @@ class ScenarioLoads:
             found[1] = np.vectorize(self._token_cap, otypes=[float])(buckets)
             found[2] = found[1] * max((int(tokens[0]) for tokens in self.lengths if len(tokens)), default=0)
         return np.ceil(found)
-
-    def largest_load(self, num_buckets: int) -> ModuleLoad:
-        """`largest` of one number of buckets."""
-        return ModuleLoad(*(int(part) for part in self.largest(num_buckets)))
 
     def _token_cap(self, num_buckets: int) -> int:
         """The scheduler's cap in the scenario where it is highest."""

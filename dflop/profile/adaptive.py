@@ -12,6 +12,7 @@ and cancels where layers are told from the edge; timing noise does not. Both are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -77,9 +78,17 @@ class Design:
         z = self._target_z
         return float(np.sqrt(np.mean(np.einsum("ti,ij,tj->t", z, self._covariance, z))))
 
-    def next(self) -> int | None:
-        """Index of the most useful group that is left, None when there is none; first the smallest and the largest."""
-        left = np.flatnonzero(self._available)
+    def seconds_of(self, index: int) -> float:
+        """Predicted seconds of one run of a group at all depths; 0 before anything was timed."""
+        return float(self._predicted[index].sum()) if self._taken else 0.0
+
+    def next(self, limit_s: float = math.inf) -> int | None:
+        """Index of the most useful group that is left, None when there is none; first the smallest and the largest.
+
+        Args:
+            limit_s: What a run of it at all depths may take, by what is known; groups beyond it are passed over.
+        """
+        left = self._affordable(limit_s)
         if not len(left):
             return None
         if len(self._taken) < 2:
@@ -91,10 +100,20 @@ class Design:
         gain = np.einsum("gdt,gdt->g", with_targets, np.linalg.solve(own, with_targets))
         return int(left[gain.argmax()])
 
-    def first(self) -> int | None:
-        """Index of the first group that is left, whatever it is good for."""
-        left = np.flatnonzero(self._available)
+    def first(self, limit_s: float = math.inf) -> int | None:
+        """Index of the first group that is left, whatever it is good for; `limit_s` as in `next`."""
+        left = self._affordable(limit_s)
         return int(left[0]) if len(left) else None
+
+    def cheapest(self) -> int | None:
+        """Index of the group that is left and predicted to take least, of a size that was not timed if there is one.
+
+        Many of the smallest groups may be equally large, and a fit cannot tell its terms apart by one size.
+        """
+        left = np.flatnonzero(self._available)
+        new = left[~np.isin(self.num_tokens[left], self.num_tokens[self._taken])]
+        left = new if len(new) else left
+        return int(left[self._predicted[left].sum(axis=1).argmin()]) if len(left) else None
 
     def largest_first(self) -> Iterator[int]:
         """Groups that are left, the largest first; what is dropped meanwhile is skipped."""
@@ -122,6 +141,10 @@ class Design:
     def drop(self, num_tokens: float) -> None:
         """Leave out groups of that many tokens or more: they do not fit into memory."""
         self._available &= self.num_tokens < num_tokens
+
+    def _affordable(self, limit_s: float) -> npt.NDArray[np.intp]:
+        left = np.flatnonzero(self._available)
+        return left[self._predicted[left].sum(axis=1) <= limit_s] if self._taken else left
 
     def _relate(self) -> None:
         """Make rows relative to their predicted seconds, and columns to what they amount to in the targets."""

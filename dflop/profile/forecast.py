@@ -1,7 +1,9 @@
 """What a profile would do, without doing it: which probes, and how long where cost tables are at hand.
 
 Tables may be analytic or those of an earlier profile. The groups of an adaptive profile depend on what it measures;
-those listed are as many, of the same kinds, in the order of a profile that does not choose.
+those listed are of the same kinds, in the order of a profile that does not choose, and keep to the budget by the same
+rule. Which groups do not fit into a device's memory is told by the tables, too, roughly: weights, gradients and what
+the backward pass needs.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from dflop.cost.curve import evaluate
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
-from dflop.profile.groups import load_on, probe_groups
-from dflop.profile.run import MIN_GROUPS, num_runs, used_modules
+from dflop.profile.groups import ProbeGroup, load_on, probe_groups
+from dflop.profile.run import MIN_GROUPS, affordable_s, num_runs, used_modules
 from dflop.records import CostTable, ModuleLoad, SampleShape
 
 
@@ -47,6 +49,7 @@ def plan_probes(
     ways: Sequence[Way] = (TRAIN,),
     tp: int = 1,
     tables: Sequence[CostTable] = (),
+    memory_bytes: int | None = None,
 ) -> list[PlannedProbe]:
     """Probes in the order they would be taken, as many as the budget allows by the tables; nothing is built.
 
@@ -61,7 +64,8 @@ def plan_probes(
         seed: Fixes the groups.
         ways: How every module is run.
         tp: Tensor-parallel ranks that probe together.
-        tables: Costs where known; a module, way or tp without one is planned with unknown seconds.
+        tables: Costs where known; a module, way or tp without one is planned with unknown seconds, for any memory.
+        memory_bytes: Of a device; None: any group fits.
 
     Raises:
         DataError: there is no sample to draw groups from.
@@ -74,18 +78,50 @@ def plan_probes(
         groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=seed)
         shallow = [load_family(family.name, family.shallow(module, n), family.media) for n in depths]
         for way in ways:
-            table, spent_s = known.get((module, tp, way.is_frozen, way.recompute)), 0.0
-            for num_done, group in enumerate(groups):
-                if num_done >= MIN_GROUPS and spent_s > share_s:
-                    break
-                for num_layers, cut in zip(depths, shallow, strict=True):
-                    load = load_on(cut, module, group)
-                    seconds = None if table is None else num_runs(num_repeats) * _seconds(table, load, num_layers)
-                    spent_s += seconds or 0.0
-                    planned.append(
-                        PlannedProbe(module, way, tp, num_layers, group.kind, len(group.samples), load, seconds)
-                    )
+            table = known.get((module, tp, way.is_frozen, way.recompute))
+            probes = [
+                [
+                    _planned(table, module, way, tp, n, group, load_on(cut, module, group), num_runs(num_repeats))
+                    for n, cut in zip(depths, shallow, strict=True)
+                ]
+                for group in groups
+            ]
+            if table is not None and memory_bytes is not None:
+                probes = [of for of in probes if all(_bytes(table, p) <= memory_bytes for p in of)]
+            planned += [p for of in _within(probes, share_s) for p in of]
     return planned
+
+
+def _within(groups: Sequence[Sequence[PlannedProbe]], share_s: float) -> list[Sequence[PlannedProbe]]:
+    """The groups that a profile takes in this time, in order; unknown seconds count as none."""
+    left, taken, spent_s = list(groups), list[Sequence[PlannedProbe]](), 0.0
+    while left and (len(taken) < MIN_GROUPS or spent_s <= share_s):
+        seconds = [sum(p.seconds or 0.0 for p in group) for group in left]
+        limit_s = affordable_s(share_s - spent_s, len(taken))
+        index = next((i for i, s in enumerate(seconds) if s <= limit_s), None)
+        if index is None:
+            if len(taken) >= MIN_GROUPS:
+                break
+            index = seconds.index(min(seconds))
+        spent_s += seconds[index]
+        taken.append(left.pop(index))
+    return taken
+
+
+def _planned(
+    table: CostTable | None, module: str, way: Way, tp: int, num_layers: int, group: ProbeGroup, load: ModuleLoad,
+    num_runs: int,
+) -> PlannedProbe:  # fmt: skip
+    seconds = None if table is None else num_runs * _seconds(table, load, num_layers)
+    return PlannedProbe(module, way, tp, num_layers, group.kind, len(group.samples), load, seconds)
+
+
+def _bytes(table: CostTable, probe: PlannedProbe) -> float:
+    """Weights, their gradients and activations."""
+    weights = probe.num_layers * table.layer_param_bytes + table.edge_param_bytes
+    load = (probe.load.num_items, probe.load.num_tokens, probe.load.sum_sq_tokens)
+    kept = float(evaluate(table.activation_bytes, load, probe.num_layers, True))
+    return (1 if probe.way.is_frozen else 2) * weights + kept
 
 
 def _seconds(table: CostTable, load: ModuleLoad, num_layers: int) -> float:

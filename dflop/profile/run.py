@@ -3,7 +3,8 @@
 The budget is split over modules and ways of running them. A group of samples is timed at every depth before the next
 one is chosen, by `adaptive.Design` or in the order drawn. Choosing ends when the module is known well enough, when its
 share of the budget is spent or all groups are done, but never before `MIN_GROUPS`: a fit needs that many to tell its
-terms apart.
+terms apart. So that these do not overrun the budget, groups are passed over that would take too much of what is left of
+it (`affordable_s`), and where it is spent the cheapest ones make up the number.
 
 Machines drift over seconds, and what is timed in a slow spell would make one shape look slow. So half of a group's
 repeats, and the part of the budget that they need, are left for a second sweep over all groups after the choosing.
@@ -29,6 +30,9 @@ from dflop.records import Measurement, SampleShape
 from dflop.units import percent
 
 MIN_GROUPS = 6
+LARGEST_SHARE = 0.5
+"""Of the time that is left: what one group may take while a fit lacks others. Costs of microbatches beyond the largest
+group are extrapolated, so it gets more than the sixth that would be fair."""
 POOL_FACTOR = 4
 """Groups to choose from per group that may be probed."""
 NUM_TARGETS = 64
@@ -72,15 +76,20 @@ def profile_model(
         target_frac: Probing of a module ends when its seconds are known to this relative uncertainty; None: all
             `num_probes` groups in the order drawn.
         group: Tensor-parallel ranks that run one module together. All of them make the same call and yield rows of
-            the same groups; the first one's choices and seconds count.
-        only: A module, to leave out all others.
+            the same groups; the first one's choices and seconds count. Modules that so many cannot share are left out.
+        only: A module, to leave out all others; it has its share of the budget, not theirs.
 
     Raises:
         DataError: there is no sample to draw groups from.
     """
-    used = [module for module in used_modules(family, shapes) if only in (None, module)]
-    share_s = budget_s / max(1, len(used) * len(ways))
-    for module in used:
+    used = used_modules(family, shapes)
+    share_s = budget_s / (len(used) * len(ways))
+    specs = {spec.module: spec for spec in family.specs()}
+    tp = 1 if group is None else group.size()
+    for module in used if only is None else [m for m in used if m == only]:
+        if tp not in specs[module].tp_choices:
+            progress(f"{module}: {tp} tensor-parallel ranks cannot share it, not probed")
+            continue
         for way in ways:
             probes = [
                 ModuleProbe(family, token_config, vocab_size, module, n, settings, device, way=way, group=group)
@@ -89,9 +98,9 @@ def profile_model(
             num_groups = num_probes if target_frac is None else POOL_FACTOR * num_probes
             groups = probe_groups(shapes, module, num_groups=num_groups, max_samples=max_samples, seed=settings.seed)
             targets = random_groups(shapes, module, NUM_TARGETS, max_samples=max_samples, seed=settings.seed)
-            depth = next(s.num_layers for s in family.specs() if s.module == module)
             chooser = _Chooser(probes, groups, Design(
-                depths, [[p.load(g) for p in probes] for g in groups], depth, [g.load for g in targets]
+                depths, [[p.load(g) for p in probes] for g in groups], specs[module].num_layers,
+                [g.load for g in targets],
             ), num_probes, share_s, target_frac, group, settings.num_repeats)  # fmt: skip
             yield from chooser.run()
             name = module if way == TRAIN else f"{module}, {way.name}"
@@ -115,6 +124,16 @@ def num_runs(num_repeats: int) -> int:
     return num_repeats + min(num_repeats, 2)
 
 
+def affordable_s(left_s: float, num_done: int) -> float:
+    """Seconds that the next group may take.
+
+    Args:
+        left_s: Until the budget is spent; may be negative.
+        num_done: Groups that were taken.
+    """
+    return max(left_s, 0.0) * (LARGEST_SHARE if num_done + 1 < MIN_GROUPS else 1.0)
+
+
 class _Chooser:
     """Probes of one module at all depths in one way: which group is next, when to stop, and what to time again."""
 
@@ -133,17 +152,18 @@ class _Chooser:
         """Rows of all groups; one that does not fit at some depth ends what is larger at every depth."""
         too_large = list(self._warm_up())
         started = time.perf_counter()
-        visited: list[GroupVisits] = []
+        visited: dict[int, GroupVisits] = {}
         while (index := self._agree(self._next(time.perf_counter() - started))) is not None:
-            visited.append(GroupVisits(self._probes, self._groups[index]))
-            visited[-1].visit(self._num_first)
-            self._note(index, visited[-1].rows())
-        for group in visited if self._num_again else ():
-            if not self._agree(time.perf_counter() - started < self._share_s):
+            visited[index] = GroupVisits(self._probes, self._groups[index])
+            visited[index].visit(self._num_first)
+            self._note(index, visited[index].rows())
+        for index, group in list(visited.items()) if self._num_again else []:
+            visit_s = self._design.seconds_of(index) * (self._num_again + 1)
+            if not self._agree(time.perf_counter() - started + visit_s < self._share_s):
                 break
             if group.fits:
                 group.visit(self._num_again)
-        return [*too_large, *(row for group in visited for row in group.rows())]
+        return [*too_large, *(row for group in visited.values() for row in group.rows())]
 
     def summary(self) -> str:
         too_large = f", {self._num_too_large} too large for the memory" if self._num_too_large else ""
@@ -162,13 +182,14 @@ class _Chooser:
 
     def _next(self, elapsed_s: float) -> int | None:
         design, num_done = self._design, self._design.num_taken
-        if num_done >= self._most or (num_done >= MIN_GROUPS and elapsed_s > self._choosing_s):
+        is_enough, left_s = num_done >= MIN_GROUPS, self._choosing_s - elapsed_s
+        if num_done >= self._most or (is_enough and left_s < 0):
             return None
-        if self._target_frac is None:
-            return design.first()
-        if num_done >= MIN_GROUPS and design.uncertainty_frac < self._target_frac:
+        if self._target_frac is not None and is_enough and design.uncertainty_frac < self._target_frac:
             return None
-        return design.next()
+        limit_s = affordable_s(left_s, num_done) / (self._num_first + 1)
+        index = design.first(limit_s) if self._target_frac is None else design.next(limit_s)
+        return design.cheapest() if index is None and not is_enough else index
 
     def _note(self, index: int, rows: Sequence[Measurement]) -> None:
         timed = [row for row in rows if row.status == "ok"]

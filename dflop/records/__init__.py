@@ -37,7 +37,7 @@ from dflop.records.history import (
     StepFlops,
     StepObservation,
 )
-from dflop.records.mapping import from_dict, to_dict
+from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 
@@ -78,5 +78,6 @@ __all__ = [
     "StepObservation",
     "StepPlan",
     "from_dict",
+    "parse_json",
     "to_dict",
 ]

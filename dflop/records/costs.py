@@ -161,6 +161,10 @@ class CostTerms:
     layer_bends: tuple[float, ...] = ()
     """By how much the slope falls at each knot; negative where it rises."""
 
+    def __post_init__(self) -> None:
+        if len(self.layer_knots) != len(self.layer_bends):
+            raise ValueError(f"{len(self.layer_knots)} layer_knots, {len(self.layer_bends)} layer_bends")
+
 
 @dataclass(frozen=True, slots=True)
 class CostTable:

@@ -41,7 +41,7 @@ class Plan:
     num_microbatches: int
     global_batch_size: int
     formula_step_s: float
-    """Objective of the mixed-integer program (planning formula, no simulation)."""
+    """By the planning formula, without simulation: what nominated it."""
     predicted_step_s: float
     """Mean simulated step with the scheduler that will run."""
     baseline_step_s: float
@@ -69,6 +69,11 @@ class Plan:
     @property
     def is_inline(self) -> bool:
         return self.layout == "inline"
+
+    @property
+    def pipes(self) -> tuple[ModulePlan, ...]:
+        """Modules with ranks and stages of their own; in an inline plan the LLM's stages hold everything."""
+        return (self.module(LLM),) if self.is_inline else self.modules
 
     @property
     def num_processes(self) -> int:

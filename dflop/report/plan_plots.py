@@ -19,7 +19,7 @@ from dflop.records import Plan
 from dflop.report.data_plots import check_suffix
 from dflop.report.plots import BACKWARD, FORWARD, INK, MAX_LANES, STYLE, UPDATE, svg_text
 from dflop.report.tables import POLICY_NAMES, layout_text, stage_name
-from dflop.simulate.step import plan_pipes, step_nodes
+from dflop.simulate.step import step_nodes
 
 WIDTH_IN, DPI = 9.6, 125
 """1200 pixels across."""
@@ -77,7 +77,7 @@ def lanes(plan: Plan, step: StepPicture, most: int = MAX_LANES) -> list[Lane]:
     nodes, end_s = step_nodes(plan), step.end_s.max(axis=(1, 2), initial=0.0)
     first: list[Lane] = []
     both: list[Lane] = []
-    for pipe in plan_pipes(plan):
+    for pipe in plan.pipes:
         own = [i for i, (module, _, _) in enumerate(nodes) if module == pipe.module]
         last = int(np.argmax([max(end_s[i] for i in own if nodes[i][2] == r) for r in range(pipe.parallel.dp)]))
         for i in own:
@@ -149,7 +149,7 @@ def _panel(axes: Axes, plan: Plan, step: StepPicture, shown: Sequence[Lane], end
     axes.set_title(f"{name}: {units.seconds(step_s)}, {units.percent(idle)} idle over all ranks, simulated")
     axes.set_yticks(range(len(shown)), [lane.label for lane in shown])
     axes.tick_params(axis="y", length=0)
-    num_stages = sum(pipe.parallel.pp for pipe in plan_pipes(plan))
+    num_stages = sum(pipe.parallel.pp for pipe in plan.pipes)
     if len(shown) < num_stages:
         axes.set_ylabel(f"first {len(shown)} of {num_stages} stages")
     axes.set(xlim=(0, (1 + ROOM_FRAC) * end_s / unit_s), ylim=(len(shown) - 0.5, -0.5))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, printable
 
 Row = Sequence[Any]
 
@@ -140,7 +140,7 @@ def _cell(value: Any) -> str:
         return "NaN" if math.isnan(value) else f"{value:.6g}"
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
-    return _json(value) if isinstance(value, dict | list) else str(value)
+    return _json(value) if isinstance(value, dict | list) else printable(str(value))
 
 
 def _csv_cell(value: Any) -> Any:

@@ -9,6 +9,7 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
+from dflop.errors import printable
 from dflop.records import Plan
 from dflop.report import tables
 from dflop.report.summary import RunSummary
@@ -66,7 +67,7 @@ def print_table(table: Table, console: Console) -> None:
     for name in table.header:
         shown.add_column(Text(name), justify="left" if name in table.text_columns else "right")
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print()
     console.print(Text(table.title, style="bold"))
     console.print(shown)
@@ -84,7 +85,7 @@ def markdown_table(table: Table) -> str:
 
 def _cell(text: str) -> str:
     """Text that cannot leave its cell: no new row, no new column, no HTML, no link."""
-    flat = " ".join(text.split()).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
+    flat = " ".join(printable(text).split()).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
     for mark in "|[]`*_":
         flat = flat.replace(mark, f"\\{mark}")
     return flat

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
-from dflop.records import LLM, CostTable, ModuleFactors, ModuleLoad, SampleShape, from_dict
+from dflop.records import LLM, CostTable, ModuleFactors, ModuleLoad, SampleShape, from_dict, parse_json
 
 if TYPE_CHECKING:
     from dflop.store.reader import Reader
@@ -88,10 +87,21 @@ class SampleCosts:
 
     @classmethod
     def load(cls, path: Path | str) -> SampleCosts:
-        """Inverse of `save`."""
-        with np.load(path, allow_pickle=False) as found:
-            values = {name: found[name] for name in found.files}
-        return cls(**{**values, "fixed_s": float(values["fixed_s"]), "origin": str(values["origin"])})
+        """Inverse of `save`.
+
+        Raises:
+            ConfigError: the file cannot be read, or is not one that `save` wrote.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                values = {name: found[name] for name in found.files}
+            return cls(**{**values, "fixed_s": float(values["fixed_s"]), "origin": str(values["origin"])})
+        except ConfigError:
+            raise
+        except Exception as error:  # numpy lets through what zip, zlib and its own headers make of damaged bytes
+            raise ConfigError(
+                f"no sample costs: {error}", where=str(path), hint="`SampleCosts.save` writes them"
+            ) from error
 
 
 def sample_costs(
@@ -280,8 +290,8 @@ def _placed(rows: Mapping[str, np.ndarray], is_mine: np.ndarray, index: Ints) ->
 
 def _read_tables(path: Path) -> list[CostTable]:
     try:
-        return [from_dict(CostTable, entry) for entry in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return [from_dict(CostTable, entry) for entry in parse_json(path.read_bytes())]
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"no list of cost tables: {error}", where=str(path), hint="give the `cost_tables.json` of a run directory"
         ) from error

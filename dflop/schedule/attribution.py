@@ -29,7 +29,8 @@ class BucketSeconds:
 
     def of(self, node: Node) -> list[dict[str, Floats]]:
         """Per microbatch of a node, and module with work there, `[buckets]`."""
-        rows = {module: seconds[self.nodes.index(node)] for module, seconds in self.seconds.items()}
+        at = self.nodes.index(node)
+        rows = {module: seconds[at] for module, seconds in self.seconds.items()}
         num_slots = len(next(iter(rows.values())))
         return [{module: row[k] for module, row in rows.items() if row[k].any()} for k in range(num_slots)]
 

@@ -18,7 +18,7 @@ from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
 from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
-from dflop.simulate.step import Node, plan_pipes, run_graph, step_graph, step_nodes
+from dflop.simulate.step import Node, run_graph, step_graph, step_nodes
 
 StageKind = tuple[str, int, bool]
 """(module, layers, whether it pays the edge): stages of one kind cost the same."""
@@ -47,7 +47,7 @@ class StepEvaluator:
         compiled: bool = IS_COMPILED,
     ) -> None:
         self.plan, self.items, self.cost, self.compiled = plan, items, cost, compiled
-        self._slowness = np.concatenate([stage_slowness(pipe, slowness).ravel() for pipe in plan_pipes(plan)])
+        self._slowness = np.concatenate([stage_slowness(pipe, slowness).ravel() for pipe in plan.pipes])
         self._mixes: dict[StageKind, StageMix | None] = {}
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
@@ -72,7 +72,7 @@ class StepEvaluator:
         delays = np.zeros_like(seconds)
         is_active = np.zeros((shape.num_nodes, shape.num_microbatches), dtype=np.bool_)
         known: dict[StageKind, tuple[Floats, Floats]] = {}
-        for p, pipe in enumerate(plan_pipes(self.plan)):
+        for p, pipe in enumerate(self.plan.pipes):
             parts = self.plan.modules if self.plan.is_inline else (pipe,)
             active = loads[pipe.module][1].T > 0
             travel = self._delays(assignment, pipe, loads[pipe.module][1].T)

@@ -179,10 +179,3 @@ def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -
         for stage, num_layers in enumerate(layers)
     ]
     return max(per_stage, key=lambda seconds: float(seconds.sum()))
-
-
-def split_evenly(ids: Sequence[int], num_parts: int) -> list[tuple[int, ...]]:
-    """Contiguous parts whose sizes differ by at most one, larger ones first."""
-    size, extra = divmod(len(ids), num_parts)
-    ends = list(itertools.accumulate(size + (part < extra) for part in range(num_parts)))
-    return [tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]

@@ -18,7 +18,7 @@ from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.caps import Caps, tokens_of_samples
 from dflop.schedule.items import Ints, ModuleItems, stage_mix, stage_slowness
-from dflop.simulate.step import Node, num_stages_after, plan_pipes
+from dflop.simulate.step import Node, num_stages_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def linear_step(
     """The step of a global batch under a plan, of whose nodes some may be slow."""
     llm = plan.module(LLM)
     num_samples = len(items[LLM].sample)
-    pipes = sorted(plan_pipes(plan), key=lambda m: m.module == LLM)
+    pipes = sorted(plan.pipes, key=lambda m: m.module == LLM)
     rows: dict[bool, list[Floats]] = {False: [], True: []}
     largest: list[Floats] = []
     on_ranks: list[Floats] = []

@@ -282,25 +282,3 @@ class StepJob:
 
         slots, _ = order_slots(step_s, weight_s, max_orders)
         return assignment.in_order(np.array(slots, dtype=np.int64))
-
-
-def simulated_step_s(
-    plan: Plan,
-    batch: Sequence[SampleShape],
-    cost: CostModel,
-    *,
-    policy: str = "balanced",
-    max_concurrency: int | None = None,
-    effort: Effort | None = None,
-    slowness: Mapping[Node, float] | None = None,
-) -> float:
-    """Seconds of one step of a global batch under a plan and a policy, gradient synchronisation included.
-
-    Raises:
-        ConfigError: unknown policy.
-        CostError: a module or tp of the plan has no cost table.
-    """
-    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness)
-    if policy == "balanced":
-        return job.best(effort or Effort())[2] + plan.sync_s
-    return job.judge.step_s(job.assign(policy, effort or Effort())) + plan.sync_s

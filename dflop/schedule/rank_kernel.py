@@ -1,58 +1,16 @@
 """The compiled twin of `rank_search.py`: the same choices in the same order, nothing computed twice.
 
-Samples of a cell are a linked list; loads, tokens and counts follow every move. A move costs about a nanosecond per
-pair of samples it looks at.
+Samples of a cell are a linked list; loads, tokens, counts and who is heaviest and lightest (`tournament.py`) follow
+every move. A move costs about a nanosecond per pair of samples it looks at, and hardly more with thousands of ranks
+than with a few.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from dflop.schedule.tournament import NOBODY, num_leaves, play_least, play_most
 from dflop.simulate.jit import kernel
-
-
-@kernel
-def greedy(  # type: ignore[no-untyped-def]  # numba infers them
-    order, weights, tokens, pace, num_cells, num_buckets, cap
-):
-    """Bucket of every sample; that of the last one in `order` is -1 when a sample fitted nowhere."""
-    num_ranks = len(pace)
-    loads = np.zeros(num_cells, np.int64)
-    in_bucket = np.zeros(num_buckets, np.int64)
-    emptiest = np.arange(num_cells)
-    bucket = np.full(len(order), -1, np.int64)
-    for i in order:
-        best, lightest = -1, 0
-        for c in range(num_cells):
-            after = loads[c] + weights[i] * pace[c % num_ranks]
-            if (best < 0 or after < lightest) and in_bucket[emptiest[c]] + tokens[i] <= cap:
-                best, lightest = c, after
-        if best < 0:
-            bucket[order[-1]] = -1
-            return bucket
-        bucket[i] = emptiest[best]
-        loads[best] = lightest
-        in_bucket[emptiest[best]] += tokens[i]
-        for b in range(best, num_buckets, num_cells):
-            if in_bucket[b] < in_bucket[emptiest[best]] or (
-                in_bucket[b] == in_bucket[emptiest[best]] and b < emptiest[best]
-            ):
-                emptiest[best] = b
-    return bucket
-
-
-@kernel
-def first_fit(order, tokens, cap):  # type: ignore[no-untyped-def]  # numba infers them
-    """Bin of every sample."""
-    room = np.full(len(tokens), cap, np.int64)
-    bins = np.zeros(len(tokens), np.int64)
-    for i in order:
-        b = 0
-        while room[b] < tokens[i]:
-            b += 1
-        bins[i] = b
-        room[b] -= tokens[i]
-    return bins
 
 
 @kernel
@@ -73,19 +31,28 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
         in_bucket[b] += tokens[i]
         counts[b] += 1
         _link(head, after, before, i, b % num_cells)
-    top, heavy_of = np.zeros(num_groups, np.int64), np.zeros(num_groups, np.int64)
-    is_stuck, is_seen = np.zeros(num_groups, np.bool_), np.zeros(num_cells, np.bool_)
+    size = num_leaves(num_ranks)
+    most, least = np.full((num_groups, 2 * size), NOBODY), np.full((num_groups, 2 * size), NOBODY)
+    total, counted = np.zeros(num_groups, np.int64), np.zeros(num_cells, np.int64)
+    for c in range(num_cells):
+        _count(c, loads, counted, total, most, least, num_ranks)
+    is_stuck, seen = np.zeros(num_groups, np.bool_), np.empty(max_partners, np.int64)
     best, best_step, kicks, random, evals_left, has_changed = bucket.copy(), -1, 0, 1, max_evals, False
+    moved, num_moved = np.empty(num_samples, np.int64), 0  # since the best; beyond so many all are copied
     while True:
-        step = _find_heaviest(loads, num_ranks, top, heavy_of)
+        step = 0
+        for g in range(num_groups):
+            step += loads[g * num_ranks + most[g, 1]]
         if best_step < 0:
             best_step = step
         elif step < best_step:
             best_step, kicks = step, 0
-            best[:] = bucket
+            _catch_up(best, bucket, moved, num_moved)
+            num_moved = 0
         if best_step <= target or kicks > max_kicks:
             return best
-        group, is_free = _idlest(loads, num_ranks, top, is_stuck)
+        group, is_free = _idlest(loads, num_ranks, most, total, is_stuck)
+        heavy = group * num_ranks + most[group, 1]
         if not is_free and has_changed:
             has_changed = False
             is_stuck[:] = False
@@ -93,29 +60,29 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
         if not is_free:
             for _ in range(swaps_per_kick):
                 random = (random * 1103515245 + 12345) % 2147483648
-                i = _draw(bucket, num_cells, heavy_of[group], True, random)
+                i = _draw_inside(head, after, heavy, num_samples, random)
                 random = (random * 1103515245 + 12345) % 2147483648
-                j = _draw(bucket, num_cells, heavy_of[group], False, random)
+                j = _draw_outside(bucket, num_cells, heavy, random)
                 if i < 0 or j < 0:
                     break
                 longer = tokens[i] - tokens[j]
                 if in_bucket[bucket[i]] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
                     _swap(bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j)
+                    _count(heavy, loads, counted, total, most, least, num_ranks)
+                    _count(bucket[i] % num_cells, loads, counted, total, most, least, num_ranks)
+                    num_moved = _note(moved, num_moved, i, j)
             kicks += 1
             is_stuck[:] = False
             continue
-        heavy = heavy_of[group]
-        num_inside = _length(head, after, heavy)
-        is_seen[:] = False
+        num_inside, num_seen = _length(head, after, heavy), 0
         is_stuck[group] = True
         for _ in range(max_partners):
-            light, slack = -1, 0
-            for c in range(num_cells):
-                if not is_seen[c] and top[c // num_ranks] - loads[c] > slack:
-                    light, slack = c, top[c // num_ranks] - loads[c]
+            light, slack = _slackest(loads, num_ranks, most, least)
             if light < 0:
                 break
-            is_seen[light] = True
+            play_least(least[light // num_ranks], loads, light - light % num_ranks, light % num_ranks, True)
+            seen[num_seen] = light
+            num_seen += 1
             evals_left -= num_inside * (_length(head, after, light) + 1)
             if evals_left < 0:
                 return best
@@ -137,9 +104,15 @@ def search(  # type: ignore[no-untyped-def]  # numba infers them
                     _move(
                         bucket, weights, tokens, pace, loads, in_bucket, counts, head, after, before, num_cells, i, goal
                     )
+                _count(heavy, loads, counted, total, most, least, num_ranks)
+                _count(light, loads, counted, total, most, least, num_ranks)
+                num_moved = _note(moved, num_moved, i, j)
                 has_changed = True
                 is_stuck[group] = False
                 break
+        for k in range(num_seen):
+            c = seen[k]
+            play_least(least[c // num_ranks], loads, c - c % num_ranks, c % num_ranks, False)
 
 
 @kernel
@@ -172,32 +145,57 @@ def _best_exchange(  # type: ignore[no-untyped-def]  # numba infers them
 
 
 @kernel
-def _find_heaviest(loads, num_ranks, top, heavy_of):  # type: ignore[no-untyped-def]  # numba infers them
-    """Fills in the heaviest cell of every group and its load; returns the sum of those loads."""
-    step = 0
-    for g in range(len(top)):
-        heavy_of[g] = g * num_ranks
-        for c in range(g * num_ranks, (g + 1) * num_ranks):
-            if loads[c] > loads[heavy_of[g]]:
-                heavy_of[g] = c
-        top[g] = loads[heavy_of[g]]
-        step += top[g]
-    return step
+def _count(c, loads, counted, total, most, least, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
+    """Takes in that the load of a cell has changed."""
+    g, i = c // num_ranks, c % num_ranks
+    total[g] += loads[c] - counted[c]
+    counted[c] = loads[c]
+    play_most(most[g], loads, c - i, i)
+    play_least(least[g], loads, c - i, i, False)
 
 
 @kernel
-def _idlest(loads, num_ranks, top, is_stuck):  # type: ignore[no-untyped-def]  # numba infers them
+def _idlest(loads, num_ranks, most, total, is_stuck):  # type: ignore[no-untyped-def]  # numba infers them
     """(group with the most idle weight, True) among those not stuck; if all are, (the one among all, False)."""
-    free, most_of_free, any_group, most = -1, -1, 0, -1
-    for g in range(len(top)):
-        idle = 0
-        for c in range(g * num_ranks, (g + 1) * num_ranks):
-            idle += top[g] - loads[c]
-        if idle > most:
-            any_group, most = g, idle
+    free, most_of_free, any_group, highest = -1, -1, 0, -1
+    for g in range(len(total)):
+        idle = loads[g * num_ranks + most[g, 1]] * num_ranks - total[g]
+        if idle > highest:
+            any_group, highest = g, idle
         if not is_stuck[g] and idle > most_of_free:
             free, most_of_free = g, idle
     return (free, True) if free >= 0 else (any_group, False)
+
+
+@kernel
+def _slackest(loads, num_ranks, most, least):  # type: ignore[no-untyped-def]  # numba infers them
+    """(cell furthest below the heaviest one of its group, by how much), of those not tried yet; (-1, 0) without any."""
+    light, slack = -1, 0
+    for g in range(len(most)):
+        c = g * num_ranks + least[g, 1]
+        if least[g, 1] >= 0 and loads[g * num_ranks + most[g, 1]] - loads[c] > slack:
+            light, slack = c, loads[g * num_ranks + most[g, 1]] - loads[c]
+    return light, slack
+
+
+@kernel
+def _note(moved, num_moved, i, j):  # type: ignore[no-untyped-def]  # numba infers them
+    """Writes down samples that have moved, -1 for none, as long as there is room; how many there are by now."""
+    for sample in (i, j):
+        if sample >= 0:
+            if num_moved < len(moved):
+                moved[num_moved] = sample
+            num_moved += 1
+    return num_moved
+
+
+@kernel
+def _catch_up(best, bucket, moved, num_moved):  # type: ignore[no-untyped-def]  # numba infers them
+    if num_moved > len(moved):
+        best[:] = bucket
+        return
+    for k in range(num_moved):
+        best[moved[k]] = bucket[moved[k]]
 
 
 @kernel
@@ -260,11 +258,24 @@ def _length(head, after, cell):  # type: ignore[no-untyped-def]  # numba infers 
 
 
 @kernel
-def _draw(bucket, num_cells, cell, is_inside, random):  # type: ignore[no-untyped-def]  # numba infers them
-    """The first sample of the cell (or of the others), counted from a random one on; -1 when there is none."""
+def _draw_inside(head, after, cell, num_samples, random):  # type: ignore[no-untyped-def]  # numba infers them
+    """The first sample of the cell, counted from a random one on; -1 when there is none."""
+    start, found, nearest = random % num_samples, -1, num_samples
+    i = head[cell]
+    while i >= 0:
+        distance = (i - start) % num_samples
+        if distance < nearest:
+            found, nearest = i, distance
+        i = after[i]
+    return found
+
+
+@kernel
+def _draw_outside(bucket, num_cells, cell, random):  # type: ignore[no-untyped-def]  # numba infers them
+    """The first sample of any other cell, counted from a random one on; -1 when there is none."""
     num_samples = len(bucket)
     for k in range(num_samples):
         i = (random + k) % num_samples
-        if (bucket[i] % num_cells == cell) == is_inside:
+        if bucket[i] % num_cells != cell:
             return i
     return -1

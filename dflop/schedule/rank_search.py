@@ -1,4 +1,4 @@
-"""Samples over data-parallel ranks, step by step in numpy: what `rank_kernel.py` does compiled, one to one.
+"""Samples over data-parallel ranks, step by step in numpy: `rank_kernel.py` and `tournament.py` do the same compiled.
 
 Bucket `slot * num_ranks + rank` is one microbatch of one rank. Ranks wait for one another either once per step or in
 every slot, and one pair of words covers both: a *cell* is what is summed up before anyone waits (a rank's whole step,
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dflop.schedule import rank_kernel
+from dflop.schedule import rank_kernel, tournament
 
 Ints = npt.NDArray[np.int64]
 
@@ -84,7 +84,7 @@ def greedy(problem: RankProblem, weights: Ints, num_cells: int, pace: Ints) -> I
     """
     order = np.argsort(-weights, kind="stable")
     if problem.compiled:
-        found: Ints = rank_kernel.greedy(
+        found: Ints = tournament.greedy(
             order, weights, problem.tokens, pace, num_cells, problem.num_buckets, problem.cap
         )
         return found if found[order[-1]] >= 0 else None
@@ -108,7 +108,7 @@ def first_fit(tokens: Ints, cap: int, *, compiled: bool) -> Ints:
     """Bins of at most `cap` tokens, longest sample first into the first one with room: bin of every sample."""
     order = np.argsort(-tokens, kind="stable")
     if compiled:
-        packed: Ints = rank_kernel.first_fit(order, tokens, cap)
+        packed: Ints = tournament.first_fit(order, tokens, cap)
         return packed
     room = np.full(len(tokens), cap, dtype=np.int64)
     bins = np.zeros(len(tokens), dtype=np.int64)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dflop.records import LLM, Plan
 from dflop.simulate.jit import kernel
-from dflop.simulate.step import num_stages_after, plan_pipes
+from dflop.simulate.step import num_stages_after
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class StepWork:
 
 def step_shape(plan: Plan) -> StepShape:
     """Shape of a plan's steps."""
-    pipes = sorted(plan_pipes(plan), key=lambda m: m.module == LLM)
+    pipes = sorted(plan.pipes, key=lambda m: m.module == LLM)
     nodes = [
         (p, stage, rank, num_stages_after(plan, m.module, stage))
         for p, m in enumerate(pipes)

@@ -10,10 +10,9 @@ the graph (`Plan.sync_s`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
-from dflop.records import LLM, ModulePlan, ModuleWork, Plan
+from dflop.records import LLM, ModuleWork, Plan
 from dflop.simulate.events import OpGraph, Timeline, simulate, simulate_reference
 from dflop.simulate.order import Phase, one_f_one_b
 
@@ -58,15 +57,10 @@ def step_nodes(plan: Plan) -> tuple[Node, ...]:
     """Nodes in the order of the plan's modules (inline: the LLM alone), then stage, then data-parallel rank."""
     return tuple(
         (m.module, stage, dp_rank)
-        for m in plan_pipes(plan)
+        for m in plan.pipes
         for stage in range(m.parallel.pp)
         for dp_rank in range(m.parallel.dp)
     )
-
-
-def plan_pipes(plan: Plan) -> tuple[ModulePlan, ...]:
-    """Modules that have stages of their own; in an inline plan the LLM's stages hold everything."""
-    return (plan.module(LLM),) if plan.is_inline else plan.modules
 
 
 def num_stages_after(plan: Plan, module: str, stage: int) -> int:
@@ -106,17 +100,6 @@ def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, d
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
     num_processes = tuple(plan.module(module).parallel.tp for module, _, _ in nodes)
     return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel), num_processes)
-
-
-def with_slot_order(graph: OpGraph, num_microbatches: int, slots: Sequence[int]) -> OpGraph:
-    """The same work with microbatch `slots[k]` of `graph` run in position k; operation ids keep their meaning."""
-    m = num_microbatches
-
-    def moved(op: int) -> int:
-        node, k, phase = op // 2 // m, op // 2 % m, op % 2
-        return 2 * (node * m + slots[k]) + phase
-
-    return dataclasses.replace(graph, node_ops=tuple(tuple(moved(op) for op in ops) for ops in graph.node_ops))
 
 
 Links = Mapping[tuple[str, int, int], tuple[Node, ...]]

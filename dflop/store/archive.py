@@ -23,9 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dflop.errors import StoreError
+from dflop.records import parse_json
 from dflop.store import durable, schema
 from dflop.store.check import Good, SpoolFile, with_provenance
-from dflop.store.spool import NEXT_SEQ_FILE, SpoolKey
+from dflop.store.spool import NEXT_SEQ_FILE, SpoolKey, read_next_seq
 
 _MEMBERS = b"dflop.archive_members"
 
@@ -95,8 +96,8 @@ def read(file: ArchiveFile) -> Archive:
         if kind not in schema.KINDS or version > schema.version_of(kind):
             raise ValueError(f"kind `{kind}`, schema version {version}: written by a newer dflop")
         table = reader.read()
-        files = tuple(_members(kind, run_id, version, table, json.loads(found[_MEMBERS]), file))
-    except (KeyError, ValueError, OSError, pa.ArrowException) as error:
+        files = tuple(_members(kind, run_id, version, table, parse_json(found[_MEMBERS]), file))
+    except (KeyError, ValueError, TypeError, OSError, pa.ArrowException) as error:
         raise StoreError(
             f"cannot read the compacted file: {str(error).splitlines()[0]}",
             where=str(file.path),
@@ -136,7 +137,7 @@ def _members(
 def _raise_next_seq(folder: Path, files: Sequence[Good]) -> None:
     # Before the files go: a producer that comes back must not use one of their numbers again.
     path = folder / NEXT_SEQ_FILE
-    found: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = read_next_seq(folder)
     for g in files:
         found[g.key.producer] = max(found.get(g.key.producer, 0), g.key.seq + 1)
     durable.replace(path, json.dumps(found).encode())

@@ -113,11 +113,13 @@ def _groups(con: duckdb.DuckDBPyConnection, root: Path, min_files: int, min_age_
 
 def _parts(found: list[tuple[SpoolFile, str]]) -> Iterator[list[tuple[SpoolFile, str]]]:
     part: list[tuple[SpoolFile, str]] = []
+    num_bytes = 0
     for item in found:
-        if part and sum(f.num_bytes for f, _ in part) + item[0].num_bytes > MAX_BYTES:
+        if part and num_bytes + item[0].num_bytes > MAX_BYTES:
             yield part
-            part = []
+            part, num_bytes = [], 0
         part.append(item)
+        num_bytes += item[0].num_bytes
     if part:
         yield part
 

@@ -224,7 +224,10 @@ def _batches(reader: pa.RecordBatchReader, explain: Callable[[Exception], StoreE
 
 
 def _parse(path: Path) -> NamedQuery:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise StoreError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
     header = dict(re.findall(r"^-- (\w+): (.+)$", text, flags=re.MULTILINE))
     missing = [key for key in HEADER_KEYS if key not in header]
     if missing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import duckdb
 
 from dflop import units
 from dflop.errors import StoreError
+from dflop.records import parse_json
 from dflop.store import console, lock, settings, snapshot
 
 _CLAIM = re.compile(r"(\d{6,})\.json")
@@ -62,7 +62,7 @@ def lease_health(root: Path) -> str:
         return "never held"
     epoch, path = claims[-1]
     try:
-        claim = json.loads(path.read_text(encoding="utf-8"))
+        claim = parse_json(path.read_bytes())
         who = f"pid {claim['pid']} on {claim['host']} since {claim['since']}"
         is_released = bool(claim["is_released"])
     except (OSError, ValueError, KeyError, TypeError) as error:

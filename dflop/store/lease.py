@@ -21,8 +21,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from dflop.errors import StoreError
+from dflop.records import parse_json
 from dflop.store import durable
 
 POLL_S = 0.2
@@ -52,12 +54,14 @@ def newest_claim(folder: Path) -> Claim | None:
     epoch = _newest_epoch(folder)
     path = folder / f"{epoch:06d}.json"
     try:
-        claim = json.loads(path.read_text(encoding="utf-8"))
+        claim = _read_claim(path)
         age_s = _now_s(folder) - path.stat().st_mtime
-    except (OSError, ValueError):
+        is_ours = claim["boot_id"] == _boot_id()
+        return Claim(
+            int(claim["pid"]), str(claim["host"]), str(claim["since"]), bool(claim["is_released"]), is_ours, age_s
+        )
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    is_ours = claim["boot_id"] == _boot_id()
-    return Claim(claim["pid"], claim["host"], claim["since"], claim["is_released"], is_ours, age_s)
 
 
 class Lease:
@@ -134,12 +138,14 @@ class Lease:
         if not epoch:
             return True
         try:
-            claim = json.loads(self._path(epoch).read_text(encoding="utf-8"))
             age_s = _now_s(self._folder) - self._path(epoch).stat().st_mtime
-        except (FileNotFoundError, ValueError):
+            claim = _read_claim(self._path(epoch))
+        except FileNotFoundError:
             return False  # replaced by the next one while we looked; look again
+        except ValueError:
+            claim = {}  # half of one, for a moment; a damaged one expires as any other
         # We hold the file lock: a claim of this machine's own kernel belongs to a process that is gone.
-        return bool(claim["is_released"] or claim["boot_id"] == _boot_id() or age_s > self._lease_s)
+        return bool(claim.get("is_released") or claim.get("boot_id") == _boot_id() or age_s > self._lease_s)
 
     def _beat(self) -> None:
         while not self._stop.wait(self._lease_s / 6):
@@ -162,10 +168,23 @@ class Lease:
 
     def _holder(self, epoch: int) -> str:
         try:
-            claim = json.loads(self._path(epoch).read_text(encoding="utf-8"))
+            claim = _read_claim(self._path(epoch))
             return f"pid {claim['pid']} on {claim['host']} since {claim['since']}"
         except (OSError, ValueError, KeyError):
             return "whose claim cannot be read"
+
+
+def _read_claim(path: Path) -> dict[str, Any]:
+    """What a claim says.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged, or not written yet.
+    """
+    claim = parse_json(path.read_bytes())
+    if not isinstance(claim, dict):
+        raise ValueError("no object")
+    return claim
 
 
 def _newest_epoch(folder: Path) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflop.errors import StoreError
+from dflop.records import parse_json
 
 POLL_S = 0.05
 
@@ -78,7 +79,7 @@ def _write_holder(fd: int) -> None:
 
 def _holder(fd: int) -> str:
     try:
-        holder = json.loads(os.pread(fd, 4096, 0))
+        holder = parse_json(os.pread(fd, 4096, 0))
         return f"pid {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return "a process that has not written its name yet"

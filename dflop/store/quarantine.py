@@ -18,6 +18,7 @@ from pathlib import Path
 import duckdb
 
 from dflop.errors import StoreError
+from dflop.records import from_dict, parse_json
 from dflop.store import durable
 from dflop.store.check import Bad
 
@@ -75,7 +76,7 @@ def unknown(con: duckdb.DuckDBPyConnection, root: Path) -> list[Entry]:
 
 def _read(path: Path) -> Entry:
     try:
-        return Entry(**json.loads(path.read_text(encoding="utf-8")))
+        return from_dict(Entry, parse_json(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise StoreError(f"damaged reason of a quarantined file: {error}", where=str(path), hint="remove it") from None
 

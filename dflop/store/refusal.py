@@ -27,6 +27,10 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
         StoreError: There are none or several, or it may do more than read.
         duckdb.Error: It cannot be parsed.
     """
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+        raise StoreError(f"the statement is not valid Unicode, at character {error.start}") from None
     if switch := _SWITCH.search(sql):
         raise StoreError(f"the store is read-only here: {switch[0]} is refused", hint=NOTHING_ELSE)
     statements = con.extract_statements(sql)

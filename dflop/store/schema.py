@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import typing
@@ -163,12 +164,35 @@ def to_table(cls: type[Any], rows: Sequence[Any]) -> pa.Table:
     Raises:
         pyarrow.ArrowException: A value does not fit its column (a string where a number belongs).
     """
-    return pa.Table.from_pylist([records.to_dict(row) for row in rows], schema=arrow_schema(kind_of(cls)))
+    wanted = arrow_schema(kind_of(cls))
+    try:
+        columns = [_column([getattr(row, field.name) for row in rows], field.type) for field in wanted]
+    except (AttributeError, TypeError) as error:
+        if isinstance(error, pa.ArrowException):
+            raise
+        raise pa.ArrowTypeError(f"a value that is no record where one belongs: {error}") from None
+    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 def from_table(cls: type[T], table: pa.Table) -> list[T]:
     """Inverse of `to_table`; columns that are no field of `cls` (provenance) are ignored."""
     return [records.from_dict(cls, row) for row in table.to_pylist()]
+
+
+def _column(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
+    """Values of one column: records field by field, tuples end to end, so that there is no dict for any of them."""
+    if pa.types.is_struct(wanted):
+        fields = [wanted.field(i) for i in range(wanted.num_fields)]
+        if not fields:
+            return pa.array([{}] * len(values), wanted)
+        return pa.StructArray.from_arrays(
+            [_column([getattr(v, f.name) for v in values], f.type) for f in fields], fields=fields
+        )
+    if pa.types.is_list(wanted):
+        ends = list(itertools.accumulate((len(v) for v in values), initial=0))
+        flat = _column([element for v in values for element in v], wanted.value_type)
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, type=wanted)
+    return pa.array(values, wanted)
 
 
 def _fields(cls: type[Any]) -> list[pa.Field]:

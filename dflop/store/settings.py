@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import ConfigError, StoreError, did_you_mean
+from dflop.errors import ConfigError, StoreError, did_you_mean, path_problem
+from dflop.records import parse_json
 from dflop.store import durable
 
 FILE = "store.json"
+_RANGES = {"keep_snapshots": (1, 1_000_000), "grace_s": (0, 1_000_000_000), "lease_s": (10, 1_000_000)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def read_settings(store_root: Path | str) -> Settings:
     """
     path = Path(store_root) / FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Settings()
     except ValueError as error:
@@ -87,9 +89,8 @@ def init(
         raise ConfigError(
             f"live folder `{settings.live}` is relative", hint="every node resolves it: write an absolute path"
         )
-    for name, least in (("keep_snapshots", 1), ("grace_s", 0), ("lease_s", 10)):
-        if getattr(settings, name) < least:
-            raise ConfigError(f"{name} is {getattr(settings, name)}, must be at least {least}")
+    if problem := _out_of_range(settings):
+        raise ConfigError(problem)
     durable.make_folder(root / "spool")
     durable.replace(root / FILE, json.dumps(dataclasses.asdict(settings), indent=1).encode())
     return settings
@@ -105,4 +106,15 @@ def _parse(data: Any, path: Path) -> Settings:
         expected = (int, float) if isinstance(defaults[key], float) else type(defaults[key])
         if not isinstance(value, expected) or isinstance(value, bool):
             raise StoreError(f"setting `{key}` is {value!r}, expected a value like {defaults[key]!r}", where=str(path))
-    return Settings(**data)
+    settings = Settings(**data)
+    if problem := _out_of_range(settings):
+        raise StoreError(problem, where=str(path), hint="mend it with dflop store init")
+    return settings
+
+
+def _out_of_range(settings: Settings) -> str:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:  # NaN is nowhere
+            return f"{name} is {value}, must be at least {least} and at most {most}"
+    return path_problem(Path(settings.live))

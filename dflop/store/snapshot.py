@@ -26,6 +26,7 @@ from typing import Any
 import duckdb
 
 from dflop.errors import StoreError
+from dflop.records import from_dict, parse_json
 from dflop.store import durable, live, publishes, settings
 from dflop.store.lease import Lease
 from dflop.store.publishes import Publish
@@ -63,6 +64,8 @@ class Current:
     published_at_s: float
     epoch: int = 0
     """Lease of the ingester that published it."""
+    num_bytes: int = 0
+    """Of the file; 0 where an older dflop published it."""
 
 
 def read_current(store_root: Path | str) -> Current | None:
@@ -73,12 +76,10 @@ def read_current(store_root: Path | str) -> Current | None:
     """
     path = Path(store_root) / "CURRENT"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name for field in dataclasses.fields(Current)}
-        return Current(**{name: value for name, value in found.items() if name in known})
+        return from_dict(Current, parse_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise StoreError(f"CURRENT is damaged: {error}", where=str(path), hint="remove it and ingest again") from error
 
 
@@ -103,7 +104,7 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Cur
         try:
             return duckdb.connect(str(path), read_only=True, config=READ_CONFIG), current
         except duckdb.Error as error:
-            if not path.exists() and attempt < OPEN_TRIES - 1:
+            if not os.path.exists(path) and attempt < OPEN_TRIES - 1:
                 time.sleep(0.2 * (attempt + 1))
                 continue
             raise StoreError(
@@ -139,7 +140,7 @@ def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Le
         OSError: The disk is full; CURRENT still names the previous snapshot.
     """
     current = read_current(store_root)
-    fresh = current and current.revision == live.get_meta(con, "revision") and (store_root / current.file).exists()
+    fresh = current and current.revision == live.get_meta(con, "revision") and _is_whole(store_root, current)
     if not current or not fresh:
         current = _publish(con, store_root, _next_seq(con, store_root, current), lease)
         if lease:
@@ -151,6 +152,21 @@ def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Le
     if not link.is_symlink() or os.readlink(link) != current.file:  # also after a publish that died in between
         durable.replace_link(link, current.file)
     return current.seq
+
+
+def _is_whole(store_root: Path, current: Current) -> bool:
+    """Whether the newest snapshot has its size and opens: one that has not is published again, under the next number.
+
+    Its hash is a matter for `verify`: reading all of it in every pass would not scale.
+    """
+    path = store_root / current.file
+    try:
+        if current.num_bytes and path.stat().st_size != current.num_bytes:
+            return False
+        duckdb.connect(str(path), read_only=True, config=READ_CONFIG).close()
+    except (duckdb.Error, OSError):
+        return False
+    return True
 
 
 def expired(store_root: Path) -> list[Path]:
@@ -211,7 +227,7 @@ def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: 
         copy_database(con, tmp)
         durable.fsync_file(tmp)
         with open(tmp, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            sha256, num_bytes = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
         os.chmod(tmp, 0o444)
         if lease:
             lease.check()
@@ -223,7 +239,9 @@ def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: 
     publishes.append(store_root, publish)
     file_name = final.relative_to(store_root).as_posix()
     epoch = lease.epoch if lease else 0
-    return Current(seq, file_name, sha256, publish.revision, publish.duckdb, publish.published_at_s, epoch)
+    return Current(
+        seq, file_name, sha256, publish.revision, publish.duckdb, publish.published_at_s, epoch, num_bytes
+    )  # fmt: skip
 
 
 def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease | None) -> Publish:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflop.errors import StoreError
+from dflop.records import parse_json
 from dflop.store import durable, schema
 
 T = TypeVar("T")
@@ -97,14 +97,10 @@ class SpoolWriter:
         self._producer = producer
         self._flush_rows = flush_rows
         self._buffers: dict[type[Any], list[Any]] = {}
+        self._next_seq: dict[str, int] = {}
         self._flushed_at_s = time.monotonic()
         self.num_acknowledged = 0
         """Rows that are durably on disk."""
-
-    @property
-    def num_buffered(self) -> int:
-        """Rows that are not: they wait for a full buffer, or for a disk that takes them."""
-        return sum(len(rows) for rows in self._buffers.values())
 
     def append(self, record: Any) -> None:
         """Buffers one record; writes its kind out when the buffer is full, everything when the last flush is old.
@@ -184,14 +180,26 @@ class SpoolWriter:
         rows.clear()
 
     def _write(self, kind: str, table: pa.Table) -> None:
+        """Writes one file under our next number.
+
+        The folder, which holds the files of all producers, is listed once and not before every file. Whoever else uses
+        our name meanwhile is met where its files are: in the spool the link is refused, in the quarantine and below
+        what was compacted the number is found to be taken.
+        """
         while True:
-            seq = _next_seq(self._store_root, kind, self._run_id, self._producer)
-            key = SpoolKey(kind, self._run_id, self._producer, seq)
+            known = self._next_seq.get(kind)
+            if known is None or _is_taken_elsewhere(self._store_root, kind, self._run_id, self._producer, known):
+                known = _next_seq(self._store_root, kind, self._run_id, self._producer)
+            self._next_seq[kind] = known + 1
+            key = SpoolKey(kind, self._run_id, self._producer, known)
             try:
                 durable.write_new(self._store_root / "spool" / key.relative_path, encode(key, table))
                 return
             except FileExistsError:
-                continue  # another process uses our producer name: its file stays, ours takes the next number
+                del self._next_seq[kind]  # another process uses our name: its file stays, ours takes the next number
+            except BaseException:
+                del self._next_seq[kind]  # what became of the number is not known
+                raise
 
 
 def encode(key: SpoolKey, table: pa.Table) -> bytes:
@@ -222,6 +230,19 @@ def read_spool(store_root: Path | str, cls: type[T]) -> list[T]:
     return [row for table in upgraded for row in schema.from_table(cls, table)]
 
 
+def _is_taken_elsewhere(store_root: Path, kind: str, run_id: str, producer: str, seq: int) -> bool:
+    """Whether a number that is not in the spool any more, or never was, was used before."""
+    if seq < _compacted_before(store_root, kind, run_id, producer):
+        return True
+    name = SpoolKey(kind, run_id, producer, seq).relative_path
+    return any((store_root / "quarantine" / name).parent.glob(f"{producer}-{seq:06d}.parquet*"))
+
+
+def next_seq(store_root: Path | str, cls: type[Any], run_id: str, producer: str) -> int:
+    """Number that the next file of this producer gets; every smaller one was used."""
+    return _next_seq(Path(store_root), schema.kind_of(cls), run_id, producer)
+
+
 def _next_seq(store_root: Path, kind: str, run_id: str, producer: str) -> int:
     # Numbers of quarantined and compacted files count too: the manifest may know them.
     taken = [_compacted_before(store_root, kind, run_id, producer) - 1]
@@ -234,11 +255,25 @@ def _next_seq(store_root: Path, kind: str, run_id: str, producer: str) -> int:
 
 
 def _compacted_before(store_root: Path, kind: str, run_id: str, producer: str) -> int:
+    return read_next_seq(store_root / "archive" / kind / run_id).get(producer, 0)
+
+
+def read_next_seq(folder: Path) -> dict[str, int]:
+    """Per producer, the number after the last one that was compacted away.
+
+    Raises:
+        StoreError: the file is damaged: a number could be used twice.
+    """
+    path = folder / NEXT_SEQ_FILE
     try:
-        text = (store_root / "archive" / kind / run_id / NEXT_SEQ_FILE).read_text(encoding="utf-8")
+        found = parse_json(path.read_bytes())
+        return {str(producer): int(seq) for producer, seq in found.items()}
     except FileNotFoundError:
-        return 0
-    return int(json.loads(text).get(producer, 0))
+        return {}
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise StoreError(
+            f"damaged: {error}", where=str(path), hint="restore it, or write what `_seq` of the files beside it needs"
+        ) from None
 
 
 def _spool_error(error: Exception, folder: Path, num_rows: int) -> StoreError:

@@ -25,10 +25,8 @@ from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import manifest, state
 from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
-from dflop.train.manifest import read_latest
+from dflop.train.index import SafeReader
 from dflop.train.state import HostCopies, OptimizerState
-
-__all__ = ["Checkpointer", "read_latest"]
 
 T = TypeVar("T")
 
@@ -184,7 +182,7 @@ class Checkpointer:
 
     def _states_of_files(self, folder: Path) -> dict[str, manifest.FileState]:
         """Of the files this rank has written; rank 0 wrote DCP's own metadata, too."""
-        mine = [*folder.glob(f"__{self._rank}_*"), *([folder / ".metadata"] if self._rank == 0 else [])]
+        mine = [*folder.glob(f"__{self._rank}_*"), *([folder / manifest.INDEX] if self._rank == 0 else [])]
         return {path.name: manifest.file_state(path) for path in mine}
 
     def _publish(self, temporary: Path, about: Mapping[str, Any], files: Mapping[str, manifest.FileState]) -> None:
@@ -200,12 +198,13 @@ class Checkpointer:
             except ValueError as error:
                 return str(error)
             mine = sorted(files)[self._rank :: self._num_ranks]
-            return next(filter(None, (manifest.content_problem(checkpoint / name, files[name]) for name in mine)), "")
+            problems = (manifest.content_problem(checkpoint / name, files[name]) for name in mine)
+            return manifest.index_problem(files) or next(filter(None, problems), "")
 
         return next(filter(None, self._together(look)), "")
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
-        reader = dcp.FileSystemReader(checkpoint)
+        reader = SafeReader(checkpoint)
         stored = state.shapes_in(reader.read_metadata())
         model = list(state.model_blocks(self._stages, self._parts))
         held = self._together(lambda: {block.name: block.shape for block in model})

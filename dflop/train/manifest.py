@@ -10,12 +10,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dflop.records import parse_json
+
 MANIFEST, LATEST = "manifest.json", "latest.json"
+INDEX = ".metadata"
+"""Of the tensors, by torch; see `index.py`."""
 TMP_PREFIX = ".tmp-"
 _CHUNK_BYTES = 4 << 20
 
@@ -48,8 +53,8 @@ def candidates(folder: Path) -> list[str]:
     """
     try:
         # Not its name: that of a damaged file could be anything.
-        newest = name_of(int(json.loads((folder / LATEST).read_text())["next_step"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        newest = name_of(int(parse_json((folder / LATEST).read_bytes())["next_step"]))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         newest = ""
     present = {path.name for path in folder.glob("step-*")}
     # Also what is named but gone, so that it is missed.
@@ -60,16 +65,20 @@ def read_manifest(checkpoint: Path) -> tuple[dict[str, Any], dict[str, FileState
     """(what the run says of a checkpoint, state of its files by name).
 
     Raises:
-        ValueError: missing or damaged.
+        ValueError: missing or damaged, or it speaks of anything but files of this folder.
     """
     try:
-        content = json.loads((checkpoint / MANIFEST).read_text())
-        meta = {"next_step": 0, "name": "", **content["meta"]}
-        return meta, {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
+        content = parse_json((checkpoint / MANIFEST).read_bytes())
+        # The folder's name, whatever the file says: it is what is loaded next.
+        meta = {"next_step": 0, **content["meta"], "name": checkpoint.name}
+        files = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
     except OSError as error:
         raise ValueError(f"{MANIFEST}: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ValueError(f"{MANIFEST} is damaged") from None
+    if any(name in ("", ".", "..") or Path(name).name != name for name in files):
+        raise ValueError(f"{MANIFEST} names files outside the checkpoint")
+    return meta, files
 
 
 def file_state(path: Path) -> FileState:
@@ -89,10 +98,12 @@ def file_state(path: Path) -> FileState:
 def size_problem(path: Path, expected: FileState) -> str:
     """Why a file cannot be the one that was written, as far as its size tells; empty where it can."""
     try:
-        found = path.stat().st_size
+        found = path.stat()
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
-    return "" if found == expected[0] else f"{path.name} has {found} bytes instead of {expected[0]}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path.name} is no regular file"  # reading a pipe would wait for ever
+    return "" if found.st_size == expected[0] else f"{path.name} has {found.st_size} bytes instead of {expected[0]}"
 
 
 def content_problem(path: Path, expected: FileState) -> str:
@@ -101,6 +112,11 @@ def content_problem(path: Path, expected: FileState) -> str:
         return size_problem(path, expected) or ("" if file_state(path) == expected else f"{path.name} has changed")
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
+
+
+def index_problem(files: Mapping[str, FileState]) -> str:
+    """Why a checkpoint cannot be loaded by its checksums: one that leaves the index of tensors out vouches for none."""
+    return "" if INDEX in files else f"{MANIFEST} leaves out {INDEX}"
 
 
 def newest_sound(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -115,7 +131,8 @@ def newest_sound(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except ValueError as error:
             damaged.append(f"{name}: {error}")
             continue
-        problem = next(filter(None, (content_problem(folder / name / file, files[file]) for file in files)), "")
+        problems = (content_problem(folder / name / file, files[file]) for file in files)
+        problem = index_problem(files) or next(filter(None, problems), "")
         if not problem:
             return meta, damaged
         damaged.append(f"{name}: {problem}")

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dflop.errors import TrainError
+from dflop.errors import TrainError, printable
 from dflop.records import MediaItem
 from dflop.train.decode_worker import MediaError, Reader, receive, send
 from dflop.units import seconds
@@ -140,7 +140,8 @@ class _Workers:
                 if is_last_try:
                     # Once may be bad luck, of whoever is the largest when memory runs out.
                     raise MediaError(f"its decoder died twice: {_cause(death.exit_code)}") from None
-                print(f"decoder of {wanted.media.path} died: {_cause(death.exit_code)}; trying again", file=sys.stderr)
+                path = printable(wanted.media.path)
+                print(f"decoder of {path} died: {_cause(death.exit_code)}; trying again", file=sys.stderr)
             finally:
                 self._places.put(worker)
         raise AssertionError("unreachable")
@@ -172,7 +173,7 @@ class _Worker:
         with theirs:
             # Not the `multiprocessing` module: its children import the program's main file, and so torch, once more.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from dflop.train.decode_worker import main; main({theirs.fileno()})"],
+                [sys.executable, "-P", "-c", f"from dflop.train.decode_worker import main; main({theirs.fileno()})"],
                 pass_fds=(theirs.fileno(),), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 

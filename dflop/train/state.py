@@ -16,13 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, blocks_of
+from dflop.train.index import SafeReader
 
 MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
 _PREFIX = f"{MODEL}/"
@@ -94,7 +94,7 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
     Raises:
         TrainError: it cannot be read.
     """
-    reader, prefix = FileSystemReader(checkpoint), f"{MODEL}/"
+    reader, prefix = SafeReader(checkpoint), f"{MODEL}/"
     try:
         found = reader.read_metadata().state_dict_metadata
         tensors = {

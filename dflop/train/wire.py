@@ -23,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dflop.records import Factors, StepObservation, StepPlan, from_dict, to_dict
+from dflop.train.listen import listen
 
 Store = dist.TCPStore
 NUM_SLOTS = 16
@@ -85,8 +86,22 @@ class RankTimes:
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
-    """Connect to (or serve) the key-value store; port 0 lets the server choose, see `store.port`."""
-    return Store(host, port, is_master=is_server, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    """Connect to a key-value store, or serve one where the others look for it (`listen.py`).
+
+    Args:
+        host: Where rank 0 is.
+        port: 0 lets the server choose, see `store.port`.
+        is_server: Whether this process serves it.
+        timeout_s: Of whatever is asked of it.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    timeout, listening = timedelta(seconds=timeout_s), None
+    if is_server:
+        made = listen(host, port)
+        port, listening = made.getsockname()[1], made.detach()  # the store closes it
+    return Store(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False, master_listen_fd=listening)
 
 
 def plan_key(step: int) -> str:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from dflop import __version__
+
+ROOT = Path(__file__).parents[2]
+_ROW_CHARS = 500
+"""JSON up to this length is a line."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,10 @@ class Figure:
     note: str = ""
 
     @property
+    def has_bound(self) -> bool:
+        return self.bound_s is not None or self.min_ratio is not None
+
+    @property
     def is_met(self) -> bool:
         in_time = self.bound_s is None or self.seconds <= self.bound_s
         return in_time and (self.min_ratio is None or (self.other_s or 0.0) >= self.min_ratio * self.seconds)
@@ -46,21 +58,82 @@ def line(f: Figure) -> str:
 
 
 def machine(*libraries: str) -> dict[str, object]:
-    """What the figures were measured on and with."""
+    """What the figures were measured on and with; `commit` and `is_dirty` are None outside a git checkout."""
+    commit, is_dirty = revision()
     return {
-        "cpu": next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if "model name" in x), platform.machine()),
+        "cpu": next((x.split(":")[1].strip() for x in cpu_lines() if "model name" in x), platform.machine()),
         "num_cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: version(name) for name in libraries},
         "dflop": __version__,
+        "commit": commit,
+        "is_dirty": is_dirty,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
-def finish(figures: list[Figure], path: Path | None, *libraries: str) -> None:
-    """Writes the figures where that is wanted; ends the process with 1 when a bound was missed."""
+def cpu_lines() -> list[str]:
+    """What Linux says of the processors; nothing elsewhere."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def revision() -> tuple[str | None, bool | None]:
+    """(commit, whether the tree has changes beside new results); None where that is unknown."""
+    results = ":!tests/bench/results"
+    head, changes = (
+        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", ".", results))
+    )
+    if head.returncode or changes.returncode:
+        return None, None
+    return head.stdout.strip(), bool(changes.stdout.strip())
+
+
+def slug(found: Mapping[str, Any]) -> str:
+    """Name of a machine for a folder, such as `2-core-amd-epyc`, from what `machine` says of it."""
+    text = re.sub(r"^cpu: |\((r|tm)\)|\bcpu\b|@.*|\b\d+-core\b|\bprocessor\b", " ", str(found["cpu"]).lower())
+    return "-".join([f"{found['num_cores']}-core", *re.findall(r"[a-z0-9]+", text)])
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """A file that people can read and compare: a line per row, what is longer indented."""
+    return _told(content, "") + "\n"
+
+
+def _told(value: Any, indent: str) -> str:
+    text = json.dumps(value)
+    if not value or not isinstance(value, dict | list) or (indent and len(text) <= _ROW_CHARS):
+        return text
+    inner = f"{indent} "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_told(of, inner)}" for name, of in value.items()]
+        return "{\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _told(of, inner) for of in value) + f"\n{indent}]"
+
+
+def conclude(
+    content: Mapping[str, Any], bounds: Iterable[tuple[str, bool]], path: Path | None, *libraries: str
+) -> None:
+    """Writes a benchmark's figures where that is wanted, and ends the process with 1 when a bound was missed.
+
+    Args:
+        content: The figures; the machine, the number of bounds and the names of those missed come with them.
+        bounds: (name, whether it was met).
+        path: File to write; None for none.
+        libraries: Distributions whose versions matter.
+    """
+    bounds = list(bounds)
+    missed = [name.strip() for name, is_met in bounds if not is_met]
     if path:
-        content = {"machine": machine(*libraries), "figures": [asdict(f) for f in figures]}
-        path.write_text(json.dumps(content, indent=1) + "\n")
-    if missed := [f.name.strip() for f in figures if not f.is_met]:
-        sys.exit("bound missed: " + ", ".join(missed))
+        told = {"machine": machine(*libraries), "num_bounds": len(bounds), "missed": missed, **content}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json_text(told))
+    if missed:
+        sys.exit("bound missed: " + "; ".join(missed))
+
+
+def finish(figures: Sequence[Figure], path: Path | None, *libraries: str) -> None:
+    """Concludes a benchmark of figures."""
+    bounds = [(f.name, f.is_met) for f in figures if f.has_bound]
+    conclude({"figures": [asdict(f) for f in figures]}, bounds, path, *libraries)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,7 +64,7 @@ def test_a_fit_equals_the_textbook_with_what_ranks_share_written_out(seed, num, 
     expected_s, rank = loads(rng, num), rng.integers(0, num_ranks, num)
     measured_s, load_s = expected_s @ rng.uniform(0.5, 2.0, NUM), expected_s.sum(axis=1)
     own_var = 100.0  # so much that Huber's function weighs nothing less
-    ours = fitted(Step(expected_s, measured_s, load_s, np.eye(num_ranks)[rank], 1e5 * shared_var), own_var, mean, cov)
+    ours = fitted(Step(expected_s, measured_s, load_s, rank, num_ranks, 1e5 * shared_var), own_var, mean, cov)
     is_same = rank[:, None] == rank
     noise_cov = np.diag(own_var * load_s**2) + 1e5 * shared_var * is_same * np.outer(load_s, load_s)
     theirs = dense_update(mean, cov, expected_s, measured_s, noise_cov)
@@ -196,3 +198,19 @@ def test_common_mean_weighs_by_what_is_known():
     assert level == pytest.approx(1.0, abs=1e-3)
     assert sd == pytest.approx(0.1, rel=1e-3)
     assert away[1] == pytest.approx(10.0, rel=0.01)
+
+
+def test_memory_grows_with_microbatches_and_not_with_microbatches_times_ranks():
+    """A table of all microbatches against all ranks would be 60 MB here."""
+    num_ranks, rng = 2000, np.random.default_rng(8)
+    rank = np.repeat(np.arange(num_ranks), 2)
+    expected_s = loads(rng, len(rank))
+    found, measured_s = new_filter(), expected_s.sum(axis=1) * rng.normal(1.0, 0.05, len(rank))
+    tracemalloc.start()
+    try:
+        found.update(expected_s, measured_s, rank, 0.02)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 40 * expected_s.nbytes
+    assert found.mean == pytest.approx(np.ones(NUM), abs=0.05)

@@ -150,25 +150,13 @@ def test_frozen_modules_take_their_frozen_tables():
         CostModel(tables[1:], frozen=()).table("llm")
 
 
-def test_gradients_of_the_slowest_stage_are_summed_over_its_nodes():
-    links = [make_link("all_reduce", 2, 1, 1e-5, 1e11), make_link("all_reduce", 2, 2, 1e-4, 1e10)]
-    plan = make_plan({"llm": 2}, llm_pp=2).module("llm")
-    cost = CostModel([make_table("llm")], links=links)
-    sizes = [cost.param_bytes("llm", n, edge=True) for n in plan.layers_per_stage]
-    assert cost.plan_sync_seconds(plan, 4) == pytest.approx(1e-5 + max(sizes) / 1e11)
-    assert cost.plan_sync_seconds(plan, 1) == pytest.approx(1e-4 + max(sizes) / 1e10)
-    frozen = CostModel([make_table("llm", is_frozen=True)], links=links)
-    assert frozen.plan_sync_seconds(plan, 4) == 0.0
-    assert make_cost().plan_sync_seconds(plan, 4) == 0.0
-
-
 def test_messages_and_the_optimizer_are_not_corrected():
     cost = CostModel(
         [make_table("llm", optimizer_s_per_param=1e-9)],
         {"llm": 2.0},
         links=[make_link("p2p", 2, 1, 1e-6, 1e9), make_link("p2p", 2, 2, 1e-5, 1e8)],
     )
-    assert cost.optimizer_seconds("llm", 3e6) == pytest.approx(3e-3)
+    assert cost.table("llm").optimizer_s_per_param == 1e-9
     assert [cost.p2p_seconds(1e6, nodes) for nodes in (1, 2)] == pytest.approx([1e-6 + 1e-3, 1e-5 + 1e-2])
     assert [link.num_nodes for link in cost.links] == [1, 2]
 

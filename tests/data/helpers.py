@@ -12,7 +12,7 @@ from dflop.data.annotations import AnnotatedSample
 from dflop.data.conversation import parse_row
 from dflop.data.profile import DatasetRef
 from dflop.models.family import Family
-from dflop.models.media import MediaTokens, Placement
+from dflop.models.media import MediaSize, MediaTokens, Placement
 from dflop.records import ModuleSpec
 
 WriteRows = Callable[..., DatasetRef]
@@ -35,19 +35,16 @@ class TinyFamily(Family):
     media_defaults = {"fps": 2.0, "max_px": 100_000}
     shrinkable = {"max_px": 28}
 
-    def place(
-        self, kind: str, *, width_px: int, height_px: int, num_frames: int, duration_s: float,
-        num_images: int = 1, level: int = 0,
-    ) -> Placement:  # fmt: skip
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
         wrap = self.media_tokens[kind].wrap
         if kind == "audio":
-            rows = math.ceil(duration_s * 25)
+            rows = math.ceil(size.duration_s * 25)
             return Placement("audio", (rows * 2, 0, 0), rows * 2, (rows * 2) ** 2, rows, wrap(rows))
-        if min(width_px, height_px) < 2:
-            raise ValueError(f"{width_px} x {height_px} px is smaller than a patch")
+        if min(size.width_px, size.height_px) < 2:
+            raise ValueError(f"{size.width_px} x {size.height_px} px is smaller than a patch")
         side = self.limits(level)["max_px"]
-        across, down = math.ceil(min(width_px, side) / 28), math.ceil(min(height_px, side) / 28)
-        times = 1 if kind == "image" else math.ceil(len(self.frame_indices(num_frames, duration_s)) / 2)
+        across, down = math.ceil(min(size.width_px, side) / 28), math.ceil(min(size.height_px, side) / 28)
+        times = 1 if kind == "image" else math.ceil(len(self.frame_indices(size.num_frames, size.duration_s)) / 2)
         tokens = times * across * down
         return Placement(
             "vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens, wrap(tokens)

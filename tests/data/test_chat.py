@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import jinja2
@@ -67,6 +68,45 @@ def test_a_template_cannot_reach_the_interpreter() -> None:
     source = "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}"
     with pytest.raises(ConfigError, match="does not render"):
         ChatTemplate(source, "here").skeleton(("user",))
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}", "more than 200000 lines"),
+        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "recursion|more than 200000 lines"),
+        ("{{ 'x' * 10000000000 }}", "makes more than 100000 elements"),
+        ("{{ 10000000000 * ['x'] }}", "makes more than 100000 elements"),
+        ("{{ 10 ** 10 ** 10 }}", "is not for templates"),
+        ("{{ '%09999999999d' % 1 }}", "is not for templates"),
+        ("{% for i in range(10000000000) %}{% endfor %}", "too big"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages.append(1) }}", "not safely callable|unsafe|does not render"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+    ],
+)
+def test_a_hostile_template_is_one_error(source: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"does not render: .*({told})"):
+        ChatTemplate(source + "{{ messages[0].content }}", "here").skeleton(("user",))
+
+
+def test_long_conversations_are_far_below_the_limit() -> None:
+    skeleton = ChatTemplate(PARTS_ONLY, "here").skeleton(("user",) * 2000)
+    assert [part for part in skeleton if isinstance(part, int)] == list(range(2000))
+
+
+def test_rendering_leaves_a_debugger_as_it_was() -> None:
+    def mine(*_: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(mine)
+    try:
+        ChatTemplate("{{ messages[0].content }}", "here").skeleton(("user",))
+        assert sys.gettrace() is mine
+    finally:
+        sys.settrace(before)
 
 
 def test_templates_come_from_files(tmp_path: Path) -> None:

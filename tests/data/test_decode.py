@@ -79,3 +79,10 @@ def test_audio_is_resampled_to_mono(media_root: Path, rate: int) -> None:
 def test_audio_of_a_silent_video(media_root: Path) -> None:
     with pytest.raises(BadMedia, match="no audio stream"):
         decode_audio(media_root / "clip.mp4", 16_000)
+
+
+def test_audio_that_does_not_end_is_refused(media_root: Path) -> None:
+    """A megabyte of packed silence is days of it, whatever the header says."""
+    assert len(decode_audio(media_root / "tone.flac", 8_000, max_duration_s=2.1)) > 0
+    with pytest.raises(BadMedia, match=r"audio is longer than 1.5 s"):
+        decode_audio(media_root / "tone.flac", 8_000, max_duration_s=1.5)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample
-from dflop.data.formats import json_rows
+from dflop.data.formats import compressed, json_rows
 from dflop.data.formats.annotation_file import SUFFIXES, AnnotationFile
 from dflop.errors import ConfigError, DataError
 from tests.data.helpers import chat
@@ -137,3 +137,14 @@ def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     first = AnnotationFile.open(write(tmp_path, "a.jsonl", ROWS)).fingerprint()
     assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS)).fingerprint() == first
     assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS[:2])).fingerprint() != first
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_packed_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressed, "FREE_BYTES", 100_000)
+    ordinary = write(tmp_path, f"rows.jsonl{suffix}", [chat("a", "b" * 2000, id=n) for n in range(40)])
+    assert AnnotationFile.open(ordinary).row(39)["id"] == 39, "small files unpack to anything"
+    path = tmp_path / f"bomb.jsonl{suffix}"
+    path.write_bytes(pack(b" " * 10_000_000, path.name))
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
+        AnnotationFile.open(path)

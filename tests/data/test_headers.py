@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dflop.data.decode import decode_image
+from dflop.data import decode, headers
+from dflop.data.decode import decode_image, decode_video
 from dflop.data.headers import BadMedia, MediaHeader, open_container, read_header
 
 
@@ -57,6 +58,31 @@ def test_playlists_are_not_followed(media_root: Path) -> None:
     (media_root / "list.ffconcat").write_text("ffconcat version 1.0\nfile clip.mp4\n")
     with pytest.raises(BadMedia, match="broken container"):
         read_header("video", media_root / "list.ffconcat")
+
+
+def write_video(path: Path, width_px: int, height_px: int, codec: str = "mpeg4") -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=5)
+        stream.width, stream.height, stream.pix_fmt = width_px, height_px, "yuv420p"
+        frame = av.VideoFrame.from_ndarray(np.zeros((height_px * 3 // 2, width_px), np.uint8), format="yuv420p")
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    return path
+
+
+def test_a_video_of_huge_frames_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_video(tmp_path / "v.mp4", 256, 128)
+    assert read_header("video", path).width_px == 256
+    for module in (headers, decode):
+        monkeypatch.setattr(module, "MAX_FRAME_PIXELS", 256 * 128 - 1)
+    with pytest.raises(BadMedia, match="video of 256 x 128 px exceeds the limit of 32767 px per frame"):
+        read_header("video", path)
+    with pytest.raises(BadMedia):
+        decode_video(path, [0])  # the decoder itself, whatever a header said
+
+
+def test_the_limit_of_frames_is_above_what_cameras_make() -> None:
+    assert headers.MAX_FRAME_PIXELS > 7680 * 4320
 
 
 def test_wrong_kind_of_stream(media_root: Path) -> None:

@@ -5,6 +5,7 @@ from dflop.data.header_cache import HeaderCache
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import ShapeRules, header_of, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
+from dflop.models.media import MediaSize, Placement
 from dflop.records import QuarantinedSample, SampleShape
 from tests.data.helpers import TinyFamily, WriteRows, chat
 
@@ -65,8 +66,8 @@ def test_media_the_family_does_not_take(write_rows: WriteRows, family: TinyFamil
 
 def test_size_the_family_refuses(write_rows: WriteRows, family: TinyFamily) -> None:
     class PickyFamily(TinyFamily):
-        def place(self, kind: str, **size: object) -> object:  # type: ignore[override]  # raises only
-            raise ValueError(f"{size['width_px']} px is too narrow")
+        def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
+            raise ValueError(f"{size.width_px} px is too narrow")
 
     result = shape(write_rows([chat("<image>", "x", image="cat.png")]), PickyFamily({}, {}))
     assert isinstance(result, QuarantinedSample)

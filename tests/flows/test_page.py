@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
+import types
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,46 @@ def test_without_a_flow_run_there_is_no_page():
 
     asyncio.run(main())
     assert lines == ["a line", "task: another"]
+
+
+class SlowServer:
+    """Makes an artifact before it answers, as a busy server does."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.changes: list[Any] = []
+
+    async def __aenter__(self) -> SlowServer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    async def create_artifact(self, wanted: Any) -> Any:
+        self.made.append(wanted)
+        await asyncio.sleep(0.3)
+        return types.SimpleNamespace(id=uuid.uuid4())
+
+    async def update_artifact(self, _: Any, change: Any) -> None:
+        self.changes.append(change)
+
+
+@pytest.mark.parametrize("end", ["close", "cancelled"])
+def test_a_bar_that_is_being_made_when_the_page_ends_is_not_made_again(monkeypatch, end):
+    slow = SlowServer()
+    monkeypatch.setattr(page_module, "get_client", lambda **_: slow)
+
+    async def main() -> None:
+        page, began = Page(uuid.uuid4(), print, every_s=60), time.monotonic()
+        page.job(progress("train", JobState.RUNNING, 1, 40))
+        await asyncio.sleep(0.1)
+        page.job(progress("train", JobState.RUNNING, 9, 40))
+        await getattr(page, end)()
+        assert time.monotonic() - began < 10, "the pause between two pictures is not waited for"
+
+    asyncio.run(main())
+    assert len(slow.made) == 1
+    assert slow.changes[-1].description.startswith("running, step 9" if end == "close" else "cancelled")
 
 
 def test_a_job_that_is_followed_again_keeps_its_bar(server):

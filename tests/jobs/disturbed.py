@@ -67,7 +67,7 @@ def main(accident: str, run_path: str) -> None:
         if rank.supervisor is not None:
             after(accident, rank, seen.step)
 
-    train._Rank._observed = disturbed  # type: ignore[method-assign]
+    train._Rank._observed = disturbed  # type: ignore[method-assign]  # a test double
     if accident in ("dying", "mute", "slow"):
         supervisor.SCHEDULER_MODULE = f"tests.jobs.{accident}_scheduler"
         train.START_PATIENCE_S = 0.1

@@ -95,7 +95,7 @@ def main(fault: str, rank: str, run_path: str) -> None:
         disturb(fault)
         if fault == "early":
             opened = train.open_run
-            train.open_run = lambda path: (send(signal.SIGTERM), opened(path))[1]  # type: ignore[assignment]
+            train.open_run = lambda path: (send(signal.SIGTERM), opened(path))[1]  # type: ignore[assignment]  # a test double
     train.main(run_path, TRAIN)
 
 

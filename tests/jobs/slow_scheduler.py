@@ -34,7 +34,7 @@ class SlowScheduler(Scheduler):
 
 
 def main(*args: Any) -> None:
-    scheduler.Scheduler = SlowScheduler  # type: ignore[misc]
+    scheduler.Scheduler = SlowScheduler  # type: ignore[misc]  # a test double
     scheduler.main(*args)
 
 

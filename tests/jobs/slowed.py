@@ -167,8 +167,8 @@ def slow_down(slowness: Sequence[Slowness], cost: CostModel) -> None:
         burn((self.multiple - 1) * (time.thread_time() - compute_s))
         return since(self, start_s, compute_s)
 
-    Trainer._step, Engine._forward = slowed_step, slowed_forward  # type: ignore[method-assign]
-    Engine._backward, Engine._since = slowed_backward, slowed_since  # type: ignore[method-assign]
+    Trainer._step, Engine._forward = slowed_step, slowed_forward  # type: ignore[method-assign]  # a test double
+    Engine._backward, Engine._since = slowed_backward, slowed_since  # type: ignore[method-assign]  # a test double
 
 
 def main(run_path: str, *slowness: str) -> None:

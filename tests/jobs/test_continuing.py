@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from dflop.errors import Interrupted, LaunchError, TrainError
@@ -11,7 +9,6 @@ from dflop.jobs import planning, replan
 from dflop.jobs.basis import PlanBasis, write_basis
 from dflop.jobs.continuing import Todo, plan_next, what_next
 from dflop.jobs.replan import Advice
-from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
@@ -20,35 +17,13 @@ from tests.jobs.played import (
     STAGES,
     PlayedLauncher,
     advice,
-    configured_run,
     decisions,
     submitted,
     train,
     trained_to,
 )
 
-
-@pytest.fixture
-def make_run(tmp_path):
-    return functools.partial(configured_run, tmp_path)
-
-
-@pytest.fixture
-def run(make_run):
-    """With a plan, and no job yet."""
-    run = make_run()
-    run.write_plan(PLANS[0], [])
-    return run
-
-
-@pytest.fixture(autouse=True)
-def untold(monkeypatch):
-    """Nothing is ingested, which takes a second a round; tests that want it undo this."""
-
-    async def tell(_: Teller) -> None:
-        """Nothing."""
-
-    monkeypatch.setattr(Teller, "tell", tell)
+pytestmark = pytest.mark.usefixtures("untold")
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,3 +188,23 @@ def test_a_comparison_is_wanted_until_it_is_done(tmp_path):
     add_job(run, "compare", JobState.RUNNING, JobState.DONE, job_id="again")
     assert not wants_comparison(Driven(run))
     assert not wants_comparison(Driven(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0")))
+
+
+def test_a_full_disk_is_told_with_what_to_do(run):
+    with pytest.raises(LaunchError, match=r"^the disk fails: No space left on device") as caught:
+        drive(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "jobs.jsonl"))
+    assert caught.value.where == "jobs.jsonl"
+    assert "free space" in caught.value.hint
+    assert run.state()["state"] == runs.FAILED
+    assert driver_of(run) is None
+
+
+def test_a_file_that_is_missing_may_be_a_fault_of_ours(run):
+    with pytest.raises(FileNotFoundError):
+        drive(run, FileNotFoundError(errno.ENOENT, "gone", "x"))
+
+
+def test_a_driver_waits_for_no_torch() -> None:
+    """Importing it takes seconds of a login node's processor, and drivers only watch."""
+    program = "import sys, dflop.jobs.drive, dflop.jobs.parts, dflop.jobs.rounds; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -21,7 +21,7 @@ from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from dflop.report.explain import Explanation, explanation_json, explanation_tables, paragraph
 from dflop.schedule.policies import QUICK, StepJob
-from dflop.simulate.step import plan_pipes, step_nodes
+from dflop.simulate.step import step_nodes
 from tests.builders import make_sample
 from tests.plan.problems import make_problem
 
@@ -56,7 +56,7 @@ def draft(problem: Problem, layers: Mapping[str, tuple[int, ...]], *, inline: bo
 def test_stages_tell_the_memory_layers_and_processes_of_the_plan(case) -> None:
     problem, found = case
     plan = found.plans[0]
-    assert [s.memory_bytes for s in found.stages] == [b for p in plan_pipes(plan) for b in p.stage_memory_bytes]
+    assert [s.memory_bytes for s in found.stages] == [b for p in plan.pipes for b in p.stage_memory_bytes]
     assert sum(s.num_gpus for s in found.stages) == plan.num_processes
     assert {s.usable_bytes for s in found.stages} == {problem.usable_bytes}
     told = {m.module: 0 for m in plan.modules}

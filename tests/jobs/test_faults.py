@@ -17,9 +17,9 @@ from dflop.jobs.steps import TRAIN
 from dflop.launch import Journal, adopt_or_submit, log_paths, run_job
 from dflop.records import LLM, QuarantinedSample, RunEvent
 from dflop.store.spool import read_spool
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 from tests.jobs.faulty import MICROBATCH, STEP
-from tests.jobs.training import LIMIT_S, ROOT, fresh, log_of, losses_of, planned_run, run_ranks, start_ranks
+from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, planned_run, run_ranks
 from tests.launch.helpers import until
 
 NUM_STEPS, CHECKPOINT_EVERY = 7, 3
@@ -49,7 +49,7 @@ def run(planned, tmp_path) -> RunDir:
 
 def end(run: RunDir, fault: str, faulty: int, *, survivors: tuple[int, ...] = (0, 1)) -> dict[int, tuple[int, str]]:
     """Exit code and output of the ranks that can end by themselves."""
-    ranks = start_ranks(run, "tests.jobs.faulty", fault, str(faulty), str(run.path))
+    ranks = fork_ranks(run, "tests.jobs.faulty", fault, str(faulty), str(run.path))
     try:
         return {rank: (ranks[rank].wait(LIMIT_S), log_of(run, rank).read_text()) for rank in survivors}
     finally:

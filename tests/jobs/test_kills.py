@@ -6,6 +6,7 @@ Many more kills, at awkward moments, but without scheduler and store: `tests/tra
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -13,8 +14,8 @@ import pytest
 from dflop.jobs.rundir import RunDir
 from dflop.records import StepObservation, StepPlan
 from dflop.store.spool import read_spool
-from dflop.train.checkpoint import read_latest
-from tests.jobs.training import BATCH_SIZE, LIMIT_S, NUM_SAMPLES, fresh, log_of, losses_of, planned_run, start_ranks
+from dflop.train.manifest import read_latest
+from tests.jobs.training import BATCH_SIZE, LIMIT_S, NUM_SAMPLES, fork_ranks, fresh, log_of, losses_of, planned_run
 from tests.launch.helpers import until
 
 NUM_STEPS, NUM_KILLS, MOST_STEPS, NUM_RANKS = 18, 3, 5, 2
@@ -36,11 +37,11 @@ def planned(tmp_path_factory) -> RunDir:
 
 def start(run: RunDir, kill: tuple[int, int] | None) -> tuple[int, ...]:
     """Exit codes of one start, in which `(rank, number of steps)` is killed behind so many steps."""
-    ranks = start_ranks(run, "dflop.jobs.train", str(run.path), "train")
+    ranks = fork_ranks(run, "dflop.jobs.train", str(run.path), "train")
     try:
         if kill is not None:
             rank, num_steps = kill
-            until(lambda: log_of(run, 0).read_text().count("\nstep ") >= num_steps, what="steps", limit_s=LIMIT_S)
+            until(lambda: num_done(run) >= num_steps, what="steps", limit_s=LIMIT_S)
             assert ranks[rank].poll() is None
             ranks[rank].kill()
         return tuple(rank.wait(LIMIT_S) for rank in ranks)
@@ -48,6 +49,10 @@ def start(run: RunDir, kill: tuple[int, int] | None) -> tuple[int, ...]:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def num_done(run: RunDir) -> int:
+    return len(re.findall(r"^step \d+/", log_of(run, 0).read_text(), re.MULTILINE))
 
 
 def log(run: RunDir) -> str:

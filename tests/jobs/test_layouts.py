@@ -14,7 +14,7 @@ from dflop.jobs.steps import QUICK
 from dflop.parallel.topology import seats
 from dflop.records import LLM, Plan, StepObservation, StepPlan
 from dflop.store.spool import read_spool
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 from tests.jobs.faulty import STEP
 from tests.jobs.training import fresh, give_plan, losses_of, planned_run, run_ranks
 from tests.train.synthetic import make_inline_plan, make_plan

@@ -19,7 +19,7 @@ from dflop.launch import JobSpec, Journal
 from dflop.records import LLM, Decision, StepObservation
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 from tests.jobs.training import fresh, give_plan, losses_of, planned_run, run_ranks
 from tests.train.synthetic import make_inline_plan
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from dflop.store.reader import Reader
 from tests.jobs.played import (
     PLANS,
     PlayedLauncher,
-    configured_run,
     decision,
     nobody,
     submitted,
@@ -27,28 +25,7 @@ from tests.jobs.played import (
     trained_to,
 )
 
-
-@pytest.fixture
-def make_run(tmp_path):
-    return functools.partial(configured_run, tmp_path)
-
-
-@pytest.fixture
-def run(make_run):
-    """With a plan, and no job yet."""
-    run = make_run()
-    run.write_plan(PLANS[0], [])
-    return run
-
-
-@pytest.fixture(autouse=True)
-def untold(monkeypatch):
-    """Nothing is ingested, which takes a second a round; tests that want it undo this."""
-
-    async def tell(_: Teller) -> None:
-        """Nothing."""
-
-    monkeypatch.setattr(Teller, "tell", tell)
+pytestmark = pytest.mark.usefixtures("untold")
 
 
 def test_decisions_are_told_once(run, monkeypatch):

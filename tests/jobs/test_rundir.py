@@ -118,3 +118,36 @@ def test_the_dataset_is_passed_on_whole(tmp_path):
         2,
         0,
     )
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00noise", b"{}", b"[1]", b"PAR1"])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("plan.json", RunDir.plan),
+        ("cost_tables.json", RunDir.cost_tables),
+        ("shapes.parquet", RunDir.shapes),
+        ("shapes.parquet", RunDir.profile_key),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(run, name, read, content):
+    if (name, content) == ("cost_tables.json", b"{}"):
+        content = b"[{}]"
+    (run.path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name} of the run is damaged: .") as caught:
+        read(run)
+    assert caught.value.where == str(run.path / name)
+    assert caught.value.hint.startswith("remove it: ")
+
+
+def test_a_plan_without_the_tables_it_was_made_from_is_none(run):
+    run.write_plan(make_plan({"vision": 1, LLM: 1}), [make_table(LLM)])
+    (run.path / "cost_tables.json").unlink()
+    assert not run.has_plan()
+
+
+@pytest.mark.parametrize("read", [RunDir.plan, RunDir.cost_tables, RunDir.shapes, RunDir.profile_key])
+def test_a_file_that_is_not_there_is_named_too(tmp_path, read):
+    with pytest.raises(ConfigError, match="the run has no ") as caught:
+        read(RunDir(tmp_path))
+    assert caught.value.hint.startswith("start the run again: ")

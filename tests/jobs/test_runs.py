@@ -16,7 +16,7 @@ from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal
 from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, RunRecord
-from dflop.store.spool import read_spool
+from dflop.store.spool import SpoolWriter, read_spool
 from tests.jobs.configs import make_config
 
 
@@ -133,3 +133,40 @@ def test_the_revision_is_the_commit_or_outside_a_checkout_the_version(monkeypatc
 
     monkeypatch.setattr(subprocess, "run", no_git)
     assert runs.code_revision().startswith("v")
+
+
+class Killed(BaseException):
+    """In place of a signal that nobody can catch."""
+
+
+@pytest.mark.parametrize("place", ["before the rows", "behind the rows"])
+def test_journal_entries_are_spooled_once_although_their_driver_is_killed(config, monkeypatch, place):
+    run, _ = runs.begin(config)
+    journal = Journal(run.path, run.run_id)
+    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
+    journal.submitted(handle)
+    runs.spool_journal(run, config)
+    journal.changed(handle, JobStatus(JobState.RUNNING))
+    close = SpoolWriter.close
+
+    def dies(self):
+        if place == "behind the rows":
+            close(self)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolWriter, "close", dies)
+        with pytest.raises(Killed):
+            runs.spool_journal(run, config)
+    journal.changed(handle, JobStatus(JobState.DONE))
+    for _ in range(2):
+        runs.spool_journal(run, config)
+        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running", "done"]
+
+
+def test_a_damaged_note_of_what_was_spooled_is_named(config):
+    run, _ = runs.begin(config)
+    (run.path / "jobs.spooled").write_text("12 x")
+    with pytest.raises(LaunchError, match="is damaged") as caught:
+        runs.spool_journal(run, config)
+    assert caught.value.where.endswith("jobs.spooled")

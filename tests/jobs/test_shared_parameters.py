@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflop.errors import Interrupted
-from dflop.train.checkpoint import read_latest
+from dflop.train.manifest import read_latest
 from tests.jobs.faulty import STEP
 from tests.jobs.training import fresh, give_plan, losses_of, planned_run, run_ranks
 from tests.train.synthetic import make_inline_plan

@@ -22,9 +22,8 @@ from dflop.records import LLM, CostTable
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
-from dflop.train.checkpoint import read_latest
 from dflop.train.loop import LoopSettings, learning_rate
-from dflop.train.manifest import name_of
+from dflop.train.manifest import name_of, read_latest
 from dflop.train.state import OPTIMIZER, read_model, shapes_in
 from tests.builders import make_table
 from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, planned_run, run_ranks

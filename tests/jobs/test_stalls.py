@@ -15,7 +15,7 @@ def stalls(*stretches: tuple[float, ...]) -> Stalls:
 
 
 def factors(found: Stalls, num_ranks: int) -> list[float]:
-    return [found.factor(rank) for rank in range(num_ranks)]
+    return [found.factors().get(rank, 1.0) for rank in range(num_ranks)]
 
 
 def test_a_rank_for_which_more_time_passes_is_held_up_by_so_much():
@@ -36,4 +36,4 @@ def test_a_few_steps_say_nothing_and_old_ones_are_forgotten():
     assert factors(stalls((1, 2), (1, 2)), 2) == [1, 1]
     slow, usual = [(1.0, 2.0)] * NUM_STEPS, [(1.0, 1.0)] * NUM_STEPS
     assert factors(stalls(*slow, *usual), 2) == [1, 1]
-    assert Stalls().factor(0) == 1
+    assert Stalls().factors() == {}

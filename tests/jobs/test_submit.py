@@ -63,6 +63,14 @@ def test_only_jobs_that_compute_ask_for_gpus(tmp_path):
     assert bool(data.env) != bool(train.env), "the allocator setting is for CPU tensors"
 
 
+def test_only_several_tasks_without_gpus_are_forked(tmp_path):
+    cpu, cuda = make_config(tmp_path), make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
+    run = RunDir(tmp_path / "small-1")
+    assert train_job(run, cpu, TRAIN, 4).imports_once
+    assert not train_job(run, cpu, TRAIN, 1).imports_once, "there is nobody to share with"
+    assert not train_job(run, cuda, TRAIN, 4).imports_once, "CUDA does not survive a fork"
+
+
 def test_a_job_of_another_run_is_another_job(tmp_path):
     config = make_config(tmp_path)
     keys = {train_job(RunDir(tmp_path / name), config, TRAIN, 4).key for name in ("a", "b")}

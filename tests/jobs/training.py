@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
 from tests.builders import make_table
 from tests.jobs.configs import make_config
+from tests.jobs.forked import Program
 from tests.train.synthetic import make_plan as make_split_plan
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +73,7 @@ def planned_run(folder: Path, *overrides: str, num_rows: int = 96, num_kept: int
     small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:num_kept]
     run.write_shapes(sorted(small, key=lambda s: s.sample_index))
     give_plan(run, make_split_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=4, of=bound_family(config)))
-    compile_kernels(run)
+    compile_kernels()
     return run
 
 
@@ -108,14 +111,12 @@ def losses_of(run: RunDir) -> dict[int, float]:
     return {o.step: o.loss for o in read_spool(run.config().store, StepObservation)}
 
 
-def compile_kernels(run: RunDir) -> None:
+@functools.cache
+def compile_kernels() -> None:
     """Where schedulers look for them: without, they make quick plans for half a minute, and jobs here are shorter."""
-    code = (
-        "import sys; from dflop.jobs.rundir import open_run; from dflop.jobs.scheduler import Scheduler; "
-        "run = open_run(sys.argv[1]); Scheduler(run, run.config(), run.plan(), 'train', 0).warm_up.result()"
-    )
+    code = "from dflop.schedule.warm import warm; warm()"
     env = os.environ | {"PYTHONPATH": str(ROOT)} | kernel_environment(os.environ)
-    subprocess.run([sys.executable, "-c", code, run.path], env=env, check=True, timeout=LIMIT_S)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=LIMIT_S)
 
 
 @dataclass(frozen=True)
@@ -135,18 +136,40 @@ def free_port() -> int:
             return port
 
 
-def start_ranks(run: RunDir, entry: str, *args: str) -> list[subprocess.Popen[bytes]]:
-    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`."""
+def environments(num_ranks: int) -> list[dict[str, str]]:
+    """Of every rank of a job on this machine."""
     port = free_port()
-    num_ranks = run.plan().num_processes
-    ranks = []
+    found = []
     for rank in range(num_ranks):
         place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
-        env = os.environ | {name: str(value) for name, value in place.items()}
+        found.append(os.environ | {name: str(value) for name, value in place.items()})
+    return found
+
+
+def start_ranks(
+    run: RunDir, entry: str, *args: str, env: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`.
+
+    Args:
+        run: With a plan.
+        entry: Module.
+        args: Of each process.
+        env: Further variables of their environment.
+    """
+    ranks = []
+    for rank, of_rank in enumerate(environments(run.plan().num_processes)):
         with log_of(run, rank).open("w") as out:
-            ranks.append(subprocess.Popen([sys.executable, "-m", entry, *args], env=env, stdout=out, stderr=out))
+            command = [sys.executable, "-m", entry, *args]
+            ranks.append(subprocess.Popen(command, env=of_rank | dict(env or {}), stdout=out, stderr=out))
     return ranks
+
+
+def fork_ranks(run: RunDir, entry: str, *args: str) -> list[Program]:
+    """The same, without the seconds that a new process takes to import torch: not where processes are measured."""
+    envs = environments(run.plan().num_processes)
+    return [Program(entry, args, env, log_of(run, rank)) for rank, env in enumerate(envs)]
 
 
 def log_of(run: RunDir, rank: int) -> Path:
@@ -154,8 +177,12 @@ def log_of(run: RunDir, rank: int) -> Path:
 
 
 def run_ranks(run: RunDir, entry: str, *args: str, limit_s: float = LIMIT_S) -> Ended:
-    """The same, to the end."""
-    ranks = start_ranks(run, entry, *args)
+    """Forked ranks, to the end."""
+    return run_to_the_end(run, fork_ranks(run, entry, *args), limit_s)
+
+
+def run_to_the_end(run: RunDir, ranks: Sequence[subprocess.Popen[bytes] | Program], limit_s: float = LIMIT_S) -> Ended:
+    """How they ended; those that have not by then are killed."""
     try:
         codes = tuple(rank.wait(limit_s) for rank in ranks)
     finally:

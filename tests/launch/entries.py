@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from dflop.errors import DataError
 from dflop.launch.marks import note_stop
 from dflop.train.signals import StopRequest
 
@@ -128,3 +129,8 @@ def fail_once(folder: str, name: str) -> str:
     if is_first and name == "bad":
         raise ValueError("bad luck")
     return name
+
+
+def fail_with_hint() -> None:
+    """An error of ours, with all that belongs to one."""
+    raise DataError("a disk is missing", where="here", hint="buy one")

@@ -82,7 +82,7 @@ def sbatch(folder, *args):
                 "name": options["job-name"], "comment": options.get("comment", ""), "script": text, "options": options,
                 "state": "PENDING", "reason": "JobHeldUser" if "hold" in options else "None", "restarts": 0,
                 "submit": int(time.time()), "base": base, "element": element, "code": 0,
-                "raw": str(900 + len(jobs)), "tasks": [], "pid": 0,
+                "raw": str(900 + len(jobs)), "tasks": [], "pid": 0, "path": script,
             }  # fmt: skip
             if "hold" not in options:
                 jobs[job_id]["state"] = "RUNNING"
@@ -177,7 +177,9 @@ def squeue(folder, *args):
     if wanted and not rows:
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     for job_id, job in rows.items():
-        if "-t" in args or job["state"] not in FINAL:
+        if "--me" in args and job["state"] not in FINAL:
+            print(job_id, job["submit"], job["path"], sep="|")
+        elif "-t" in args or job["state"] not in FINAL:
             print(job_id, job["state"], job["submit"], "N/A", job["reason"], job["name"], sep="|")
 
 

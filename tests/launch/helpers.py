@@ -16,6 +16,8 @@ from dflop.launch import JobHandle, JobSpec, JobStatus, Launcher, Resources
 T = TypeVar("T")
 
 REPO = Path(__file__).parents[2]
+FIELDS: dict[str, Any] = {}
+"""Of every spec made here, for tests that do all they do in several ways."""
 
 
 def make_spec(folder: Path, function: str, *args: str, num_tasks: int = 1, **fields: Any) -> JobSpec:
@@ -30,16 +32,17 @@ def make_spec(folder: Path, function: str, *args: str, num_tasks: int = 1, **fie
         resources=Resources(tasks_per_node=num_tasks),
         env=env,
     )
-    return dataclasses.replace(spec, **fields)
+    return dataclasses.replace(spec, **{**FIELDS, **fields})
 
 
 def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> T:
-    """First thing that is not None or False."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
+    """First thing that is not None or False; who waits long looks less often, for it may take a process to look."""
+    began = now = time.monotonic()
+    while now < began + limit_s:
         if found := find():
             return found
-        time.sleep(0.02)
+        time.sleep(min(0.25, 0.02 + (now - began) / 20))
+        now = time.monotonic()
     pytest.fail(f"waited {limit_s:g} s for {what}")
 
 
@@ -58,6 +61,14 @@ def pids_of_hang(folder: Path, rank: int) -> list[int]:
 def all_noted(folder: Path, what: str, num_tasks: int) -> None:
     """Returns once every task of `stop_when_told` has left its note."""
     until(lambda: len(list(folder.glob(f"{what}-*"))) == num_tasks, what=f"{num_tasks} tasks: {what}")
+
+
+def parent_of(pid: int) -> int | None:
+    """Of a process; None where it has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def is_gone(pid: int) -> bool:

@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import Interrupted, LaunchError
+from dflop.errors import Interrupted, LaunchError, PayloadError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId, kill_all
-from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, until
+from dflop.launch.results import TaskResult
+from tests.launch.helpers import FIELDS, REPO, all_noted, end, is_gone, make_spec, pids_of_hang, until
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["started", "forked"])
+def imports_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Everything a job does, it does as well when its tasks are forked."""
+    monkeypatch.setitem(FIELDS, "imports_once", request.param)
+    return bool(request.param)
 
 
 @pytest.fixture
@@ -46,6 +54,30 @@ def test_every_task_learns_its_rank(launcher: LocalLauncher, tmp_path: Path, mon
     assert len({s["MASTER_PORT"] for s in seen}) == 1
     assert {s["CUDA_VISIBLE_DEVICES"] for s in seen} == {"3,5"}
     assert {s["GREETING"] for s in seen} == {"it's me"}
+
+
+def test_forked_tasks_share_what_is_imported_and_started_ones_do_not(
+    launcher: LocalLauncher, tmp_path: Path, imports_once: bool
+) -> None:
+    (tmp_path / "imported_once.py").write_text(
+        "import os\nIMPORTED_BY = os.getpid()\ndef seen(): return [IMPORTED_BY, os.getpid()]\n"
+    )
+    env = {"PYTHONPATH": f"{REPO}:{tmp_path}"}
+    handle = launcher.submit(make_spec(tmp_path / "job", "x", num_tasks=3, env=env, entry="imported_once:seen"))
+    assert end(launcher, handle).state is JobState.DONE
+    importers, tasks = zip(*launcher.collect(handle), strict=True)
+    assert len(set(tasks)) == 3
+    assert len(set(importers)) == (1 if imports_once else 3)
+    assert (set(importers) & set(tasks) == set()) is imports_once
+
+
+def test_an_entry_that_cannot_be_imported_is_named(launcher: LocalLauncher, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import a_module_that_nobody_has\n")
+    env = {"PYTHONPATH": f"{REPO}:{tmp_path}"}
+    handle = launcher.submit(make_spec(tmp_path / "job", "x", num_tasks=2, env=env, entry="broken:main"))
+    assert end(launcher, handle).state is JobState.FAILED
+    with pytest.raises(LaunchError, match="ModuleNotFoundError: No module named 'a_module_that_nobody_has'"):
+        launcher.collect(handle)
 
 
 def test_the_traceback_of_the_failing_rank_is_shown(launcher: LocalLauncher, tmp_path: Path) -> None:
@@ -241,3 +273,47 @@ def test_jobs_submitted_together_share_a_folder_and_queue(tmp_path: Path) -> Non
     assert {end(launcher, handle).state for handle in handles} == {JobState.DONE}
     assert [s.state for s in launcher.poll_all(handles)] == [JobState.DONE] * 4
     assert [launcher.collect(handle)[0]["word"] for handle in handles] == ["0", "1", "2", "3"]
+
+
+def test_an_error_of_ours_is_shown_without_its_traceback_and_is_no_fault_of_the_machine(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "fail_with_hint", num_tasks=2))
+    assert end(launcher, handle).state is JobState.FAILED
+    with pytest.raises(PayloadError) as caught:
+        launcher.collect(handle)
+    assert caught.value.exit_code == 1
+    text = str(caught.value)
+    assert "Traceback" not in text
+    assert " raised: a disk is missing\n  where: here\n  hint:  buy one" in text
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        ("Traceback (most recent call last):\n  x\ndflop.errors.DataError: a\n  hint:  b\n", "a\n  hint:  b"),
+        (
+            "Traceback (most recent call last):\n  x\nKeyError: 1\n\nThe above\n\n"
+            "Traceback (most recent call last):\n  y\ndflop.errors.DataError: a",
+            "a",
+        ),
+        (
+            "Traceback (most recent call last):\n  x\ndflop.errors.DataError: a\n\nDuring\n\n"
+            "Traceback (most recent call last):\n  y\nKeyError: 1",
+            "",
+        ),
+        ("Traceback (most recent call last):\n  x\nValueError: dflop.errors.DataError: a", ""),
+        ("", ""),
+    ],
+)
+def test_only_an_error_of_ours_that_ended_the_task_speaks_for_itself(trace: str, message: str) -> None:
+    assert TaskResult(0, ok=False, value=None, trace=trace, finished_at_s=0.0).message == message
+
+
+def test_a_killed_rank_is_no_fault_of_the_payload(launcher: LocalLauncher, tmp_path: Path) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
+    os.kill(pids_of_hang(tmp_path, 0)[0], signal.SIGKILL)
+    end(launcher, handle)
+    with pytest.raises(LaunchError) as caught:
+        launcher.collect(handle)
+    assert caught.value.exit_code == LaunchError.exit_code == 5

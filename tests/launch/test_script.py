@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.errors import LaunchError
 from dflop.launch import Container, JobSpec, Resources, Site
 from dflop.launch.script import Batch, batches, options, render
 from tests.launch.helpers import REPO
@@ -93,6 +94,7 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export A=1
 export B='it'"'"'s'
 export OMP_NUM_THREADS=1
+export PYTHONSAFEPATH=1
 
 # From the cluster file.
 trap 'echo "dflop: a setup line of the cluster file failed: $BASH_COMMAND" >&2' ERR
@@ -112,7 +114,7 @@ srun --kill-on-bad-exit=1 \\
     --cpus-per-task=1 \\
     --output=/runs/run/jobs/train/${{job}}_%t_log.out \\
     --error=/runs/run/jobs/train/${{job}}_%t_log.err \\
-    sh -c '{UNTIL_IT_LISTENS}' sh /opt/python -u -m dflop.launch.task "$folder" "$job" "$@"
+    sh -c '{UNTIL_IT_LISTENS}' sh /opt/python -P -u -m dflop.launch.task "$folder" "$job" "$@"
 code=$?
 
 # Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.
@@ -191,7 +193,8 @@ def test_apptainer_is_a_command_before_python(tmp_path):
     text = render(lone(spec_of(tmp_path, resources=Resources(gpus_per_node=1))), Site(container=box), "c")
     check_syntax(text)
     assert (
-        "apptainer exec --nv --bind /scratch --bind /a:/b --writable-tmpfs '/images/d f.sif' python3.11 -u -m" in text
+        "apptainer exec --nv --bind /scratch --bind /a:/b --writable-tmpfs '/images/d f.sif' python3.11 -P -u -m"
+        in text
     )
     assert "--nv" not in render(lone(spec_of(tmp_path)), Site(container=box), "c")
 
@@ -208,7 +211,7 @@ def test_pyxis_is_options_of_srun(tmp_path):
         "--no-container-mount-home",
     ):
         assert option in srun
-    assert "sh python3 -u -m dflop.launch.task" in srun
+    assert "sh python3 -P -u -m dflop.launch.task" in srun
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), max_size=4))
@@ -251,6 +254,42 @@ def test_a_folder_with_a_percent_sign_is_not_a_pattern(tmp_path):
     text = render(lone(spec), SITE, "c")
     assert directives(text)["--output"] == f"{tmp_path}/50%%j/%j_batch.log"
     assert f"--error={tmp_path}/50%%j/${{job}}_%t_log.err" in text
+
+
+@pytest.mark.parametrize("bad", ["\n#SBATCH --wrap=evil", "\x1b[2J", "\r"])
+@pytest.mark.parametrize("field", ["folder", "comment", "extra"])
+def test_a_line_break_in_an_option_is_refused(tmp_path, bad, field):
+    """sbatch would take the second line for an option of its own, quotes or not."""
+    spec = spec_of(tmp_path / bad if field == "folder" else tmp_path)
+    if field == "extra":
+        spec = dataclasses.replace(spec, resources=Resources(extra={"reservation": bad}))
+    with pytest.raises(LaunchError, match="a line break or control character in sbatch's option --"):
+        render(lone(spec), SITE, f"dflop:{bad}" if field == "comment" else "c")
+
+
+def test_a_line_break_in_the_working_directory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a\n#SBATCH --wrap=evil").mkdir()
+    monkeypatch.chdir(tmp_path / "a\n#SBATCH --wrap=evil")
+    with pytest.raises(LaunchError, match=r"--chdir: [\s\S]*rename the folder"):
+        render(lone(spec_of(Path("/runs/r"))), SITE, "c")
+
+
+@given(
+    st.text(
+        st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp", "Cf"], exclude_characters="/"), min_size=1
+    )
+)
+def test_a_folder_of_any_other_name_is_one_word_of_one_line(name):
+    """Quotes, dollars, hashes, percent signs: the options are the same, and the folder is read as it is."""
+    spec = spec_of(Path("/runs") / f"r{name}", is_resumable=True)
+    text = render(lone(spec), SITE, "c")
+    check_syntax(text)
+    plain = render(lone(spec_of(Path("/runs/r"), is_resumable=True)), SITE, "c")
+    assert directives(text).keys() == directives(plain).keys()
+    assert len(text.split("\n")) == len(plain.split("\n"))
+    assert directives(text)["--output"] == f"/runs/r{name}".replace("%", "%%") + "/%j_batch.log"
+    line = next(line for line in text.split("\n") if line.startswith("folder="))
+    assert shlex.split(line) == [f"folder=/runs/r{name}"]
 
 
 def test_a_signal_that_comes_early_waits_until_somebody_listens():

@@ -30,6 +30,7 @@ from dflop.launch import (
     run_jobs_async,
     wait_all,
 )
+from dflop.launch.adopt import adopt_or_submit_all
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch import fake_slurm
 from tests.launch.helpers import all_noted, end, make_spec, pids_of_hang, until
@@ -298,3 +299,38 @@ def test_a_queue_that_is_silent_is_said_and_nothing_is_lost(launcher, slurm, tmp
     assert launcher.poll(handle).state is JobState.RUNNING
     (tmp_path / "gate").touch()
     assert end(launcher, handle).state is JobState.DONE, "results speak for themselves"
+
+
+def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, slurm, tmp_path):
+    """Their driver died in between; of an array, those are adopted that are still in the queue."""
+    specs = [
+        make_spec(
+            tmp_path / "job", "wait_for", str(tmp_path / name), name=f"r1-{name}", key=name, array="r1", resources=TWO
+        )
+        for name in ("a", "b", "c")
+    ]  # fmt: skip
+    strays = launcher.submit_all(specs)
+    (tmp_path / "b").touch()
+    end(launcher, strays[1])
+    journal, later = Journal(tmp_path / "run", "r1"), make_launcher()
+    until(lambda: len(later.strays(specs, set())) == 2, what="the queue to know of its end")
+    handles = adopt_or_submit_all(later, specs, journal)
+    assert [h.job_id == stray.job_id for h, stray in zip(handles, strays, strict=True)] == [True, False, True]
+    assert [(h.name, h.key, h.num_tasks, h.folder) for h in handles] == [
+        (s.name, s.key, s.num_tasks, s.folder) for s in strays
+    ]
+    assert {r.job_id for r in journal.records()} == {h.job_id for h in handles}
+    assert later.strays(specs, {h.job_id for h in handles}) == []
+    for name in ("a", "c"):
+        (tmp_path / name).touch()
+    assert {end(later, handle).state for handle in handles} == {JobState.DONE}
+
+
+def test_strays_are_asked_for_only_where_something_was_submitted(launcher, slurm, tmp_path):
+    specs = shards(tmp_path)
+    assert launcher.strays(specs, set()) == []
+    assert calls(slurm, "squeue") == []
+    launcher.submit_all(specs)
+    (slurm / "down").touch()
+    with pytest.raises(LaunchError, match="cannot tell whether job `r1-data-0` was submitted before: slurm_load_jobs"):
+        launcher.strays(specs, set())

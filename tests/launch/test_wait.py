@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from dflop.launch import (
 )
 from dflop.launch.job import Launcher, OneByOne
 from dflop.launch.wait import MAX_TAILED
-from tests.launch.helpers import is_gone, make_spec, pids_of_hang
+from tests.launch.helpers import REPO, is_gone, make_spec, pids_of_hang
 
 
 @pytest.fixture
@@ -258,3 +260,35 @@ def test_an_error_in_a_callback_does_not_cancel_the_job(launcher: Launcher, tmp_
         asyncio.run(wait(launcher, handle, on_state=stumble))
     gate.touch()
     assert asyncio.run(wait(launcher, handle, poll_interval_s=0.05)).state is JobState.DONE
+
+
+def test_a_job_that_was_submitted_and_never_noted_is_adopted(
+    launcher: Launcher, journal: Journal, tmp_path: Path
+) -> None:
+    """Its driver died in between."""
+    gate, key = tmp_path / "gate", "wait_for"
+    stray = launcher.submit(make_spec(tmp_path / "job", key, str(gate)))
+    other = launcher.submit(make_spec(tmp_path / "job", key, str(gate), key="another"))
+    try:
+        spec = make_spec(tmp_path / "job", key, str(gate))
+        gate.touch()
+        assert run_job(make_launcher("local"), spec, journal, poll_interval_s=0.05) == ["seen"]
+        assert {r.job_id for r in journal.records()} == {stray.job_id}
+        assert run_job(make_launcher("local"), spec, journal, poll_interval_s=0.05) == ["seen"]
+        assert len({r.job_id for r in journal.records()}) == 2, "what was seen to end is not adopted again"
+    finally:
+        launcher.cancel(other)
+
+
+def test_a_job_in_the_queue_of_a_driver_that_died_is_submitted_again(journal: Journal, tmp_path: Path) -> None:
+    spec = make_spec(tmp_path / "job", "report", "x")
+    code = (
+        "import sys, os; from dflop.launch import make_launcher; from tests.launch.helpers import make_spec\n"
+        "from pathlib import Path; launcher = make_launcher('local', max_jobs=0)\n"
+        "launcher.submit(make_spec(Path(sys.argv[1]), 'report', 'x')); os._exit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, spec.folder], cwd=REPO, check=False)
+    assert done.returncode == 1
+    (result,) = run_job(make_launcher("local"), spec, journal, poll_interval_s=0.05)
+    assert result["word"] == "x"
+    assert [r.state for r in journal.records()][-1] == JobState.DONE

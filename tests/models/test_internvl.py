@@ -20,21 +20,12 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from dflop.errors import ConfigError
 from dflop.models import load_rules
+from tests.models.placing import place_frames, place_image
 
 NAME = "internvl"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
 TINY_CONFIG = {"vision_config": {"image_size": 56, "patch_size": [14, 14]}}
 FULL, TINY = load_rules(NAME, {}, {}), load_rules(NAME, TINY_CONFIG, {})
-
-
-def place_image(rules, width, height, num_images=1, level=0):
-    return rules.place(
-        "image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, num_images=num_images, level=level
-    )
-
-
-def place_video(rules, num_frames, level=0):
-    return rules.place("video", width_px=640, height_px=480, num_frames=num_frames, duration_s=9.0, level=level)
 
 
 def written(layout):
@@ -187,7 +178,7 @@ def check_images(processor, rules, sizes):
 @pytest.mark.parametrize("num_frames", [1, 2, 8, 32, 256])
 def test_video_runs_through_processor_and_model_as_placed(processor_of, num_frames):
     rules = load_rules(NAME, TINY_CONFIG, {"video_frames": 256})
-    placed = place_video(rules, num_frames)
+    placed = place_frames(rules, num_frames)
     processor = processor_of(rules)
     frames = torch.zeros(1, num_frames, 3, rules.tile_px, rules.tile_px)
     assert written(placed.layout) == processor.replace_video_token({"pixel_values_videos": frames}, 0)
@@ -199,7 +190,7 @@ def test_video_runs_through_processor_and_model_as_placed(processor_of, num_fram
 
 
 def test_frames_are_numbered_and_one_to_a_line():
-    assert place_video(FULL, 2).layout == ("Frame1: ", "<img>", 256, "</img>", "\nFrame2: ", "<img>", 256, "</img>")
+    assert place_frames(FULL, 2).layout == ("Frame1: ", "<img>", 256, "</img>", "\nFrame2: ", "<img>", 256, "</img>")
 
 
 # The processor counts in float32: odd multiples of a frame over twice the limit are exact below 2^24.
@@ -210,7 +201,7 @@ def test_sampled_frames_equal_the_video_processor(sample_frames, num_frames, lim
     rules = load_rules(NAME, {}, {"video_frames": limit})
     indices = rules.frame_indices(num_frames, 10.0)
     assert list(indices) == sample_frames(num_frames, min(limit, num_frames))
-    assert len(indices) == place_video(rules, num_frames).grid[0]
+    assert len(indices) == place_frames(rules, num_frames).grid[0]
 
 
 @given(st.integers(1, 100_000), st.integers(1, 300))
@@ -242,16 +233,6 @@ def test_geometry_and_rows_equal_the_model(config):
     assert (rules.tile_px, rules.side) == (built.image_size[0], built.image_size[0] // built.patch_size[0])
     pixels = torch.zeros(1, 3, rules.tile_px, rules.tile_px)
     check_rows_and_lengths(tiny_model(rules), pixels, [place_image(rules, 10, 10)])
-
-
-def test_what_cannot_be_placed_is_refused():
-    for width, height in [(0, 10), (10, 0), (-1, 5)]:
-        with pytest.raises(ValueError, match=f"size {width}x{height} is empty"):
-            place_image(FULL, width, height)
-    with pytest.raises(ValueError, match="no frames"):
-        place_video(FULL, 0)
-    with pytest.raises(ValueError, match="takes no audio"):
-        FULL.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 
 from dflop.errors import ConfigError
 from dflop.models import load_rules
+from tests.models.placing import place_frames, place_image
 
 NAME = "llava_onevision"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
@@ -41,16 +42,6 @@ CONFIGS = {
 }
 RULES = {name: load_rules(NAME, config, {}) for name, config in CONFIGS.items()}
 FULL, TINY = RULES["released"], RULES["tiny"]
-
-
-def place_image(rules, width, height, num_images=1, level=0):
-    return rules.place(
-        "image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, num_images=num_images, level=level
-    )
-
-
-def place_video(rules, num_frames, level=0):
-    return rules.place("video", width_px=640, height_px=480, num_frames=num_frames, duration_s=9.0, level=level)
 
 
 class FrameStack:
@@ -195,7 +186,7 @@ def tokens_of(processor, inputs):
 @pytest.mark.parametrize("name", ["tiny", "even side"])
 def test_video_runs_through_processor_and_model_as_placed(processor_of, name, num_frames):
     rules = load_rules(NAME, CONFIGS[name], {"video_frames": 256})
-    placed = place_video(rules, num_frames)
+    placed = place_frames(rules, num_frames)
     check_video(tiny_model(rules), rules, placed)
     processor = processor_of(rules)
     frames = np.zeros((num_frames, 48, 64, 3), dtype=np.uint8)
@@ -205,7 +196,7 @@ def test_video_runs_through_processor_and_model_as_placed(processor_of, name, nu
 
 @pytest.mark.parametrize("num_frames", [1, 3])
 def test_video_runs_through_the_model_at_the_released_geometry(num_frames):
-    placed = place_video(FULL, num_frames)
+    placed = place_frames(FULL, num_frames)
     check_video(tiny_model(FULL), FULL, placed)
     assert placed.num_rows == num_frames * 196 + 1
 
@@ -228,7 +219,7 @@ def test_frames_are_all_of_a_short_video_and_evenly_spaced_of_a_long_one(num_fra
         assert indices == tuple(range(num_frames))
     else:
         assert indices == tuple(np.linspace(0, num_frames - 1, limit, dtype=int))
-    assert len(indices) == place_video(rules, num_frames).grid[0]
+    assert len(indices) == place_frames(rules, num_frames).grid[0]
 
 
 @pytest.mark.parametrize("name", ["released", "never one tile"])
@@ -271,16 +262,6 @@ def test_geometry_falls_back_as_in_hugging_face(vision):
 
 def test_default_resolutions_equal_hugging_face():
     assert [list(p) for p in FULL._pinpoints[0]] == LlavaOnevisionConfig().image_grid_pinpoints
-
-
-def test_what_cannot_be_placed_is_refused():
-    for width, height in [(0, 10), (10, 0), (-1, 5)]:
-        with pytest.raises(ValueError, match=f"size {width}x{height} is empty"):
-            place_image(FULL, width, height)
-    with pytest.raises(ValueError, match="no frames"):
-        place_video(FULL, 0)
-    with pytest.raises(ValueError, match="takes no audio"):
-        FULL.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.build import build_model
 from dflop.records import LLM
+from tests.models.placing import place_image
 from tests.models.video_checks import FRAMES_AND_RATES, SIZES, SMALL_CLIPS, assert_video_equals_the_processor
 from tests.train.synthetic import HF_CONFIG, TOKEN_IDS
 
@@ -24,10 +25,6 @@ NAME = "qwen2_5_omni_thinker"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
 TINY, FULL = load_family(NAME, HF_CONFIG, {}), load_family(NAME, {}, {})
 SMALL = load_family(NAME, {}, {"video_min_pixels": 56 * 56, "video_max_pixels": 64 * 28 * 28, "video_max_frames": 16})
-
-
-def place_image(family, width, height):
-    return family.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0)
 
 
 def place_video(family, width, height, num_frames, duration_s):

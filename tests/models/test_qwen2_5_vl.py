@@ -12,12 +12,13 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from dflop.models import load_rules
+from tests.models.placing import place_image
 from tests.models.towers import attended
 from tests.models.video_checks import (
-    FRAMES_AND_RATES,
     SIZES,
     SMALL_CLIPS,
     assert_video_equals_the_processor,
+    assert_videos_of_every_length_equal_the_processor,
     place_video,
 )
 
@@ -29,10 +30,6 @@ LEAN = load_rules(NAME, {}, {
     "video_max_pixels": 40_000, "cap_pixels_per_frame": True, "max_video_tokens": 300,
 })  # fmt: skip
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
-
-
-def place_image(rules, width, height, level=0):
-    return rules.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, level=level)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -53,9 +50,9 @@ def assert_image_equals_the_processor(width, height, level):
         num_patches = processor.get_number_of_image_patches(height, width, {})
     except ValueError:
         with pytest.raises(ValueError, match=f"aspect ratio of {width}x{height} exceeds 200"):
-            place_image(RULES, width, height, level)
+            place_image(RULES, width, height, level=level)
         return
-    placed = place_image(RULES, width, height, level)
+    placed = place_image(RULES, width, height, level=level)
     size = smart_resize(height, width, 28, limits["min_pixels"], limits["max_pixels"])
     assert placed.grid == (1, size[0] // 14, size[1] // 14)
     assert placed.num_tokens == num_patches
@@ -76,12 +73,7 @@ def test_an_image_becomes_the_processors_pixels_and_text(size):
 
 @pytest.mark.parametrize("rules", [RULES, CAPPED, LEAN], ids=["default", "capped", "lean"])
 def test_videos_of_every_length_equal_the_processor(rules, ask_processor):
-    for n, (num_frames, fps) in enumerate(FRAMES_AND_RATES):
-        width, height = SIZES[n % len(SIZES)]
-        for w, h in ((width, height), (426, 240)):
-            assert_video_equals_the_processor(
-                rules, ask_processor, width=w, height=h, num_frames=num_frames, duration_s=num_frames / fps
-            )
+    assert_videos_of_every_length_equal_the_processor(rules, ask_processor)
 
 
 @given(

@@ -11,12 +11,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl import modeling_qwen3_vl as modeling
 
 from dflop.models import load_rules
+from tests.models.placing import place_image
 from tests.models.towers import attended
 from tests.models.video_checks import (
-    FRAMES_AND_RATES,
-    SIZES,
     SMALL_CLIPS,
     assert_video_equals_the_processor,
+    assert_videos_of_every_length_equal_the_processor,
     place_video,
 )
 
@@ -26,10 +26,6 @@ CAPPED = load_rules(NAME, {}, {"cap_pixels_per_frame": True, "max_video_tokens":
 LARGE = load_rules(NAME, {}, {"video_max_pixels": 32 * 32 * 24_576, "video_fps": 1.5})
 FAIR = load_rules(NAME, {}, {"cap_pixels_per_frame": True, "video_min_pixels": 32 * 32})
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
-
-
-def place_image(rules, width, height, level=0):
-    return rules.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, level=level)
 
 
 @given(SIDES, SIDES, st.integers(0, 9))
@@ -44,9 +40,9 @@ def test_images_equal_the_processor(width, height, level):
         size = smart_resize(height, width, 32, limits["min_pixels"], limits["max_pixels"])
     except ValueError:
         with pytest.raises(ValueError, match=f"aspect ratio of {width}x{height} exceeds 200"):
-            place_image(RULES, width, height, level)
+            place_image(RULES, width, height, level=level)
         return
-    placed = place_image(RULES, width, height, level)
+    placed = place_image(RULES, width, height, level=level)
     assert placed.grid == (1, size[0] // 16, size[1] // 16)
     assert placed.layout == ("<|vision_start|>", placed.num_tokens // 4, "<|vision_end|>")
 
@@ -62,12 +58,7 @@ def test_an_image_becomes_the_processors_pixels(size):
 
 @pytest.mark.parametrize("rules", [RULES, CAPPED, LARGE], ids=["default", "capped", "large"])
 def test_videos_of_every_length_equal_the_processor(rules, ask_processor):
-    for n, (num_frames, fps) in enumerate(FRAMES_AND_RATES):
-        width, height = SIZES[n % len(SIZES)]
-        for w, h in ((width, height), (426, 240)):
-            assert_video_equals_the_processor(
-                rules, ask_processor, width=w, height=h, num_frames=num_frames, duration_s=num_frames / fps
-            )
+    assert_videos_of_every_length_equal_the_processor(rules, ask_processor)
 
 
 @given(

@@ -45,6 +45,15 @@ def processor_options(rules: MediaRules, level: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def assert_videos_of_every_length_equal_the_processor(rules: MediaRules, ask: Ask) -> None:
+    """From one frame to minutes, at several rates, each in a size of its own and in an ordinary one."""
+    for n, (num_frames, fps) in enumerate(FRAMES_AND_RATES):
+        for width, height in (SIZES[n % len(SIZES)], (426, 240)):
+            assert_video_equals_the_processor(
+                rules, ask, width=width, height=height, num_frames=num_frames, duration_s=num_frames / fps
+            )
+
+
 def assert_video_equals_the_processor(
     rules: MediaRules,
     ask: Ask,

@@ -76,7 +76,7 @@ DECODER = {
 }  # fmt: skip
 
 
-def decoder(kind: str, **options: object) -> Stack:
+def decoder(kind: str, split: TensorSplit, **options: object) -> Stack:
     """A decoder with embedding and head, as one LLM stage: three packed sequences."""
     config = {"tie_word_embeddings": False, **DECODER}
 
@@ -88,7 +88,7 @@ def decoder(kind: str, **options: object) -> Stack:
         hidden = stage.embed(numbers(sum(LENGTHS), 4, below=VOCAB), (), ())
         return decode(stage.decoder, hidden, torch.cat([torch.arange(n) for n in LENGTHS])[None])
 
-    return Stack(build, "decoder.layers", getattr(splits, kind.upper()), forward)
+    return Stack(build, "decoder.layers", split, forward)
 
 
 def decode(module: torch.nn.Module, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -163,10 +163,10 @@ def internvit(**config: object) -> Stack:
 
 VIT = {"hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": 4}
 STACKS = {
-    "Qwen2": decoder("Qwen2"),
-    "Llama": decoder("Llama", attention_bias=True, mlp_bias=True),
-    "Qwen3": decoder("Qwen3", head_dim=8, attention_bias=True),
-    "Qwen3 tied": decoder("Qwen3", head_dim=8, tie_word_embeddings=True),
+    "Qwen2": decoder("Qwen2", splits.QWEN2),
+    "Llama": decoder("Llama", splits.QWEN2, attention_bias=True, mlp_bias=True),
+    "Qwen3": decoder("Qwen3", splits.QWEN3, head_dim=8, attention_bias=True),
+    "Qwen3 tied": decoder("Qwen3", splits.QWEN3, head_dim=8, tie_word_embeddings=True),
     "Qwen2.5-VL text": multimodal_decoder("Qwen2_5_VLTextModel", "Qwen2_5_VLTextConfig", splits.QWEN2),
     "Qwen3-VL text": multimodal_decoder("Qwen3VLTextModel", "Qwen3VLTextConfig", splits.QWEN3),
     "Omni text": multimodal_decoder("Qwen2_5OmniThinkerTextModel", "Qwen2_5OmniTextConfig", splits.QWEN2),

@@ -187,9 +187,9 @@ def test_what_does_not_divide_is_named():
     assert "`attn.num_heads` of Qwen2_5_VLVisionBlock, 4, cannot be shared by 3" in refuse(
         STACKS["Qwen2.5-VL vision"], 3
     )
-    odd = decoder("Qwen2", intermediate_size=50)
+    odd = decoder("Qwen2", splits.QWEN2, intermediate_size=50)
     assert "the width 50 of `mlp.gate_proj` of Qwen2DecoderLayer cannot be shared by 4" in refuse(odd, 4)
-    assert "a vocabulary of 3 cannot be shared by 4" in refuse(decoder("Qwen2", vocab_size=3), 4)
+    assert "a vocabulary of 3 cannot be shared by 4" in refuse(decoder("Qwen2", splits.QWEN2, vocab_size=3), 4)
 
 
 def test_a_split_that_does_not_fit_the_model_is_refused():

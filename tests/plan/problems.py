@@ -61,5 +61,5 @@ def make_problem(
         batches=tuple(batches) or tuple(random_batch(24, encoders=encoders, seed=seed) for seed in range(2)),
         global_batch_size=24,
         snapshot_seq=3,
-        space=SearchSpace(**space),  # type: ignore[arg-type]
+        space=SearchSpace(**space),  # type: ignore[arg-type]  # keywords of a test
     )

@@ -30,13 +30,13 @@ def draft(problem: Problem, layout: dict[str, Candidate] = LAYOUT) -> Plan:
 def inline(problem: Problem, **how: object) -> Plan:
     layers = {"vision": (4, 0), LLM: (1, 3)}
     how = {"recompute": False, "shard_optimizer": True, "formula_s": 2.5} | how
-    return inline_draft(problem, 2, ParallelSpec(1, 2, 2), layers, **how)  # type: ignore[arg-type]
+    return inline_draft(problem, 2, ParallelSpec(1, 2, 2), layers, **how)  # type: ignore[arg-type]  # keywords of a test
 
 
 def even_problem(**changes: object) -> Problem:
     """24 samples of 125 LLM tokens with one item of 100 each: nothing is uneven."""
     batch = [make_sample(i, 100, [("vision", 100)]) for i in range(24)]
-    return make_problem("vision", batches=[batch], **changes)  # type: ignore[arg-type]
+    return make_problem("vision", batches=[batch], **changes)  # type: ignore[arg-type]  # keywords of a test
 
 
 def test_a_split_draft_says_what_was_chosen():
@@ -161,7 +161,6 @@ def test_of_a_frozen_tower_the_edge_alone_is_behind_the_pipeline():
     cost = CostModel(tables, links=links, extrapolate=True)
     plan = draft(dataclasses.replace(problem, cost=cost))
     assert plan.sync_s == pytest.approx(max(8e6 / 1e9 + 0.01 + 2e6 * 1e-8 / 2, 4e6 * 1e-8))
-    assert cost.plan_sync_seconds(plan.module("vision"), 4) == pytest.approx(8e6 / 1e9 + 0.01)
 
 
 def test_memory_is_told_in_whole_bytes():

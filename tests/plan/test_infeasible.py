@@ -17,8 +17,8 @@ BARE = {"recompute": (False,), "shard_optimizer": False}
 def changed(problem: Problem, *, cluster: dict[str, object] | None = None, **space: object) -> Problem:
     return dataclasses.replace(
         problem,
-        cluster=dataclasses.replace(problem.cluster, **(cluster or {})),  # type: ignore[arg-type]
-        space=dataclasses.replace(problem.space, **space),  # type: ignore[arg-type]
+        cluster=dataclasses.replace(problem.cluster, **(cluster or {})),  # type: ignore[arg-type]  # keywords of a test
+        space=dataclasses.replace(problem.space, **space),  # type: ignore[arg-type]  # keywords of a test
     )
 
 

@@ -132,3 +132,13 @@ def test_loads_that_are_all_alike_do_not_break_it():
         design.take(design.next(), (1e-3, 2e-3), 0.0)
     assert np.isfinite(design.uncertainty_frac)
     assert design.next() is None
+
+
+def test_the_cheapest_groups_are_not_all_of_one_size():
+    sizes = [24] * 8 + [48, 96]
+    loads = [(ModuleLoad(1, n, n * n),) * 2 for n in sizes]
+    design, taken = Design(DEPTHS, loads, 4, [load for load, _ in loads]), []
+    while (index := design.cheapest()) is not None and len(taken) < 6:
+        taken.append(sizes[index])
+        design.take(index, (1e-3 * sizes[index], 2e-3 * sizes[index]), 0.0)
+    assert taken == [24, 48, 96, 24, 24, 24]

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from dflop.cost.curve import evaluate
 from dflop.models import load_family
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.forecast import plan_probes
@@ -59,3 +60,30 @@ def test_a_full_size_model_is_planned_without_being_built():
     assert {p.module for p in planned} == {"vision", LLM}
     (group, *_) = probe_groups(shapes, LLM, num_groups=8, max_samples=4, seed=0)
     assert next(p.load for p in planned if p.module == LLM) == group.load == new_probe(LLM, 1).load(group)
+
+
+def test_large_groups_do_not_overrun_the_budget():
+    table = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
+    options = OPTIONS | {"num_probes": 18, "max_samples": 24}
+    whole = [p for p in plan_probes(family(), SHAPES, **options, tables=[table]) if p.module == LLM]
+    share_s = sum(p.seconds for p in whole) / 6
+    num_modules = len({p.module for p in plan_probes(family(), SHAPES, **options)})
+    found = plan_probes(family(), SHAPES, **options | {"budget_s": num_modules * share_s}, tables=[table])
+    probes = [p for p in found if p.module == LLM]
+    assert len(probes) >= len(OPTIONS["depths"]) * MIN_GROUPS
+    assert 0.5 * share_s <= sum(p.seconds for p in probes) <= 1.05 * share_s
+
+
+def test_groups_beyond_the_memory_are_left_out():
+    table = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
+    whole = [p for p in plan_probes(family(), SHAPES, **OPTIONS, tables=[table]) if p.module == LLM]
+    weights = max(OPTIONS["depths"]) * table.layer_param_bytes + table.edge_param_bytes
+    kept = [evaluate(table.activation_bytes, (x.num_items, x.num_tokens, x.sum_sq_tokens), 2, True)
+            for x in (p.load for p in whole if p.num_layers == 2)]  # fmt: skip
+    memory_bytes = int(2 * weights + sorted(kept)[len(kept) // 2])
+    found = plan_probes(family(), SHAPES, **OPTIONS, tables=[table], memory_bytes=memory_bytes)
+    probes = [p for p in found if p.module == LLM]
+    assert 0 < len(probes) < len(whole)
+    assert [p for p in whole if p in probes] == probes
+    assert max(p.load.num_tokens for p in probes) < max(p.load.num_tokens for p in whole)
+    assert plan_probes(family(), SHAPES, **OPTIONS, memory_bytes=1) == plan_probes(family(), SHAPES, **OPTIONS)

@@ -9,7 +9,7 @@ import pytest
 
 from dflop.profile import probe as probe_module
 from dflop.profile.probe import ModuleProbe
-from dflop.profile.run import MIN_GROUPS
+from dflop.profile.run import MIN_GROUPS, affordable_s
 from tests.profile.test_probe import SETTINGS, profile
 from tests.train.synthetic import make_shapes
 
@@ -92,3 +92,84 @@ def test_what_fits_no_more_at_the_second_visit_keeps_its_rows(monkeypatch):
     rows = probe_llm(3)
     assert {(r.status, r.num_repeats) for r in rows} == {("ok", 2)}
     assert len(rows) == len(DEPTHS) * NUM_GROUPS
+
+
+FIXED_S, PER_TOKEN_S = 0.01, 1e-3
+
+
+class Clock:
+    """Time that only probes take: a fixed part and so much per token and layer, of every run, timed or not."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        self.loads = {}
+
+        def run_s(probe, group):
+            return FIXED_S + PER_TOKEN_S * probe._num_layers * probe.load(group).num_tokens
+
+        def start(probe, group):
+            self.loads[probe] = run_s(probe, group)
+            self.now += self.loads[probe]
+            return None, probe_module._Run(True, 0, 0, [])
+
+        def repeat(probe, forward, run):
+            self.now += self.loads[probe]
+            run.timings.append((self.loads[probe] / 3, self.loads[probe] * 2 / 3))
+
+        monkeypatch.setattr(ModuleProbe, "_start", start)
+        monkeypatch.setattr(ModuleProbe, "_repeat", repeat)
+        monkeypatch.setattr(ModuleProbe, "warm_up", lambda probe, group: None)
+        monkeypatch.setattr(probe_module, "optimizer_step_s", lambda *_: 0.0)
+        monkeypatch.setattr("dflop.profile.run.time.perf_counter", lambda: self.now)
+
+
+@pytest.mark.parametrize("target_frac", [None, 1e-9])
+def test_large_groups_do_not_overrun_the_budget(monkeypatch, target_frac):
+    clock = Clock(monkeypatch)
+    options = {"num_probes": 18, "max_samples": 24, "target_frac": target_frac}
+    probe_llm(3, **options)
+    all_of_it_s, clock.now = clock.now, 0.0
+    budget_s = all_of_it_s / 10
+    rows = probe_llm(3, **options, budget_s=budget_s)
+    assert len(rows) >= len(DEPTHS) * MIN_GROUPS
+    assert clock.now <= 1.05 * budget_s
+    assert clock.now >= 0.5 * budget_s, "what there is to spend is spent"
+    assert len({r.num_tokens for r in rows}) >= 4
+
+
+def test_where_the_smallest_groups_overrun_it_a_fit_has_its_number(monkeypatch):
+    clock = Clock(monkeypatch)
+    rows = probe_llm(3, num_probes=18, max_samples=24, target_frac=1e-9, budget_s=1e-6)
+    assert len(rows) == len(DEPTHS) * MIN_GROUPS
+    tokens = sorted({r.num_tokens for r in rows})
+    clock.now = 0.0
+    pool = sorted({r.num_tokens for r in probe_llm(1, num_probes=72, max_samples=24)})
+    assert tokens[-1] <= pool[len(pool) // 4], "the cheapest ones"
+
+
+def test_a_group_is_left_what_others_need():
+    assert affordable_s(10.0, 0) == 5.0
+    assert affordable_s(10.0, MIN_GROUPS - 2) == 5.0
+    assert affordable_s(10.0, MIN_GROUPS - 1) == affordable_s(10.0, 100) == 10.0
+    assert affordable_s(-1.0, 0) == affordable_s(-1.0, 100) == 0.0
+
+
+def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):
+    clock = Clock(monkeypatch)
+    shapes = make_shapes(60, seed=1, kinds=("image",))
+    options = {"num_probes": 18, "max_samples": 12, "target_frac": 1e-9, "only": "llm"}
+    profile(shapes, **options)
+    all_of_it_s, clock.now = clock.now, 0.0
+    profile(shapes, **options, budget_s=all_of_it_s)
+    assert clock.now <= 0.55 * all_of_it_s, "the other half is the encoder's, whose job may run beside it"
+
+
+class ThreeRanks:
+    def size(self):
+        return 3
+
+
+def test_modules_that_so_many_ranks_cannot_share_are_left_out():
+    rows, lines = profile(make_shapes(30, seed=1, kinds=("image",)), group=ThreeRanks())
+    assert rows == []
+    assert lines == [f"{m}: 3 tensor-parallel ranks cannot share it, not probed" for m in ("vision", "llm")]

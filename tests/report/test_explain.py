@@ -26,7 +26,7 @@ def found() -> Explanation:
 
 def printed(found: Explanation, **console: object) -> str:
     out = io.StringIO()
-    print_explanation(found, SOURCE, Console(file=out, **console))  # type: ignore[arg-type]
+    print_explanation(found, SOURCE, Console(file=out, **console))  # type: ignore[arg-type]  # keywords of a test
     return out.getvalue()
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from dflop import units
 from dflop.errors import ConfigError
@@ -29,20 +28,6 @@ PLANS = {
 def pictures(plan: Plan) -> list[StepPicture]:
     job = StepJob(plan, random_batch(16), make_cost("vision", "audio"))
     return [StepPicture(p, *job.judge.spans(job.assign(p, QUICK))) for p in ("arrival", "balanced")]
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures that were saved, in order."""
-    figures: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(self, *args, **kwargs):
-        figures.append(self)
-        save(self, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
 
 
 def bars(axes, colour):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from dflop.report import plots, run_plots
 from dflop.report.accuracy import TimedSpan, timed_spans
@@ -39,20 +38,6 @@ def _evenness(summary: RunSummary):
 @pytest.fixture(scope="module")
 def run() -> tuple[RunSummary, RunDetails]:
     return detailed()
-
-
-@pytest.fixture
-def drawn(monkeypatch) -> list[Figure]:
-    """Figures that were saved, in order."""
-    figures: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(self, *args, **kwargs):
-        figures.append(self)
-        save(self, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
 
 
 def texts(svg: str) -> list[str]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from matplotlib import rcParams
-from matplotlib.figure import Figure
 from PIL import Image
 
 from dflop.errors import ConfigError
@@ -30,20 +29,6 @@ PANEL = Panel(
         Series("dflop", (1.3, 1.4, 1.5), low=(1.2, 1.3, 1.4), high=(1.4, 1.5, 1.6)),
     ),
 )
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures that were saved, in order."""
-    figures: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(self, *args, **kwargs):
-        figures.append(self)
-        save(self, *args, **kwargs)
-
-    monkeypatch.setattr(suite_plots.Figure, "savefig", keep)
-    return figures
 
 
 def test_bars_are_as_high_as_given_and_the_bound_is_a_line_over_its_group(drawn, tmp_path):

@@ -109,7 +109,7 @@ def schedule_step_here(policy):
     names: dict[str, object] = {}
     exec(SETUP, names)
     arguments = {key: names[key] for key in ("plan", "batch", "cost")}
-    return schedule_step(run_id="run", step=0, policy=policy, **arguments)  # type: ignore[arg-type]
+    return schedule_step(run_id="run", step=0, policy=policy, **arguments)  # type: ignore[arg-type]  # keywords of a test
 
 
 @pytest.mark.skipif(not jit.IS_COMPILED, reason="nothing is compiled here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dflop.errors import ConfigError
 from dflop.schedule.data_parallel import RankPlan, balance_ranks
 from dflop.schedule.pack import token_cap, token_lpt
+from dflop.schedule.rank_search import RankProblem, first_fit, greedy, search
 from dflop.simulate.jit import IS_COMPILED
 
 SYNCS = ("step", "microbatch")
@@ -195,3 +197,42 @@ def test_no_samples_are_no_work():
 def test_seconds_that_are_none_are_refused(wrong):
     with pytest.raises(ValueError, match="seconds"):
         balance_ranks(wrong, np.array([1, 1]), 1, cap_tokens=2)
+
+
+@st.composite
+def crowds(draw):
+    """(problem of many cells, weights to place): many of them equal, caps that bind, paces of all kinds."""
+    num_ranks, num_slots = draw(st.integers(1, 40)), draw(st.integers(1, 4))
+    num = draw(st.integers(1, 120))
+    rng = np.random.default_rng(draw(st.integers(0, 10_000)))
+    cap = draw(st.sampled_from([8, 20, 1000]))
+    paces = draw(st.sampled_from([(1,), (1024, 1331), tuple(range(1000, 1040))]))
+    by_slot = draw(st.booleans())
+    problem = RankProblem(
+        weights=rng.integers(0, draw(st.sampled_from([3, 1 << 40])), num),
+        tokens=rng.integers(1, 8, num),
+        num_ranks=num_ranks,
+        num_cells=num_ranks * num_slots if by_slot else num_ranks,
+        num_buckets=num_ranks * num_slots,
+        cap=cap,
+        fixed=draw(st.sampled_from([0, 1, 1 << 30])),
+        pace=rng.choice(np.array(paces), num_ranks),
+        compiled=True,
+    )
+    return problem, dataclasses.replace(problem, compiled=False)
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
+@settings(max_examples=150, deadline=None)
+@given(crowds(), st.booleans(), st.sampled_from([300, 20_000]))
+def test_trees_of_many_cells_find_what_a_look_at_all_of_them_finds(given_problems, by_tokens, max_evals):
+    compiled, plain = given_problems
+    assert (
+        first_fit(plain.tokens, plain.cap, compiled=True) == first_fit(plain.tokens, plain.cap, compiled=False)
+    ).all()
+    weights, cells = (plain.tokens, plain.num_buckets) if by_tokens else (plain.weights, plain.num_cells)
+    found, expected = (greedy(p, weights, cells, p.pace) for p in (compiled, plain))
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert (found == expected).all()
+        assert (search(compiled, found, 0, max_evals) == search(plain, expected, 0, max_evals)).all()

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from dflop.cost.model import CostModel
 from dflop.errors import ConfigError
 from dflop.records import LLM, ModuleLoad
-from dflop.schedule.items import split_evenly
 from dflop.schedule.pack import token_cap
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, make_table, random_batch
@@ -205,11 +204,6 @@ def test_ranks_that_share_layers_compete_for_cores_like_any_others():
 def test_unknown_policy_lists_the_valid_ones():
     with pytest.raises(ConfigError, match="did you mean `balanced`"):
         schedule(make_plan({LLM: 1}), random_batch(4, encoders=()), make_cost(), policy="balance")
-
-
-def test_split_evenly():
-    assert split_evenly(range(7), 3) == [(0, 1, 2), (3, 4), (5, 6)]
-    assert split_evenly(range(1), 3) == [(0,), (), ()]
 
 
 def test_step_plan_fields_are_copied():

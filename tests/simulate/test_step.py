@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from dflop.records import LLM, ModuleWork, Plan
-from dflop.simulate.events import simulate
 from dflop.simulate.order import one_f_one_b
 from dflop.simulate.step import (
     Durations,
@@ -14,7 +11,6 @@ from dflop.simulate.step import (
     simulate_step,
     step_graph,
     step_nodes,
-    with_slot_order,
 )
 from tests.builders import make_plan
 
@@ -90,25 +86,6 @@ def test_warm_up_counts_the_llm_behind_an_encoder():
     graph = step_graph(plan, (encoder_work("vision", range(4), owner), llm_work(owner)), constant(plan, 1.0, 1.0))
     for node, depth in enumerate(depths):
         assert graph.node_ops[node] == tuple(op_id(4, node, a.microbatch, a.phase) for a in one_f_one_b(4, depth))
-
-
-def test_slot_order_equals_rebuilding_the_graph():
-    plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=3)
-    seconds = [(1.0, 2.0), (3.0, 5.0), (0.5, 0.25)]
-    for slots in itertools.permutations(range(3)):
-        owner = tuple(((k,),) for k in range(3))
-        moved = tuple(((k,),) for k in slots)
-        graph = step_graph(
-            plan,
-            (encoder_work("vision", range(3), owner), llm_work(owner)),
-            {node: seconds for node in step_nodes(plan)},
-        )
-        rebuilt = simulate_step(
-            plan,
-            (encoder_work("vision", range(3), moved), llm_work(moved)),
-            {node: [seconds[k] for k in slots] for node in step_nodes(plan)},
-        )
-        assert simulate(with_slot_order(graph, 3, slots)).makespan_s == rebuilt.makespan_s
 
 
 def test_item_away_from_its_sample_is_our_bug():

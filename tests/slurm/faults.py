@@ -1,4 +1,4 @@
-"""What the tests of faults share: a run on two nodes that trains for as long as they like, and its drivers."""
+"""What the tests of faults share: a run with a rank on each of two nodes that trains for as long as they like."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.train.synthetic import make_plan
 
 FOR_EVER = 100_000
 SETTINGS = (
-    "cluster.backend=slurm", "cluster.hardware=test", "cluster.num_nodes=2", "cluster.num_processes_per_node=2",
+    "cluster.backend=slurm", "cluster.hardware=test", "cluster.num_nodes=2", "cluster.num_processes_per_node=1",
     "cluster.num_cores_per_node=4", "cluster.memory_per_process_gib=2", "cluster.slurm.poll_interval_s=0.5",
     "cluster.slurm.time_limit_min=30", f"cluster.slurm.setup=['export PYTHONPATH={REPO}']",
     f"train.num_steps={FOR_EVER}", "train.checkpoint_every=5", "train.timeout_s=60", "replan.mode=off",
@@ -34,9 +34,9 @@ SETTINGS = (
 
 
 def run_on_two_nodes(folder: Path, *settings: str) -> RunDir:
-    """A run with a plan of four processes; corrections are off, so that a step done twice is packed as it was."""
+    """Few ranks, for each imports torch anew; corrections are off, so that a step done twice is packed as it was."""
     run = planned_run(folder, *SETTINGS, *settings)
-    grid = {"vision": (1, 2), LLM: (1, 2)}
+    grid = {"vision": (1, 1), LLM: (1, 1)}
     give_plan(run, make_plan(grid, num_microbatches=2, of=bound_family(run.config())))
     return run
 
@@ -161,8 +161,8 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def fill(path: Path) -> None:
-    """Write a file until its disk is full to the last page."""
-    with open(path, "wb", buffering=0) as file:
+    """Add to a file until its disk is full to the last page."""
+    with open(path, "ab", buffering=0) as file:
         for num_bytes in (1 << 20, 1 << 12):
             with contextlib.suppress(OSError):
                 while True:

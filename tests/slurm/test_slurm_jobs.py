@@ -23,6 +23,7 @@ from dflop.launch import (
     run_jobs_async,
     sbatch,
 )
+from dflop.launch.adopt import adopt_or_submit_all
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
 
@@ -291,6 +292,22 @@ def test_another_process_adopts_the_job(launcher: SlurmLauncher, tmp_path: Path)
     fresh = SlurmLauncher(poll_interval_s=0.5)
     assert run_job(fresh, spec, Journal(tmp_path / "run", "r1"), poll_interval_s=0.1) == ["seen"]
     assert {r.job_id for r in Journal(tmp_path / "run", "r1").records()} == {handle.job_id}
+
+
+def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    """Their driver died in between: an array and a job by itself."""
+    gate, journal = tmp_path / "gate", Journal(tmp_path / "run", "test")
+    specs = [
+        make_spec(tmp_path / "array", "wait_for", str(gate), name=f"w{n}", key=f"w{n}", array="w") for n in range(3)
+    ]
+    specs.append(make_spec(tmp_path / "a job", "wait_for", str(gate), resources=TWO_BY_TWO))
+    submitted = launcher.submit_all(specs)
+    later = SlurmLauncher(run_id="test", poll_interval_s=0.5, lost_after_s=3, results_timeout_s=5)
+    adopted = adopt_or_submit_all(later, specs, journal)
+    assert [h.job_id for h in adopted] == [h.job_id for h in submitted]
+    assert later.strays(specs, {h.job_id for h in adopted}) == []
+    gate.touch()
+    assert {end(later, handle).state for handle in adopted} == {JobState.DONE}
 
 
 def test_a_job_slurm_never_heard_of_is_lost(launcher: SlurmLauncher, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from dflop.launch import Journal, run_job, run_jobs_async
 from dflop.records import CostTable, Decision, Measurement, Plan, StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from tests.launch.helpers import REPO, until
+from tests.launch.helpers import REPO, parent_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -132,7 +132,7 @@ def test_train_sbatch_resumes_and_a_killed_job_leaves_no_process(trained: RunDir
     if how == "CANCELLED":
         subprocess.run(["scancel", job_id], check=True)
     else:
-        os.kill(parent(scheduler), signal.SIGKILL)  # rank 0, as the kernel does when memory runs out
+        os.kill(parent_of(scheduler), signal.SIGKILL)  # rank 0, as the kernel does when memory runs out
     until(lambda: not processes(str(trained.path)), what="every process of the job to end")
     assert end_of(job_id) == how
 
@@ -287,7 +287,3 @@ def processes(text: str) -> list[int]:
 
 def schedulers(run: RunDir) -> list[int]:
     return [pid for pid in processes(str(run.path)) if pid in processes("dflop.jobs.scheduler")]
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

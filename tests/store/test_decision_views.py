@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dflop.records import JobRecord, RunInput, RunRecord
-from dflop.store import console
 from dflop.store.compact import compact
 from dflop.store.ingest import ingest
 from dflop.store.rebuild import rebuild
-from dflop.store.spool import SpoolWriter
 from dflop.store.verify import verify
 from tests.builders import make_corrections, make_decision, make_rank_factor, make_reading
+from tests.store.asking import named, rows, write
 from tests.story import corrected, story
-
-
-def write(root: Path, *records: Any, run_id: str = "run") -> None:
-    with SpoolWriter(root, run_id, "p") as writer:
-        for record in records:
-            writer.append(record)
-
-
-def rows(root: Path, sql: str, /, **params: Any) -> list[dict[str, Any]]:
-    columns, found = console.query(root, sql, params or None)
-    return [dict(zip(columns, row, strict=True)) for row in found]
-
-
-def named(root: Path, query: str, /, **params: Any) -> list[dict[str, Any]]:
-    return rows(root, console.named_query(query).sql, **params)
 
 
 @pytest.fixture(scope="module")

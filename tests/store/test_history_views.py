@@ -12,22 +12,7 @@ import pytest
 from dflop import records as r
 from dflop.store import console
 from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
-
-
-def write(root: Path, *records: Any, run_id: str = "run") -> None:
-    with SpoolWriter(root, run_id, "p") as writer:
-        for record in records:
-            writer.append(record)
-
-
-def rows(root: Path, sql: str, /, **params: Any) -> list[dict[str, Any]]:
-    columns, found = console.query(root, sql, params or None)
-    return [dict(zip(columns, row, strict=True)) for row in found]
-
-
-def named(root: Path, query: str, /, **params: Any) -> list[dict[str, Any]]:
-    return rows(root, console.named_query(query).sql, **params)
+from tests.store.asking import named, rows, write
 
 
 def run_input(

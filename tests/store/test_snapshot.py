@@ -161,3 +161,19 @@ def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "CURRENT").write_text("{")
     with pytest.raises(StoreError, match="CURRENT is damaged"):
         snapshot.open_current(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "overwritten"])
+def test_ingesting_replaces_a_damaged_snapshot_although_nothing_is_new(tmp_path: Path, make, damage: str) -> None:
+    publish(tmp_path, make)
+    path = tmp_path / "snapshots" / "dflop-000001.duckdb"
+    path.chmod(0o644)
+    if damage == "overwritten":
+        with path.open("r+b") as file:
+            file.write(bytes(range(256)) * 16)
+    else:
+        os.truncate(path, 0 if damage == "emptied" else path.stat().st_size // 2)
+    assert ingest(tmp_path).snapshot_seq == 2
+    with Reader(tmp_path) as reader:
+        assert reader.records(type(make.correction())) == [make.correction()]
+    assert ingest(tmp_path).snapshot_seq == 2

@@ -80,6 +80,35 @@ def test_two_writers_with_one_name_overwrite_nothing(tmp_path: Path, make, monke
     assert read_spool(tmp_path, Correction) == [make.correction(0), make.correction(1)]
 
 
+def test_the_folder_is_listed_once_however_many_files_there_are(tmp_path: Path, make, monkeypatch) -> None:
+    listed: list[str] = []
+    next_seq = spool._next_seq
+    monkeypatch.setattr(spool, "_next_seq", lambda *args: listed.append(args[1]) or next_seq(*args))
+    writer = SpoolWriter(tmp_path, "run", "p", flush_rows=1)
+    for step in range(5):
+        writer.append(make.correction(step))
+        writer.append(make.shape(step))
+    assert sorted(listed) == ["correction", "sample_shape"]
+    assert read_spool(tmp_path, Correction) == [make.correction(step) for step in range(5)]
+
+
+@pytest.mark.parametrize("left", ["in the quarantine", "compacted"])
+def test_a_number_that_somebody_else_used_under_our_name_is_not_used_again(tmp_path: Path, make, left: str) -> None:
+    writer = SpoolWriter(tmp_path, "run", "p", flush_rows=1)
+    writer.append(make.correction(0))
+    SpoolWriter(tmp_path, "run", "p", flush_rows=1).append(make.correction(1))
+    theirs = tmp_path / "spool" / SpoolKey("correction", "run", "p", 1).relative_path
+    folder = tmp_path / ("archive" if left == "compacted" else "quarantine") / "correction" / "run"
+    folder.mkdir(parents=True)
+    if left == "compacted":
+        (folder / spool.NEXT_SEQ_FILE).write_text('{"p": 2}')
+        theirs.unlink()
+    else:
+        theirs.rename(folder / f"{theirs.name}.0123456789ab")
+    writer.append(make.correction(2))
+    assert [name[-9:] for name, _ in spool.list_files(tmp_path)] == ["0.parquet", "2.parquet"]
+
+
 @pytest.mark.parametrize(
     ("code", "what"), [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "quota"), (errno.EIO, "Input/output error")]
 )

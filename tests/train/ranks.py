@@ -13,9 +13,10 @@ import torch.multiprocessing as mp
 
 PRELOAD = [
     "tests.train.synthetic",
-    "torch.distributed.checkpoint",
+    "dflop.jobs.train",
     "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
 ]
+"""Of every test that forks: a process has one server, which imports what its first user asks for."""
 
 
 def run_ranks(worker: Callable[..., Any], num_ranks: int, folder: Path, *args: Any) -> list[Any]:

@@ -14,8 +14,9 @@ from dflop.models.build import build_model
 from dflop.parallel.part import even_part
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
-from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.checkpoint import Checkpointer
 from dflop.train.fsdp import shard_parameters
+from dflop.train.manifest import read_latest
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.stages import make_stages
 from tests.models.tiny_families import CASES
@@ -195,13 +196,13 @@ def test_parts_of_fused_matrices_cover_the_whole_once():
 
 
 def draw():
-    return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]  # noqa: NPY002
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]  # noqa: NPY002, numpy's global state is what is tested
 
 
 def save_random(rank, folder, name):
     *_, checkpointer = make_rank(rank, folder, PLANS[name], omni(False, 0), family(2))
     torch.manual_seed(rank)
-    np.random.seed(rank)  # noqa: NPY002
+    np.random.seed(rank)  # noqa: NPY002, numpy's global state is what is tested
     random.seed(rank)
     checkpointer.save(3, {"seed": 5})
     checkpointer.wait()

@@ -20,7 +20,8 @@ from dflop.models.build import Stage
 from dflop.parallel.topology import make_groups
 from dflop.records import LLM
 from dflop.train import manifest
-from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.checkpoint import Checkpointer
+from dflop.train.manifest import read_latest
 from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_plan

@@ -18,12 +18,13 @@ from dflop.models.export import write_folder
 from dflop.models.weights import WeightFolder, build_empty
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
-from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.filling import fill_stages
+from dflop.train.manifest import read_latest
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
+from dflop.train.stage_weights import fill_stages
 from dflop.train.stages import llm_stage_of, make_stages
 from dflop.train.state import read_model
 from tests.models.tiny_families import CASES
@@ -271,7 +272,7 @@ def test_types_are_kept_and_tied_weights_written_once(small, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
         assert len(list(file.keys())) == len(half)
-        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118
+        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118, safetensors' file is no dict
     model = loaded(SUBJECTS["Omni, tied"], tmp_path / "out")
     assert model.lm_head.weight is model.get_input_embeddings().weight
 

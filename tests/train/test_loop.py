@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from dflop.errors import Interrupted
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
-from dflop.train.checkpoint import Checkpointer, read_latest
+from dflop.train.checkpoint import Checkpointer
 from dflop.train.decode_worker import MediaError
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer, learning_rate
+from dflop.train.manifest import read_latest
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
 from dflop.train.stages import llm_stage_of, make_stages

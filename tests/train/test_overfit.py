@@ -34,7 +34,7 @@ from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
 from dflop.train.stages import llm_stage_of, make_stages
-from tests.data.conftest import shared_media  # noqa: F401
+from tests.data.conftest import shared_media  # noqa: F401, a fixture
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_plan, make_step_plan
 
@@ -170,7 +170,7 @@ def test_samples_of_the_demo_are_learned_by_heart(tmp_path):
     assert last_epoch(learn(lesson, tmp_path), lesson) < NEARLY_NOTHING
 
 
-def test_samples_with_real_media_are_learned_by_heart(shared_media, tmp_path):  # noqa: F811
+def test_samples_with_real_media_are_learned_by_heart(shared_media, tmp_path):  # noqa: F811, the fixture
     """All that have one answer: some ask the same of one picture, and expect different things to be said."""
     annotations = shared_media / "llava_demo.jsonl"
     rows = [json.loads(line) for line in annotations.read_text().splitlines()]

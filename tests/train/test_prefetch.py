@@ -52,7 +52,7 @@ class Unloadable:
         raise AssertionError("never reached")
 
     def __reduce__(self):
-        return os._exit, (7,)
+        return sys.exit, (7,)
 
 
 def wanted(index: int, act: str = "fine", *, level: int = 0, size_bytes: int = 12) -> Wanted:

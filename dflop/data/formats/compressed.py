@@ -16,6 +16,11 @@ from dflop.errors import DataError
 
 COMPRESSIONS = (".gz", ".zst")
 
+FREE_BYTES = 2**30
+MAX_RATIO = 200
+"""Annotations pack to a tenth, tables of numbers to a fiftieth; a file made for it unpacks to a hundred thousand times
+its size. What is smaller than `FREE_BYTES` unpacked may be anything."""
+
 _CHUNK_BYTES = 2**14
 """Small, because a chunk may unpack to a thousand times its size."""
 
@@ -24,7 +29,8 @@ def mapped(path: Path) -> bytes | mmap.mmap:
     """Content of `path`, unpacked if its last suffix is one of `COMPRESSIONS`.
 
     Raises:
-        DataError: the file cannot be read, is damaged or cut off, or there is no room to unpack it.
+        DataError: the file cannot be read, is damaged or cut off, there is no room to unpack it, or it unpacks to far
+            more than annotations do.
     """
     chunks = {".gz": _gzip_chunks, ".zst": _zstd_chunks}.get(path.suffix.lower())
     try:
@@ -32,8 +38,15 @@ def mapped(path: Path) -> bytes | mmap.mmap:
             with path.open("rb") as file:
                 return _map(file)
         # Unnamed, so gone with its last mapping however this process ends.
+        most_bytes = max(FREE_BYTES, MAX_RATIO * path.stat().st_size)
         with tempfile.TemporaryFile() as file:
             for chunk in chunks(path):
+                if file.tell() + len(chunk) > most_bytes:
+                    raise DataError(
+                        f"annotation file unpacks to more than {MAX_RATIO} times its size",
+                        where=str(path),
+                        hint="unpack it by hand if that is right, and name the unpacked file",
+                    )
                 file.write(chunk)
             file.flush()
             return _map(file)

@@ -91,7 +91,7 @@ class ParquetFile:
         """Bytes of a media item of row `index`, or the path of a file under the media root.
 
         Raises:
-            BadSample: no such item, or a path that leaves the media root.
+            BadSample: no such item, bytes that are none, or a path that leaves the media root.
         """
         if not self.embeds(ref):
             return confine(media_root, ref.path)
@@ -100,6 +100,8 @@ class ParquetFile:
             for place, entry in enumerate(row[key] if isinstance(row[key], list) else [row[key]]):
                 if self._name(index, key, place, entry) == ref.path:
                     content = entry if isinstance(entry, bytes) else entry["bytes"]
+                    if not isinstance(content, bytes):
+                        raise BadSample(f"`bytes` is of type {type(content).__name__}, not binary", path=ref.path)
                     path = entry.get("path") if isinstance(entry, dict) else None
                     return NamedBytes(content, str(path or ref.path))
         raise BadSample("no such media item in its row", path=ref.path)

@@ -26,7 +26,8 @@ NUM_SCENARIOS = 4
 """Batches that plans are made on."""
 NUM_UNSEEN = 8
 """Other batches, that plans are compared on."""
-PLANNING_SEED, UNSEEN_SEED = 0, 1
+PLANNING_SEED, UNSEEN_SEED, NUM_SEEDS = 0, 1, 2
+"""Of a setting's first draw; every other draw takes the next `NUM_SEEDS`."""
 TPS = (1, 2, 4, 8)
 
 
@@ -54,6 +55,11 @@ CASES = (
     # InternViT-6B, and no uniform plan has room for that.
     Case("InternViT-6B + Qwen2.5-72B", "internvl2_5_78b", (3.1, 3.6), max_llm_tokens=16_384),
 )
+AUDIO_CASES = (
+    Case("Qwen2-Audio-7B", "qwen2_audio_7b", (2.0, 4.0), max_llm_tokens=8_192),
+    Case("Qwen2.5-Omni-7B, audio alone", "qwen2_5_omni_7b", None),
+)
+"""Beside the paper's main comparison: on the mixture `AUDIO`, and in no suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ def make_setting(
     device: Device = A100,
     encoder_factor: float = 1.0,
     space: SearchSpace | None = None,
+    draw: int = 0,
 ) -> Setting:
     """A problem and unseen batches.
 
@@ -94,10 +101,9 @@ def make_setting(
         device: Whose data sheet is used.
         encoder_factor: Multiplies the seconds of every encoder.
         space: What plans may choose; None: everything.
+        draw: Which draw of batches, those that are planned on and the unseen ones alike.
     """
     family = suite_family(case, mixture)
-    specs = suite_specs(family)
-    cost = analytic_costs(specs, device, num_nodes, encoder_factor)
 
     def batches(num_batches: int, seed: int) -> tuple[tuple[SampleShape, ...], ...]:
         return draw_batches(
@@ -109,24 +115,33 @@ def make_setting(
             seed=seed,
         )
 
+    planned = batches(NUM_SCENARIOS, PLANNING_SEED + NUM_SEEDS * draw)
+    specs = used_specs(suite_specs(family), planned)
     problem = Problem(
         run_id="suite",
         specs=specs,
         cluster=cluster_of(device, num_nodes),
-        cost=cost,
-        batches=batches(NUM_SCENARIOS, PLANNING_SEED),
+        cost=analytic_costs(specs, device, num_nodes, encoder_factor),
+        batches=planned,
         global_batch_size=global_batch_size,
         snapshot_seq=0,
         space=space or SearchSpace(),
     )
     name = f"analytic, {device.name}: data sheets, never measured"
-    return Setting(case.name, mixture.name, problem, batches(num_unseen, UNSEEN_SEED), name)
+    return Setting(case.name, mixture.name, problem, batches(num_unseen, UNSEEN_SEED + NUM_SEEDS * draw), name)
 
 
 def suite_family(case: Case, mixture: Mixture) -> Family:
     """The case's family, with a limit of frames that cuts no video of the mixture."""
     model = load_model(resources.path("configs") / "models" / f"{case.model}.yaml")
-    return load_family(model.family, model.hf_config, {**model.media, "video_frames": mixture.max_frames})
+    limits = {"video_frames": mixture.max_frames} if mixture.has("video") else {}
+    return load_family(model.family, model.hf_config, {**model.media, **limits})
+
+
+def used_specs(specs: Sequence[ModuleSpec], batches: Sequence[Sequence[SampleShape]]) -> tuple[ModuleSpec, ...]:
+    """Those that samples bring work to: a model for sounds and images may be trained on sounds alone."""
+    used = {item.module for batch in batches for sample in batch for item in sample.items}
+    return tuple(spec for spec in specs if spec.module == LLM or spec.module in used)
 
 
 def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:

@@ -10,6 +10,7 @@ from dflop.errors import InfeasiblePlanError
 from dflop.jobs.suite.bound import bound_of_plan_s, bound_s, module_gpu_seconds
 from dflop.jobs.suite.cases import Setting
 from dflop.jobs.suite.judge import TRAINING_EFFORT, Noise, Speedup, Steps, judge, speedup
+from dflop.jobs.talk import Say
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
 from dflop.plan.rank import arrival_step_s
@@ -23,7 +24,6 @@ REFERENCE, TOKEN_LPT, BATCHES, OURS = "reference", "token LPT", "tuned + our bat
 RIVALS = (DEFAULT, GROUPED, REFERENCE, TOKEN_LPT, BATCHES)
 """Besides the tuned uniform plan, which all are measured by."""
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 

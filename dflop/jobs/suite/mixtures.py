@@ -5,6 +5,8 @@ LLaVA-Wild, diagrams of AI2D, infographics), 60k multi-image samples in the mann
 manner of LLaVA-Video, one frame per second, 8 to 64 of them. `heavy` is what a general training set with long tails
 looks like: half of it text of up to 32k tokens, 43 % images, 7 % videos of 32 to 128 frames. Sizes and lengths are
 lognormal around round numbers chosen here; none was fitted to a data set.
+
+`audio` is clips of a second to five minutes, one or a few to a sample, with questions or transcripts, and some text.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Source:
     share: float
     """Relative to the other sources of the mixture."""
     kind: str
-    """`image`, `video` or `text`."""
+    """`image`, `video`, `audio` or `text`."""
     text_tokens: float
     """Median."""
     text_sigma: float
@@ -37,7 +39,7 @@ class Source:
     """Median (width, height)."""
     size_sigma: float = 0.0
     num_frames: tuple[int, int] = (1, 1)
-    """Fewest and most."""
+    """Fewest and most, one a second; of audio the seconds."""
     median_frames: float = 1.0
     frames_sigma: float = 0.0
 
@@ -53,6 +55,10 @@ class Mixture:
     def max_frames(self) -> int:
         """The limit that keeps every video's frames."""
         return max(source.num_frames[1] for source in self.sources)
+
+    def has(self, kind: str) -> bool:
+        """Whether it has samples of a kind."""
+        return any(source.kind == kind for source in self.sources)
 
 
 _PHOTO, _SCREEN = (640, 480), (1280, 720)
@@ -81,7 +87,16 @@ HEAVY = Mixture(
         ),
     ),
 )  # fmt: skip
+AUDIO = Mixture(
+    "audio",
+    (
+        Source(60, "audio", 60, 0.6, num_frames=(1, 300), median_frames=20, frames_sigma=0.9),
+        Source(25, "audio", 120, 0.6, num_items=(2, 4), num_frames=(1, 60), median_frames=10, frames_sigma=0.7),
+        Source(15, "text", 500, 1.0),
+    ),
+)
 MIXTURES = {mixture.name: mixture for mixture in (MAIN, HEAVY)}
+"""Those of the suites."""
 
 
 def draw_batches(
@@ -140,7 +155,9 @@ def _size(source: Source, rng: np.random.Generator) -> tuple[int, int, int]:
 
 def _item(family: Family, kind: str, size: tuple[int, int, int], num_items: int, level: int) -> MediaItem:
     width_px, height_px, num_frames = size
-    duration_s = float(num_frames) if kind == "video" else 0.0
+    if kind == "audio":
+        width_px = height_px = 0
+    duration_s = 0.0 if kind == "image" else float(num_frames)
     placed: Placement = family.place(
         kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s,
         num_images=num_items, level=level,

@@ -19,12 +19,12 @@ from dflop.jobs.suite.contest import (
     TOKEN_LPT,
     TUNED,
     Contest,
-    Say,
     by_mixture,
     contest,
 )
 from dflop.jobs.suite.judge import geometric_mean
 from dflop.jobs.suite.mixtures import MIXTURES
+from dflop.jobs.talk import Say
 from dflop.report.comparison_page import Drawing
 from dflop.report.suite_plots import Series, bars_svg, save_bars
 from dflop.report.tables import layout_text

@@ -13,7 +13,8 @@ from pathlib import Path
 from dflop import __version__
 from dflop.errors import ConfigError, did_you_mean
 from dflop.jobs.suite import paper, sweeps
-from dflop.jobs.suite.contest import Contest, Say
+from dflop.jobs.suite.contest import Contest
+from dflop.jobs.talk import Say
 from dflop.profile.hardware import hardware_name
 from dflop.records import CostTable
 from dflop.report.comparison_page import Drawing

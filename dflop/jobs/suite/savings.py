@@ -43,13 +43,3 @@ def savings(
         raise ValueError(f"savings of {given}: every number must be finite and not negative")
     gpu_hours_per_s = num_steps * num_gpus / 3600
     return Savings(step_s_baseline * gpu_hours_per_s, step_s_ours * gpu_hours_per_s, usd_per_gpu_hour)
-
-
-def savings_rows(found: Savings) -> list[tuple[str, float, float]]:
-    """(what, GPU-hours, USD)."""
-    price = found.usd_per_gpu_hour
-    return [
-        ("baseline", found.baseline_gpu_hours, found.baseline_gpu_hours * price),
-        ("dflop", found.ours_gpu_hours, found.ours_gpu_hours * price),
-        ("saved", found.saved_gpu_hours, found.saved_usd),
-    ]

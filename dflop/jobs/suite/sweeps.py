@@ -17,7 +17,6 @@ from dflop.jobs.suite.contest import (
     TOKEN_LPT,
     TUNED,
     Contest,
-    Say,
     compete,
     contest,
     encoder_share,
@@ -26,6 +25,7 @@ from dflop.jobs.suite.contest import (
 from dflop.jobs.suite.judge import Noise
 from dflop.jobs.suite.mixtures import HEAVY, MAIN
 from dflop.jobs.suite.paper import contest_numbers, title_of
+from dflop.jobs.talk import Say
 from dflop.report.comparison_page import Drawing
 from dflop.report.suite_plots import BOUND, Panel, Series, line_svg, save_lines
 from dflop.units import percent, ratio, seconds

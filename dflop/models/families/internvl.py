@@ -18,18 +18,16 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models import counts, splits
 from dflop.models.arrays import IMAGENET_MEAN, IMAGENET_STD, cut_tiles, tile_pixels
-from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
-from dflop.models.media import Layout, MediaTokens, Placement
+from dflop.models.family import Decoder, Grid, Tower
+from dflop.models.media import MIN_COUNT, Layout, MediaSize, MediaTokens, Placement
+from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, closest_grid
 from dflop.records import LLM, MediaItem, ModuleSpec
-
-CLASS_TOKENS = 1
-"""Positions of a tile that are no patches and give no rows."""
 
 _DEFAULTS = {"downsample_ratio": 0.5, "vision_feature_select_strategy": "default"}
 
 
-class InternVl(TrainableFamily):
+class InternVl(TiledFamily):
     """`InternVLForConditionalGeneration`; media limits as in `media_defaults`.
 
     `min_tiles` and `max_tiles` bound the tiles of an image, the thumbnail not counted.
@@ -46,6 +44,7 @@ class InternVl(TrainableFamily):
     media_defaults = {"min_tiles": 1, "max_tiles": 12, "video_frames": 32}
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
     modules = ("vision", LLM)
+    num_class_tokens = 1
     config_class = "InternVLConfig"
     model_class = "InternVLForConditionalGeneration"
 
@@ -65,16 +64,15 @@ class InternVl(TrainableFamily):
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
-        vision = self._section("vision_config", "internvl_vision")
-        vision |= {key: _square(vision, key) for key in ("image_size", "patch_size")}
+        sides = ("image_size", "patch_size")
+        vision = self._section("vision_config", "internvl_vision", sides=sides)
+        vision |= {key: _square(vision, key) for key in sides}
         self.configs = {"vision": vision, LLM: self._section("text_config", "qwen2")}
         self.tile_px: int = vision["image_size"]
         self.side = self.tile_px // int(vision["patch_size"])
         self.rows_per_tile = _rows_per_tile(self.side, {**_DEFAULTS, **self.hf_config})
         self.shrinkable = {**self.shrinkable, "max_tiles": self.media["min_tiles"]}
-        for key, least in {"min_tiles": 1, **self.shrinkable}.items():
-            if self.media[key] < least:
-                raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
+        self._check_least({"min_tiles": 1, **self.shrinkable})
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         vision, text = self.configs["vision"], self._text
@@ -83,12 +81,6 @@ class InternVl(TrainableFamily):
         # Hugging Face ties this family's embeddings unless the top of the config says otherwise.
         tied = bool(self.hf_config.get("tie_word_embeddings", True))
         return counts.internvit(vision, projector), counts.decoder(text, tied=tied)
-
-    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
-        return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
-
-    def frame_size_px(self, grid: Grid) -> Size:
-        return self.tile_px, self.tile_px
 
     def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
         tile = self.frame_size_px(item.grid)
@@ -109,27 +101,15 @@ class InternVl(TrainableFamily):
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
-        if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} takes no {kind}")
-        if min(height_px, width_px) < 1:
-            raise ValueError(f"size {width_px}x{height_px} is empty")
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
+        check_not_empty(size)
         if kind == "video":
-            num_tiles = self._num_sampled(num_frames, level)
-            return self._place_tiles(num_tiles, self._frames_layout(num_tiles))
-        rows, columns = self._tile_grid((height_px, width_px), level)
+            num_tiles = self._num_sampled(size.num_frames, level)
+            return self._place_tiles(num_tiles, num_tiles * self.rows_per_tile, self._frames_layout(num_tiles))
+        rows, columns = self._tile_grid((size.height_px, size.width_px), level)
         num_tiles = rows * columns + (rows * columns > 1)
-        return self._place_tiles(num_tiles, self.media_tokens[kind].wrap(num_tiles * self.rows_per_tile))
+        num_rows = num_tiles * self.rows_per_tile
+        return self._place_tiles(num_tiles, num_rows, self.media_tokens[kind].wrap(num_rows))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         num_sampled = self._num_sampled(num_frames, level)
@@ -140,26 +120,10 @@ class InternVl(TrainableFamily):
         limits = self.limits(level)
         return closest_grid(size_px, self.tile_px, limits["min_tiles"], limits["max_tiles"])
 
-    def _num_sampled(self, num_frames: int, level: int) -> int:
-        if num_frames < 1:
-            raise ValueError("video has no frames")
-        return min(num_frames, int(self.limits(level)["video_frames"]))
-
     def _frames_layout(self, num_frames: int) -> Layout:
         """Every frame wrapped like an image of one tile, numbered from 1, one to a line."""
         frame = self.media_tokens["video"].wrap(self.rows_per_tile)
         return tuple(part for i in range(num_frames) for part in (("\n" if i else "") + f"Frame{i + 1}: ", *frame))
-
-    def _place_tiles(self, num_tiles: int, layout: Layout) -> Placement:
-        tile_tokens = self.side**2 + CLASS_TOKENS
-        return Placement(
-            module="vision",
-            grid=(num_tiles, self.side, self.side),
-            num_tokens=num_tiles * tile_tokens,
-            sum_sq_tokens=num_tiles * tile_tokens**2,
-            num_rows=num_tiles * self.rows_per_tile,
-            layout=layout,
-        )
 
 
 def _square(vision: Mapping[str, Any], key: str) -> int:
@@ -174,8 +138,9 @@ def _square(vision: Mapping[str, Any], key: str) -> int:
 def _rows_per_tile(side: int, config: Mapping[str, Any]) -> int:
     """Rows a tile of `side` x `side` patches gives after the pixel shuffle."""
     ratio, select = config["downsample_ratio"], config["vision_feature_select_strategy"]
-    merge = max(1, round(1 / ratio)) if ratio > 0 else 1
-    if merge * ratio != 1 or side % ratio or side % merge:
+    is_ratio = isinstance(ratio, int | float) and ratio > MIN_COUNT
+    merge = max(1, round(1 / ratio)) if is_ratio else 1
+    if side < 1 or not is_ratio or merge * ratio != 1 or side % ratio or side % merge:
         raise ConfigError(
             f"downsample_ratio = {ratio} does not divide a tile of {side}x{side} patches",
             where="model.hf_config.downsample_ratio",

@@ -19,8 +19,9 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models import counts, splits
 from dflop.models.arrays import HALF, cut_tiles, pad_frame, tile_pixels
-from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
-from dflop.models.media import MediaTokens, Placement
+from dflop.models.family import Decoder, Grid, Tower, complete_section
+from dflop.models.media import MediaSize, MediaTokens, Placement, check_like
+from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, best_resolution
 from dflop.records import LLM, MediaItem, ModuleSpec
 
@@ -34,7 +35,7 @@ _PINPOINTS = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in
 _DOWNSCALE_ABOVE = 1.1
 
 
-class LlavaOnevision(TrainableFamily):
+class LlavaOnevision(TiledFamily):
     """`LlavaOnevisionForConditionalGeneration`; media limits as in `media_defaults`.
 
     `max_tiles` drops the resolutions of `image_grid_pinpoints` that have more tiles (the base tile not counted);
@@ -68,7 +69,9 @@ class LlavaOnevision(TrainableFamily):
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         stated = hf_config.get("vision_config")
-        vision = {**_SIGLIP, **(_NO_VISION_CONFIG if stated is None else stated)}
+        vision = complete_section(
+            _NO_VISION_CONFIG if stated is None else stated, "vision_config", _SIGLIP["model_type"], _SIGLIP
+        )
         self.side = _side(vision, str(hf_config.get("vision_feature_select_strategy", "full")))
         self.tile_px: int = vision["image_size"]
         self.whole_tiles = _whole_tiles(str(hf_config.get("vision_aspect_ratio", "anyres_max_9")))
@@ -77,15 +80,17 @@ class LlavaOnevision(TrainableFamily):
         self.shrinkable = {**self.shrinkable, "max_tiles": min(self._tiles.values())}
         super().__init__(hf_config, media)
         self.configs = {"vision": vision, LLM: self._section("text_config", "qwen2")}
-        for key, least in self.shrinkable.items():
-            if self.media[key] < least:
-                raise ConfigError(f"{key} = {self.media[key]} is less than {least}", where=f"model.media.{key}")
+        self._check_least(self.shrinkable)
         levels = range(self.max_level + 1)
         self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         vision, text = self.configs["vision"], self._text
         features = self.hf_config.get("vision_feature_layer", -1)
+        if not all(
+            isinstance(layer, int) for layer in (features if isinstance(features, list | tuple) else [features])
+        ):
+            raise ConfigError(f"`{features}` are no layers", where="model.hf_config.vision_feature_layer")
         width = vision["hidden_size"] * (1 if isinstance(features, int) else len(features))
         has_bias = bool(self.hf_config.get("multimodal_projector_bias", True))
         projector = counts.two_layer_projector(width, text["hidden_size"], has_bias) + text["hidden_size"]
@@ -100,12 +105,6 @@ class LlavaOnevision(TrainableFamily):
         if item.kind == "video":
             return num_tiles, 0, 0, 0, 0
         return num_tiles, *size_px, *(self._fitted_px(item) or (0, 0))
-
-    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
-        return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
-
-    def frame_size_px(self, grid: Grid) -> Size:
-        return self.tile_px, self.tile_px
 
     def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
         """One of several images becomes a square on a ground of the mean colour."""
@@ -141,48 +140,23 @@ class LlavaOnevision(TrainableFamily):
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_index": token_id["<image>"], "video_token_index": token_id["<video>"]}
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
-        if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} takes no {kind}")
-        if min(height_px, width_px) < 1:
-            raise ValueError(f"size {width_px}x{height_px} is empty")
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
+        check_not_empty(size)
         if kind == "video":
-            num_tiles = self._num_sampled(num_frames, level)
+            num_tiles = self._num_sampled(size.num_frames, level)
             num_rows = num_tiles * math.ceil(self.side / 2) ** 2 + 1
-        elif num_images > 1:
+        elif size.num_images > 1:
             num_tiles, num_rows = 1, self.side**2 + 1
         else:
-            fitted = best_resolution((height_px, width_px), self._pinpoints[min(level, len(self._pinpoints) - 1)])
+            size_px = size.height_px, size.width_px
+            fitted = best_resolution(size_px, self._pinpoints[min(level, len(self._pinpoints) - 1)])
             num_tiles = self._tiles[fitted] + 1
-            num_rows = self.side**2 + self._num_fitted_rows((height_px, width_px), fitted)
-        tile_tokens = self.side**2
-        return Placement(
-            module="vision",
-            grid=(num_tiles, self.side, self.side),
-            num_tokens=num_tiles * tile_tokens,
-            sum_sq_tokens=num_tiles * tile_tokens**2,
-            num_rows=num_rows,
-            layout=self.media_tokens[kind].wrap(num_rows),
-        )
+            num_rows = self.side**2 + self._num_fitted_rows(size_px, fitted)
+        return self._place_tiles(num_tiles, num_rows, self.media_tokens[kind].wrap(num_rows))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         indices = np.linspace(0, num_frames - 1, self._num_sampled(num_frames, level), dtype=int)
         return tuple(indices.tolist())
-
-    def _num_sampled(self, num_frames: int, level: int) -> int:
-        if num_frames < 1:
-            raise ValueError("video has no frames")
-        return min(num_frames, int(self.limits(level)["video_frames"]))
 
     def _num_fitted_rows(self, size_px: Size, fitted_px: Size) -> int:
         """Rows of an image fitted into a resolution: patches of its lines without padding, and a newline per line."""
@@ -204,12 +178,12 @@ class LlavaOnevision(TrainableFamily):
 def _side(vision: Mapping[str, Any], select: str) -> int:
     """Patches along one side of a tile."""
     tower, tile_px, patch_px = (vision[key] for key in ("model_type", "image_size", "patch_size"))
-    square = isinstance(tile_px, int) and isinstance(patch_px, int)
+    square = isinstance(tile_px, int) and isinstance(patch_px, int) and tile_px >= patch_px
     if tower != _SIGLIP["model_type"] or select != "full" or not square:
         raise ConfigError(
             f"{tower} over {tile_px} px in patches of {patch_px} px, features `{select}`: the model cannot run this",
             where="model.hf_config.vision_config",
-            hint="siglip_vision_model, whole numbers, and vision_feature_select_strategy `full`",
+            hint="siglip_vision_model, patches that fit into the image, and vision_feature_select_strategy `full`",
         )
     return int(tile_px // patch_px)
 
@@ -224,11 +198,18 @@ def _inside(size_px: Size, fitted_px: Size) -> Size:
 
 def _tile_counts(pinpoints: Sequence[Sequence[int]] | None, tile_px: int) -> dict[Size, int]:
     """Tiles of every resolution, the base tile not counted; of the family's own list for None."""
+    where = "model.hf_config.image_grid_pinpoints"
+    if not isinstance(pinpoints, list | tuple | None):
+        raise ConfigError("no list of resolutions", where=where)
+    for pair in pinpoints or ():
+        check_like(pair, (), where)
+        if len(pair) != 2:
+            raise ConfigError("a resolution is a height and a width", where=where)
     counts = {(h, w): h * w // tile_px**2 for h, w in (_PINPOINTS if pinpoints is None else pinpoints)}
     if not counts or any(min(size) < 1 or size[0] % tile_px or size[1] % tile_px for size in counts):
         raise ConfigError(
             f"{list(counts)} are not whole numbers of tiles of {tile_px} px",
-            where="model.hf_config.image_grid_pinpoints",
+            where=where,
             hint="multiples of vision_config.image_size, which is 224 where a vision_config leaves it out",
         )
     return counts

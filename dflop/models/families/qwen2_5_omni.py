@@ -18,7 +18,7 @@ import numpy as np
 from dflop.models import counts, splits
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel
 from dflop.models.family import Decoder, Grid, Tower
-from dflop.models.media import MediaTokens, Placement
+from dflop.models.media import MediaSize, MediaTokens, Placement
 from dflop.models.native import IMAGE_LIMITS, SHRINKABLE, VIDEO_LIMITS
 from dflop.models.native_family import NativeFamily
 from dflop.records import LLM, ModuleSpec
@@ -97,22 +97,10 @@ class Qwen25OmniThinker(NativeFamily):
             counts.decoder(self._text, tied=tied),
         )
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
         if kind == "audio":
-            return self._place_audio(duration_s)
-        return super().place(
-            kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s, level=level
-        )
+            return self._place_audio(size.duration_s)
+        return super()._place(kind, size, level)
 
     def _place_audio(self, duration_s: float) -> Placement:
         if duration_s > self.media["audio_max_s"]:

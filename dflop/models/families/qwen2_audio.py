@@ -16,7 +16,7 @@ import numpy as np
 from dflop.models import counts, splits
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel_window
 from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
-from dflop.models.media import MediaTokens, Placement
+from dflop.models.media import MediaSize, MediaTokens, Placement
 from dflop.records import LLM, ModuleSpec
 
 MEL_PER_POSITION = 2
@@ -70,32 +70,20 @@ class Qwen2Audio(TrainableFamily):
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"audio_token_index": token_id["<|AUDIO|>"]}
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
-        if kind != "audio":
-            raise ValueError(f"{self.name} takes no {kind}")
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
         num_positions = self.audio["max_source_positions"]
         window_samples = num_positions * MEL_PER_POSITION * MEL_HOP_SAMPLES
-        num_samples = round(duration_s * SAMPLE_RATE_HZ)
+        num_samples = round(size.duration_s * SAMPLE_RATE_HZ)
         if num_samples > window_samples and not self.media["audio_truncate"]:
             raise ValueError(
-                f"audio of {duration_s:.1f} s exceeds the encoder's {window_samples / SAMPLE_RATE_HZ:g} s and "
+                f"audio of {size.duration_s:.1f} s exceeds the encoder's {window_samples / SAMPLE_RATE_HZ:g} s and "
                 "audio_truncate is off"
             )
         num_mel = math.ceil(min(num_samples, window_samples) / MEL_HOP_SAMPLES)
         num_kept = (num_mel - 1) // MEL_PER_POSITION + 1
         num_rows = num_kept // 2
         if num_rows < 1:
-            raise ValueError(f"audio of {duration_s:.3f} s is shorter than one token")
+            raise ValueError(f"audio of {size.duration_s:.3f} s is shorter than one token")
         return Placement(
             module="audio",
             grid=(num_mel, 0, 0),

@@ -16,7 +16,7 @@ import numpy as np
 
 from dflop.models import counts, splits
 from dflop.models.family import Decoder, Tower
-from dflop.models.media import Layout, MediaTokens, Placement
+from dflop.models.media import Layout, MediaSize, MediaTokens, Placement
 from dflop.models.native import IMAGE_LIMITS, TEMPORAL_PATCH_FRAMES, check_aspect_ratio
 from dflop.models.native_family import NativeFamily
 from dflop.records import LLM, ModuleSpec
@@ -96,27 +96,15 @@ class Qwen3Vl(NativeFamily):
             entries["deepstack_visual_indexes"] = [num_layers - 1] * self.num_deep
         return entries
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
+    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
         if kind != "video":
-            return super().place(
-                kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s, level=level
-            )
+            return super()._place(kind, size, level)
         limits, tokens = self.limits(level), self.media_tokens[kind]
-        frames = _sample(num_frames, duration_s, limits)
+        frames = _sample(size.num_frames, size.duration_s, limits)
         grid_t = math.ceil(len(frames) / TEMPORAL_PATCH_FRAMES)
-        size_px = _resize_video(height_px, width_px, len(frames), self._native.factor_px, limits)
+        size_px = _resize_video(size.height_px, size.width_px, len(frames), self._native.factor_px, limits)
         placed = self._native.place(grid_t, size_px, tokens)
-        fps = _frame_rate(num_frames, duration_s)
+        fps = _frame_rate(size.num_frames, size.duration_s)
         return replace(placed, layout=_layout(_pad(frames), fps, tokens.wrap(placed.num_rows // grid_t)))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:

@@ -87,18 +87,6 @@ def default_plan(problem: Problem) -> Plan:
     )
 
 
-def default_plans(problem: Problem) -> list[Plan]:
-    """`default_plan`, then its layout under every other number of microbatches that fits.
-
-    Raises:
-        CostError: a module without costs.
-        InfeasiblePlanError: no pipeline is deep enough.
-    """
-    first = default_plan(problem)
-    others = [m for m in problem.microbatch_choices if m != first.num_microbatches]
-    return [first, *_fitting(problem, _choices(problem, [first.modules[-1].parallel], others))]
-
-
 def _common_tps(problem: Problem) -> list[int]:
     """Degrees that every module allows and that divide the cluster, ascending."""
     allowed = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))

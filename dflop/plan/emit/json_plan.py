@@ -13,7 +13,7 @@ from typing import Any
 
 from dflop.errors import ConfigError
 from dflop.plan.emit.ranks import stage_layers, stage_ranks
-from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan
+from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_json
 
 SCHEMA = "dflop.plan"
 VERSION = 1
@@ -56,8 +56,8 @@ def read_plan(text: str) -> Plan:
         ConfigError: not such a document, of another version, incomplete, or at odds with itself.
     """
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"not JSON: {error}", where="plan document") from error
     found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else (None, None)
     if found != (SCHEMA, VERSION):
@@ -68,7 +68,7 @@ def read_plan(text: str) -> Plan:
         )
     try:
         return _plan(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"missing or of a wrong type: {error}", where="plan document") from error
 
 
@@ -133,8 +133,12 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
         max_tokens=int(entry["max_tokens"] or 0),
     )
     where = f"plan document, module `{module.module}`"
-    if len(stages) != module.parallel.pp:
-        raise ConfigError(f"{len(stages)} stages, but pp is {module.parallel.pp}", where=where)
+    p = module.parallel
+    if len(stages) != p.pp:
+        raise ConfigError(f"{len(stages)} stages, but pp is {p.pp}", where=where)
+    # Before ranks are counted up: degrees of any size are written in a line.
+    if any(len(s["ranks"]) != p.dp or any(len(ranks) != p.tp for ranks in s["ranks"]) for s in stages):
+        raise ConfigError(f"its stages have not dp x tp = {p.dp:.15g} x {p.tp:.15g} ranks", where=where)
     for number, stage in enumerate(stages):
         if stage != stage | _stage(module, number):
             raise ConfigError(

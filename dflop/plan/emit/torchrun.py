@@ -32,6 +32,8 @@ NODE_RANK=${{NODE_RANK:-${{SLURM_NODEID:?$usage}}}}
 ((NODE_RANK < num_nodes)) || exit 0
 
 {exports}
+# Modules do not come from the folder this is called in.
+export PYTHONSAFEPATH=1
 
 exec torchrun --nnodes="$num_nodes" --node-rank="$NODE_RANK" --nproc-per-node="${{processes_of_node[NODE_RANK]}}" \\
     --master-addr="${{MASTER_ADDR:?$usage}}" --master-port="${{MASTER_PORT:-29500}}" \\

@@ -7,24 +7,30 @@ rank, are really slow; `replan`, a run whose mixture changes midway; `overhead`,
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from pathlib import Path
+from typing import Any
+
+from tests.bench.command import options
+from tests.bench.figures import conclude
 
 PARTS = ("synthetic", "real", "slow_rank", "replan", "overhead")
-"""Each a file here with `main(sizes, seeds, json_path)`."""
+"""Each a file here with `main(sizes, seeds)`, which returns figures and bounds."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS[:1])
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated ones without")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--json", type=Path, help="adds each part's figures to this file, under the part's name")
     args = parser.parse_args()
+    content: dict[str, Any] = {}
+    bounds: list[tuple[str, bool]] = []
     for name in args.part:
         part = importlib.import_module(f"tests.bench.correct.{name}")
-        part.main(args.sizes, tuple(range(args.seeds)), args.json)
+        content[name], of_part = part.main(args.sizes, tuple(range(args.seeds)))
+        bounds += of_part
+    conclude(content, bounds, args.json, "torch", "transformers", "duckdb", "numba")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class Gated(Filtered):
         self._gate, self._num_steps = Gate(), 0
 
     @property
-    def is_on(self) -> bool:  # type: ignore[override]
+    def is_on(self) -> bool:  # type: ignore[override]  # a property where the gate has a field
         return self._gate.is_on
 
     def plan(self, batch: Batch) -> Ints:

@@ -24,7 +24,7 @@ from dflop.train import wire
 from dflop.train.wire import RankTimes, open_store
 from tests.bench.correct import real_runs
 from tests.bench.correct.real import configured, is_seen
-from tests.bench.correct.real_runs import NUM_RANKS, observations, slowest_s, step_s
+from tests.bench.correct.real_runs import NUM_RANKS, Found, observations, slowest_s, step_s
 from tests.builders import make_plan
 from tests.jobs.test_learning import BATCH_SIZE, COST, SHAPES, Job
 
@@ -35,9 +35,9 @@ SETTINGS = {"off": "correct.enabled=false", "auto": "correct.gate=auto"}
 TARGET_FRAC = 0.01
 
 
-def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+def main(sizes: Path | None, seeds: Sequence[int]) -> Found:
     """Every seed is a pair of real jobs."""
-    real_runs.in_a_process_of_its_own(__name__, seeds, json_path)
+    return real_runs.in_a_process_of_its_own(__name__, seeds)
 
 
 def run(seeds: Sequence[int]) -> dict[str, Any]:

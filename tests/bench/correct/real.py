@@ -25,13 +25,14 @@ from dflop.cost.model import CostModel
 from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import GlobalBatches
+from dflop.jobs.talk import say
 from dflop.records import LLM, GateReading, ModuleFactors, SampleShape, StepPlan
 from dflop.schedule.scheduler import schedule_step
 from dflop.store import console
 from dflop.store.ingest import ingest
 from dflop.store.spool import read_spool
 from tests.bench.correct import real_runs, replayed
-from tests.bench.correct.real_runs import observations, say, slowest_s, step_s
+from tests.bench.correct.real_runs import Found, observations, slowest_s, step_s
 from tests.jobs.training import fresh
 
 MODULE, SHARES, FACTOR = LLM, (0.5, 0.75), 4.0
@@ -44,9 +45,9 @@ OFF, AUTO, ORACLE = "off", "auto", "oracle"
 ARMS = (OFF, AUTO, ORACLE)
 
 
-def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+def main(sizes: Path | None, seeds: Sequence[int]) -> Found:
     """Every seed orders the same samples otherwise; real sizes of other samples have no media to train on."""
-    real_runs.in_a_process_of_its_own(__name__, seeds, json_path)
+    return real_runs.in_a_process_of_its_own(__name__, seeds)
 
 
 def run(seeds: Sequence[int]) -> dict[str, Any]:

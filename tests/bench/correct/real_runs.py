@@ -22,10 +22,10 @@ from dflop.data.demo import make_demo_dataset
 from dflop.jobs import planning, profiling, runs, submit
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.submit import CPU_ENV
+from dflop.jobs.talk import say
 from dflop.records import LLM, Plan, SampleShape, StepObservation
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
-from tests.bench.figures import machine
 from tests.jobs.configs import make_config
 from tests.jobs.training import compile_kernels, log_of, start_ranks
 from tests.train.synthetic import make_inline_plan
@@ -35,7 +35,11 @@ NUM_ROWS, BATCH_SIZE, NUM_MICROBATCHES, NUM_RANKS = 320, 16, 4, 2
 LIMIT_S = 1200
 
 
-def in_a_process_of_its_own(module: str, seeds: Sequence[int], json_path: Path | None) -> None:
+Found = tuple[dict[str, Any], list[tuple[str, bool]]]
+"""Figures of a part, and its bounds with whether each is met."""
+
+
+def in_a_process_of_its_own(module: str, seeds: Sequence[int]) -> Found:
     """Run `python -m module SEEDS` as a training job is started: an allocator is set up when a process starts.
 
     Raises:
@@ -45,21 +49,7 @@ def in_a_process_of_its_own(module: str, seeds: Sequence[int], json_path: Path |
     command = [sys.executable, "-m", module, *map(str, seeds)]
     with tempfile.NamedTemporaryFile() as found:
         subprocess.run([*command, found.name], env=env, check=True)
-        add_part(json_path, module.rsplit(".", 1)[-1], json.loads(Path(found.name).read_text()))
-
-
-def add_part(path: Path | None, name: str, figures: object) -> None:
-    """Put the figures of a part beside those of others that are in the file."""
-    if path is None:
-        return
-    content = json.loads(path.read_text()) if path.is_file() else {}
-    content |= {"machine": machine("torch", "transformers", "duckdb", "numba"), name: figures}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        return json.loads(Path(found.name).read_text()), []
 
 
 def profiled_run(folder: Path, is_kept: Callable[[SampleShape], bool], *overrides: str) -> RunDir:
@@ -95,7 +85,7 @@ async def _profile(run: RunDir, is_kept: Callable[[SampleShape], bool]) -> None:
     depth = {s.module: s.num_layers for s in planning.bound_family(config).specs() if s.module in modules}
     plan = make_inline_plan([depth], dp=NUM_RANKS, num_microbatches=NUM_MICROBATCHES)
     give_plan(run, plan, [t for t in costs.tables if t.tp == 1 and not t.recompute])
-    compile_kernels(run)
+    compile_kernels()
 
 
 def give_plan(run: RunDir, plan: Plan, tables: Sequence[Any]) -> None:

@@ -26,12 +26,13 @@ from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.jobs.profiling import profile_modules
 from dflop.jobs.rundir import RunDir
+from dflop.jobs.talk import say
 from dflop.records import Plan, StepObservation, StepPlan
 from dflop.store.console import query
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from tests.bench.correct import real_runs
-from tests.bench.correct.real_runs import NUM_ROWS, say
+from tests.bench.correct.real_runs import NUM_ROWS, Found
 from tests.jobs.changing import encoder_heavy_model
 
 BATCH_SIZE, NUM_PICTURES_AMONG_TEXTS = 24, 2
@@ -47,9 +48,9 @@ LIMIT_S = 3600
 MAX_LOSS_ERROR = 1e-5
 
 
-def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+def main(sizes: Path | None, seeds: Sequence[int]) -> Found:
     """One run each, whatever the seeds: each has parts of many steps of its own."""
-    real_runs.in_a_process_of_its_own(__name__, seeds[:1], json_path)
+    return real_runs.in_a_process_of_its_own(__name__, seeds[:1])
 
 
 def run() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dflop.records import LLM, Correction, Decision, RankFactor, StepPlan
 from dflop.store.spool import read_spool
 from tests.bench.correct import real_runs
 from tests.bench.correct.real import configured, is_seen
-from tests.bench.correct.real_runs import NUM_RANKS, observations, slowest_s, step_s
+from tests.bench.correct.real_runs import NUM_RANKS, Found, observations, slowest_s, step_s
 
 NUM_STEPS, SLOW_FROM, LAST = 60, 15, 15
 FIRST_PAIRED = 25
@@ -31,9 +31,9 @@ CASES = {"computes 1.6x": f"rank:{SLOW_RANK}:1.6:{SLOW_FROM}", "stopped 40 %": f
 SETTINGS = {"off": "correct.enabled=false", "auto": "correct.gate=auto"}
 
 
-def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+def main(sizes: Path | None, seeds: Sequence[int]) -> Found:
     """Every seed orders the same samples otherwise."""
-    real_runs.in_a_process_of_its_own(__name__, seeds, json_path)
+    return real_runs.in_a_process_of_its_own(__name__, seeds)
 
 
 def run(seeds: Sequence[int]) -> dict[str, Any]:

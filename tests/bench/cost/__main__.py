@@ -6,19 +6,17 @@ hold them equal to; a fit has no other way beside it.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel
 from dflop.records import CostTable, CostTerms
+from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, finish, line
 from tests.builders import make_probe, make_specs, make_table, random_loads
 from tests.cost.reference import cost_of_one_load
@@ -28,10 +26,9 @@ CURVE = CostTerms(3e-5, 1e-8, 1e-12, 5e-5, 2e-8, 1e-6, (300.0, 1000.0, 3000.0, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     args = parser.parse_args()
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keep_to(1)
     table = make_table("llm", forward_s=CURVE, backward_s=CURVE)
     figures = []
     for step in (predict_figure, fit_figure):

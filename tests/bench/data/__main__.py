@@ -9,7 +9,6 @@ demo dataset's, which are tiny: the bounds are for media as they are); FILE is a
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import shutil
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.bench.command import keep_to, options
 from tests.bench.data import cases
 from tests.bench.figures import Figure, finish, line
 
@@ -26,14 +26,13 @@ NUM_SAMPLES = 20_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     parser.add_argument("--media", type=Path, help="folder with real media (default: those of the demo dataset)")
     parser.add_argument("--sizes", type=Path, help="Parquet table of sizes")
     parser.add_argument("--samples", type=int, default=NUM_SAMPLES)
     args = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = "1"
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keep_to(1)
     folder = Path(tempfile.mkdtemp(prefix="dflop-bench-"))
     figures: list[Figure] = []
     try:

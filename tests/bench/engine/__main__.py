@@ -1,4 +1,4 @@
-"""The engine on this machine: `python -m tests.bench.engine --out DIR [--sizes TABLE | --data DATASET]`.
+"""The engine on this machine: `python -m tests.bench.engine [--json FILE] [--sizes TABLE | --data DATASET]`.
 
 Two processes, a core each, gloo between them; a small Qwen2.5-Omni thinker trains global batches of real shapes.
 `overhead`: per microbatch of a vision | llm plan, what the engine costs beside the modules it runs, and the same
@@ -9,24 +9,18 @@ long a checkpoint holds up training, asynchronous and not. Ratios above 1 are in
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.jobs.submit import CPU_ENV
+from dflop.jobs.talk import say
 from dflop.records import Measurement
+from tests.bench.command import become_a_job, in_ranks, options
 from tests.bench.engine import overhead, race, samples, stall
 from tests.bench.engine.samples import Workload
-from tests.bench.figures import machine
-from tests.train.ranks import run_ranks
+from tests.bench.figures import conclude
 
 PARTS = ("overhead", "race", "stall")
 SPLIT = "engine, vision | llm, arrival"
@@ -51,16 +45,13 @@ TINY = Size(num_batches=2, num_samples=4, num_microbatches=2, num_rounds=1, num_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(), help="folder of the JSON file")
+    parser = options(__doc__)
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated rows without")
     parser.add_argument("--data", type=Path, help="folder of a dataset with real media, instead of a table")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tiny", action="store_true", help="far too little to say anything, in seconds")
     args = parser.parse_args()
-    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
-        command = [sys.executable, "-m", "tests.bench.engine", *sys.argv[1:]]
-        os.execve(sys.executable, command, os.environ | CPU_ENV | {"OMP_NUM_THREADS": "1"})
+    become_a_job("tests.bench.engine", OMP_NUM_THREADS="1")
     started, size = time.perf_counter(), TINY if args.tiny else FULL
     if args.data:
         workload, rows = samples.real(args.data, size.num_batches, size.num_samples), "a dataset's, with its media"
@@ -68,17 +59,14 @@ def main() -> None:
         workload = samples.drawn(args.sizes, size.num_batches, size.num_samples)
         rows = "drawn from a table of real sizes, media made up" if args.sizes else "generated, media made up"
     found = run(workload, size, args.part)
-    args.out.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine("torch", "transformers"), "samples": rows, "size": asdict(size), **found}
-    path = args.out / f"engine-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    _tell(f"{time.perf_counter() - started:.0f} s")
+    say(f"{time.perf_counter() - started:.0f} s")
+    conclude({"samples": rows, "size": asdict(size), **found}, [], args.json, "torch", "transformers")
 
 
 def run(workload: Workload, size: Size, parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
     """Measures the parts, prints their figures and returns them by part."""
-    _tell(f"probing the model for {size.budget_s:g} s")
-    probes: list[Measurement] = _ranks(race.probe, workload, size.budget_s)[0]
+    say(f"probing the model for {size.budget_s:g} s")
+    probes: list[Measurement] = in_ranks(race.probe, race.NUM_RANKS, workload, size.budget_s)[0]
     job = race.make_job(workload, probes, size.num_microbatches, size.num_rounds)
     found = {"overhead": _overhead, "race": _race, "stall": _stall}
     return {part: found[part](job, size) for part in parts}
@@ -86,7 +74,9 @@ def run(workload: Workload, size: Size, parts: tuple[str, ...] = PARTS) -> dict[
 
 def _overhead(job: race.Job, size: Size) -> dict[str, Any]:
     plan, step_plans = job.plans[SPLIT]
-    ranks: list[overhead.Split] = _ranks(overhead.measure, job.workload, plan, step_plans, size.num_rounds)
+    ranks: list[overhead.Split] = in_ranks(
+        overhead.measure, race.NUM_RANKS, job.workload, plan, step_plans, size.num_rounds
+    )
     modules = [overhead.overhead(m, r.steps) for m, r in zip(overhead.MODULE_OF_RANK, ranks, strict=True)]
     print(f"engine overhead per microbatch, thread CPU time, {SPLIT}")
     for m in modules:
@@ -108,7 +98,7 @@ def _overhead(job: race.Job, size: Size) -> dict[str, Any]:
 
 
 def _race(job: race.Job, size: Size) -> dict[str, Any]:
-    by_rank = _ranks(race.race, job)
+    by_rank = in_ranks(race.race, race.NUM_RANKS, job)
     rounds = [
         [{n: [rank[n] for rank in ranks] for n in ranks[0]} for ranks in zip(*of_round, strict=True)]
         for of_round in zip(*by_rank, strict=True)
@@ -129,7 +119,9 @@ def _race(job: race.Job, size: Size) -> dict[str, Any]:
 
 def _stall(job: race.Job, size: Size) -> dict[str, Any]:
     plan, step_plans = job.plans[INLINE]
-    ranks: list[stall.Stall] = _ranks(stall.measure, job.workload, plan, step_plans, size.num_checkpoints)
+    ranks: list[stall.Stall] = in_ranks(
+        stall.measure, race.NUM_RANKS, job.workload, plan, step_plans, size.num_checkpoints
+    )
     held = max((stall.figures(r) for r in ranks), key=lambda f: f["asynchronous_s"])
     ratio = held["synchronous / asynchronous"]
     print(
@@ -138,15 +130,6 @@ def _stall(job: race.Job, size: Size) -> dict[str, Any]:
         f"step {held['step_s']:.3f} s, beside a write {held['step_beside_write_s']:.3f} s"
     )
     return held
-
-
-def _ranks(worker: Callable[..., Any], *args: Any) -> list[Any]:
-    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
-        return run_ranks(worker, race.NUM_RANKS, Path(folder), *args)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

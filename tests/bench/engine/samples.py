@@ -78,7 +78,7 @@ class Workload:
     def plain_model(self) -> torch.nn.Module:
         """The same weights with Hugging Face's own attention."""
         model = self.model()
-        plain: torch.nn.Module = type(model)._from_config(  # type: ignore[attr-defined]
+        plain: torch.nn.Module = type(model)._from_config(  # type: ignore[attr-defined]  # transformers' own
             copy.deepcopy(model.config), attn_implementation="sdpa", dtype=torch.float32
         )
         plain.load_state_dict(model.state_dict())

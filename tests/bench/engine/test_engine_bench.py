@@ -69,10 +69,11 @@ def test_a_checkpoints_ratio_is_over_pairs() -> None:
 @pytest.mark.timeout(600)
 def test_all_parts_run(tmp_path: Path) -> None:
     """In a process of its own: the allocator's settings count from a process's start, and so for all it starts."""
-    command = [sys.executable, "-m", "tests.bench.engine", "--tiny", "--out", str(tmp_path)]
+    figures = tmp_path / "engine.json"
+    command = [sys.executable, "-m", "tests.bench.engine", "--tiny", f"--json={figures}"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=560)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(next(tmp_path.glob("engine-*.json")).read_text())
+    found = json.loads(figures.read_text())
     assert set(bench.PARTS) < set(found)
     for module in found["overhead"]["modules"]:
         assert 0 < module["overhead_s"] < module["modules_s"]

@@ -7,24 +7,23 @@ stand-ins; with it, jobs run on the Slurm of this machine (tests/slurm/cluster.s
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async, wait
 from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
-from tests.bench.figures import Figure, finish, line
+from tests.bench.command import options
+from tests.bench.figures import Figure, conclude, line
 from tests.bench.launch import played
 
 REPO = Path(__file__).parents[3]
@@ -138,8 +137,7 @@ def watching(folder: Path, num_jobs: int) -> tuple[Figure, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     parser.add_argument("--real", action="store_true", help="on the Slurm of this machine")
     parser.add_argument("--num-jobs", type=int, default=500)
     parser.add_argument("--duration-s", type=float, default=80.0, help="of the whole array, where it is played")
@@ -155,10 +153,9 @@ def main() -> None:
         watched, num_lost = watching(folder, args.num_jobs)
         figures.append(watched)
         print(line(watched), flush=True)
-    if num_lost:
-        print(f"{num_lost} states lost", file=sys.stderr)
-        sys.exit(1)
-    finish(figures, args.json, "submitit")
+    bounds = [(f.name, f.is_met) for f in figures]
+    found = {"is_real": args.real, "figures": [asdict(f) for f in figures]}
+    conclude(found, [*bounds, (f"{num_lost} states lost", not num_lost)], args.json, "submitit")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,10 @@ microbatches stands the mixed-integer program, which must find the same optimum.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -32,6 +29,7 @@ from dflop.plan.milp import solve_milp
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import ClusterSpec, Plan, SampleShape
+from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, finish, line
 from tests.builders import make_sample
 
@@ -46,10 +44,9 @@ NUM_SCENARIOS, TOP, MILP_AT = 16, 15, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     args = parser.parse_args()
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keep_to(1)
     figures = []
     for name, model, num_nodes, batch_size, bound_s, planner_bound_s in CASES:
         problem = problem_of(model, num_nodes, batch_size)
@@ -59,7 +56,7 @@ def main() -> None:
     finish(figures, args.json, "numpy", "cvxpy")
 
 
-def problem_of(model: str, num_nodes: int, batch_size: int) -> Problem:
+def problem_of(model: str, num_nodes: int, batch_size: int, num_batches: int = NUM_SCENARIOS) -> Problem:
     config = load_model(resources.path("configs") / "models" / f"{model}.yaml")
     specs = load_rules(config.family, config.hf_config, config.media).specs()
     links = analytic_link_costs(A100, num_nodes=num_nodes, num_processes_per_node=8, profile_key="")
@@ -68,7 +65,7 @@ def problem_of(model: str, num_nodes: int, batch_size: int) -> Problem:
         specs=specs,
         cluster=ClusterSpec("bench", "slurm", num_nodes, 8, A100.memory_bytes, "cuda", 64),
         cost=CostModel(analytic_cost_tables(specs, A100, profile_key=""), specs=specs, links=links, extrapolate=True),
-        batches=tuple(batch_of([s.module for s in specs[:-1]], batch_size, seed) for seed in range(NUM_SCENARIOS)),
+        batches=tuple(batch_of([s.module for s in specs[:-1]], batch_size, seed) for seed in range(num_batches)),
         global_batch_size=batch_size,
         snapshot_seq=0,
     )

@@ -11,21 +11,16 @@ settings of jobs.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from dflop.cost.curve import evaluate
 from dflop.cost.fit import fit_cost_tables
-from dflop.jobs.submit import CPU_ENV
 from dflop.models.family import Family
 from dflop.profile.adaptive import Design
 from dflop.profile.groups import ProbeGroup, make_group, probe_groups, random_groups
@@ -33,7 +28,8 @@ from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
 from dflop.profile.run import NUM_TARGETS
 from dflop.records import CostTable, CostTerms, Measurement, ModuleLoad
-from tests.bench.figures import machine
+from tests.bench.command import become_a_job, keep_to, options
+from tests.bench.figures import conclude
 from tests.bench.profile.cases import MODELS, VOCAB_SIZE, make_shapes
 
 SHALLOWEST, DEPTHS, DEEP = (1, 2), (2, 4), 8
@@ -201,13 +197,11 @@ def module_figures(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
-        os.execve(sys.executable, [sys.executable, "-m", "tests.bench.profile", *sys.argv[1:]], os.environ | CPU_ENV)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    become_a_job("tests.bench.profile")
+    keep_to(1)
     torch.set_num_threads(1)
     found: list[ErrorFigure] = []
     for name, make in MODELS.items():
@@ -216,11 +210,8 @@ def main() -> None:
             found.append(figure)
             print(figure.line(), flush=True)
         print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
-    if args.json:
-        content = {"machine": machine("torch", "transformers"), "figures": [asdict(f) for f in found]}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
-    if missed := [f.name for f in found if not f.is_met]:
-        sys.exit("bound missed: " + "; ".join(missed))
+    bounds = [(f.name, f.is_met) for f in found if f.bound_frac is not None]
+    conclude({"figures": [asdict(f) for f in found]}, bounds, args.json, "torch", "transformers")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,6 @@ own (ours: the search on the simulator). All figures are simulated on data-sheet
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +22,8 @@ from dflop.plan.inline import inline_choices
 from dflop.plan.search import plan_problem
 from dflop.records import Plan
 from dflop.schedule.policies import QUICK, Effort, StepJob
-from tests.bench.figures import machine
+from tests.bench.command import keep_to, options
+from tests.bench.figures import conclude
 from tests.bench.regret.instances import Instance, reference_instances, regret_instances
 
 MAX_REGRET, MIN_SAME_BALANCER, MIN_OWN = 0.01, 1.10, 1.25
@@ -102,12 +99,11 @@ def reference_row(instance: Instance) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--sizes", type=Path, help="Parquet file of real sample sizes")
     parser.add_argument("--part", choices=("regret", "reference"), help="only this one")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
     args = parser.parse_args()
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keep_to(1)
     found: dict[str, list[dict[str, object]]] = {}
     for name, instances, row_of in (
         ("regret", regret_instances, regret_row),
@@ -122,19 +118,11 @@ def main() -> None:
                     f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in found[name][-1].items()
                 )
                 print(f"{cells}  ({time.process_time() - started:.0f} s)", flush=True)
-    missed = summarise(found)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine("numpy", "numba", "cvxpy"), **found}, indent=1) + "\n")
-    if missed:
-        sys.exit("bound missed: " + "; ".join(missed))
+    conclude(found, summarise(found), args.json, "numpy", "numba", "cvxpy")
 
 
-def _text(row: dict[str, object]) -> str:
-    return "  ".join(f"{name} {value:.4f}" if isinstance(value, float) else str(value) for name, value in row.items())
-
-
-def summarise(found: dict[str, list[dict[str, object]]]) -> list[str]:
-    """Prints the figures that have bounds; those missed."""
+def summarise(found: dict[str, list[dict[str, object]]]) -> list[tuple[str, bool]]:
+    """Prints the figures that have bounds; their names, and whether each is met."""
     lines: list[tuple[str, float, float, bool]] = []
     if rows := found.get("regret"):
         worst = float(np.array([r["regret_frac"] for r in rows], dtype=float).max())
@@ -147,7 +135,7 @@ def summarise(found: dict[str, list[dict[str, object]]]) -> list[str]:
             lines.append((f"least over the reference, {name}", float(values.min()), 1.0, bool(values.min() >= 1.0)))
     for name, value, bound, is_met in lines:
         print(f"{name:50s} {value:8.4f}   bound {bound:g}   {'ok' if is_met else 'MISSED'}")
-    return [name for name, _, _, is_met in lines if not is_met]
+    return [(name, is_met) for name, _, _, is_met in lines]
 
 
 if __name__ == "__main__":

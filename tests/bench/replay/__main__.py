@@ -8,8 +8,6 @@ one layout for the whole model, our layout with data-blind batches, and our layo
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +27,8 @@ from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import ClusterSpec, Plan, SampleShape
 from dflop.records.mapping import from_dict
+from tests.bench.command import options
+from tests.bench.figures import conclude
 from tests.bench.replay.times import NUM_GPUS_PER_NODE, Times
 
 LABEL = "measured stage times, simulated composition"
@@ -56,12 +56,11 @@ class Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--times", type=Path, required=True, help="MODEL.parquet of tests.gpu.real_steps")
     parser.add_argument("--sizes", type=Path, help="table of sizes (dflop/data/sizes.py); default: a drawn mixture")
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64], help="multiples of 8")
     parser.add_argument("--samples-per-gpu", type=int, default=SAMPLES_PER_GPU, help="of a global batch")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
     args = parser.parse_args()
     times = Times(args.times)
     told = {key: value for key, value in times.told.items() if key != "model"}
@@ -75,9 +74,8 @@ def main() -> None:
     for num_gpus in args.gpus:
         found.append(replay(times, args.sizes, num_gpus, args.samples_per_gpu))
         print(line(found[-1]), flush=True)
-    if args.json:
-        outcomes = [asdict(outcome) for outcome in found]
-        args.json.write_text(json.dumps({"label": LABEL, **told, "stages": stages, "outcomes": outcomes}, indent=1))
+    outcomes = [asdict(outcome) for outcome in found]
+    conclude({"label": LABEL, **told, "stages": stages, "outcomes": outcomes}, [], args.json, "numba", "cvxpy")
 
 
 def line(found: Outcome) -> str:
@@ -138,7 +136,7 @@ def batches_of(family: Family, sizes: Path | None, size: int, count: int) -> lis
                 family, MAIN, max_llm_tokens=MAX_LLM_TOKENS, global_batch_size=size, num_batches=count, seed=0
             )
         )  # fmt: skip
-    rules = ShapeRules("replay", family, _NoTokenizer(), MAX_LLM_TOKENS, ("shrink",))  # type: ignore[arg-type]
+    rules = ShapeRules("replay", family, _NoTokenizer(), MAX_LLM_TOKENS, ("shrink",))  # type: ignore[arg-type]  # never asked for tokens
     rows = profile_sizes(read_sizes(sizes), rules)[0]
     if rows.is_empty():
         raise DataError("no sample of the table can be used", where=str(sizes))

@@ -37,7 +37,7 @@ def solve(weights_s: list[list[float]], num_buckets: int, limit_s: float, num_wo
     solver.parameters.num_workers = num_workers
     status = solver.solve(model)
     solved = time.perf_counter()
-    objective_s = None
+    bucket, objective_s = None, None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         bucket = [next(b for b, x in enumerate(row) if solver.boolean_value(x)) for row in in_bucket]
         loads = [[0.0] * len(weights_s[0]) for _ in range(num_buckets)]
@@ -46,6 +46,7 @@ def solve(weights_s: list[list[float]], num_buckets: int, limit_s: float, num_wo
         objective_s = max(max(load) for load in loads)
     return {
         "status": solver.status_name(status),
+        "bucket": bucket,
         "objective_s": objective_s,
         "build_s": built - started,
         "solve_s": solved - built,

@@ -9,7 +9,6 @@ a rank passes over a microbatch that is empty for it). A plan whose stages diffe
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from dflop.schedule.linear import LinearStep
 from dflop.schedule.policies import Effort, StepJob
 from dflop.schedule.warm import warm
 from dflop.simulate.order import one_f_one_b
-from tests.bench.figures import machine
+from tests.bench.figures import conclude
 from tests.bench.schedule.instances import bench_step
 
 DEPTHS = {1: (0, 1), 2: (1, 1), 4: (1, 3), 8: (2, 6), 16: (4, 12)}
@@ -139,7 +138,7 @@ def _divisible(num_slots: int, shares: tuple[float, ...], fracs: tuple[float, ..
     return float(found.fun)
 
 
-def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
+def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
     warm()
     print(f"simulated idle time, {NUM_RANKS} ranks, {SAMPLES_PER_BUCKET} samples per bucket; target {TARGET:.0%} less")
     rows = []
@@ -162,6 +161,4 @@ def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
                         "cells": [vars(c) for c in cells],
                     }
                 )  # fmt: skip
-    told = machine("numba", "numpy")
-    content = {"machine": told, "simulated": True, "real_sizes": sizes is not None, "rows": rows}
-    (out / f"schedule-idle-{told['date']}.json").write_text(json.dumps(content, indent=1) + "\n")
+    conclude({"simulated": True, "real_sizes": sizes is not None, "rows": rows}, [], json_path, "numba", "numpy")

@@ -7,7 +7,7 @@ a general training set; within a kind all sources of the file are alike likely, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,14 +127,20 @@ def _batch(
             global_batch_size=num_samples, num_batches=1, seed=seed,
         )[0]  # fmt: skip
         return drawn if modules > 1 else tuple(_text_only(s) for s in drawn)
+    return real_batch(family, SHARES[modules], num_samples, MAX_TOKENS[mixture], (seed,), sizes)
+
+
+def real_batch(
+    family: Family, shares: Mapping[str, float], num_samples: int, max_llm_tokens: int, seed: Sequence[int], sizes: Path
+) -> tuple[SampleShape, ...]:
+    """Rows of a table of sizes, kinds in given shares; a pure function of the arguments and the table."""
     rng, rows = np.random.default_rng(seed), _rows(sizes)
-    shares = SHARES[modules]
     found: list[SampleShape] = []
     while len(found) < num_samples:
         kind = str(rng.choice(list(shares), p=list(shares.values())))
         source = rows[kind][int(rng.integers(len(rows[kind])))]
         row = source[int(rng.integers(len(source)))]
-        shape = _shape(family, row, len(found), MAX_TOKENS[mixture])
+        shape = _shape(family, row, len(found), max_llm_tokens)
         if shape is not None:
             found.append(shape)
     return tuple(found)
@@ -172,7 +178,7 @@ def _shape(family: Family, row: Mapping[str, object], index: int, max_llm_tokens
     ]
     if "audio" in modules:
         media += [("audio", 0, 0, 0, s) for (s,) in zip(*_lists(row, "audio_seconds"), strict=True) if s]
-    num_text = max(1, int(row["prompt_tokens"]) + int(row["response_tokens"]))  # type: ignore[call-overload]
+    num_text = max(1, int(row["prompt_tokens"]) + int(row["response_tokens"]))  # type: ignore[call-overload]  # rows of a table are objects
     items: list[MediaItem] = []
     for level in range(family.max_level + 1):
         try:
@@ -183,12 +189,12 @@ def _shape(family: Family, row: Mapping[str, object], index: int, max_llm_tokens
             break
     num_rows = sum(i.num_rows for i in items)
     num_text = max(1, min(num_text, max_llm_tokens - num_rows))
-    num_supervised = max(1, min(int(row["response_tokens"]), num_text))  # type: ignore[call-overload]
+    num_supervised = max(1, min(int(row["response_tokens"]), num_text))  # type: ignore[call-overload]  # rows of a table are objects
     return SampleShape("bench", index, str(index), num_text, num_supervised, num_text + num_rows, tuple(items))
 
 
 def _lists(row: Mapping[str, object], *names: str) -> list[list[float]]:
-    return [row[name] or [] for name in names]  # type: ignore[misc]
+    return [row[name] or [] for name in names]  # type: ignore[misc]  # rows of a table are objects
 
 
 def _item(family: Family, media: tuple[str, float, float, int, float], num_images: int, level: int) -> MediaItem:

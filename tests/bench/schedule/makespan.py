@@ -6,7 +6,6 @@ a bench step can balance, its worst bucket is within 0.1 % of the lower bound or
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from dflop.schedule.linear import sample_weights
 from dflop.schedule.pack import bottleneck, lower_bound
 from dflop.schedule.policies import THOROUGH, Effort, StepJob
 from dflop.schedule.warm import warm
-from tests.bench.figures import machine
+from tests.bench.figures import conclude
 from tests.bench.schedule.instances import BenchStep, bench_step
 
 CELLS = (
@@ -88,6 +87,13 @@ class Cell:
     def _add(self, name: str, reduction: float) -> None:
         self.reduction.setdefault(name, []).append(reduction)
 
+    @property
+    def bounds(self) -> list[tuple[str, bool]]:
+        """Names of the targets, and whether each is met."""
+        means = {name: statistics.mean(self.reduction[name]) for name in EFFORTS}
+        found = [(f"{self.name}: {name}", means[name] >= TARGETS[name][self.mixture]) for name in EFFORTS]
+        return [*found, (f"{self.name}: repeated", self.repeats)]
+
     def line(self) -> str:
         """The means, and whether the targets are met."""
         mean = statistics.mean
@@ -102,7 +108,7 @@ class Cell:
         return "   ".join(parts) + ("" if self.repeats else "   NOT REPEATED")
 
 
-def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
+def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
     warm()
     print("simulated seconds of a step, less than the certified balance's under the same caps by")
     print(f"(noise: lognormal, {', '.join(f'{s:.0%}' for s in SIGMAS)} per stage and microbatch, the same for both)")
@@ -122,9 +128,8 @@ def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
                 cells.append(cell)
                 print(cell.line(), flush=True)
     _summary(cells)
-    told = machine("numba", "numpy")
-    content = {"machine": told, "simulated": True, "real_sizes": sizes is not None, "cells": [vars(c) for c in cells]}
-    (out / f"schedule-makespan-{told['date']}.json").write_text(json.dumps(content, indent=1) + "\n")
+    content = {"simulated": True, "real_sizes": sizes is not None, "cells": [vars(c) for c in cells]}
+    conclude(content, [bound for c in cells for bound in c.bounds], json_path, "numba", "numpy")
 
 
 def _summary(cells: Sequence[Cell]) -> None:

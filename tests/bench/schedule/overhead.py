@@ -7,7 +7,6 @@ shows in `data_wait_s`. The first step of a job has nothing to hide behind and i
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections import Counter
@@ -17,8 +16,8 @@ from pathlib import Path
 
 from dflop.records import RunEvent, StepObservation
 from dflop.store.spool import read_spool
-from tests.bench.figures import machine
-from tests.jobs.training import planned_run, run_ranks
+from tests.bench.figures import conclude
+from tests.jobs.training import planned_run, run_to_the_end, start_ranks
 
 NUM_STEPS = 60
 BOUND_FRAC = 0.005
@@ -59,10 +58,10 @@ def waits(observations: Iterable[StepObservation], seed: int) -> list[Waits]:
     return found
 
 
-def train(seed: int, folder: Path) -> tuple[list[Waits], dict[str, int], dict[str, int]]:
+def train(seed: int, folder: Path, num_steps: int = NUM_STEPS) -> tuple[list[Waits], dict[str, int], dict[str, int]]:
     """(waits by rank, steps by policy, events by kind) of a job."""
-    run = planned_run(folder, f"train.num_steps={NUM_STEPS}", f"train.seed={seed}")
-    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
+    run = planned_run(folder, f"train.num_steps={num_steps}", f"train.seed={seed}")
+    ended = run_to_the_end(run, start_ranks(run, "dflop.jobs.train", str(run.path), "train"))
     if any(ended.codes):
         raise SystemExit("\n".join(ended.stderr))
     store = run.config().store
@@ -81,7 +80,7 @@ def line(w: Waits) -> str:
     )
 
 
-def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
+def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
     """One job per seed; `sizes` is not used, for training needs media."""
     del sizes
     jobs, found = [], []
@@ -94,7 +93,6 @@ def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
         for w in ranks:
             print(line(w))
         print(f"overhead  seed {seed}  plans {dict(policies)}  events {dict(events)}", flush=True)
-    about = machine("torch", "numpy", "numba")
-    path = out / f"schedule-overhead-{about['date']}.json"
-    content = {"machine": about, "bound_frac": BOUND_FRAC, "jobs": jobs, "ranks": [asdict(w) for w in found]}
-    path.write_text(json.dumps(content, indent=2))
+    content = {"bound_frac": BOUND_FRAC, "jobs": jobs, "ranks": [asdict(w) for w in found]}
+    bounds = [(f"data wait, seed {w.seed}, rank {w.rank}", w.data_wait_frac <= BOUND_FRAC) for w in found]
+    conclude(content, bounds, json_path, "torch", "numpy", "numba")

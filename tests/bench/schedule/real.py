@@ -11,27 +11,20 @@ tokens balanced, longest first. balanced: the search on the simulator, what runs
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from dflop.cost.links import fit_link_costs
-from dflop.jobs.submit import CPU_ENV
-from tests.bench.figures import machine
+from dflop.jobs.talk import say
+from tests.bench.command import become_a_job, in_ranks, keep_to, options
+from tests.bench.figures import conclude
 from tests.bench.schedule.real_cases import CASES, ENCODER_LAYERS, NUM_CORES, QUICK_CASES, Case, family_of
 from tests.bench.schedule.real_compare import Outcome, compare
 from tests.bench.schedule.real_costs import Costs
 from tests.bench.schedule.real_data import GROUP_SHARES, MAX_TEXT_TOKENS, S_PER_FRAME, SIDE_FRAC, Rows
 from tests.bench.schedule.real_ranks import Job, profile, train
-from tests.train.ranks import run_ranks
 
 NUM_FULL_SEEDS = 5
 """With fewer seeds, which is fewer global batches, there are fewer configurations, too."""
@@ -47,22 +40,15 @@ KINDS = {
 }
 
 
-def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
-    """Every configuration, a global batch per seed; in a process of its own, for an allocator is set up at its start.
-
-    Raises:
-        subprocess.CalledProcessError: the bench failed, or gradients under two policies differ.
-    """
-    words = ["--seeds", *map(str, seeds), "--out", str(out), *(["--sizes", str(sizes)] if sizes else [])]
-    command = [sys.executable, "-m", "tests.bench.schedule.real", *words]
-    subprocess.run(command, env=os.environ | CPU_ENV | {"OMP_NUM_THREADS": "1"}, check=True)
+def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+    """Every configuration, a global batch per seed."""
+    become_a_job("tests.bench.schedule", OMP_NUM_THREADS="1")
+    run(sizes, seeds, json_path, ())
 
 
-def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Case]) -> None:
+def run(sizes: Path | None, seeds: Sequence[int], json_path: Path | None, cases: Sequence[Case]) -> None:
     """What `main` does, in this process."""
-    if len(os.sched_getaffinity(0)) < NUM_CORES:
-        sys.exit(f"needs {NUM_CORES} cores")
-    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:NUM_CORES]))
+    keep_to(NUM_CORES)
     started, is_full = time.perf_counter(), len(seeds) >= NUM_FULL_SEEDS
     rows = Rows(sizes, family_of("equal"))
     cases = cases or (CASES if is_full else QUICK_CASES)
@@ -76,10 +62,9 @@ def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Cas
         if error is not None:
             gradient_errors[case.name] = error
             print(f"    gradients of one global batch under two policies differ by {error:.1e} of the largest")
-        _tell(f"{time.perf_counter() - started:.0f} s")
+        say(f"{time.perf_counter() - started:.0f} s")
     print("\n".join(["", *table(outcomes)]), flush=True)
     content = {
-        "machine": machine("torch", "transformers", "numba"),
         "data": {
             "rows": "drawn from a table of real sizes" if sizes else "generated",
             "max_text_tokens": MAX_TEXT_TOKENS,
@@ -92,10 +77,8 @@ def run(sizes: Path | None, seeds: Sequence[int], out: Path, cases: Sequence[Cas
         "gradient_errors": gradient_errors,
         "cases": [{"name": o.case.name} | asdict(o) for o in outcomes],
     }
-    path = out / f"schedule-real-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    if any(not error <= MAX_GRADIENT_ERROR for error in gradient_errors.values()):
-        sys.exit(f"gradients differ by more than {MAX_GRADIENT_ERROR:g}")
+    bounds = [(f"gradients of {name}", error <= MAX_GRADIENT_ERROR) for name, error in gradient_errors.items()]
+    conclude(content, bounds, json_path, "torch", "transformers", "numba")
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -152,13 +135,13 @@ def _lines(o: Outcome) -> list[str]:
 def _profiled(rows: Rows, budget_s: float) -> dict[str, Costs]:
     """Costs of every model; the samples they are profiled with are others than those of the steps."""
     shapes = {model: rows.batch(200, [PROFILE_SEED]) for model in ENCODER_LAYERS}
-    _tell(f"profiling {', '.join(ENCODER_LAYERS)} for {budget_s:g} s")
-    found = _ranks(profile, shapes, budget_s)
+    say(f"profiling {', '.join(ENCODER_LAYERS)} for {budget_s:g} s")
+    found = in_ranks(profile, NUM_CORES, shapes, budget_s)
     links = fit_link_costs(found[0].links)
     costs = {m: Costs.fitted(m, p.probes, links) for m, p in zip(ENCODER_LAYERS, found, strict=True)}
     for model, c in costs.items():
         for t in c.cost.tables:
-            _tell(f"  {model}, {t.module}: error {t.median_error_frac:.1%}, noise {t.noise_frac:.1%}")
+            say(f"  {model}, {t.module}: error {t.median_error_frac:.1%}, noise {t.noise_frac:.1%}")
     return costs
 
 
@@ -168,9 +151,9 @@ def _corrected(model: str, costs: Costs, rows: Rows) -> Costs:
     batches = [rows.batch(64, [CORRECTION_SEED, i], first_index=i * 64) for i in range(NUM_CORRECTION_STEPS)]
     step_plans = costs.schedule(case, batches, ("arrival",))
     job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds=1)
-    by_rank = [trained.rounds[0] for trained in _ranks(train, job)]
+    by_rank = [trained.rounds[0] for trained in in_ranks(train, NUM_CORES, job)]
     found = costs.corrected(case, step_plans, batches, list(zip(*by_rank, strict=True)))
-    _tell(f"  {model}, corrections: {', '.join(f'{m} x{f:.2f}' for m, f in found.cost.corrections.items())}")
+    say(f"  {model}, corrections: {', '.join(f'{m} x{f:.2f}' for m, f in found.cost.corrections.items())}")
     return found
 
 
@@ -182,32 +165,20 @@ def _run_case(
     batches = [rows.batch(n, [seed, n], first_index=i * n) for i, seed in enumerate(seeds)]
     step_plans = costs.schedule(case, batches, case.policies)
     job = Job(case, tuple(step_plans), tuple(s for batch in batches for s in batch), num_rounds)
-    found = _ranks(train, job)
+    found = in_ranks(train, NUM_CORES, job)
     rounds = [list(zip(*of_round, strict=True)) for of_round in zip(*(t.rounds for t in found), strict=True)]
     errors = [t.gradient_error for t in found if t.gradient_error is not None]
     return compare(case, costs, step_plans, batches, rounds), max(errors, default=None)
 
 
-def _ranks(worker: Callable[..., Any], *args: Any) -> list[Any]:
-    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
-        return run_ranks(worker, NUM_CORES, Path(folder), *args)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _command_line() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated rows without")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(3), help=f"{NUM_FULL_SEEDS} for the full bench")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder of the JSON file")
     parser.add_argument("--case", type=int, nargs="*", default=(), help="only these of the full bench")
     args = parser.parse_args()
-    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
-        command = [sys.executable, "-m", "tests.bench.schedule.real", *sys.argv[1:]]
-        os.execve(sys.executable, command, os.environ | CPU_ENV | {"OMP_NUM_THREADS": "1"})
-    run(args.sizes, args.seeds, args.out, [CASES[i] for i in args.case])
+    become_a_job("tests.bench.schedule.real", OMP_NUM_THREADS="1")
+    run(args.sizes, args.seeds, args.json, [CASES[i] for i in args.case])
 
 
 if __name__ == "__main__":

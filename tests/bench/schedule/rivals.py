@@ -16,8 +16,8 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
 from dflop.schedule.pack import token_lpt
+from tests.bench.command import ORTOOLS
 
-ORTOOLS = Path(__file__).parents[3] / ".venv" / "clients" / "ortools"
 MAX_KK_SAMPLES = 1_024
 """Differencing in Python takes seconds beyond this, and minutes at the largest size."""
 
@@ -44,19 +44,33 @@ def lpt_on_tokens(weights_s: Floats, num_tokens: Ints, num_buckets: int) -> Ints
 
 
 def karmarkar_karp(weights_s: Floats, num_tokens: Ints, num_buckets: int) -> Ints:
-    """Largest differencing over m buckets on the sum of all modules' seconds.
+    """Largest differencing over m buckets on the sum of all modules' seconds."""
+    return differencing(weights_s.sum(axis=1), num_buckets)
 
-    Every sample starts as a partition of its own, m groups of which one is loaded. The two partitions that spread most
-    become one, the heaviest group of the first with the lightest of the second, until one is left.
+
+def differencing(cost: Floats, num_buckets: int, *, equal_counts: bool = False) -> Ints:
+    """Largest differencing (Karmarkar and Karp) of scalar costs over m buckets.
+
+    Every sample starts as a partition of its own, m groups of which one is loaded; for equal counts m samples of
+    similar cost start as one, a sample in each group. The two partitions that spread most become one, the heaviest
+    group of the first with the lightest of the second, until one is left.
+
+    Raises:
+        ValueError: equal counts of samples that the buckets do not divide.
     """
-    cost = weights_s.sum(axis=1)
+    if equal_counts and len(cost) % num_buckets:
+        raise ValueError(f"{len(cost)} samples do not divide into {num_buckets} buckets of equal counts")
+    each = num_buckets if equal_counts else 1
+    ascending = np.argsort(cost, kind="stable").tolist() if equal_counts else list(range(len(cost)))
     heap: list[tuple[float, int, Floats, list[list[int]]]] = []
-    for i, seconds in enumerate(cost.tolist()):
+    for first in range(0, len(cost), each):
+        members = ascending[first : first + each][::-1]
         sums = np.zeros(num_buckets)
-        sums[0] = seconds
-        heap.append((-seconds, i, sums, [[i], *([] for _ in range(num_buckets - 1))]))
+        sums[: len(members)] = cost[members]
+        groups = [[i] for i in members] + [[] for _ in range(num_buckets - len(members))]
+        heap.append((float(sums[-1] - sums[0]), first, sums, groups))
     heapq.heapify(heap)
-    serial = len(heap)
+    serial = len(cost)
     while len(heap) > 1:
         _, _, a, groups_a = heapq.heappop(heap)
         _, _, b, groups_b = heapq.heappop(heap)
@@ -83,8 +97,8 @@ RIVALS: Mapping[str, Callable[[Floats, Ints, int], Ints]] = {
 def cp_sat(weights_s: Floats, num_buckets: int, limit_s: float, num_workers: int) -> dict[str, Any]:
     """The reference's program in a process of its own, for its solver and cvxpy's do not share one.
 
-    Returns status, objective_s (None without a solution), build_s, solve_s; a status of `not installed` alone where
-    there is no ortools.
+    Returns status, bucket and objective_s (None without a solution), build_s, solve_s; where there is no ortools, a
+    status of `not installed` alone.
     """
     if not ORTOOLS.is_dir():
         return {"status": "not installed"}

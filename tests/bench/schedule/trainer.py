@@ -25,7 +25,7 @@ import torch
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from dflop.sampler import BalancedBatchSampler, SampleCosts, sample_costs
-from tests.bench.figures import machine
+from tests.bench.figures import conclude
 from tests.bench.schedule.instances import bench_step
 from tests.bench.schedule.trainer_rank import collate, make_dataset, make_model
 
@@ -37,8 +37,8 @@ Steps = list[list[list[int]]]
 """`[rank][microbatch]` = positions in the dataset."""
 
 
-def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
-    """Measures every case and writes `schedule-trainer-<date>.json`."""
+def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> None:
+    """Measures every case."""
     torch.set_num_threads(1)
     per_token_s, fixed_s = calibrated()
     print(f"trainer: a microbatch takes {1e3 * fixed_s:.1f} ms and {1e6 * per_token_s:.0f} us per token")
@@ -50,9 +50,8 @@ def main(sizes: Path | None, seeds: Sequence[int], out: Path) -> None:
             for name in row["measured_ratio"]
         )
         print(f"{row['case']:26s} random over {told}   gradients differ by {row['gradient_error']:.1e}")
-    path = out / f"schedule-trainer-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
-    content = {"machine": machine("torch", "transformers", "accelerate"), "sizes": bool(sizes), "cases": rows}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"real_sizes": sizes is not None, "cases": rows}
+    conclude(content, [], json_path, "torch", "transformers", "accelerate")
 
 
 def measured(

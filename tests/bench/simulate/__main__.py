@@ -15,43 +15,33 @@ as when it was profiled.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from dflop.jobs.submit import CPU_ENV
-from tests.bench.figures import machine
+from tests.bench.command import become_a_job, in_ranks, keep_to, options
+from tests.bench.figures import conclude
 from tests.bench.simulate.cases import CASES, CROWDED_CASES, MODELS, Case, family_of
 from tests.bench.simulate.compare import NUM_CORES, Outcome, Predictor
 from tests.bench.simulate.measure import profile, train
-from tests.train.ranks import run_ranks
 
 BOUND_FRAC = 0.10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     parser.add_argument("--budget", type=float, default=90.0, help="seconds of profiling")
     parser.add_argument("--batches", type=int, default=4, help="global batches per case")
     parser.add_argument("--rounds", type=int, default=3, help="how often each of them counts")
     parser.add_argument("--case", type=int, nargs="*", help="only these cases of two processes, none of four")
     args = parser.parse_args()
-    if CPU_ENV.items() - os.environ.items():  # glibc reads them when a process starts
-        os.execve(sys.executable, [sys.executable, "-m", "tests.bench.simulate", *sys.argv[1:]], os.environ | CPU_ENV)
-    if len(os.sched_getaffinity(0)) < NUM_CORES:
-        sys.exit(f"needs {NUM_CORES} cores")
-    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:NUM_CORES]))
+    become_a_job("tests.bench.simulate")
+    keep_to(NUM_CORES)
     started = time.perf_counter()
-    profiled = _ranks(profile, NUM_CORES, _shapes(), args.budget, 5)
+    profiled = in_ranks(profile, NUM_CORES, _shapes(), args.budget, 5)
     predictor = Predictor(profiled)
     profiled_s = [statistics.median(p.reference_s) for p in profiled]
     cases = CASES if args.case is None else [CASES[i] for i in args.case]
@@ -65,12 +55,8 @@ def main() -> None:
         print(f"four processes on two cores: median error {statistics.median(o.error_frac for o in crowded):.1%}")
         outcomes += crowded
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
-    if args.json:
-        figures = [asdict(o) for o in outcomes]
-        content = {"machine": machine("torch", "transformers"), "median_error_frac": error_frac, "figures": figures}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
-    if not is_met:
-        sys.exit("bound missed: median error")
+    content = {"median_error_frac": error_frac, "figures": [asdict(o) for o in outcomes]}
+    conclude(content, [("median error", is_met)], args.json, "torch", "transformers")
 
 
 def run_cases(
@@ -81,7 +67,7 @@ def run_cases(
     for case in cases:
         # In processes of its own: ten models side by side in one heap are slower than one, and nobody trains ten.
         run = predictor.schedule(case, num_batches)
-        trained = _ranks(train, case.plan.num_processes, [run], 1 + num_rounds)
+        trained = in_ranks(train, case.plan.num_processes, [run], 1 + num_rounds)
         seconds += [s for t in trained for s in t.reference_s]
         by_rank = [[of_round[0] for of_round in t.rounds[1:]] for t in trained]
         steps = [list(zip(*of_round, strict=True)) for of_round in zip(*by_rank, strict=True)]
@@ -100,11 +86,6 @@ def _shapes() -> dict[str, list[Any]]:
                 for s in data.shapes(family_of(model), 100, seed=0)]
         for model in MODELS
     }  # fmt: skip
-
-
-def _ranks(worker: Any, num_ranks: int, *args: Any) -> list[Any]:
-    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
-        return run_ranks(worker, num_ranks, Path(folder), *args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Rows are generated (their number is what matters); nothing is cached between fig
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -15,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.bench.command import options
 from tests.bench.figures import Figure, finish, line
 from tests.bench.store import cases
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser = options(__doc__)
     parser.add_argument("--only", help="run the cases whose name contains this")
     parser.add_argument("--rows", type=int, default=10_000_000, help="observations in the store the queries run on")
     args = parser.parse_args()

@@ -131,12 +131,12 @@ def steps_without_rollup(root: Path) -> None:
 def named_queries(root: Path) -> list[tuple[str, float]]:
     """Every named query, from opening the snapshot to the last row; the median of five."""
     (run_id,) = console.query(root, "select run_id from run_rollup order by run_id limit 1")[1][0]
-    values = {"run_id": run_id, "name": "job", "module": "llm", "profile_key": "x", "relation": "v_step"}
+    values = {"run_id": run_id, "name": "job", "module": "llm", "profile_key": "x", "relation": "v_step", "step": 1}
     found = []
     for query in console.list_queries():
         params = {name: values[name] for name in query.parameter_names} or None
         # The lambda is called before the loop goes on.
-        times_s = sorted(timed(lambda: console.query(root, query.sql, params)) for _ in range(5))  # noqa: B023
+        times_s = sorted(timed(lambda: console.query(root, query.sql, params)) for _ in range(5))  # noqa: B023, called at once
         found.append((query.name, times_s[2]))
     return found
 

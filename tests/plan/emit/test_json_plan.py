@@ -66,7 +66,7 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
         (changed(("version",), 2), "version 2"),
         (changed(("schema",), "other"), "schema 'other'"),
         (changed(("modules", 1, "dp"), None), "'dp'"),
-        (changed(("modules", 1, "tp"), 4), "stage 0 disagrees"),
+        (changed(("modules", 1, "tp"), 4), "stages have not dp x tp = "),
         (changed(("modules", 1, "first_rank"), 3), "stage 0 disagrees"),
         (changed(("modules", 1, "stages", 1, "end_layer"), "x"), "invalid literal"),
         (changed(("modules", 1, "stages", 1, "first_layer"), 1), "stage 1 disagrees"),

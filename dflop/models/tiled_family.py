@@ -1,0 +1,71 @@
+"""What families have in common that cut images into square tiles, each a sequence of its own in the tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflop.errors import ConfigError
+from dflop.models.family import Grid, TrainableFamily
+from dflop.models.media import Layout, MediaSize, Placement
+from dflop.models.tiles import Size
+
+
+class TiledFamily(TrainableFamily):
+    """Tiles of images and frames of videos; `video_frames` limits the latter.
+
+    A family sets what follows when it is bound to its configuration.
+    """
+
+    tile_px: int
+    """Side of a tile."""
+    side: int
+    """Patches along it."""
+    num_class_tokens = 0
+    """Positions of a tile that are no patches and give no rows."""
+
+    def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
+        return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
+
+    def frame_size_px(self, grid: Grid) -> Size:
+        return self.tile_px, self.tile_px
+
+    def _check_least(self, least: Mapping[str, int]) -> None:
+        """Refuse media limits below what the family can do.
+
+        Raises:
+            ConfigError: a limit is lower.
+        """
+        for key, value in least.items():
+            if self.media[key] < value:
+                raise ConfigError(f"{key} = {self.media[key]} is less than {value}", where=f"model.media.{key}")
+
+    def _num_sampled(self, num_frames: int, level: int) -> int:
+        """Frames of a video that are taken.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if num_frames < 1:
+            raise ValueError("video has no frames")
+        return min(num_frames, int(self.limits(level)["video_frames"]))
+
+    def _place_tiles(self, num_tiles: int, num_rows: int, layout: Layout) -> Placement:
+        tile_tokens = self.side**2 + self.num_class_tokens
+        return Placement(
+            module="vision",
+            grid=(num_tiles, self.side, self.side),
+            num_tokens=num_tiles * tile_tokens,
+            sum_sq_tokens=num_tiles * tile_tokens**2,
+            num_rows=num_rows,
+            layout=layout,
+        )
+
+
+def check_not_empty(size: MediaSize) -> None:
+    """Refuse a picture without pixels.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if min(size.height_px, size.width_px) < 1:
+        raise ValueError(f"size {size.width_px}x{size.height_px} is empty")

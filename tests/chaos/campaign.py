@@ -1,0 +1,237 @@
+"""Draws the faults of a run from its seed, plays it to its end as an operator would, and judges what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tests.chaos import checks, data_faults, engine_faults, stage, store_faults
+from tests.chaos.fault import End, Fault, NothingToStrike
+from tests.chaos.moments import MOMENTS
+from tests.chaos.play import Ended, Play
+
+FAULTS: tuple[Fault, ...] = (*store_faults.FAULTS, *data_faults.FAULTS, *engine_faults.FAULTS)
+MAX_COMMANDS = 8
+_NUM_FAULTS = (2, 2, 3, 1)
+"""Of runs, in turn; the one that has three takes that of the next one along."""
+LIMIT_S = 240.0
+"""Of one command; longer is hung."""
+ITSELF, AGAIN, MENDED = "goes on by itself", "same command goes on", "refused, mended, goes on"
+NOT_STRUCK, WRONG = "not struck", "wrong"
+_LOOK_S = 0.03
+
+
+@dataclass
+class Struck:
+    """A fault of a run, and what came of it."""
+
+    fault: Fault
+    roll: float
+    outcome: str = NOT_STRUCK
+    has_struck: bool = False
+
+
+@dataclass
+class Result:
+    """What a run came to."""
+
+    number: int
+    command: str
+    faults: list[Struck]
+    ends: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        faults = [{"name": s.fault.name, "part": s.fault.part, "outcome": s.outcome} for s in self.faults]
+        return {**dataclasses.asdict(dataclasses.replace(self, faults=[])), "faults": faults}
+
+
+def draw(seed: int, number: int, faults: Sequence[Fault] = FAULTS) -> tuple[list[Struck], random.Random]:
+    """Faults of a run, in turn so that all are met, and what else is drawn in it.
+
+    Args:
+        seed: Of the campaign.
+        number: Of the run, from 0.
+        faults: To draw from.
+    """
+    in_turn = list(faults)
+    random.Random(f"{seed} {number // len(faults)}").shuffle(in_turn)
+    rng = random.Random(f"{seed}/{number}")
+    at = number % len(faults)
+    chosen, wanted = [in_turn[at]], _NUM_FAULTS[number % len(_NUM_FAULTS)]
+    # From the middle on: half as many runs as there are faults meet nearly all of them.
+    half = (at + len(faults) // 2) % len(faults)
+    for fault in in_turn[half:] + in_turn[:half]:
+        if len(chosen) < wanted and all(_go_together(fault, other) for other in chosen):
+            chosen.append(fault)
+    return [Struck(fault, rng.random()) for fault in chosen], rng
+
+
+def _go_together(a: Fault, b: Fault) -> bool:
+    """One of a kind, and one that the operator has to mend."""
+    if a is b or (a.excludes and a.excludes == b.excludes):
+        return False
+    return not all(any(end.mend for end in fault.ends) for fault in (a, b))
+
+
+def play_run(
+    folder: Path,
+    dataset: Path,
+    drawn: Sequence[Struck],
+    rng: random.Random,
+    number: int,
+    losses: Mapping[int, float] | None,
+    *,
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Result:
+    """Play a run to its end and check it.
+
+    Args:
+        folder: Of the run; must not exist.
+        dataset: Folder of `stage.make_dataset`.
+        drawn: Its faults.
+        rng: Of all that is chosen.
+        number: Of the run.
+        losses: By step, of a run that nothing happened to.
+        changes: To the configuration.
+    """
+    uses_prefect = bool(drawn) and not any(s.fault.dies_at for s in drawn) and rng.random() < 1 / 6
+    command = ("run" if uses_prefect else "train", "chaos.yaml")
+    play = Play(stage.copy_stage(dataset, folder, **changes), rng, command)
+    result, began_s = Result(number, command[0], list(drawn)), time.monotonic()
+    try:
+        for struck in drawn:
+            if struck.fault.prepare is not None:
+                struck.fault.prepare(play)
+        is_over = _commands(play, result)
+        play.end_beside()
+        if uses_prefect:  # docs/operating.md: what a killed driver leaves of its temporary server, this ends
+            play.dflop("reap")
+        if is_over:
+            result.problems += checks.problems(play, losses)
+        for struck in drawn:
+            if struck.has_struck and struck.outcome == NOT_STRUCK:
+                struck.outcome = ITSELF
+    finally:
+        play.end_all()
+        store_faults.unmount_disks(play)
+        result.seconds, result.notes = time.monotonic() - began_s, play.notes
+    if result.problems:
+        for struck in drawn:
+            if struck.has_struck:
+                struck.outcome = WRONG
+    return result
+
+
+def _commands(play: Play, result: Result) -> bool:
+    """Issue the command until the run is over; whether it is."""
+    waiting = [s for s in result.faults if s.fault.when != "before"]
+    for struck in result.faults:
+        if struck.fault.when == "before":
+            _strike(play, struck)
+    dies_at = "".join(s.fault.dies_at for s in result.faults)
+    for number in range(MAX_COMMANDS):
+        play.start(dies_at=dies_at if number == 0 else "")
+        ended, between = _one_command(play, waiting)
+        play.tend(at_once=True)
+        if ended is None:
+            result.problems.append(
+                f"command {number} has not ended within {LIMIT_S:g} s: {_last(play.log.read_text())}"
+            )
+            return False
+        if number == 0:
+            for struck in result.faults:  # the place to die at may not have been reached
+                struck.has_struck &= not struck.fault.dies_at or ended.code == -signal.SIGKILL
+        result.ends.append(f"{ended.code}: {_last(ended.said)}" if ended.code else "0")
+        if between is not None and ended.code in (130, 143, -2):
+            _strike(play, between)
+            continue
+        if ended.code == 0:
+            return True
+        if not _explain(play, result.faults, ended):
+            result.problems.append(f"command {number} ended with {ended.code}, no fault does that: {_last(ended.said)}")
+            return False
+    result.problems.append(f"{MAX_COMMANDS} commands were not enough")
+    return False
+
+
+def _one_command(play: Play, waiting: list[Struck]) -> tuple[Ended | None, Struck | None]:
+    """Wait for the end of a command and strike meanwhile; (how it ended, the fault that it was interrupted for)."""
+    between: Struck | None = None
+    while (ended := play.look()) is None:
+        if play.age_s() > LIMIT_S:
+            return None, None
+        play.tend()
+        for struck in list(waiting):
+            if between is None and MOMENTS[struck.fault.when](play, struck.roll):
+                waiting.remove(struck)
+                if struck.fault.is_between:
+                    between = struck
+                    play.send(signal.SIGINT)
+                else:
+                    _strike(play, struck)
+        time.sleep(_LOOK_S)
+    return ended, between
+
+
+def _strike(play: Play, struck: Struck) -> None:
+    try:
+        struck.fault.strike(play)
+        struck.has_struck = True
+    except (NothingToStrike, OSError, subprocess.SubprocessError) as error:
+        play.note(f"{struck.fault.name}: not struck: {error}")
+
+
+def _explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
+    """Whether a fault that has struck may end the command so; what it says to do is done."""
+    for struck in faults:
+        if not struck.has_struck:
+            continue
+        for end in struck.fault.ends:
+            if _is(end, ended):
+                if end.mend is not None:
+                    with contextlib.suppress(NothingToStrike):
+                        end.mend(play)
+                    struck.outcome = MENDED
+                elif struck.outcome != MENDED:
+                    struck.outcome = AGAIN
+                return True
+    return False
+
+
+def _is(end: End, ended: Ended) -> bool:
+    return end.code == ended.code and end.says in ended.said
+
+
+def _last(said: str) -> str:
+    """The last thing that a command said to the operator, on one line."""
+    lines = said.strip().splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("dflop: ")]
+    return " | ".join(line.strip() for line in (lines[starts[-1] :] if starts else lines[-2:]))[:400]
+
+
+def undisturbed(folder: Path, dataset: Path, changes: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
+    """Losses by step of a run that nothing happens to; what is checked of others holds of it.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    result = play_run(folder, dataset, [], random.Random(0), -1, None, changes=changes)
+    if result.problems:
+        raise RuntimeError("a run that nothing happened to: " + "; ".join([*result.problems, *result.ends]))
+    run = next(p for p in (folder / "runs").iterdir())
+    return {step: found[0] for step, found in checks.losses_of(checks.RunDir(run)).items()}

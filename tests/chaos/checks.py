@@ -1,0 +1,219 @@
+"""What has to hold of a run when it is over, whatever was done to it: one line for everything that does not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dflop.jobs.driver import driver_of
+from dflop.jobs.rundir import RunDir
+from dflop.launch import Journal
+from dflop.launch.job import JobState
+from dflop.records import JobRecord, QuarantinedSample, SampleShape, StepObservation, StepPlan
+from dflop.store import durable, lease
+from dflop.store.reader import Reader
+from dflop.store.spool import read_spool
+from dflop.train.manifest import read_latest
+from tests.chaos.play import Play
+from tests.chaos.stage import BATCH_SIZE, CUT, MISSING, NUM_STEPS
+
+CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143}
+"""Exit codes of docs/operating.md."""
+TOLERANCE = 1e-4
+"""Relative, of losses: sums are made in another order when a batch is packed otherwise, for twelve steps."""
+_ENDS_S = 20.0
+_DAYS_S = 2 * 86_400
+
+
+def problems(play: Play, losses: Mapping[int, float] | None) -> list[str]:
+    """Everything that is wrong with a run that is over.
+
+    Args:
+        play: The run; its last command has ended well.
+        losses: By step, of a run of the same seed that nothing happened to; None: there is no such run.
+    """
+    run = play.run
+    if run is None:
+        return ["there is no run directory"]
+    others = sorted(p.name for p in play.stage.runs.glob("chaos-*"))[1:]
+    is_altered = bool(play.must_be_left_out | play.may_be_left_out)
+    return [
+        *(f"another run was begun: {name}" for name in others),
+        *of_outputs(play),
+        *of_processes(play),
+        *of_files(run),
+        *of_samples(play, run),
+        *of_steps(run),
+        *of_losses(run, None if is_altered else losses),
+        *of_queue(run),
+        *of_jobs(run),
+        *of_store(play, run),
+        *(note for note in play.notes if note.startswith("WRONG")),
+    ]
+
+
+def of_outputs(play: Play) -> Iterator[str]:
+    """Exit codes are documented, and nobody was shown a traceback."""
+    for number, ended in enumerate(play.ended):
+        if ended.code not in CODES and ended.code != -9:
+            yield f"command {number} ended with {ended.code}, which is no documented exit code"
+        if "Traceback (most recent call last)" in ended.said:
+            yield f"command {number} showed a traceback: {ended.said.strip().splitlines()[-1]}"
+
+
+def of_processes(play: Play) -> Iterator[str]:
+    """Nothing of the run is left running."""
+    deadline_s = time.monotonic() + _ENDS_S
+    while (left := play.processes()) and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    yield from (f"process {pid} is left: {line[:120]}" for pid, line in left.items())
+
+
+def of_files(run: RunDir) -> Iterator[str]:
+    """The run says that it is done, has its report and its last checkpoint, nobody drives it."""
+    if run.state().get("state") != "done":
+        yield f"run.json says {run.state().get('state')}"
+    if not run.report_file.is_file() or run.report_file.stat().st_size < 10_000:
+        yield "there is no report"
+    latest = read_latest(run.checkpoints) or {}
+    if latest.get("next_step") != NUM_STEPS:
+        yield f"the newest checkpoint is of step {latest.get('next_step')}"
+    if driver_of(run) is not None:
+        yield f"it is still driven by {driver_of(run)}"
+    yield from (f"left in checkpoints: {path.name}" for path in run.checkpoints.glob(f"{durable.TMP_PREFIX}*"))
+
+
+def of_samples(play: Play, run: RunDir) -> Iterator[str]:
+    """Every row is trained once in every epoch, or in quarantine with a reason; and none that need not be is there."""
+    store, key = run.config().store, run.profile_key()
+    shapes = {s.sample_index: s.sample_id for s in run.shapes()}
+    stored = {s.sample_index for s in read_spool(store, SampleShape) if s.profile_key == key}
+    if stored != shapes.keys():
+        yield f"the run trains on {len(shapes)} samples, its profile has {len(stored)}"
+    found = [q for q in read_spool(store, QuarantinedSample) if q.profile_key == key]
+    profiled_out = {q.sample_index for q in found if q.phase == "profile"}
+    if both := profiled_out & shapes.keys():
+        yield f"samples {sorted(both)} are both healthy and in quarantine"
+    ids = {q.sample_id for q in found}
+    if MISSING not in ids or CUT not in ids:
+        yield f"the samples that were broken from the beginning are not in quarantine: {sorted(ids)}"
+    if absent := play.must_be_left_out - ids:
+        yield f"spoilt samples are not in quarantine: {sorted(absent)}"
+    if healthy := ids - {MISSING, CUT} - play.must_be_left_out - play.may_be_left_out:
+        yield f"healthy samples are in quarantine: {sorted(healthy)}"
+    yield from _epochs(store, run.run_id, set(shapes))
+
+
+def _epochs(store: Path, run_id: str, samples: set[int]) -> Iterator[str]:
+    planned: dict[int, set[tuple[int, ...]]] = {}
+    for plan in read_spool(store, StepPlan):
+        if plan.run_id == run_id:
+            planned.setdefault(plan.step, set()).add(tuple(sorted(plan.sample_index)))
+    if missing := [step for step in range(NUM_STEPS) if step not in planned]:
+        yield f"steps {missing} have no plan in the store"
+        return
+    if several := [step for step, found in planned.items() if len(found) > 1]:
+        yield f"steps {several} were planned with different samples"
+    per_epoch = -(-len(samples) // BATCH_SIZE)
+    for epoch in range(NUM_STEPS // per_epoch):
+        steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        times = Counter(i for step in steps for found in planned[step] for i in found)
+        if wrong := {i for i in samples | set(times) if times[i] != 1}:
+            yield f"epoch {epoch}: samples {sorted(wrong)[:8]} are not trained exactly once"
+
+
+def of_steps(run: RunDir) -> Iterator[str]:
+    """Every step was seen by every rank, by none twice within a start, and what was done again came out the same."""
+    seen = [o for o in read_spool(run.config().store, StepObservation) if o.run_id == run.run_id]
+    twice = [key for key, n in Counter((o.attempt, o.step, o.rank) for o in seen).items() if n > 1]
+    if twice:
+        yield f"observations (attempt, step, rank) are there twice: {twice[:4]}"
+    num_ranks = run.plan().num_processes
+    present = {(o.step, o.rank) for o in seen}
+    if missing := [(s, r) for s in range(NUM_STEPS) for r in range(num_ranks) if (s, r) not in present]:
+        yield f"observations (step, rank) are missing: {missing[:4]}"
+
+
+def losses_of(run: RunDir) -> dict[int, list[float]]:
+    """Of every step, over ranks and starts."""
+    losses: dict[int, list[float]] = {}
+    for o in read_spool(run.config().store, StepObservation):
+        if o.run_id == run.run_id:
+            losses.setdefault(o.step, []).append(o.loss)
+    return losses
+
+
+def of_losses(run: RunDir, expected: Mapping[int, float] | None) -> Iterator[str]:
+    """Losses are those of a run that nothing happened to; where data were changed, at least numbers."""
+    for step, found in sorted(losses_of(run).items()):
+        if not all(map(math.isfinite, found)):
+            yield f"step {step} has loss {found}"
+        elif expected is not None and any(abs(x - expected[step]) > TOLERANCE * expected[step] for x in found):
+            yield f"step {step} has loss {found}, undisturbed {expected[step]}"
+
+
+def of_queue(run: RunDir) -> Iterator[str]:
+    """Slurm has no job of the run any more."""
+    if run.config().cluster.backend != "slurm":
+        return
+    done = subprocess.run(["squeue", "-h", "-o", "%i %T %k"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield f"squeue does not answer: {done.stderr.strip()}"
+    for line in done.stdout.splitlines():
+        if line.endswith(f" dflop:{run.run_id}") and " COMPLETING " not in line:
+            yield f"left in the queue: {line}"
+
+
+def of_jobs(run: RunDir) -> Iterator[str]:
+    """The queue is empty, and every entry of the journal is in the store once."""
+    records = Journal(run.path, run.run_id).records()
+    last = {record.job_id: record for record in records}
+    for record in last.values():
+        if not JobState(record.state).is_final:
+            yield f"job {record.job_name} {record.job_id} is {record.state} in the journal"
+    with Reader(run.config().store) as reader:
+        rows = Counter(
+            (r.job_id, r.state, r.observed_at_s) for r in reader.records(JobRecord, where={"run_id": run.run_id})
+        )
+    if rows != Counter((r.job_id, r.state, r.observed_at_s) for r in records):
+        yield f"the store has {sum(rows.values())} rows of {len(records)} entries of the journal"
+
+
+def of_store(play: Play, run: RunDir) -> Iterator[str]:
+    """It equals what its files say, before and after it is made again from them; no lease and no rubbish is left."""
+    store = play.stage.store
+    for words in (("ingest",), ("verify",), ("rebuild",), ("verify",)):
+        done = play.dflop("store", *words, "--store", str(store))
+        if done.returncode:
+            yield f"dflop store {words[0]} ended with {done.returncode}: {_tail(done)}"
+    claim = lease.newest_claim(store / lease.FOLDER)
+    if claim is not None and not claim.is_released:
+        yield f"the lease is held by process {claim.pid}"
+    _make_old(store)
+    play.dflop("store", "gc", "--store", str(store))
+    for path in store.rglob(f"{durable.TMP_PREFIX}*"):
+        yield f"left in the store: {path.relative_to(store)}"
+    shown = play.dflop("runs", "list", "--format", "json", "--runs", str(play.stage.runs))
+    try:
+        states = [json.loads(line)["state"] for line in shown.stdout.splitlines()]
+    except ValueError:
+        states = [_tail(shown)]
+    if states != ["done"]:
+        yield f"dflop runs list says {states}"
+
+
+def _make_old(store: Path) -> None:
+    """Temporary files are rubbish once they are old; a writer that lives has none for so long."""
+    at_s = time.time() - _DAYS_S
+    for path in store.rglob(f"{durable.TMP_PREFIX}*"):
+        os.utime(path, (at_s, at_s), follow_symlinks=False)
+
+
+def _tail(done: subprocess.CompletedProcess[str]) -> str:
+    return " | ".join((done.stdout + done.stderr).strip().splitlines()[-3:])

@@ -1,0 +1,114 @@
+"""The loop of commands, strikes and mending, with a command that does in a second what it is told."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import campaign
+from tests.chaos import play as play_module
+from tests.chaos.campaign import AGAIN, ITSELF, MENDED, NOT_STRUCK, Result, Struck
+from tests.chaos.fault import End, Fault, NothingToStrike
+from tests.chaos.play import Play
+from tests.chaos.stage import Stage
+
+WORKS = """
+import pathlib, sys, time
+print("dflop: begun", flush=True)
+if pathlib.Path("broken").exists():
+    print("dflop: CURRENT is damaged", flush=True)
+    sys.exit(4)
+try:
+    time.sleep(SECONDS)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its command works for a second, unless there is a file `broken`."""
+    monkeypatch.setattr(play_module, "DFLOP", ("-c", WORKS.replace("SECONDS", "1")))
+    play = Play(Stage(tmp_path), random.Random(0), ())
+    yield play
+    play.end_all()
+
+
+def commands(play: Play, *faults: Fault) -> Result:
+    result = Result(0, "train", [Struck(fault, 0.05) for fault in faults])
+    assert campaign._commands(play, result) == (not result.problems)
+    return result
+
+
+def break_it(play: Play) -> None:
+    (play.stage.folder / "broken").touch()
+
+
+def mend(play: Play) -> None:
+    (play.stage.folder / "broken").unlink()
+
+
+def not_there(play: Play) -> None:
+    raise NothingToStrike("nothing there")
+
+
+HARMLESS = Fault("h", "store", "starting", lambda _: None)
+ABSENT = Fault("a", "store", "starting", not_there)
+
+
+def test_a_killed_command_is_issued_again(play):
+    found = commands(play, Fault("k", "engine", "starting", lambda p: p.send(signal.SIGKILL), (End(-9),)))
+    assert [end.partition(":")[0] for end in found.ends] == ["-9", "0"]
+    assert found.problems == []
+    assert found.faults[0].outcome == AGAIN
+
+
+def test_what_strikes_between_two_commands_is_mended_as_the_second_one_says(play):
+    ends = (End(4, "is damaged", mend),)
+    found = commands(play, Fault("b", "store", "starting", break_it, ends, is_between=True))
+    assert [end.partition(":")[0] for end in found.ends] == ["130", "4", "0"]
+    assert found.faults[0].outcome == MENDED
+
+
+def test_what_nothing_comes_of_and_what_is_not_there_to_strike(play):
+    found = commands(play, HARMLESS, ABSENT)
+    assert found.ends == ["0"]
+    assert [s.has_struck for s in found.faults] == [True, False]
+    assert "nothing there" in play.notes[0]
+
+
+def test_an_end_that_no_fault_explains_is_wrong(play):
+    break_it(play)
+    found = commands(play, Fault("h", "store", "starting", lambda _: None, (End(5, "is damaged"),)))
+    (problem,) = found.problems
+    assert problem == "command 0 ended with 4, no fault does that: dflop: CURRENT is damaged"
+
+
+def test_a_command_that_hangs_is_wrong(play, monkeypatch):
+    monkeypatch.setattr(campaign, "LIMIT_S", 0.2)
+    (problem,) = commands(play).problems
+    assert problem.startswith("command 0 has not ended within 0.2 s")
+
+
+def test_a_place_to_die_at_that_was_not_reached_has_not_struck(play, monkeypatch):
+    monkeypatch.setattr(play, "start", lambda *, dies_at="": Play.start(play))
+    found = commands(play, Fault("d", "engine", "before", lambda _: None, (End(-9),), dies_at="x:y:before:1"))
+    assert not found.faults[0].has_struck
+
+
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: list[str], *faults: Fault) -> Result:
+    monkeypatch.setattr(play_module, "DFLOP", ("-c", WORKS.replace("SECONDS", "1")))
+    monkeypatch.setattr(campaign.stage, "copy_stage", lambda _dataset, folder, **_changes: Stage(folder))
+    monkeypatch.setattr(campaign.checks, "problems", lambda _play, _losses: problems)
+    drawn = [Struck(fault, 0.05) for fault in faults]
+    return campaign.play_run(tmp_path, tmp_path, drawn, random.Random(2), 0, None)
+
+
+def test_outcomes_are_those_of_the_faults_that_struck(tmp_path, monkeypatch):
+    assert [s.outcome for s in played(tmp_path, monkeypatch, [], HARMLESS, ABSENT).faults] == [ITSELF, NOT_STRUCK]
+    found = played(tmp_path, monkeypatch, ["a sample is lost"], HARMLESS, ABSENT)
+    assert [s.outcome for s in found.faults] == [campaign.WRONG, NOT_STRUCK]
+    assert found.as_dict()["faults"][0] == {"name": "h", "part": "store", "outcome": "wrong"}

@@ -1,0 +1,61 @@
+"""Programs forked from a server that has imported torch, transformers and dflop once: they begin at once."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.train.ranks import PRELOAD
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+class Program:
+    """`python -m entry *args`, with as much of `subprocess.Popen` as its tests use."""
+
+    def __init__(self, entry: str, args: tuple[str, ...], env: Mapping[str, str], log: Path) -> None:
+        _CONTEXT.set_forkserver_preload(PRELOAD)
+        log.write_bytes(b"")  # here: a test that reads it at once must not find what an earlier program wrote
+        self._process = _CONTEXT.Process(target=_run, args=(entry, args, dict(env), str(log)))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _run(entry: str, args: tuple[str, ...], env: dict[str, str], log: str) -> None:
+    os.environ.clear()
+    os.environ |= env
+    out = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    sys.argv = [entry, *args]
+    try:
+        runpy.run_module(entry, run_name="__main__", alter_sys=True)
+    except Exception:  # said before anything that ends the process at exit
+        traceback.print_exc()
+        raise SystemExit(1) from None
+    finally:  # what multiprocessing leaves out at the end of a program
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.main_thread():
+                thread.join()
+        atexit._run_exitfuncs()

@@ -1,0 +1,85 @@
+"""A dataset that changes while a run goes through it: the order of samples hangs on which of them there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dflop.data.demo_text import train_tokenizer
+from dflop.errors import DataError
+from dflop.jobs import parts, runs, submit
+from dflop.jobs.drive import Drive
+from dflop.jobs.steps import TRAIN
+from tests.jobs.configs import make_config
+
+NUM_ROWS = 6
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Drive:
+    """A run of a small dataset that is profiled; what is said of it is kept in `said`."""
+    media = tmp_path / "data" / "media"
+    media.mkdir(parents=True)
+    rows = []
+    for number in range(NUM_ROWS):
+        Image.new("RGB", (60 + number, 60)).save(media / f"{number}.png")
+        turns = [{"from": "human", "value": "<image>\nwhat is it?"}, {"from": "gpt", "value": "a picture of a cat"}]
+        rows.append(json.dumps({"id": str(number), "image": f"{number}.png", "conversations": turns}) + "\n")
+    (tmp_path / "data" / "a.jsonl").write_text("".join(rows))
+    train_tokenizer(["a picture of a cat\n"], tmp_path / "data" / "tokenizer.json")
+    config = make_config(tmp_path, "cluster.backend=inline", "data_profile.max_bad_frac=0.5")
+    run, _ = runs.begin(config)
+    drive = Drive(run, run.config(), submit.launcher_of(run, run.config()), print, None, lambda: None)
+    asyncio.run(parts.data_profile(drive))
+    assert len(run.shapes()) == NUM_ROWS
+    return drive
+
+
+def picture(drive: Drive, number: int) -> Path:
+    return drive.config.dataset.media_root / f"{number}.png"
+
+
+def profile_again(drive: Drive, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    asyncio.run(parts.data_profile(drive))
+    return capsys.readouterr().out
+
+
+def test_before_training_a_run_takes_the_dataset_as_it_is(drive, capsys):
+    assert "not repeated" in profile_again(drive, capsys)
+    picture(drive, 2).unlink()
+    assert "5 healthy samples, 1 quarantined" in profile_again(drive, capsys)
+    assert [s.sample_index for s in drive.run.shapes()] == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("change", ["lost", "touched", "another"])
+def test_a_run_that_has_begun_to_train_keeps_its_samples(drive, capsys, change):
+    drive.run.claim_attempt(TRAIN)
+    assert "not repeated" in profile_again(drive, capsys)
+    before = drive.run.shapes()
+    if change == "lost":
+        picture(drive, 2).unlink()
+    elif change == "touched":
+        picture(drive, 2).touch()
+    else:
+        Image.new("RGB", (300, 200)).save(picture(drive, 2))
+    assert "files of the dataset have changed since training began" in profile_again(drive, capsys)
+    assert drive.run.shapes() == before
+
+
+@pytest.mark.parametrize("file", ["a.jsonl", "tokenizer.json"])
+def test_rows_or_a_tokenizer_that_change_under_training_are_refused_until_they_are_back(drive, capsys, file):
+    drive.run.claim_attempt(TRAIN)
+    before, path = drive.run.shapes(), drive.config.dataset.annotations.with_name(file)
+    content = path.read_text()
+    path.write_text(content.replace("cat", "dog") if file == "a.jsonl" else f"{content} ")
+    with pytest.raises(DataError, match="not those that the run has begun to train on") as caught:
+        profile_again(drive, capsys)
+    assert "another `name`" in caught.value.hint
+    path.write_text(content)
+    assert "not repeated" in profile_again(drive, capsys)
+    assert drive.run.shapes() == before

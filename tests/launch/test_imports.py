@@ -1,0 +1,91 @@
+"""Jobs import nothing from the folder they are started in: it may be a dataset's, and hold a `json.py`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from operator import length_hint
+from pathlib import Path
+
+import pytest
+
+from dflop.jobs.supervisor import Supervisor
+from dflop.launch import JobState, Resources
+from dflop.launch.local import LocalLauncher
+from dflop.train.prefetch import _Worker
+from tests.launch.helpers import REPO, end, make_spec
+
+SHADOWS = ("json", "submitit", "dflop", "torch", "numpy")
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """The working directory holds modules by the names of ours and of those we import; each leaves a mark."""
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for name in SHADOWS:
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\nraise SystemExit(9)\n"
+        )
+    monkeypatch.chdir(folder)
+    return tmp_path / "ran"
+
+
+def test_a_local_job(hostile, tmp_path):
+    launcher = LocalLauncher(cancel_grace_s=0.5)
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
+    assert end(launcher, handle).state is JobState.DONE
+    assert not hostile.exists()
+
+
+def test_a_local_job_behind_setup_lines(hostile, tmp_path):
+    launcher = LocalLauncher(cancel_grace_s=0.5)
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(setup=("true",))))
+    assert end(launcher, handle).state is JobState.DONE
+    assert not hostile.exists()
+
+
+def test_the_scheduler_beside_rank_0(hostile, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    monkeypatch.setattr("dflop.jobs.supervisor.SCHEDULER_MODULE", "tests.launch.entries")  # runs nothing by itself
+    supervisor = Supervisor([], tmp_path / "log", num_steps=1, max_restarts=0)
+    supervisor._process.wait(60)
+    assert (tmp_path / "log").read_text() == ""
+    assert not hostile.exists()
+
+
+def test_a_decoding_worker(hostile):
+    worker = _Worker()
+    worker.begin(length_hint, 30.0)  # answers, so it has imported what it needs
+    worker.kill()
+    assert not hostile.exists()
+
+
+@pytest.mark.parametrize("file", ["slurm/train.sbatch"])
+def test_what_people_submit_by_hand(file):
+    text = (REPO / file).read_text()
+    assert text.index("export PYTHONSAFEPATH=1") < text.index("python -c")
+    assert "open_run('$run')" not in text, "a quote in the folder's name would be Python"
+
+
+def test_the_number_of_processes_is_read_of_any_folder(tmp_path):
+    """The line of slurm/train.sbatch, with a folder whose name is Python."""
+    lines = (REPO / "slurm/train.sbatch").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("count=")]
+    folder = tmp_path / "'+__import__('os').abort()+'"
+    done = subprocess.run(
+        ["bash", "-c", f'{line}\n{sys.executable} -c "$count" "$1"', "-", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "not a run directory" in done.stderr
+    assert done.returncode == 1
+
+
+def test_safe_path_is_no_longer_than_python_needs_it(hostile):
+    """Without the variable, the folder would be searched: what the tests above show is not nothing."""
+    # A process whose lines are counted has imported json before it comes to its folder.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONSAFEPATH", "COVERAGE_"))}
+    assert subprocess.run([sys.executable, "-m", "json.tool", "--help"], env=env, check=False).returncode == 9
+    assert hostile.read_text() == "json"
+    assert Path.cwd().name == "dataset"

@@ -1,0 +1,233 @@
+"""docs/security.md stays true: each of its lines has a test that exists, and what has no other test is tested here."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dflop.config import load_config, load_with_origins, shown_config, shown_keys
+from dflop.config.show import annotated
+from dflop.errors import ConfigError, DflopError, StoreError, printable, redacted
+from dflop.models.weights import WeightFolder
+from dflop.report.rows import print_rows
+from dflop.store.reader import Reader
+from tests import dependencies
+from tests.jobs.configs import make_dataset, write_config
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+FILES = sorted([*ROOT.glob("dflop/**/*.py"), *ROOT.glob("flows/**/*.py")])
+
+RUN_WHAT_THEY_READ = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads",
+    "pickle.Unpickler", "cloudpickle.load", "cloudpickle.loads", "marshal.loads", "shelve.open", "torch.load",
+    "dcp.FileSystemReader", "FileSystemReader", "yaml.load", "yaml.unsafe_load", "importlib.import_module",
+    "tempfile.mktemp", "tarfile.open", "zipfile.ZipFile", "shutil.unpack_archive",
+}  # fmt: skip
+LISTED = {
+    # Answers of decode workers, processes of our own, over a socket without a name.
+    ("dflop/train/decode_worker.py", "pickle.loads"),
+    # What tasks of a job have left in its folder, mode 0700.
+    ("dflop/launch/results.py", "pickle.loads"),
+    # Entries of jobs, named by dflop itself; the others are looked up in tables of their files.
+    ("dflop/launch/payload.py", "importlib.import_module"),
+    ("dflop/launch/__init__.py", "importlib.import_module"),
+    ("dflop/models/__init__.py", "importlib.import_module"),
+    ("dflop/models/hub.py", "importlib.import_module"),
+    ("dflop/data/demo_text.py", "importlib.import_module"),
+    # Headers of an archive that is not packed; nothing is extracted.
+    ("dflop/data/formats/tar_shard.py", "tarfile.open"),
+}
+"""Calls that could run what they are given, and why each may stay."""
+
+
+def lines_of_page() -> dict[str, str]:
+    """Line -> the test that holds it, of the table "What is enforced"."""
+    table = PAGE.partition("## What is enforced")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")]
+    return {cells[0].strip(): cells[-1].strip().strip("`") for cells in rows[1:] if not cells[0].startswith("-")}
+
+
+def test_every_line_of_the_page_has_a_test_that_exists():
+    lines = lines_of_page()
+    assert len(lines) > 40
+    assert len(set(lines.values())) == len(lines), "a test of its own for every line"
+    for line, test in lines.items():
+        file, _, name = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        assert name in functions, f"{line}: no {test}"
+
+
+def test_every_test_of_this_file_is_of_the_page_or_about_it():
+    own = {node.name for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.FunctionDef)}
+    about = {
+        name for name in own if name.endswith(("_the_page", "_about_it", "_that_exists", "_network", "_are_found"))
+    }
+    named = {test.partition("::")[2] for test in lines_of_page().values() if test.startswith("tests/test_security.py")}
+    assert {name for name in own if name.startswith("test_")} - about == named
+
+
+def calls_of(path: Path) -> set[str]:
+    """Names of everything a file calls or subclasses, with what they were imported as resolved."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alias: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            alias |= {a.asname or a.name: a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            alias |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    used = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = set()
+    for function in used:
+        text = ast.unparse(function)
+        head, _, rest = text.partition(".")
+        names |= {text, f"{alias.get(head, head)}.{rest}".rstrip(".")}
+    return names
+
+
+def test_calls_that_run_what_they_read_are_those_listed():
+    found = {(str(path.relative_to(ROOT)), name) for path in FILES for name in calls_of(path) & RUN_WHAT_THEY_READ}
+    assert found == LISTED
+    shells = [
+        p for p in FILES if re.search(r"shell\s*=\s*True|allow_pickle\s*=\s*True|weights_only\s*=", p.read_text())
+    ]
+    assert shells == []
+
+
+def test_calls_that_are_looked_for_are_found(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(
+        "import pickle as p\nfrom os import system\nfrom torch import load as l\np.loads(b'')\nsystem('')\nl('')"
+    )
+    assert {"pickle.loads", "os.system", "torch.load"} <= calls_of(path)
+
+
+def test_code_of_models_is_never_run():
+    text = {path: path.read_text(encoding="utf-8") for path in FILES}
+    assert [path for path, content in text.items() if "trust_remote_code" in content] == []
+    fetching = re.compile(r"\b(from_pretrained|snapshot_download|hf_hub_download|load_dataset)\(")
+    assert [path for path, content in text.items() if fetching.search(content)] == []
+
+
+@pytest.mark.parametrize("name", ["../w.safetensors", "/etc/passwd", "pytorch_model.bin", "a/b.safetensors"])
+def test_an_index_of_weights_names_safetensors_beside_it(tmp_path, name):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
+    with pytest.raises(ConfigError, match="names files elsewhere, or not safetensors"):
+        WeightFolder(tmp_path, nn.Linear(1, 1))
+    torch.save({}, tmp_path / "model.safetensors")
+    os.unlink(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(ConfigError, match="cannot read weights"):
+        WeightFolder(tmp_path, nn.Linear(1, 1))
+
+
+def test_a_command_leaves_nothing_that_everybody_may_change(tmp_path):
+    command = f"umask 000; exec {sys.executable} -P -m dflop.cli store ingest --store made/store"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
+    assert len(made) > 3
+    open_to_all = [path for path in made if not path.is_symlink() and path.stat().st_mode & stat.S_IWOTH]
+    assert open_to_all == []
+
+
+def test_a_name_is_no_sql(tmp_path):
+    command = [sys.executable, "-P", "-m", "dflop.cli", "store", "ingest", "--store", str(tmp_path)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    with Reader(tmp_path) as reader, pytest.raises(StoreError):
+        reader.arrays('correction" union select 1 --', ["run_id"])
+    with Reader(tmp_path) as reader, pytest.raises(StoreError):
+        reader.arrays("correction", ['run_id" from correction; drop table correction --'])
+
+
+HOSTILE = "a\x1b[2Jb\rc\x9b1md\u202ee\x00f\u2028g\ud800"
+WRITTEN_OUT = r"a\x1b[2Jb\rc\x9b1md\u202ee\x00f\u2028g\ud800"
+
+
+def test_an_error_cannot_drive_a_terminal():
+    error = DflopError(HOSTILE, where=HOSTILE, hint=HOSTILE)
+    assert str(error) == f"{WRITTEN_OUT}\n  where: {WRITTEN_OUT}\n  hint:  {WRITTEN_OUT}"
+    assert error.args == (WRITTEN_OUT,)
+    assert printable("two\nlines\tétage 日本 🙂") == "two\nlines\tétage 日本 🙂"
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_table_cannot_drive_a_terminal(capsys, form):
+    print_rows(("path", "reason"), [(HOSTILE, "[red]x[/red]")], form)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert not set(out) & set("\r\x9b\u202e\x00\u2028")
+    assert "[red]x[/red]" in out
+    assert r"\x1b[2J" in out or r"\u001b[2J" in out
+
+
+SHOWN = {
+    "export WANDB_API_KEY=abc123 && x": "export WANDB_API_KEY=*** && x",
+    "PREFECT_API_AUTH_STRING='admin:a b' x": "PREFECT_API_AUTH_STRING=*** x",
+    "docker://u:pw@registry/x": "docker://u:***@registry/x",
+    "postgresql+asyncpg://prefect:pw@db:5432/x": "postgresql+asyncpg://prefect:***@db:5432/x",
+    "HF_TOKEN=abc": "HF_TOKEN=***",
+    "key hf_abcdefghijklmnopqrst": "key ***",
+    "Authorization: Basic dXNlcjpwYXNz": "Authorization: Basic ***",
+    "SLURM_JWT=ey.j.z": "SLURM_JWT=***",
+    "login --token abc": "login --token ***",
+    "num_tokens: 5, pad_token='<pad>', max_llm_tokens=8192": "num_tokens: 5, pad_token='<pad>', max_llm_tokens=8192",
+    "http://127.0.0.1:4200/api": "http://127.0.0.1:4200/api",
+    "profile_key: deadbeef": "profile_key: deadbeef",
+    "me@host:/data": "me@host:/data",
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_an_error_shows_no_secret(text):
+    assert DflopError(text, where=text, hint=text).args == (SHOWN[text],)
+    assert str(DflopError("x", where=text)) == f"x\n  where: {SHOWN[text]}"
+    assert redacted(redacted(text)) == redacted(text)
+
+
+@pytest.fixture
+def secretive(tmp_path):
+    """A configuration whose cluster exports a password."""
+    make_dataset(tmp_path)
+    path = write_config(tmp_path)
+    setup = ["module load x", 'export MY_PASSWORD="pass word"', "export HF_TOKEN=tok123456"]
+    return path, [
+        f"cluster.slurm.setup={json.dumps(setup)}",
+        "cluster.slurm.container={image: 'docker://me:pass word@registry/i', python: p}".replace(
+            "pass word", "pw123456"
+        ),
+        "model.hf_config.api_key=key123456",
+    ]
+
+
+def test_a_configuration_that_is_shown_holds_no_secret(secretive):
+    loaded = load_with_origins(*secretive)
+    texts = (shown_config(loaded.config), annotated(loaded), repr(shown_keys(loaded)))
+    for text in texts:
+        for secret in ("pass word", "tok123456", "pw123456", "key123456"):
+            assert secret not in text
+        assert "module load x" in text
+        assert "docker://me:***@registry/i" in text
+    assert load_config(*secretive).cluster.slurm.setup[2] == "export HF_TOKEN=tok123456", "jobs get what was written"
+
+
+def test_the_table_of_dependencies_is_that_of_the_page():
+    assert dependencies.on_page(PAGE) == dependencies.table(dependencies.rows())
+
+
+@pytest.mark.slow
+def test_imports_ask_nothing_of_the_network():
+    found = dependencies.network_at_import()
+    assert found["seen"] == []
+    assert {"torch", "transformers", "prefect", "duckdb", "polars"} <= set(found["modules"])
