@@ -22,6 +22,10 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     scalars = {int: INT64, float: st.floats(), str: TEXT, bool: st.booleans()}
     if hint in scalars:
         return scalars[hint]
+    if hint is r.CostTerms:  # knots and bends are pairs
+        terms = st.lists(st.floats(), min_size=6, max_size=6)
+        pairs = st.lists(st.tuples(st.floats(), st.floats()), max_size=2)
+        return st.builds(lambda t, p: r.CostTerms(*t, tuple(k for k, _ in p), tuple(b for _, b in p)), terms, pairs)
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{f.name: strategy(hints[f.name]) for f in dataclasses.fields(hint)})
