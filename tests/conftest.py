@@ -12,6 +12,7 @@ from dflop.launch.kernels import kernel_environment
 
 # Tests and the jobs that they start share what is compiled.
 os.environ |= kernel_environment(os.environ)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a tenth of what a process costs that imports dflop
 
 # Two workers with a thread per core each wait for one another in spin loops: up to 60 times as slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal
 from dflop.store import console
 from dflop.train.manifest import read_latest
+from tests.jobs.training import NARROW_OMNI
 
-ROOT = Path(__file__).parents[1]
 NUM_STEPS, BATCH_SIZE = 9, 8
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -38,10 +37,9 @@ def make_dataset(folder: Path) -> None:
 
 
 def write_config(folder: Path) -> Path:
-    shutil.copytree(ROOT / "configs" / "models", folder / "models")
     config = {
         "name": "e2e",
-        "model": "models/tiny_omni.yaml",
+        "model": str(NARROW_OMNI),
         "cluster": {"name": "here", "backend": "local", "num_processes_per_node": 4, "memory_per_process_gib": 3},
         "dataset": {
             "annotations": str(folder / "data" / "annotations.jsonl"),

@@ -23,7 +23,7 @@ from dflop.jobs import leftovers, runs
 from dflop.jobs.overview import jobs_of
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
-from tests.jobs.training import fresh, planned_run, profiled
+from tests.jobs.training import fresh, planned_run, profiled, set_config
 from tests.launch.helpers import is_gone, until
 from tests.test_cli import python_path
 from tests.test_cli_train import training
@@ -207,6 +207,8 @@ def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, ser
 
 
 def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_path):
+    set_config(run, "train.num_steps=12")
+
     def prefect(*args: str) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "prefect", "--no-prompt", *args],

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.config import dump_config
+from dflop.config import dump_config, load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.jobs import data
@@ -33,6 +33,7 @@ from tests.jobs.forked import Program
 from tests.train.synthetic import make_plan as make_split_plan
 
 ROOT = Path(__file__).parents[2]
+NARROW_OMNI = Path(__file__).with_name("narrow_omni.yaml")
 MODULES = ("vision", LLM)
 TABLES = {
     (module, tp, recompute): make_table(
@@ -52,7 +53,7 @@ def planned_run(folder: Path, *overrides: str, num_rows: int = 96, num_kept: int
     make_demo_dataset(folder / "data", num_rows)
     config = make_config(
         folder,
-        f"model={ROOT}/configs/models/tiny_omni.yaml",
+        f"model={NARROW_OMNI}",
         "cluster.num_processes_per_node=4",
         f"dataset.annotations={folder}/data/annotations.jsonl",
         f"plan.global_batch_size={BATCH_SIZE}",
@@ -104,6 +105,11 @@ def fresh(planned: RunDir, folder: Path) -> RunDir:
         text = text.replace(f"{old}/{name}", f"{folder}/{name}")
     run.config_file.write_text(text)
     return run
+
+
+def set_config(run: RunDir, *settings: str) -> None:
+    """Change a run's configuration; jobs that start from now on read it."""
+    run.config_file.write_text(dump_config(load_config(run.config_file, list(settings))))
 
 
 def losses_of(run: RunDir) -> dict[int, float]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dflop.config import dump_config, load_config
 from dflop.jobs import submit
 from dflop.jobs.planning import bound_family
 from dflop.jobs.rundir import RunDir
@@ -39,11 +38,6 @@ def run_on_two_nodes(folder: Path, *settings: str) -> RunDir:
     grid = {"vision": (1, 1), LLM: (1, 1)}
     give_plan(run, make_plan(grid, num_microbatches=2, of=bound_family(run.config())))
     return run
-
-
-def set_config(run: RunDir, *settings: str) -> None:
-    """Change a run's configuration; jobs that start from now on read it."""
-    run.config_file.write_text(dump_config(load_config(run.config_file, list(settings))))
 
 
 def observations(run: RunDir) -> list[StepObservation]:

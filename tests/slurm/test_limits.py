@@ -14,7 +14,7 @@ import pytest
 from dflop.jobs import submit
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, Journal
-from tests.jobs.training import fresh, losses_of, run_ranks
+from tests.jobs.training import fresh, losses_of, run_ranks, set_config
 from tests.launch.helpers import until
 from tests.slurm.faults import (
     Drivers,
@@ -23,7 +23,6 @@ from tests.slurm.faults import (
     next_step,
     observations,
     run_on_two_nodes,
-    set_config,
     shown,
     slurm,
     strays,

@@ -6,6 +6,7 @@ The first run profiles. The other two start at once, in the same store, and find
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ from dflop.launch import Journal
 from dflop.records import JobRecord
 from dflop.store import console
 from tests.flows.test_served import Server, background, ended
+from tests.jobs.training import NARROW_OMNI
 from tests.launch.helpers import REPO, until
 from tests.slurm.faults import shown
 
@@ -33,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = """
 name: first
-model: {models}/tiny_omni.yaml
+model: {model}
 dataset: {{annotations: {folder}/data/annotations.jsonl, media_root: {folder}/data/media, tokenizer: {folder}/data/tokenizer.json}}
 store: {folder}/store
 runs: {folder}/runs
@@ -98,7 +100,7 @@ def server(folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
     """All three, to their ends."""
-    names = {"models": REPO / "configs" / "models", "folder": folder, "repo": REPO, "num_steps": NUM_STEPS}
+    names = {"model": NARROW_OMNI, "folder": folder, "repo": REPO, "num_steps": NUM_STEPS}
     (folder / "run.yaml").write_text(CONFIG.format(**names))
     make_environment(folder, server)
     logs = {name: folder / f"{name}.log" for name in ("first", "inside", "worker")}
@@ -114,7 +116,8 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
         )  # fmt: skip
         # The worker's run takes longest to begin; behind it the other one begins while it is at work, on any machine.
         until(lambda: [*(folder / "runs").glob("worker-*")], what="the worker's run to begin", limit_s=300)
-        job_id = sbatch(folder, logs["inside"], "--set", "name=inside")
+        overrides = ("name=inside", "compare.num_batches=1", "compare.num_repeats=1")
+        job_id = sbatch(folder, logs["inside"], *itertools.chain.from_iterable(("--set", o) for o in overrides))
         inside = until(lambda: last_state(job_id), what="pipeline.sbatch to end", limit_s=600)
         assert inside == "COMPLETED", logs["inside"].read_text()
         begun = server.call("/flow_runs/filter", "POST", flow_runs={"deployment_id": {"is_null_": False}})
@@ -185,9 +188,9 @@ def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipeline
 
 
 def test_the_others_find_its_profiles_and_submit_nothing_but_training(pipelines: Pipelines) -> None:
-    for name in ("inside", "worker"):
+    for name, submitted in {"inside": ["train", "compare"], "worker": ["train"]}.items():
         assert pipelines.said[name].count("not repeated") == 2, pipelines.said[name]
-        assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == ["train"]
+        assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == submitted
     assert pipelines.rows("select kind, count(*) from profile_record group by kind order by kind") == [
         ("data", 1), ("model", 1),
     ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""The files in slurm/ as they stand, submitted from a folder with a `.venv`: profiles, a plan, a whole pipeline."""
+"""The files in slurm/ as they stand, submitted from a folder with a `.venv`: profiles and a plan.
+
+A whole pipeline is in test_pipeline.py, training in test_training.py.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ import pytest
 from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
 from dflop.store import console
+from tests.jobs.training import NARROW_OMNI
 from tests.launch.helpers import REPO, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = """
 name: by-hand
-model: {models}/tiny_omni.yaml
+model: {model}
 dataset: {{annotations: {folder}/data/annotations.jsonl, media_root: {folder}/data/media, tokenizer: {folder}/data/tokenizer.json}}
 store: {folder}/store
 runs: {folder}/runs
@@ -34,8 +38,6 @@ cluster:
 data_profile: {{num_shards: 4}}
 model_profile: {{budget_s: 9, num_probes: 8, num_repeats: 1}}
 plan: {{global_batch_size: 8, microbatch_choices: [2, 4], num_scenarios: 2, top: 4}}
-train: {{num_steps: 6, checkpoint_every: 2}}
-compare: {{num_batches: 1, num_repeats: 1}}
 """  # noqa: E501 - a line of YAML
 
 
@@ -44,7 +46,7 @@ def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     folder = tmp_path_factory.mktemp("by-hand")
     make_demo_dataset(folder / "data", num_samples=48)
-    (folder / "run.yaml").write_text(CONFIG.format(models=REPO / "configs" / "models", folder=folder, repo=REPO))
+    (folder / "run.yaml").write_text(CONFIG.format(model=NARROW_OMNI, folder=folder, repo=REPO))
     activate = folder / ".venv" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     # `dflop` of the environment, with this checkout's code.
@@ -100,16 +102,3 @@ def test_a_plan_is_made_from_what_was_measured(folder: Path) -> None:
     state, said = submit(folder, "plan")
     assert state == "COMPLETED", said
     assert "costs measured on test" in said
-
-
-def test_the_whole_pipeline_runs_inside_a_job(folder: Path) -> None:
-    state, said = submit(folder, "pipeline")
-    assert state == "COMPLETED", said
-    assert said.count("not repeated") == 2, "both profiles are there"
-    ((run_id, state, num_steps),) = rows(
-        folder, "select run_id, state, num_steps from v_run_summary where run_id not like '%data%' and num_steps > 0"
-    )
-    assert (state, num_steps) == ("done", 6)
-    jobs = rows(folder, f"select job_key, state from v_job where run_id = '{run_id}'")
-    assert {(key.rpartition("/")[2], state) for key, state in jobs} == {("train", "done"), ("compare", "done")}
-    assert (folder / "runs" / run_id / "report.html").stat().st_size > 10_000

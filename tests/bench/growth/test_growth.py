@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +17,13 @@ from tests.bench.growth.parts import PARTS
 from tests.bench.growth.plot import save
 
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_server() -> Iterator[None]:
+    """A process has one server that forks: with what it imported for parts, ranks of later tests would import torch."""
+    yield
+    forkserver._forkserver._stop()  # there for tests; nothing public ends it
 
 
 def growth(*cpu_s: float, peaks: tuple[int, ...] = (), bound: float = 1.0, name: str = "part by size") -> Growth:

@@ -17,9 +17,10 @@ from pathlib import Path
 from dflop.records import RunEvent, StepObservation
 from dflop.store.spool import read_spool
 from tests.bench.figures import conclude
-from tests.jobs.training import planned_run, run_to_the_end, start_ranks
+from tests.jobs.training import ROOT, planned_run, run_to_the_end, start_ranks
 
 NUM_STEPS = 60
+MODEL = ROOT / "configs/models/tiny_omni.yaml"
 BOUND_FRAC = 0.005
 """Of step time: what the main thread waits, for data and plan alike. What the feed thread waits is hidden, and told."""
 
@@ -60,7 +61,7 @@ def waits(observations: Iterable[StepObservation], seed: int) -> list[Waits]:
 
 def train(seed: int, folder: Path, num_steps: int = NUM_STEPS) -> tuple[list[Waits], dict[str, int], dict[str, int]]:
     """(waits by rank, steps by policy, events by kind) of a job."""
-    run = planned_run(folder, f"train.num_steps={num_steps}", f"train.seed={seed}")
+    run = planned_run(folder, f"model={MODEL}", f"train.num_steps={num_steps}", f"train.seed={seed}")
     ended = run_to_the_end(run, start_ranks(run, "dflop.jobs.train", str(run.path), "train"))
     if any(ended.codes):
         raise SystemExit("\n".join(ended.stderr))
