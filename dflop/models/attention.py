@@ -230,9 +230,9 @@ def _missing(kernel: str) -> str:
     """Why a kernel cannot be had; empty if it can."""
     try:
         if kernel == FLASH:
-            from flash_attn import flash_attn_varlen_func  # noqa: F401  # whether it can be
+            from flash_attn import flash_attn_varlen_func  # noqa: F401  # only whether it can be imported
         else:
-            from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # likewise
+            from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # only whether it can be imported
     except ImportError as error:
         # Not there, or built for another torch.
         return str(error)

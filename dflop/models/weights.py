@@ -201,11 +201,11 @@ def _parameters_on_meta() -> Iterator[None]:
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
         register(module, name, param)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]  # for a while
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]  # torch has no hook
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]  # torch's own
+        nn.Module.register_parameter = register  # type: ignore[method-assign]  # put back
 
 
 def _told(names: Collection[str], what: str) -> str:

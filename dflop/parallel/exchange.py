@@ -46,7 +46,7 @@ def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         group: Ranks that compute the other parts of what depends on `whole`.
     """
     # `apply` has no types in torch.
-    result: torch.Tensor = _SumBackward.apply(whole, group)  # type: ignore[no-untyped-call]  # as above
+    result: torch.Tensor = _SumBackward.apply(whole, group)  # type: ignore[no-untyped-call]  # torch gives it no types
     return result
 
 

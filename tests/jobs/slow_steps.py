@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
+from typing import Any
 
-from dflop.jobs import train
+from dflop.launch import JobSpec
 from dflop.records import StepObservation
 
 STEP_S = 0.5
 
 
+def with_slow_steps(train_job: Callable[..., JobSpec]) -> Callable[..., JobSpec]:
+    """To put in the place of `dflop.jobs.submit.train_job`: its jobs come here."""
+
+    def train_job_of_slow_steps(*args: Any) -> JobSpec:
+        return dataclasses.replace(train_job(*args), entry=f"{__name__}:main")
+
+    return train_job_of_slow_steps
+
+
 def main(run_path: str, mode: str) -> dict[str, float]:
     """As `dflop.jobs.train:main`; every rank rests behind every step."""
+    from dflop.jobs import train  # torch, which whoever submits the job does not need
+
     observed = train._Rank._observed
 
     def rested(rank: train._Rank, seen: StepObservation) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from dflop.config import dump_config, load_config
+from dflop.config import load_config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.building import build_stages
 from dflop.jobs.export import export_run
 from dflop.jobs.rundir import RunDir, tokenizer_of, trainable_of
 from dflop.parallel.topology import seat_of
-from tests.jobs.training import fresh, losses_of, planned_run, run_ranks
+from tests.jobs.training import fresh, losses_of, planned_run, run_ranks, set_config
 from tests.test_cli import assert_refused, dflop
 
 NUM_STEPS = 3
@@ -35,7 +35,7 @@ def train(planned, tmp_path_factory) -> Callable[..., RunDir]:
 
     def run(*overrides: str) -> RunDir:
         copy = fresh(planned, tmp_path_factory.mktemp("run"))
-        copy.config_file.write_text(dump_config(load_config(copy.config_file, overrides)))
+        set_config(copy, *overrides)
         ended = run_ranks(copy, "dflop.jobs.train", str(copy.path), "train")
         assert ended.codes == (0, 0), "\n".join(ended.stderr)
         return copy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import time
 
@@ -15,11 +14,12 @@ from dflop.jobs.replan import Advice
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import TRAIN
-from dflop.launch import JobSpec, Journal
+from dflop.launch import Journal
 from dflop.records import LLM, Decision, StepObservation
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
+from tests.jobs.slow_steps import with_slow_steps
 from tests.jobs.training import fresh, give_plan, losses_of, planned_run, run_ranks
 from tests.train.synthetic import make_inline_plan
 
@@ -74,11 +74,7 @@ def test_a_run_goes_on_under_another_plan_and_loses_nothing(planned, tmp_path, m
         give_plan(run, new)
         replan.spool_decision(run, run.config(), advice.decision)
 
-    def train_job(*args: object) -> JobSpec:
-        return dataclasses.replace(train_as_ever(*args), entry="tests.jobs.slow_steps:main")
-
-    train_as_ever = submit.train_job
-    monkeypatch.setattr(submit, "train_job", train_job)
+    monkeypatch.setattr(submit, "train_job", with_slow_steps(submit.train_job))
     monkeypatch.setattr(replan, "consider", consider)
     monkeypatch.setattr(replan, "apply", apply)
     lines: list[str] = []

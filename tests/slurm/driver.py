@@ -7,16 +7,14 @@ rest behind every step: while a test waits for Slurm, they would fill the machin
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import time
-from typing import Any
 
 from dflop.errors import DflopError
 from dflop.jobs import parts, submit
 from dflop.jobs.drive import driving
 from dflop.jobs.rundir import open_run
-from dflop.launch import JobSpec
+from tests.jobs.slow_steps import with_slow_steps
 
 
 def say(line: str) -> None:
@@ -27,17 +25,13 @@ async def nobody() -> None:
     """Who is interested in decisions."""
 
 
-def train_job(*args: Any) -> JobSpec:
-    return dataclasses.replace(train_as_ever(*args), entry="tests.jobs.slow_steps:main")
-
-
 async def main(path: str) -> None:
     async with driving(open_run(path), say, show_history=nobody) as drive:
         await parts.campaign(drive)
 
 
 if __name__ == "__main__":
-    train_as_ever, submit.train_job = submit.train_job, train_job
+    submit.train_job = with_slow_steps(submit.train_job)
     try:
         asyncio.run(main(sys.argv[1]))
     except DflopError as error:

@@ -187,7 +187,7 @@ def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipeline
         assert len(set(hosts)) == 2
 
 
-def test_the_others_find_its_profiles_and_submit_nothing_but_training(pipelines: Pipelines) -> None:
+def test_the_others_find_its_profiles_and_submit_no_others(pipelines: Pipelines) -> None:
     for name, submitted in {"inside": ["train", "compare"], "worker": ["train"]}.items():
         assert pipelines.said[name].count("not repeated") == 2, pipelines.said[name]
         assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == submitted

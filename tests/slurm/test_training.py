@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.config import dump_config, load_config
+from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.errors import ConfigError
@@ -31,7 +31,7 @@ from dflop.launch import Journal, run_job, run_jobs_async
 from dflop.records import CostTable, Decision, Measurement, Plan, StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from tests.jobs.training import NARROW_OMNI
+from tests.jobs.training import NARROW_OMNI, set_config
 from tests.launch.helpers import REPO, parent_of, until
 
 pytestmark = pytest.mark.slow
@@ -174,7 +174,7 @@ def test_train_sbatch_goes_on_to_the_end_after_that(trained: RunDir, folder: Pat
 
 def test_a_job_makes_way_for_another_plan(trained: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["train.num_steps=10000", "replan.mode=act", "replan.check_every_s=0.5"]
-    trained.config_file.write_text(dump_config(load_config(trained.config_file, settings)))
+    set_config(trained, *settings)
     first, old, launcher = latest(trained)["next_step"], trained.plan(), submit.launcher_of(trained, trained.config())
     decided_at_s: list[float] = []
 
@@ -238,7 +238,7 @@ def latest(run: RunDir) -> dict[str, int]:
 
 
 def set_num_steps(run: RunDir, num_steps: int) -> None:
-    run.config_file.write_text(dump_config(load_config(run.config_file, [f"train.num_steps={num_steps}"])))
+    set_config(run, f"train.num_steps={num_steps}")
 
 
 def sbatch(folder: Path, run: RunDir) -> str:

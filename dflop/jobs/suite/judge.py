@@ -106,7 +106,7 @@ class Noise:
         num_items, num_tokens, sum_sq_tokens = (part * factors for part in items.loads)
         # Loads are counts everywhere else, so mypy wants integers; here they are seconds in the making.
         scaled = {"num_items": num_items, "num_tokens": num_tokens, "sum_sq_tokens": sum_sq_tokens}
-        return replace(items, **scaled)  # type: ignore[arg-type]  # see above
+        return replace(items, **scaled)  # type: ignore[arg-type]  # seconds, not counts
 
 
 def speedup(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Speedup:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dflop.config import dump_config, load_config
 from dflop.cost.model import CostModel
 from dflop.errors import StoreError
 from dflop.jobs.rundir import RunDir
@@ -33,7 +32,7 @@ from dflop.store.ingest import ingest
 from dflop.store.spool import read_spool
 from tests.bench.correct import real_runs, replayed
 from tests.bench.correct.real_runs import Found, observations, slowest_s, step_s
-from tests.jobs.training import fresh
+from tests.jobs.training import fresh, set_config
 
 MODULE, SHARES, FACTOR = LLM, (0.5, 0.75), 4.0
 """Samples of the sizes that hold these shares of the predicted seconds of the LLM take so many times as long."""
@@ -128,7 +127,7 @@ def is_seen(shape: SampleShape) -> bool:
 def configured(profiled: RunDir, folder: Path, *overrides: str) -> RunDir:
     """A copy of a profiled run in a folder of its own, with other settings."""
     run = fresh(profiled, folder)
-    run.config_file.write_text(dump_config(load_config(run.config_file, overrides)))
+    set_config(run, *overrides)
     return run
 
 

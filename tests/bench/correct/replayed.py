@@ -14,13 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflop.config import dump_config, load_config
 from dflop.jobs import supervisor, train
 from dflop.jobs.rundir import RunDir, open_run
 from dflop.records import StepPlan, from_dict, to_dict
 from dflop.train import wire
 from dflop.train.wire import PlanMessage
 from tests.jobs import slowed
+from tests.jobs.training import set_config
 
 START_PATIENCE_S = 60.0
 
@@ -29,7 +29,7 @@ def give_steps(run: RunDir, steps: Sequence[StepPlan]) -> None:
     """Make a run train these steps, numbered anew, and nothing else."""
     numbered = [dataclasses.replace(plan, step=step) for step, plan in enumerate(steps)]
     _file(run).write_text(json.dumps([to_dict(plan) for plan in numbered]))
-    run.config_file.write_text(dump_config(load_config(run.config_file, [f"train.num_steps={len(steps)}"])))
+    set_config(run, f"train.num_steps={len(steps)}")
 
 
 def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, start: str) -> None:
