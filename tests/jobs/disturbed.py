@@ -3,7 +3,7 @@
     killed   dies of SIGKILL twice, the second time just after its restart; rank 0 waits for what its third start plans
     dying    ends as soon as it starts, every time
     mute     lives and publishes nothing
-    slow     plans in full too late for the first steps; rank 0 then waits for it to get ahead
+    slow     plans in full too late for the first steps; rank 0 waits until it has begun, and later for it to get ahead
 
 Rank 0 waits on the key-value store, between two steps, where training would otherwise be over before a process starts.
 """
@@ -23,6 +23,7 @@ from dflop.records import StepObservation
 from dflop.train.wire import open_store, plan_key
 
 LIMIT_S = 120
+BEGINS = "test/scheduler_begins"
 
 
 def kill(rank: Any) -> None:
@@ -35,9 +36,9 @@ def wait_for_death(rank: Any) -> None:
         os.waitid(os.P_PID, rank.supervisor.pid, os.WEXITED | os.WNOWAIT)
 
 
-def wait_for_plan(rank: Any, step: int) -> None:
+def wait_for(rank: Any, key: str) -> None:
     own = open_store(rank.store.host, rank.store.port, is_server=False, timeout_s=LIMIT_S)
-    own.wait([plan_key(step)], timedelta(seconds=LIMIT_S))
+    own.wait([key], timedelta(seconds=LIMIT_S))
 
 
 def before(accident: str, rank: Any, step: int) -> None:
@@ -52,9 +53,11 @@ def after(accident: str, rank: Any, step: int) -> None:
     if accident == "killed" and step == 4:
         kill(rank)
     if accident == "killed" and step == 9:
-        wait_for_plan(rank, 13)
+        wait_for(rank, plan_key(13))
+    if accident == "slow" and step == 0:
+        wait_for(rank, BEGINS)
     if accident == "slow" and step == 8:
-        wait_for_plan(rank, 11)
+        wait_for(rank, plan_key(11))
 
 
 def main(accident: str, run_path: str) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler whose full plans of the first steps are ready when somebody has published another."""
+"""A scheduler whose full plans of the first steps are ready when somebody has published that of the next step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dflop.jobs.scheduler import Scheduler
 from dflop.jobs.steps import QUICK, StepSpec
 from dflop.records import SampleShape
 from dflop.train.wire import PlanMessage, Store, open_store, plan_key
+from tests.jobs.disturbed import BEGINS
 
 NUM_SLOW_STEPS = 6
 LIMIT_S = 120
@@ -22,6 +23,7 @@ class SlowScheduler(Scheduler):
 
     def serve(self, store: Store) -> None:
         self._own = open_store(store.host, store.port, is_server=False, timeout_s=LIMIT_S)
+        self._own.set(BEGINS, "")
         super().serve(store)
 
     def _message(
@@ -29,7 +31,8 @@ class SlowScheduler(Scheduler):
     ) -> PlanMessage:
         message = super()._message(step, spec, batch, cost, compiled)
         if step < NUM_SLOW_STEPS and spec.label != QUICK:
-            self._own.wait([plan_key(step)], timedelta(seconds=LIMIT_S))
+            # Of the next one: behind its own it would begin the next in time, and seem well.
+            self._own.wait([plan_key(step + 1)], timedelta(seconds=LIMIT_S))
         return message
 
 
