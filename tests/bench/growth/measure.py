@@ -33,9 +33,15 @@ def in_a_process(part: Part, size: int, limit_s: float) -> Point:
     Raises:
         MeasureError: it failed, died or took longer than `limit_s`, what prepares it included.
     """
+    # A folder of ours, not of the child's: it may be killed.
+    with tempfile.TemporaryDirectory(prefix="dflop-growth-") as folder:
+        return _found_in(Path(folder), part, size, limit_s)
+
+
+def _found_in(folder: Path, part: Part, size: int, limit_s: float) -> Point:
     _SERVER.set_forkserver_preload(["tests.bench.growth.parts"])
     ours, theirs = _SERVER.Pipe(duplex=False)
-    process = _SERVER.Process(target=_child, args=(theirs, part.name, size), daemon=True)
+    process = _SERVER.Process(target=_child, args=(theirs, part.name, size, folder), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -84,15 +90,14 @@ def measured(part: Part, size: int, folder: Path, is_warm: Callable[[], None] = 
     return Point(size, cpu_s, wall_s, peak_bytes)
 
 
-def _child(answer: Connection, name: str, size: int) -> None:
+def _child(answer: Connection, name: str, size: int, folder: Path) -> None:
     from tests.bench.growth.parts import PARTS
 
     part = next(p for p in PARTS if p.name == name)
-    with tempfile.TemporaryDirectory(prefix="dflop-growth-") as folder:
-        try:
-            answer.send(measured(part, size, Path(folder), lambda: answer.send(None)))
-        except Exception:  # the parent tells it and goes on with the next part
-            answer.send(traceback.format_exc(limit=-3))
+    try:
+        answer.send(measured(part, size, folder, lambda: answer.send(None)))
+    except Exception:  # the parent tells it and goes on with the next part
+        answer.send(traceback.format_exc(limit=-3))
 
 
 def _timed(work: Work) -> tuple[float, float]:

@@ -58,15 +58,21 @@ def make_store(root: Path) -> Path:
 
 
 @functools.cache
-def _stores() -> Path:
-    """A sound store, made once; examples work on copies."""
-    return make_store(Path(tempfile.mkdtemp(prefix="dflop-fuzz-store-")) / "store")
+def _store_folder() -> tempfile.TemporaryDirectory[str]:
+    """Folder of a sound store, made once and gone with the process; examples work on copies."""
+    folder = tempfile.TemporaryDirectory(prefix="dflop-fuzz-store-")
+    make_store(Path(folder.name) / "store")
+    return folder
+
+
+def _store() -> Path:
+    return Path(_store_folder().name) / "store"
 
 
 def _copied(folder: Path) -> Path:
     root = folder / "store"
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(_stores(), root, symlinks=True)
+    shutil.copytree(_store(), root, symlinks=True)
     return root
 
 
@@ -164,7 +170,7 @@ _FILES: dict[str, Any] = {
 
 
 def _jsons() -> st.SearchStrategy[tuple[str, bytes]]:
-    current = json.loads((_stores() / "CURRENT").read_text())
+    current = json.loads((_store() / "CURRENT").read_text())
 
     def of(name: str) -> st.SearchStrategy[tuple[str, bytes]]:
         sound = _FILES[name] or current
@@ -222,10 +228,10 @@ _BINARY = (
 
 def _damaged() -> st.SearchStrategy[tuple[str, bytes]]:
     def of(name: str) -> st.SearchStrategy[tuple[str, bytes]]:
-        data = (_stores() / name).read_bytes()
+        data = (_store() / name).read_bytes()
         return st.tuples(st.just(name), hostile.broken_bytes([data[:8192]] if len(data) > 100_000 else [data]))
 
-    return st.sampled_from([name for name in _BINARY if (_stores() / name).is_file()]).flatmap(of)
+    return st.sampled_from([name for name in _BINARY if (_store() / name).is_file()]).flatmap(of)
 
 
 def _binary(folder: Path) -> Callable[[Any], None]:
