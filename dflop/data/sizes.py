@@ -34,6 +34,8 @@ _SECONDS = ("video_fps", "video_seconds", "audio_seconds")
 _BAD_COUNTS = "token counts or turns are missing or negative"
 _MAX_TOKENS = 2**40
 """Counts above it are none, and would not add up in 64 bits."""
+_MAX_FRAMES = 2**62
+"""Of a video whose length would give more than fit 64 bits."""
 _SIZE = ("kind", "width_px", "height_px", "num_frames", "duration_s", "num_images")
 _ITEM = (
     "kind", "path", "width_px", "height_px", "num_frames", "duration_s", "module", "grid", "num_tokens",
@@ -225,7 +227,7 @@ def _header_columns(kind: str) -> list[pl.Expr]:
     if kind == "video":
         fps = pl.col("video_fps").cast(pl.Float64).fill_null(ASSUMED_FPS)
         given_s, given = pl.col("video_seconds").cast(pl.Float64), pl.col("video_frames").cast(pl.Int64)
-        frames = given.fill_null((given_s * fps).round().clip(1).cast(pl.Int64)).fill_null(0)
+        frames = given.fill_null((given_s * fps).round().clip(1, _MAX_FRAMES).cast(pl.Int64)).fill_null(0)
         duration = given_s.fill_null(given / fps).fill_null(0)
     return [
         pl.lit(kind).alias("kind"),

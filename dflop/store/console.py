@@ -149,8 +149,8 @@ def open_query(
         timeout_s: The query, reading included, is interrupted after this time.
 
     Raises:
-        StoreError: No snapshot, not exactly one reading statement, an SQL error, or out of time or memory; also from
-            inside the block, while batches are read.
+        StoreError: No snapshot, not exactly one reading statement, no valid Unicode, an SQL error, or out of time or
+            memory; also from inside the block, while batches are read.
     """
     con, current = snapshot.open_current(store_root)
     timed_out = threading.Event()
@@ -173,6 +173,7 @@ def open_query(
     try:
         try:
             statement = refusal.reading_statement(con, sql)
+            refusal.check_parameters(params)
             timer.start()
             reader = snapshot.run(con, statement, params).to_arrow_reader(BATCH_ROWS)
         except READ_ERRORS as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -27,10 +29,7 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
         StoreError: There are none or several, or it may do more than read.
         duckdb.Error: It cannot be parsed.
     """
-    try:
-        sql.encode()
-    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
-        raise StoreError(f"the statement is not valid Unicode, at character {error.start}") from None
+    _check_unicode(sql, "the statement")
     if switch := _SWITCH.search(sql):
         raise StoreError(f"the store is read-only here: {switch[0]} is refused", hint=NOTHING_ELSE)
     statements = con.extract_statements(sql)
@@ -46,6 +45,26 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     if kinds[0] not in ("SELECT", "EXPLAIN"):
         raise StoreError(f"the store is read-only here: {kinds[0]} statements are refused", hint=READING)
     return statements[0]
+
+
+def check_parameters(params: Mapping[str, Any] | Sequence[Any] | None) -> None:
+    """Refuses names and texts that the database cannot hold, and would not say which.
+
+    Raises:
+        StoreError: One is not valid Unicode.
+    """
+    named = params.items() if isinstance(params, Mapping) else enumerate(params or (), 1)
+    for name, value in named:
+        _check_unicode(str(name), f"the name of parameter {name!a}")
+        if isinstance(value, str):
+            _check_unicode(value, f"the value of parameter {name}")
+
+
+def _check_unicode(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+        raise StoreError(f"{what} is not valid Unicode, at character {error.start}") from None
 
 
 def explained(error: Exception, current: Current, store_root: Path | str) -> StoreError:

@@ -71,6 +71,13 @@ def edited_plan(degree: str, size: float) -> dict[str, Any]:
     return plan
 
 
+def endless_plan() -> dict[str, Any]:
+    """A plan whose step takes for ever."""
+    plan: dict[str, Any] = plans.sound_plan()
+    plan["simulated"]["uniform_step_s"] = math.inf
+    return plan
+
+
 def edited_table(key: str) -> list[dict[str, Any]]:
     """Cost tables of which one has a value too many."""
     tables = plans.sound_tables()
@@ -106,11 +113,14 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("sizes", {**SIZES, "image_w": [[{"a": 1}], []]}),
     ("sizes", {**SIZES, "prompt_tokens": ["three", "four"]}),
     ("sizes", {**SIZES, "turns": [10**12, 1]}),
+    ("sizes", {**SIZES, "video_w": [[64], []], "video_h": [[48], []], "video_frames": [[None], []],
+               "video_fps": [[2.0], []], "video_seconds": [[1e308], []]}),
     ("store-json", ("CURRENT", json.dumps({**CURRENT, "seq": None}).encode())),
     ("store-json", ("CURRENT", b"[" * 3000)),
     ("store-json", ("store.json", b"[" * 3000)),
     ("store-json", ("archive/correction/run/next_seq.json", b"[1]")),
     ("sql", ("\ud800select 1", None)),
+    ("sql-parameters", (0, {"a": "\ud800"})),
     ("sql-file", "-- purpose: \udcff"),
     ("sample-costs", b""),
     ("sample-costs", b"PK\x03\x04"),
@@ -118,6 +128,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("cost-tables", b"[" * 3000),
     ("plan-json", b"[" * 3000),
     *(("plan-json", edited_plan(degree, size)) for degree in ("tp", "dp") for size in (10**12, 1e300)),
+    ("plan-json", endless_plan()),
     *(("cost-tables", edited_table(key)) for key in ("layer_knots", "layer_bends")),
     ("run-directory", ("plan.json", b"")),
     ("run-directory", ("plan.json", b"[]")),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -258,6 +259,19 @@ def test_python_variables_are_out_of_reach(store: Path) -> None:
 def test_a_wrong_query_shows_where(store: Path) -> None:
     with pytest.raises(StoreError, match=r"(?s)Binder Error.*facto.*LINE 1"):
         console.query(store, "select facto from correction")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"a": "x\ud800"}, "the value of parameter a is not valid Unicode, at character 1"),
+        (["x", "\udcff"], "the value of parameter 2 is not valid Unicode, at character 0"),
+        ({"a": "x", "\ud800": "y"}, r"the name of parameter '\\ud800' is not valid Unicode"),
+    ],
+)
+def test_a_parameter_that_is_no_text_is_named(store: Path, params: Any, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        console.query(store, "select $a" if isinstance(params, dict) else "select ?, ?", params)
 
 
 def test_a_query_without_its_parameter_names_it(store: Path) -> None:

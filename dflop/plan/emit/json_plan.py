@@ -152,4 +152,7 @@ def _number(value: float) -> float | None:
 
 
 def _float(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    found = math.nan if value is None else float(value)
+    if value is not None and not math.isfinite(found):
+        raise ValueError(f"{value} is no time in seconds")
+    return found

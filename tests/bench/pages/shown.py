@@ -29,4 +29,5 @@ SHOWN = (
     Shown("endtoend", EPYC, "tests.bench.endtoend.page"),
     Shown("peers", EPYC, "tests.bench.peers.page"),
     Shown("claims", EPYC, "tests.bench.claims.page"),
+    Shown("fuzz", EPYC, "tests.fuzz.page"),
 )

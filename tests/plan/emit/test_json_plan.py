@@ -73,6 +73,7 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
         (changed(("modules", 1, "stages"), []), "0 stages, but pp is 2"),
         (changed(("num_processes",), 11), "num_processes is 11, the modules have 10"),
         (changed(("simulated",), 3), "wrong type"),
+        (changed(("simulated", "sync_s"), math.inf), "inf is no time in seconds"),
     ],
 )
 def test_what_is_not_a_plan_is_refused(text: str, what: str):
