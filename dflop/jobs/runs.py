@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dflop.config import Config, dump_config
-from dflop.errors import LaunchError
 from dflop.jobs import driver
 from dflop.jobs.rundir import RunDir, write_atomically
 from dflop.jobs.talk import Say
@@ -143,41 +142,48 @@ def check_free(config: Config, say: Say = _say_nothing) -> None:
 
 
 def spool_journal(run: RunDir, config: Config) -> None:
-    """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed.
-
-    Raises:
-        LaunchError: the note of what was spooled is damaged.
-    """
-    records, num_spooled = Journal(run.path, run.run_id).records(), _num_spooled(run, config)
-    new = records[num_spooled:]
-    if not new:
-        return
-    # What is to be done is noted before: a file of this number is there only if it was.
+    """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed."""
+    records, mark = Journal(run.path, run.run_id).records(), run.path / _SPOOLED
     seq = next_seq(config.store, JobRecord, run.run_id, _JOURNAL)
-    write_atomically(run.path / _SPOOLED, f"{num_spooled} {len(records)} {seq}")
+    before = _num_spooled(mark, seq)
+    if before is None:
+        # The note stays as it is until there are rows, so that the next driver asks the store as well.
+        known = _stored_entries(run, config)
+        new = [record for record in records if record not in known]
+    else:
+        new = records[before:]
+        if not new:
+            return
+        # What is to be done is noted before: a file of this number is there only if it was.
+        write_atomically(mark, f"{before} {len(records)} {seq}")
     with SpoolWriter(config.store, run.run_id, _JOURNAL, flush_rows=len(new) + 1) as spool:
         for record in new:
             spool.append(record)
-    write_atomically(run.path / _SPOOLED, str(len(records)))
+    write_atomically(mark, str(len(records)))
 
 
-def _num_spooled(run: RunDir, config: Config) -> int:
-    """Entries of the job journal that are in the spool; they are told apart by their place alone."""
-    mark = run.path / _SPOOLED
+def _num_spooled(mark: Path, next_seq: int) -> int | None:
+    """Entries of the job journal that are in the spool, by the note of it; None where that is lost or damaged."""
     if not mark.exists():
-        return 0
+        return 0 if next_seq == 0 else None
     try:
         before, *unsure = map(int, mark.read_text().split())
         if not unsure:
             return before
         after, seq = unsure
-    except ValueError as error:
-        raise LaunchError(
-            "the note of how much of the job journal is in the store is damaged",
-            where=str(mark),
-            hint="remove it: the store will have the jobs of this run twice",
-        ) from error
-    return after if next_seq(config.store, JobRecord, run.run_id, _JOURNAL) > seq else before
+    except ValueError:
+        return None
+    return after if next_seq > seq else before
+
+
+def _stored_entries(run: RunDir, config: Config) -> set[JobRecord]:
+    """Entries of the job journal that are in the store."""
+    from dflop.store.ingest import ingest
+    from dflop.store.reader import Reader
+
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        return set(reader.records(JobRecord, where={"run_id": run.run_id}))
 
 
 def code_revision() -> str:

@@ -135,7 +135,7 @@ class LocalLauncher(OneByOne):
         exit_record = _read_json(handle.path("exit.json"))
         dead_rank = exit_record["dead_rank"] if exit_record else None
         was_killed = exit_record is not None and dead_rank is not None and exit_record["codes"][dead_rank] < 0
-        return collect_values(handle, self.poll(handle), dead_rank=dead_rank if was_killed else None)
+        return collect_values(handle, self.poll(handle), ended_by=dead_rank, was_killed=was_killed)
 
     def _admit(self) -> None:
         self._running = {job_id: p for job_id, p in self._running.items() if p.poll() is None}

@@ -109,13 +109,16 @@ def status_from_results(handle: JobHandle) -> JobStatus:
     return JobStatus(JobState.DONE)
 
 
-def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | None = None) -> list[Any]:
+def collect_values(
+    handle: JobHandle, status: JobStatus, *, ended_by: int | None = None, was_killed: bool = False
+) -> list[Any]:
     """Values of all tasks by rank, or the error that explains why there are none.
 
     Args:
         handle: The job.
         status: Its final status.
-        dead_rank: Task known to have been killed by a signal; it outranks any traceback.
+        ended_by: Task that was the first to end badly, if that is known: where there is no traceback, its log counts.
+        was_killed: That was by a signal, which outranks any traceback.
 
     Raises:
         Interrupted: the job was told to stop and left a checkpoint.
@@ -133,14 +136,14 @@ def collect_values(handle: JobHandle, status: JobStatus, *, dead_rank: int | Non
         return [r.value for r in results]
     error = first_error(results)
     # Tracebacks of a job that was ended from outside, or of the peers of a killed rank, explain nothing.
-    if error is not None and dead_rank is None and status.state is JobState.FAILED:
+    if error is not None and not was_killed and status.state is JobState.FAILED:
         log = log_of(handle, error.rank)
         who = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks}"
         if error.message:
             raise PayloadError(f"{who} raised: {error.message}", where=str(log))
         raise PayloadError(f"{who} raised {error.headline}\n{error.trace.rstrip()}", where=str(log))
     missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
-    rank = dead_rank if dead_rank is not None else (missing or [0])[0]
+    rank = ended_by if ended_by is not None else (missing or [0])[0]
     log = log_of(handle, rank)
     what = f"{handle} {status.state}: {status.reason or f'rank {rank} left no result and no traceback'}"
     kind = InfrastructureError if status.state.is_infrastructure_failure else LaunchError

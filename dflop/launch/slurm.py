@@ -140,7 +140,9 @@ class SlurmLauncher:
         if status.state is JobState.DONE:
             _wait_for_results(handle, self.results_timeout_s)
         dead = first_dead_task(handle)
-        return collect_values(handle, status, dead_rank=dead.rank if dead and dead.was_killed else None)
+        if dead is None:
+            return collect_values(handle, status)
+        return collect_values(handle, status, ended_by=dead.rank, was_killed=dead.was_killed)
 
 
 def comment_of(run_id: str) -> str:

@@ -13,7 +13,7 @@ from tests.launch.helpers import parent_of
 
 _SCHEDULER, _CONTROLLER = "dflop.jobs.scheduler", "dflop.launch.controller"
 _DIED, _STOPPED = End(5, "died (signal 9)"), End(75, "was told to stop")
-_MISSED = tuple(End(1, why) for why in ("gives no sign of life", "does not answer", "is stuck"))
+_MISSED = tuple(End(5, why) for why in ("gives no sign of life", "does not answer", "is stuck"))
 _UNCONTROLLED = End(5, "its controller died")
 _KILLED = (End(-9),)
 _INTERRUPTED = tuple(End(code) for code in (130, 143))
@@ -156,6 +156,13 @@ def _overwritten(name: str) -> Fault:
     return _file(f"{name} overwritten", in_run(name, noise), *ends, kind="run file")
 
 
+def checkpoints_away(play: Play) -> None:
+    """To start over, as the message says."""
+    if play.run is not None and play.run.checkpoints.exists():
+        play.run.checkpoints.rename(play.stage.folder / "damaged-checkpoints")
+
+
+_ONLY_ONE = End(1, "every checkpoint is damaged", checkpoints_away)
 _LATEST = "checkpoints/latest.json"
 _JOURNAL = "dflop.launch.journal:Journal.submitted:before"
 
@@ -186,10 +193,11 @@ FAULTS = (
     _dies("driver dies before it notes the training", f"{_JOURNAL}:4"),
     _dies("driver dies behind the rows of its journal", "dflop.jobs.runs:SpoolWriter.close:behind:3"),
     _dies("driver dies between tables and plan", "dflop.jobs.rundir:write_atomically:behind:3"),
-    _file("checkpoint cut in half", cut_checkpoint),
-    _file("a byte of a checkpoint is another one", flip_checkpoint),
+    _file("checkpoint cut in half", cut_checkpoint, _ONLY_ONE),
+    _file("a byte of a checkpoint is another one", flip_checkpoint, _ONLY_ONE),
     _file("latest.json lost", in_run(_LATEST, lost)),
     _file("latest.json overwritten", in_run(_LATEST, noise)),
     _file("journal torn", in_run("jobs.jsonl", torn), kind="journal"),
-    *map(_overwritten, ("plan.json", "cost_tables.json", "shapes.parquet", "jobs.spooled")),
+    *map(_overwritten, ("plan.json", "cost_tables.json", "shapes.parquet")),
+    _file("jobs.spooled overwritten", in_run("jobs.spooled", noise), kind="run file"),
 )

@@ -13,7 +13,8 @@ from dflop.store import settings
 from tests.chaos.fault import Deed, End, Fault, NothingToStrike
 from tests.chaos.play import Play
 
-DISK_MB, _FILLER = 256, "filler"
+DISK_MB, _FILLER = 512, "filler"
+"""Room for three checkpoints of 95 MB, two that are kept and one that is written, and for the rest of a run."""
 _TOO_FULL_S = 8.0
 _KILLED = (End(-9),)
 _LOCK_HELD_S = 5.0

@@ -164,9 +164,51 @@ def test_journal_entries_are_spooled_once_although_their_driver_is_killed(config
         assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running", "done"]
 
 
-def test_a_damaged_note_of_what_was_spooled_is_named(config):
+@pytest.mark.parametrize("note", [None, "", "12 x", "1 2 3 4", b"\xff\x00"])
+def test_where_the_note_of_what_was_spooled_is_lost_or_damaged_the_store_is_asked(config, note):
     run, _ = runs.begin(config)
-    (run.path / "jobs.spooled").write_text("12 x")
-    with pytest.raises(LaunchError, match="is damaged") as caught:
+    mark = run.path / "jobs.spooled"
+    journal = Journal(run.path, run.run_id)
+    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
+
+    def spoil() -> None:
+        mark.unlink()
+        if note is not None:
+            mark.write_bytes(note if isinstance(note, bytes) else note.encode())
+
+    journal.submitted(handle)
+    runs.spool_journal(run, config)
+    spoil()
+    for _ in range(2):
         runs.spool_journal(run, config)
-    assert caught.value.where.endswith("jobs.spooled")
+        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued"]
+    spoil()
+    journal.changed(handle, JobStatus(JobState.RUNNING))
+    for _ in range(2):
+        runs.spool_journal(run, config)
+        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running"]
+    assert mark.read_text() == "2"
+
+
+def test_a_driver_that_is_killed_while_the_store_knows_what_its_note_does_not_loses_nothing(config, monkeypatch):
+    run, _ = runs.begin(config)
+    journal = Journal(run.path, run.run_id)
+    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
+    journal.submitted(handle)
+    runs.spool_journal(run, config)
+    journal.changed(handle, JobStatus(JobState.RUNNING))
+    (run.path / "jobs.spooled").write_text("?")
+    close = SpoolWriter.close
+    for is_written in (False, True):
+
+        def dies(self, is_written=is_written):
+            if is_written:
+                close(self)
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SpoolWriter, "close", dies)
+            with pytest.raises(Killed):
+                runs.spool_journal(run, config)
+    runs.spool_journal(run, config)
+    assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running"]

@@ -97,11 +97,15 @@ def test_the_culprit_is_shown_and_not_the_peers_that_failed_before_it(launcher: 
         launcher.collect(handle)
 
 
-def test_a_task_that_exits_without_a_result_fails_the_job(launcher: LocalLauncher, tmp_path: Path) -> None:
-    handle = launcher.submit(make_spec(tmp_path / "job", "leave"))
-    assert end(launcher, handle) == (JobState.FAILED, "rank 0 exited with code 3 and no traceback")
-    with pytest.raises(LaunchError, match="exited with code 3"):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(
+    launcher: LocalLauncher, tmp_path: Path, rank: int
+) -> None:
+    handle = launcher.submit(make_spec(tmp_path / "job", "leave_on", str(rank), num_tasks=2))
+    assert end(launcher, handle) == (JobState.FAILED, f"rank {rank} exited with code 3 and no traceback")
+    with pytest.raises(LaunchError, match=r"exited with code 3 .*\n  \| rank 0 does not answer") as caught:
         launcher.collect(handle)
+    assert caught.value.where == str(log_paths(handle, rank).stderr)
 
 
 def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(

@@ -169,6 +169,14 @@ def test_the_first_real_error_is_reported_with_its_log(launcher, tmp_path):
     assert caught.value.where == str(log_paths(handle, 1).stderr)
 
 
+def test_the_log_of_the_rank_that_left_is_shown(launcher, tmp_path):
+    handle = launcher.submit(make_spec(tmp_path / "job", "leave_on", "1", resources=TWO))
+    assert end(launcher, handle).reason.startswith("rank 1 Exited with exit code 3")
+    with pytest.raises(LaunchError, match=r"\n  \| rank 0 does not answer") as caught:
+        launcher.collect(handle)
+    assert caught.value.where == str(log_paths(handle, 1).stderr)
+
+
 def test_a_killed_rank_is_named(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), resources=TWO))
     pids = [pids_of_hang(tmp_path, rank) for rank in range(2)]

@@ -65,7 +65,7 @@ def test_a_task_that_fails_leaves_its_traceback_and_an_exit_code(tmp_path, entry
 
 
 def test_a_task_that_ends_itself_leaves_its_exit_code_only(tmp_path):
-    assert run_task(tmp_path, "tests.launch.entries:leave").returncode == 3
+    assert run_task(tmp_path, "tests.launch.entries:leave_on", "1").returncode == 3
     assert not list(tmp_path.glob("*.pkl"))
 
 
