@@ -1,5 +1,6 @@
-"""The line that a job leaves which was told to stop and did, so that its batch script knows that it may start again.
+"""What a task leaves for others to find: that it was stopped, and where in its log the traceback is that ends it.
 
+A job that was told to stop and did leaves a line, so that its batch script knows that it may start again.
 srun's exit code does not tell: it is 137 where one rank leaves some milliseconds after another. So rank 0 writes where
 the job began and where it is once that is on disk. A job that is stopped three times in a row before it got anywhere
 is not started a fourth time.
@@ -13,6 +14,9 @@ STOPS_VARIABLE = "DFLOP_STOPS"
 """Names the file that lines are appended to; set by batch scripts, and by nobody else."""
 NUM_CHANCES = 3
 """Starts in a row that may be stopped before they get anywhere."""
+
+TRACE_BEGINS, TRACE_ENDS = "dflop: the task raised", "dflop: the task has ended"
+"""Lines of a log around that traceback, which the task's result has, too: who collects it tells causes from echoes."""
 
 
 def note_stop(began_at: int, reached: int) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,11 @@ class Payload:
             master_port=self.master_port,
         )
         write_pid_file(env.paths.folder, env.job_id, env.global_rank)
-        return load_entry(self.entry)(*self.args)
+        try:
+            return load_entry(self.entry)(*self.args)
+        except KeyboardInterrupt:  # how submitit ends the others when one has failed
+            print("the task was ended from outside", file=sys.stderr, flush=True)
+            raise SystemExit(128 + signal.SIGINT) from None
 
 
 def thread_environment(cpus_per_task: int) -> dict[str, str]:

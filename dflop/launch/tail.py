@@ -2,19 +2,24 @@
 
 A rank that logs in a loop writes megabytes a second; a log page keeps lines. Each read passes on at most
 `MAX_READ_BYTES`, whole lines only; when the file has run further ahead, the middle is skipped and the skip is said.
+The traceback that ends a task is left out: whoever collects its result tells it where it is the cause and no error of
+ours.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from dflop import units
+from dflop.launch.marks import TRACE_BEGINS, TRACE_ENDS
 
 MAX_READ_BYTES = 16 * 1024
 MAX_LINE_CHARS = 500
 _NOISE = "submitit INFO ("
+_RAISED = re.compile(rf"{re.escape(TRACE_BEGINS)}$|submitit ERROR \(.*\) - Submitted job triggered an exception$")
 
 
 class LogTail:
@@ -23,6 +28,7 @@ class LogTail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset_bytes = 0
+        self._is_trace = False
 
     def read(self, *, is_last: bool = False) -> Iterator[str]:
         """Complete lines written since the last call; with `is_last` an unfinished last line too.
@@ -40,10 +46,13 @@ class LogTail:
         if skipped:
             cut = chunk.find(b"\n") + 1
             skipped, chunk = skipped + cut, chunk[cut:]
+            self._is_trace = False
             yield f"[{units.num_bytes(skipped)} skipped; all of it is in {self.path}]"
         if not is_last:
             chunk = chunk[: chunk.rfind(b"\n") + 1]
         self.offset_bytes += skipped + len(chunk)
         for line in chunk.decode(errors="replace").splitlines():
-            if not line.startswith(_NOISE):
+            if self._is_trace or _RAISED.match(line):
+                self._is_trace = line != TRACE_ENDS
+            elif not line.startswith(_NOISE):
                 yield line[:MAX_LINE_CHARS]

@@ -13,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from dflop.launch.marks import TRACE_BEGINS, TRACE_ENDS
 from dflop.launch.payload import load_entry, write_pid_file
 from dflop.launch.ranks import srun_environment
 
@@ -33,8 +34,10 @@ def main(folder: str, job_id: str, entry: str, *args: str) -> None:
     try:
         content = pickle.dumps(("success", load_entry(entry)(*args)))
     except Exception:
-        _leave(result, pickle.dumps(("error", traceback.format_exc())))
-        raise
+        trace = traceback.format_exc()
+        _leave(result, pickle.dumps(("error", trace)))
+        print(TRACE_BEGINS, trace.rstrip(), TRACE_ENDS, sep="\n", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
     _leave(result, content)
 
 

@@ -63,8 +63,9 @@ def of_outputs(play: Play) -> Iterator[str]:
     for number, ended in enumerate(play.ended):
         if ended.code not in CODES and ended.code != -9:
             yield f"command {number} ended with {ended.code}, which is no documented exit code"
-        if "Traceback (most recent call last)" in ended.said:
-            yield f"command {number} showed a traceback: {ended.said.strip().splitlines()[-1]}"
+        if (at := ended.said.find("Traceback (most recent call last)")) >= 0:
+            shown = " | ".join(line.strip() for line in ended.said[at:].splitlines())
+            yield f"command {number} showed a traceback: {shown[:1500]}"
 
 
 def of_processes(play: Play) -> Iterator[str]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
+from dflop.launch.marks import TRACE_BEGINS, TRACE_ENDS
 from dflop.launch.tail import MAX_READ_BYTES, LogTail
 
 
@@ -116,6 +117,22 @@ def test_tail_skips_what_is_too_much_and_says_so(tmp_path: Path) -> None:
     assert str(path) in skip
     assert lines[-1] == f"line {10 * MAX_READ_BYTES - 1}"
     assert lines[0].startswith("line "), "whole lines only"
+
+
+@pytest.mark.parametrize("begins", [TRACE_BEGINS, "submitit ERROR (x) - Submitted job triggered an exception"])
+@pytest.mark.parametrize("reads_every_line", [True, False])
+def test_tail_leaves_out_the_traceback_that_ends_a_task(tmp_path: Path, begins: str, reads_every_line: bool) -> None:
+    path = tmp_path / "log"
+    tail, seen = LogTail(path), []
+    trace = ["Traceback (most recent call last):", '  File "a.py"', "ValueError: a", "", "  hint:  b"]
+    with path.open("a") as file:
+        for line in ["Traceback of a library", begins, *trace, TRACE_ENDS, "next start", begins, *trace]:
+            file.write(line + "\n")
+            file.flush()
+            if reads_every_line:
+                seen += list(tail.read())
+    seen += list(tail.read(is_last=True))
+    assert seen == ["Traceback of a library", "next start"]
 
 
 def test_a_log_that_cannot_be_read_just_now_has_no_new_lines(tmp_path: Path) -> None:

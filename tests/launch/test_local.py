@@ -90,6 +90,17 @@ def test_the_traceback_of_the_failing_rank_is_shown(launcher: LocalLauncher, tmp
     assert caught.value.where == str(log_paths(handle, 2).stderr)
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_who_follows_a_job_that_fails_sees_no_traceback_in_its_log(
+    launcher: LocalLauncher, tmp_path: Path, rank: str
+) -> None:
+    lines: list[str] = []
+    spec, journal = make_spec(tmp_path / "job", "fail_on", rank, num_tasks=2), Journal(tmp_path / "run", "r1")
+    with pytest.raises(LaunchError, match=f"raised ValueError: no microbatch for rank {rank}\nTraceback"):
+        run_job(launcher, spec, journal, on_log_line=lines.append, poll_interval_s=0.05)
+    assert set(lines) <= {"the task was ended from outside"}
+
+
 def test_the_culprit_is_shown_and_not_the_peers_that_failed_before_it(launcher: LocalLauncher, tmp_path: Path) -> None:
     handle = launcher.submit(make_spec(tmp_path / "job", "fail_with_echo", "1", num_tasks=2))
     end(launcher, handle)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflop.launch.marks import STOPS_VARIABLE, note_stop
+from dflop.launch.tail import LogTail
 from tests.launch.helpers import REPO
 
 PLACE = {
@@ -62,6 +63,11 @@ def test_a_task_that_fails_leaves_its_traceback_and_an_exit_code(tmp_path, entry
     assert kind == "error"
     assert error in str(trace)
     assert error in done.stderr
+    assert done.stderr.count("Traceback (most recent call last)") == str(trace).count(
+        "Traceback (most recent call last)"
+    )
+    (tmp_path / "log").write_text(done.stderr)
+    assert list(LogTail(tmp_path / "log").read(is_last=True)) == [], "who follows the log leaves it to the result"
 
 
 def test_a_task_that_ends_itself_leaves_its_exit_code_only(tmp_path):
