@@ -17,7 +17,9 @@ from pathlib import Path
 from tests.bench.growth.part import Part, Point, Work
 
 REPEATS, REPEAT_FOR_S = 5, 0.5
-"""A work is repeated until one of both is used up."""
+"""A work is repeated until one of both is used up,"""
+LEAST_REPEATS, LEAST_FOR_S = 3, 10.0
+"""but so often at least, if that takes no longer: a best of five would be quick beside the only one of a large size."""
 WARM_LIMIT_S = 600.0
 """For the smallest size, which may be the first to compile a kernel."""
 _SERVER = multiprocessing.get_context("forkserver")
@@ -80,7 +82,7 @@ def measured(part: Part, size: int, folder: Path, is_warm: Callable[[], None] = 
     cpu_s, wall_s = _timed(work)
     peak_bytes = max(0, _resident("VmHWM") - before_bytes)
     spent_s, repeats = wall_s, 1
-    while repeats < REPEATS and spent_s < REPEAT_FOR_S:
+    while _is_wanted(repeats, spent_s):
         if part.is_once:
             shutil.rmtree(folder / f"{repeats - 1}", ignore_errors=True)
             work = part.prepare(size, _empty(folder / f"{repeats}"))
@@ -88,6 +90,12 @@ def measured(part: Part, size: int, folder: Path, is_warm: Callable[[], None] = 
         cpu_s, wall_s = min(cpu_s, again_cpu_s), min(wall_s, again_s)
         spent_s, repeats = spent_s + again_s, repeats + 1
     return Point(size, cpu_s, wall_s, peak_bytes)
+
+
+def _is_wanted(repeats: int, spent_s: float) -> bool:
+    """Whether there should be another repeat."""
+    is_rare = repeats < LEAST_REPEATS and spent_s < LEAST_FOR_S
+    return is_rare or (repeats < REPEATS and spent_s < REPEAT_FOR_S)
 
 
 def _child(answer: Connection, name: str, size: int, folder: Path) -> None:

@@ -133,7 +133,7 @@ def edges(size: int, _folder: Path) -> Work:
 PARTS = (
     Part("learning corrections by ranks", (32, 320, 3_200), by_ranks, 1.0, BY_ROWS),
     Part("learning corrections by microbatches", (16, 160, 1_600), by_microbatches, 1.0, BY_ROWS),
-    Part("learning corrections by buckets", (6, 60, 600), by_buckets, 3.0, "a system of equations per step"),
+    Part("learning corrections by buckets", (6, 60, 600), by_buckets, 3.0, "a system of equations per step", 2.0),
     Part("learning corrections by steps", (10, 100, 1_000), by_steps, 1.0, "each step costs the same"),
     Part("state of corrections by steps of history", (10, 100, 1_000), kept_state, 0.0, "history is summed up"),
     Part("a job's learner by ranks", (32, 320, 3_200), whole_learner, 1.0, "a row per rank and microbatch"),
