@@ -29,5 +29,6 @@ SHOWN = (
     Shown("endtoend", EPYC, "tests.bench.endtoend.page"),
     Shown("peers", EPYC, "tests.bench.peers.page"),
     Shown("claims", EPYC, "tests.bench.claims.page"),
+    Shown("growth", EPYC, "tests.bench.growth.page"),
     Shown("fuzz", EPYC, "tests.fuzz.page"),
 )
