@@ -20,7 +20,7 @@ from tests.jobs.training import fresh, planned_run, profiled
 from tests.launch.helpers import is_gone, until
 from tests.test_cli import assert_refused, dflop, python_path
 
-NUM_STEPS = 20
+NUM_STEPS = 40
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
