@@ -139,6 +139,21 @@ class Killed(BaseException):
     """In place of a signal that nobody can catch."""
 
 
+def spool_and_die(run, config, monkeypatch, *, is_written):
+    """The process is killed before or behind the rows."""
+    close = SpoolWriter.close
+
+    def dies(self):
+        if is_written:
+            close(self)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolWriter, "close", dies)
+        with pytest.raises(Killed):
+            runs.spool_journal(run, config)
+
+
 @pytest.mark.parametrize("place", ["before the rows", "behind the rows"])
 def test_journal_entries_are_spooled_once_although_their_driver_is_killed(config, monkeypatch, place):
     run, _ = runs.begin(config)
@@ -147,17 +162,7 @@ def test_journal_entries_are_spooled_once_although_their_driver_is_killed(config
     journal.submitted(handle)
     runs.spool_journal(run, config)
     journal.changed(handle, JobStatus(JobState.RUNNING))
-    close = SpoolWriter.close
-
-    def dies(self):
-        if place == "behind the rows":
-            close(self)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SpoolWriter, "close", dies)
-        with pytest.raises(Killed):
-            runs.spool_journal(run, config)
+    spool_and_die(run, config, monkeypatch, is_written=place == "behind the rows")
     journal.changed(handle, JobStatus(JobState.DONE))
     for _ in range(2):
         runs.spool_journal(run, config)
@@ -198,17 +203,7 @@ def test_a_driver_that_is_killed_while_the_store_knows_what_its_note_does_not_lo
     runs.spool_journal(run, config)
     journal.changed(handle, JobStatus(JobState.RUNNING))
     (run.path / "jobs.spooled").write_text("?")
-    close = SpoolWriter.close
     for is_written in (False, True):
-
-        def dies(self, is_written=is_written):
-            if is_written:
-                close(self)
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(SpoolWriter, "close", dies)
-            with pytest.raises(Killed):
-                runs.spool_journal(run, config)
+        spool_and_die(run, config, monkeypatch, is_written=is_written)
     runs.spool_journal(run, config)
     assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running"]
