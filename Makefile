@@ -17,7 +17,7 @@ help:
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
 	@echo "make bench     benchmarks of every room (20 minutes as reckoned, 3 GB of disk); BENCH=full for all of them, whole (hours);"
 	@echo "               SIZES=TABLE MEDIA=FOLDER for real sample sizes and media"
-	@echo "make chaos     random faults in whole runs of the demo (an hour and a half; MINUTES= RUNS= SEED= CHAOS=--slurm)"
+	@echo "make chaos     random faults in whole runs of the demo (two hours; MINUTES= RUNS= SEED= CHAOS=--slurm)"
 	@echo "make fuzz      hostile input for MINUTES=10 minutes; TARGET=name for one kind of it, SEED=1"
 	@echo "make check     lint and types"
 	@echo "make format    format the code"
@@ -104,7 +104,7 @@ bench: setup rivals
 	$(BIN)/python -m tests.bench $(if $(filter full,$(BENCH)),--full) $(if $(SIZES),--sizes $(SIZES)) $(if $(MEDIA),--media $(MEDIA))
 
 # Faults are drawn from SEED; `CHAOS="--run 7"` plays run 7 of it again. CHAOS=--slurm: on the tests' Slurm, with its faults.
-chaos: MINUTES ?= 90
+chaos: MINUTES ?= 120
 chaos: RUNS ?= 50
 chaos: SEED ?= 0
 chaos: CHAOS ?=

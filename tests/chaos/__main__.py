@@ -59,7 +59,7 @@ def main(words: list[str] | None = None) -> int:
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Fault campaign.")
     parser.add_argument("--runs", type=int, default=50, help="runs at most")
-    parser.add_argument("--minutes", type=float, default=90, help="no run begins after so long")
+    parser.add_argument("--minutes", type=float, default=120, help="no run begins after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=int, help="play this run only, and keep its folder")
     parser.add_argument("--fault", help="draw only faults with this text in their name")

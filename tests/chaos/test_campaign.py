@@ -12,6 +12,7 @@ from tests.chaos import campaign
 from tests.chaos import play as play_module
 from tests.chaos.campaign import AGAIN, ITSELF, MENDED, NOT_STRUCK, Result, Struck
 from tests.chaos.fault import End, Fault, NothingToStrike
+from tests.chaos.moments import MOMENTS
 from tests.chaos.play import Play
 from tests.chaos.stage import Stage
 
@@ -21,17 +22,24 @@ print("dflop: begun", flush=True)
 if pathlib.Path("broken").exists():
     print("dflop: CURRENT is damaged", flush=True)
     sys.exit(4)
+long = pathlib.Path("long")
+seconds = float(long.read_text()) if long.exists() else SECONDS
+long.unlink(missing_ok=True)
 try:
-    time.sleep(SECONDS)
+    print("dflop: works", flush=True)
+    time.sleep(seconds)
 except KeyboardInterrupt:
     sys.exit(130)
 """
+LONG_S = 60
+"""Of a command that is interrupted, however busy the machine is."""
 
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its command works for a second, unless there is a file `broken`."""
+    """Its command works for a second, or once for as long as the file `long` says, unless there is a file `broken`."""
     monkeypatch.setattr(play_module, "DFLOP", ("-c", WORKS.replace("SECONDS", "1")))
+    monkeypatch.setitem(MOMENTS, "working", lambda play, _roll: "dflop: works" in play.log.read_text())
     play = Play(Stage(tmp_path), random.Random(0), ())
     yield play
     play.end_all()
@@ -41,6 +49,10 @@ def commands(play: Play, *faults: Fault) -> Result:
     result = Result(0, "train", [Struck(fault, 0.05) for fault in faults])
     assert campaign._commands(play, result) == (not result.problems)
     return result
+
+
+def works_long(play: Play) -> None:
+    (play.stage.folder / "long").write_text(str(LONG_S))
 
 
 def break_it(play: Play) -> None:
@@ -60,15 +72,17 @@ ABSENT = Fault("a", "store", "starting", not_there)
 
 
 def test_a_killed_command_is_issued_again(play):
-    found = commands(play, Fault("k", "engine", "starting", lambda p: p.send(signal.SIGKILL), (End(-9),)))
+    works_long(play)
+    found = commands(play, Fault("k", "engine", "working", lambda p: p.send(signal.SIGKILL), (End(-9),)))
     assert [end.partition(":")[0] for end in found.ends] == ["-9", "0"]
     assert found.problems == []
     assert found.faults[0].outcome == AGAIN
 
 
 def test_what_strikes_between_two_commands_is_mended_as_the_second_one_says(play):
+    works_long(play)
     ends = (End(4, "is damaged", mend),)
-    found = commands(play, Fault("b", "store", "starting", break_it, ends, is_between=True))
+    found = commands(play, Fault("b", "store", "working", break_it, ends, is_between=True))
     assert [end.partition(":")[0] for end in found.ends] == ["130", "4", "0"]
     assert found.faults[0].outcome == MENDED
 

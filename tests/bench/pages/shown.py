@@ -30,5 +30,6 @@ SHOWN = (
     Shown("peers", EPYC, "tests.bench.peers.page"),
     Shown("claims", EPYC, "tests.bench.claims.page"),
     Shown("growth", EPYC, "tests.bench.growth.page"),
+    Shown("chaos", EPYC, "tests.chaos.page"),
     Shown("fuzz", EPYC, "tests.fuzz.page"),
 )
