@@ -31,5 +31,6 @@ SHOWN = (
     Shown("claims", EPYC, "tests.bench.claims.page"),
     Shown("growth", EPYC, "tests.bench.growth.page"),
     Shown("chaos", EPYC, "tests.chaos.page"),
+    Shown("chaos-slurm", EPYC, "tests.chaos.page"),
     Shown("fuzz", EPYC, "tests.fuzz.page"),
 )
