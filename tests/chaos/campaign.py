@@ -197,9 +197,8 @@ def _strike(play: Play, struck: Struck) -> None:
 
 def _explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
     """Whether a fault that has struck may end the command so; what it says to do is done."""
-    for struck in faults:
-        if not struck.has_struck:
-            continue
+    # One that has explained an end already comes last: of two drivers killed, each explains one.
+    for struck in sorted((s for s in faults if s.has_struck), key=lambda s: s.outcome != NOT_STRUCK):
         for end in struck.fault.ends:
             if _is(end, ended):
                 if end.mend is not None:

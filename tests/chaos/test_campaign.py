@@ -13,7 +13,7 @@ from tests.chaos import play as play_module
 from tests.chaos.campaign import AGAIN, ITSELF, MENDED, NOT_STRUCK, Result, Struck
 from tests.chaos.fault import End, Fault, NothingToStrike
 from tests.chaos.moments import MOMENTS
-from tests.chaos.play import Play
+from tests.chaos.play import Ended, Play
 from tests.chaos.stage import Stage
 
 WORKS = """
@@ -85,6 +85,14 @@ def test_what_strikes_between_two_commands_is_mended_as_the_second_one_says(play
     found = commands(play, Fault("b", "store", "working", break_it, ends, is_between=True))
     assert [end.partition(":")[0] for end in found.ends] == ["130", "4", "0"]
     assert found.faults[0].outcome == MENDED
+
+
+def test_of_two_faults_that_end_a_command_alike_each_explains_one_end(tmp_path):
+    fault = Fault("k", "engine", "starting", lambda _: None, (End(-9),))
+    both = [Struck(fault, 0.0, has_struck=True), Struck(fault, 0.0, has_struck=True)]
+    play = Play(Stage(tmp_path), random.Random(0), ())
+    assert all(campaign._explain(play, both, Ended(-9, "", 1.0)) for _ in range(2))
+    assert [s.outcome for s in both] == [AGAIN, AGAIN]
 
 
 def test_what_nothing_comes_of_and_what_is_not_there_to_strike(play):
