@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.chaos import checks, data_faults, engine_faults, stage, store_faults
+from tests.chaos.dying import LAST_WORDS
 from tests.chaos.fault import End, Fault, NothingToStrike
 from tests.chaos.moments import MOMENTS
 from tests.chaos.play import Ended, Play
@@ -154,7 +155,7 @@ def _commands(play: Play, result: Result) -> bool:
             return False
         if number == 0:
             for struck in result.faults:  # the place to die at may not have been reached
-                struck.has_struck &= not struck.fault.dies_at or ended.code == -signal.SIGKILL
+                struck.has_struck &= f"{LAST_WORDS}{struck.fault.dies_at}" in ended.said or not struck.fault.dies_at
         result.ends.append(f"{ended.code}: {_last(ended.said)}" if ended.code else "0")
         if between is not None and ended.code in (130, 143, -2):
             _strike(play, between)
@@ -197,8 +198,10 @@ def _strike(play: Play, struck: Struck) -> None:
 
 def _explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
     """Whether a fault that has struck may end the command so; what it says to do is done."""
-    # One that has explained an end already comes last: of two drivers killed, each explains one.
-    for struck in sorted((s for s in faults if s.has_struck), key=lambda s: s.outcome != NOT_STRUCK):
+    # First what said itself that it died. One that has explained an end already comes last: of two drivers killed,
+    # each explains one.
+    struck_ones = [s for s in faults if s.has_struck]
+    for struck in sorted(struck_ones, key=lambda s: (not s.fault.dies_at, s.outcome != NOT_STRUCK)):
         for end in struck.fault.ends:
             if _is(end, ended):
                 if end.mend is not None:

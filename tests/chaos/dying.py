@@ -1,7 +1,7 @@
 """`dflop` that kills itself at an exact place: `python -m tests.chaos.dying PLACE ARGS...`.
 
 PLACE is `module:function:when:nth`, before or behind the n-th call: `dflop.store.ingest:_verify:before:2`.
-What a kill from outside would hit once in ten thousand times is hit each time.
+What a kill from outside would hit once in ten thousand times is hit each time. Its last words say that it got there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from tests.chaos.fault import End
+
+LAST_WORDS = "died by itself at "
+DIED = (End(-signal.SIGKILL, LAST_WORDS),)
 
 
 def arm(place: str) -> None:
@@ -29,10 +34,10 @@ def arm(place: str) -> None:
     *outer, name = path.split(".")
     for part in outer:
         owner = getattr(owner, part)
-    setattr(owner, name, _dying(getattr(owner, name), when == "before", int(nth)))
+    setattr(owner, name, _dying(getattr(owner, name), when == "before", int(nth), f"{LAST_WORDS}{place}\n"))
 
 
-def _dying(function: Callable[..., Any], is_before: bool, nth: int) -> Callable[..., Any]:
+def _dying(function: Callable[..., Any], is_before: bool, nth: int, words: str) -> Callable[..., Any]:
     num_calls = 0
 
     @functools.wraps(function)
@@ -40,13 +45,18 @@ def _dying(function: Callable[..., Any], is_before: bool, nth: int) -> Callable[
         nonlocal num_calls
         num_calls += 1
         if is_before and num_calls == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die(words)
         found = function(*args, **options)
         if num_calls == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die(words)
         return found
 
     return wrapped
+
+
+def _die(words: str) -> None:
+    os.write(2, words.encode())  # nothing that is buffered, or wraps it, is written out any more
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

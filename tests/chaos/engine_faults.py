@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from dflop.train import manifest
+from tests.chaos.dying import DIED
 from tests.chaos.fault import Deed, End, Fault, NothingToStrike
 from tests.chaos.play import Play
 from tests.launch.helpers import parent_of
@@ -133,7 +134,7 @@ def noise(play: Play, path: str) -> None:
 
 
 def _dies(title: str, place: str) -> Fault:
-    return Fault(title, "engine", "before", lambda _: None, _KILLED, excludes="dying", dies_at=place)
+    return Fault(title, "engine", "before", lambda _: None, DIED, excludes="dying", dies_at=place)
 
 
 def _rank_fault(title: str, when: str, deed: Deed, *ends: End) -> Fault:

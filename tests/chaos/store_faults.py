@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dflop.store import settings
+from tests.chaos.dying import DIED
 from tests.chaos.fault import Deed, End, Fault, NothingToStrike
 from tests.chaos.play import Play
 
@@ -263,7 +264,7 @@ FAULTS = (
     Fault("ingester killed while it publishes", "store", "publishing", lambda play: play.send(signal.SIGKILL), _KILLED),
     *(
         Fault(
-            f"ingester dies {where}", "store", "before", lambda _: None, _KILLED, excludes="dying",
+            f"ingester dies {where}", "store", "before", lambda _: None, DIED, excludes="dying",
             dies_at=f"{_STORE}.{place}",
         )
         for where, place in _DYING.items()

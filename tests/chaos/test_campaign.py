@@ -11,6 +11,7 @@ import pytest
 from tests.chaos import campaign
 from tests.chaos import play as play_module
 from tests.chaos.campaign import AGAIN, ITSELF, MENDED, NOT_STRUCK, Result, Struck
+from tests.chaos.dying import DIED, LAST_WORDS
 from tests.chaos.fault import End, Fault, NothingToStrike
 from tests.chaos.moments import MOMENTS
 from tests.chaos.play import Ended, Play
@@ -115,10 +116,23 @@ def test_a_command_that_hangs_is_wrong(play, monkeypatch):
     assert problem.startswith("command 0 has not ended within 0.2 s")
 
 
+DIES = Fault("d", "engine", "before", lambda _: None, DIED, dies_at="time:sleep:before:1")
+
+
 def test_a_place_to_die_at_that_was_not_reached_has_not_struck(play, monkeypatch):
+    works_long(play)
     monkeypatch.setattr(play, "start", lambda *, dies_at="": Play.start(play))
-    found = commands(play, Fault("d", "engine", "before", lambda _: None, (End(-9),), dies_at="x:y:before:1"))
-    assert not found.faults[0].has_struck
+    kill = Fault("k", "engine", "working", lambda p: p.send(signal.SIGKILL), (End(-9),))
+    found = commands(play, kill, DIES)
+    assert [(s.has_struck, s.outcome) for s in found.faults] == [(True, AGAIN), (False, NOT_STRUCK)]
+
+
+def test_a_death_at_its_place_explains_the_end_that_says_so(tmp_path):
+    killer = Fault("k", "engine", "starting", lambda _: None, (End(-9),))
+    both = [Struck(killer, 0.0, has_struck=True), Struck(DIES, 0.0, has_struck=True)]
+    play = Play(Stage(tmp_path), random.Random(0), ())
+    assert campaign._explain(play, both, Ended(-9, f"{LAST_WORDS}{DIES.dies_at}\n", 1.0))
+    assert [s.outcome for s in both] == [NOT_STRUCK, AGAIN]
 
 
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: list[str], *faults: Fault) -> Result:

@@ -60,6 +60,7 @@ def test_a_process_dies_at_the_call_that_it_was_told(when: str, num_lines: int) 
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(done.stdout.splitlines()) == num_lines
+    assert done.stderr == f"{dying.LAST_WORDS}spoken:say:{when}:2\n"
 
 
 def test_a_place_that_is_misspelt_is_refused() -> None:
