@@ -3,7 +3,8 @@
 What tasks run is written out in the script, so that a script that was submitted cannot be changed by a later one:
 Slurm keeps its own copy. An array has one shape; a `case` says what each element does. `srun` stays between the script
 and the tasks, because only it passes signals on to them, with --kill-on-bad-exit, or the peers of a dead rank would
-hang until the time limit. A job that can go on from a checkpoint starts itself again under its id: see `marks.py`.
+hang until the time limit. It waits for ever where a node's slurmstepd has died, so the script looks itself whether all
+is done. A job that can go on from a checkpoint starts itself again under its id: see `marks.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ BATCH_LOG, INTERRUPTED, MAKE_WAY, STOPS = "batch.log", "interrupted", "make_way"
 """Suffixes of a job's files: what the script and srun say; there when it ended with its state on disk, with why; there
 when it was told to stop for good; where it was stopped."""
 START_LINE = "dflop: start "
+LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
+"""How often the script looks whether every task has left its result, and how long all of them may take to end then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +203,33 @@ def _run(batch: Batch, site: Site) -> list[str]:
         f"--output={log}.out", f"--error={log}.err", *site.srun_options(),
     ]  # fmt: skip
     command = f'{site.task_command(has_gpus=spec.resources.gpus_per_node > 0)} "$folder" "$job" "$@"'
-    run = ["srun " + " \\\n    ".join([*options, command])]
-    return [*_count(), *run, *_go_on(site)] if spec.is_resumable else run
+    run = [
+        "srun " + " \\\n    ".join([*options, f"{command} &"]),
+        "srun=$!",
+        *_until_srun_ends(spec.resources.num_tasks),
+    ]
+    return [*_count(), *run, "", *_go_on(site)] if spec.is_resumable else [*run, 'exit "$code"']
+
+
+def _until_srun_ends(num_tasks: int) -> list[str]:
+    return [
+        "",
+        "# Where a slurmstepd has died, srun is never told that the tasks of its node are over. What they left tells.",
+        "(",
+        '    pause() { sleep "$1" & nap=$!; wait "$nap"; }',
+        "    trap 'kill \"$nap\" 2>/dev/null; exit' TERM",
+        '    num_results() { ls "$folder/$job"_*_result.pkl 2>/dev/null | wc -l; }',
+        f"    while (($(num_results) < {num_tasks})); do pause {LOOKS_EVERY_S}; done",
+        f"    pause {ENDS_WITHIN_S}",
+        f'    echo "dflop: all tasks left their results {ENDS_WITHIN_S} s ago, but srun waits; it is killed" >&2',
+        '    kill -KILL "$srun"',
+        ") &",
+        "looking=$!",
+        "disown",
+        'wait "$srun"',
+        "code=$?",
+        'kill "$looking" 2>/dev/null',
+    ]
 
 
 def _count() -> list[str]:
@@ -223,8 +251,6 @@ def _go_on(site: Site) -> list[str]:
         '    why="this site does not requeue"',
     ]
     return [
-        "code=$?",
-        "",
         "# Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.",
         "# The code of srun does not tell: it is 137 where one rank leaves some ms after another.",
         "if (($(num_stops) > before)); then",

@@ -103,6 +103,13 @@ def _slurm(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
     return slurm_faults.cluster()
 
 
+def _mend(args: argparse.Namespace) -> None:
+    if args.slurm:
+        from tests.chaos import slurm_faults
+
+        slurm_faults.mend()
+
+
 def _changes(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if not args.slurm:
         return {}
@@ -143,6 +150,7 @@ def _play(args: argparse.Namespace, faults: tuple[Fault, ...], folder: Path) -> 
             break
         drawn, rng = campaign.draw(args.seed, number, faults)
         say(f"run {number}: {'; '.join(s.fault.name for s in drawn)}")
+        _mend(args)
         where = folder / f"run-{number}"
         shutil.rmtree(where, ignore_errors=True)
         result = campaign.play_run(where, dataset, drawn, rng, number, losses, changes=_changes(args))

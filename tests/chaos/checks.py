@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dflop.jobs.driver import driver_of
 from dflop.jobs.rundir import RunDir
-from dflop.launch import Journal
+from dflop.launch import Journal, script
 from dflop.launch.job import JobState
 from dflop.records import JobRecord, QuarantinedSample, SampleShape, StepObservation, StepPlan
 from dflop.store import durable, lease
@@ -28,6 +28,8 @@ CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143}
 TOLERANCE = 1e-4
 """Relative, of losses: sums are made in another order when a batch is packed otherwise, for twelve steps."""
 _ENDS_S = 20.0
+_LEAVES_S = 30.0 + script.LOOKS_EVERY_S + script.ENDS_WITHIN_S
+"""For a job to leave Slurm's queue: its script gives its tasks time, and Slurm its processes."""
 _DAYS_S = 2 * 86_400
 
 
@@ -46,7 +48,7 @@ def problems(play: Play, losses: Mapping[int, float] | None) -> list[str]:
     return [
         *(f"another run was begun: {name}" for name in others),
         *of_outputs(play),
-        *of_processes(play),
+        *of_processes(play, _LEAVES_S if uses_slurm(run) else _ENDS_S),
         *of_files(run),
         *of_samples(play, run),
         *of_steps(run),
@@ -68,9 +70,13 @@ def of_outputs(play: Play) -> Iterator[str]:
             yield f"command {number} showed a traceback: {shown[:1500]}"
 
 
-def of_processes(play: Play) -> Iterator[str]:
+def uses_slurm(run: RunDir) -> bool:
+    return run.config().cluster.backend == "slurm"
+
+
+def of_processes(play: Play, limit_s: float) -> Iterator[str]:
     """Nothing of the run is left running."""
-    deadline_s = time.monotonic() + _ENDS_S
+    deadline_s = time.monotonic() + limit_s
     while (left := play.processes()) and time.monotonic() < deadline_s:
         time.sleep(0.2)
     yield from (f"process {pid} is left: {line[:120]}" for pid, line in left.items())
@@ -161,7 +167,7 @@ def of_losses(run: RunDir, expected: Mapping[int, float] | None) -> Iterator[str
 
 def of_queue(run: RunDir) -> Iterator[str]:
     """Slurm has no job of the run any more."""
-    if run.config().cluster.backend != "slurm":
+    if not uses_slurm(run):
         return
     done = subprocess.run(["squeue", "-h", "-o", "%i %T %k"], capture_output=True, text=True, check=False)
     if done.returncode:

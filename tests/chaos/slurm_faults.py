@@ -54,6 +54,17 @@ def cluster() -> Iterator[None]:
                 cluster_script("down")
 
 
+def mend() -> None:
+    """Before a run: Slurm's own daemons crash, too, if seldom, and a node less is a fault that nobody drew.
+
+    Raises:
+        RuntimeError: a node does not come back.
+    """
+    done = cluster_script("mend")
+    if done.returncode:
+        raise RuntimeError(f"the test cluster has lost a node:\n{done.stdout}")
+
+
 def job_of(play: Play, name: str) -> str:
     """Slurm's id of the newest job of a folder that has begun."""
     files = play.files_of(name, "*_0.pid")

@@ -117,17 +117,16 @@ def test_outputs_are_searched_for_tracebacks_and_unknown_codes(play: Play) -> No
     assert "KeyError: 'a'" in second
 
 
-def test_a_process_that_is_left_is_found_and_only_of_this_run(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_ENDS_S", 0.1)
+def test_a_process_that_is_left_is_found_and_only_of_this_run(play: Play) -> None:
     other = Play(Stage(play.stage.folder / "other"), random.Random(0), ("train",))
     process = play.beside("-c", "import time; time.sleep(60)")
     try:
-        (line,) = checks.of_processes(play)
+        (line,) = checks.of_processes(play, 0.1)
         assert f"process {process.pid} is left" in line
-        assert list(checks.of_processes(other)) == []
+        assert list(checks.of_processes(other, 0.1)) == []
     finally:
         play.end_all()
-    assert list(checks.of_processes(play)) == []
+    assert list(checks.of_processes(play, 0.1)) == []
 
 
 def observation(step: int, rank: int, attempt: int = 1, loss: float = 1.0) -> StepObservation:

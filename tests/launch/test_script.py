@@ -114,8 +114,24 @@ srun --kill-on-bad-exit=1 \\
     --cpus-per-task=1 \\
     --output=/runs/run/jobs/train/${{job}}_%t_log.out \\
     --error=/runs/run/jobs/train/${{job}}_%t_log.err \\
-    sh -c '{UNTIL_IT_LISTENS}' sh /opt/python -P -u -m dflop.launch.task "$folder" "$job" "$@"
+    sh -c '{UNTIL_IT_LISTENS}' sh /opt/python -P -u -m dflop.launch.task "$folder" "$job" "$@" &
+srun=$!
+
+# Where a slurmstepd has died, srun is never told that the tasks of its node are over. What they left tells.
+(
+    pause() {{ sleep "$1" & nap=$!; wait "$nap"; }}
+    trap 'kill "$nap" 2>/dev/null; exit' TERM
+    num_results() {{ ls "$folder/$job"_*_result.pkl 2>/dev/null | wc -l; }}
+    while (($(num_results) < 3)); do pause 15; done
+    pause 60
+    echo "dflop: all tasks left their results 60 s ago, but srun waits; it is killed" >&2
+    kill -KILL "$srun"
+) &
+looking=$!
+disown
+wait "$srun"
 code=$?
+kill "$looking" 2>/dev/null
 
 # Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.
 # The code of srun does not tell: it is 137 where one rank leaves some ms after another.

@@ -12,6 +12,7 @@ import pickle
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from dflop.launch import (
     log_paths,
     run_job,
     run_jobs_async,
+    script,
     wait_all,
 )
 from dflop.launch.adopt import adopt_or_submit_all
@@ -342,3 +344,23 @@ def test_strays_are_asked_for_only_where_something_was_submitted(launcher, slurm
     (slurm / "down").touch()
     with pytest.raises(LaunchError, match="cannot tell whether job `r1-data-0` was submitted before: slurm_load_jobs"):
         launcher.strays(specs, set())
+
+
+def test_a_job_whose_srun_is_not_told_of_the_end_leaves_the_queue(launcher, slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "LOOKS_EVERY_S", 0.2)
+    monkeypatch.setattr(script, "ENDS_WITHIN_S", 1.5)
+    (slurm / "srun_is_not_told").touch()
+    spec = make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate"), resources=TWO)
+    handle = launcher.submit(spec)
+
+    def is_queued() -> bool:
+        return bool(subprocess.run(["squeue"], capture_output=True, check=True).stdout)
+
+    time.sleep(2.5)
+    assert is_queued(), "nothing is over before the results are there"
+    (tmp_path / "gate").touch()
+    assert end(launcher, handle).state is JobState.DONE
+    assert is_queued(), "tasks have time to end"
+    until(lambda: not is_queued(), what="the queue to be empty")
+    assert launcher.collect(handle) == ["seen"] * 2
+    assert "all tasks left their results 1.5 s ago, but srun waits" in handle.path(script.BATCH_LOG).read_text()

@@ -4,6 +4,7 @@
 #   cluster.sh up [--accounting]   install what is missing, start, wait until all nodes are idle
 #   cluster.sh down                cancel every job, stop every daemon, remove every trace outside $ROOT
 #   cluster.sh status              exit 0 when up
+#   cluster.sh mend                start every slurmd that has crashed, wait until all nodes are idle
 # and for tests of what goes wrong, on a cluster that is up:
 #   cluster.sh accounting on|off   start or stop the database daemon and its database, and the controller anew
 #   cluster.sh accounting kill     kill -9 both of them
@@ -207,11 +208,25 @@ up() {
     ((accounting)) && start_accounting
     start_controller
     for ((i = 1; i <= NODES; i++)); do
-        mkdir -p "$ROOT/spool/node$i"
-        unshare --uts sh -c "hostname node$i; exec slurmd -N node$i -f $ROOT/slurm.conf"
+        start_node "$i"
     done
     wait_for 60 "$NODES idle nodes" all_idle
     say "up: $NODES nodes, accounting $( ((accounting)) && echo on || echo off), files in $ROOT"
+}
+
+start_node() { # start_node NUMBER
+    mkdir -p "$ROOT/spool/node$1"
+    unshare --uts sh -c "hostname node$1; exec slurmd -N node$1 -f $ROOT/slurm.conf"
+}
+
+mend() {
+    local i
+    for ((i = 1; i <= NODES; i++)); do
+        is_running "$ROOT/run/slurmd.node$i.pid" && continue
+        say "slurmd of node$i is not there; started"
+        start_node "$i"
+    done
+    wait_for 60 "$NODES idle nodes" all_idle
 }
 
 start_controller() {
@@ -282,6 +297,6 @@ status() {
 }
 
 case ${1:-} in
-up | down | status | accounting | controller) "$@" ;;
-*) die "usage: $0 up [--accounting] | down | status | accounting on|off|kill | controller kill|start" ;;
+up | down | status | mend | accounting | controller) "$@" ;;
+*) die "usage: $0 up [--accounting] | down | status | mend | accounting on|off|kill | controller kill|start" ;;
 esac

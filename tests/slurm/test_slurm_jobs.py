@@ -22,10 +22,12 @@ from dflop.launch import (
     run_job,
     run_jobs_async,
     sbatch,
+    script,
 )
 from dflop.launch.adopt import adopt_or_submit_all
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
+from tests.slurm.faults import processes
 
 TWO_BY_TWO = Resources(num_nodes=2, tasks_per_node=2, time_limit_min=5)
 
@@ -108,6 +110,23 @@ def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_
     for _, child in pids:  # orphans of a killed task: without cgroups Slurm cannot follow them
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(
+    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "LOOKS_EVERY_S", 1)
+    monkeypatch.setattr(script, "ENDS_WITHIN_S", 3)
+    gate = tmp_path / "gate"
+    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(gate), resources=TWO_BY_TWO))
+    until(lambda: handle.path("3.pid").exists(), what="the tasks to begin")
+    (stepd, *_) = processes(f"slurmstepd: [{handle.job_id}.0]")
+    os.kill(stepd, signal.SIGKILL)
+    gate.touch()
+    assert end(launcher, handle).state is JobState.DONE
+    until(lambda: handle.job_id not in ask_slurm("squeue", "-h", "-o", "%i"), what="the job to leave the queue")
+    assert launcher.collect(handle) == ["seen"] * 4
+    assert "but srun waits; it is killed" in handle.path(script.BATCH_LOG).read_text()
 
 
 def test_gpus_as_a_generic_resource(cluster: None, tmp_path: Path) -> None:
