@@ -57,22 +57,22 @@ BENCH = "tests.bench"
 SCHEDULE, CORRECT, REGRET = f"{BENCH}.schedule", f"{BENCH}.correct", f"{BENCH}.regret"
 MEASURED = ("real", "slow_rank", "replan", "overhead")
 PARTS = (
-    Part("store", "the store under load", f"{BENCH}.store", 4.0, (), ("--rows", "1000000"), 1.5),
-    Part("data", "profiling datasets", f"{BENCH}.data", 4.0, (), ("--samples", "4000"), 1.5, ("sizes", "media")),
-    Part("cost", "fitting and predicting costs", f"{BENCH}.cost", 0.3, (), (), 0.3),
+    Part("store", "the store under load", f"{BENCH}.store", 4.0, (), ("--rows", "1000000"), 2.4),
+    Part("data", "profiling datasets", f"{BENCH}.data", 4.0, (), ("--samples", "4000"), 2.0, ("sizes", "media")),
+    Part("cost", "fitting and predicting costs", f"{BENCH}.cost", 0.1, (), (), 0.1),
     Part("profile", "how well a profile predicts what it did not see", f"{BENCH}.profile", 6.0),
     Part(
         "simulate", "real steps against the simulator", f"{BENCH}.simulate", 8.0, (),
-        ("--budget", "30", "--batches", "2", "--rounds", "2", "--case", "0", "4", "6"), 2.0,
+        ("--budget", "30", "--batches", "2", "--rounds", "2", "--case", "0", "4", "6"), 1.7,
     ),
     Part(
-        "engine", "the engine beside plain Hugging Face", f"{BENCH}.engine", 5.0, (), ("--part", "race"), 3.0,
+        "engine", "the engine beside plain Hugging Face", f"{BENCH}.engine", 5.0, (), ("--part", "race"), 4.4,
         ("sizes",),
     ),
-    Part("plan", "what planning takes", f"{BENCH}.plan", 1.5, (), (), 1.5),
+    Part("plan", "what planning takes", f"{BENCH}.plan", 1.1, (), (), 1.1),
     Part(
         "launch", "submitting and watching jobs, on a Slurm that is played", f"{BENCH}.launch", 3.5, (),
-        ("--num-jobs", "100", "--duration-s", "15"), 0.8,
+        ("--num-jobs", "100", "--duration-s", "15"), 0.6,
     ),
     Part(
         "launch-slurm", "the same 500 jobs on a real Slurm", f"{BENCH}.launch", 5.0, ("--real",), needs=("slurm",)
@@ -93,12 +93,12 @@ PARTS = (
     ),
     Part(
         "schedule-makespan", "simulated steps of large plans", SCHEDULE, 4.0, ("--part", "makespan", "--seeds", "2"),
-        ("--part", "makespan", "--seeds", "1"), 2.0, ("sizes",),
+        ("--part", "makespan", "--seeds", "1"), 0.7, ("sizes",),
     ),
     Part("schedule-idle", "idle time by policy, simulated", SCHEDULE, 4.0, ("--part", "idle"), takes=("sizes",)),
     Part(
         "schedule-real", "real steps under each policy", SCHEDULE, 7.0, ("--part", "real", "--seeds", "5"),
-        ("--part", "real", "--seeds", "3"), 3.0, ("sizes",),
+        ("--part", "real", "--seeds", "3"), 2.2, ("sizes",),
     ),
     Part(
         "schedule-trainer", "the sampler in Hugging Face's Trainer", SCHEDULE, 4.0, ("--part", "trainer"),
@@ -108,7 +108,7 @@ PARTS = (
     Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
     Part("correct-measured", "corrections and re-planning in real jobs", CORRECT, 45.0, ("--part", *MEASURED)),
     Part(
-        "endtoend", "whole trainings, dflop beside data-blind ones", f"{BENCH}.endtoend", 60.0, ("--full",), (), 4.0,
+        "endtoend", "whole trainings, dflop beside data-blind ones", f"{BENCH}.endtoend", 60.0, ("--full",), (), 4.7,
         ("media",),
     ),
     Part(

@@ -139,7 +139,7 @@ def test_a_part_is_left_out_without_what_it_needs(monkeypatch, tmp_path):
 def test_the_listing_says_what_is_left_out_and_what_was_not_asked_for():
     lines = listing(chosen(["cost", "replay"], False), {}, False)
     assert lines[2].endswith(f"(left out: needs {NEEDS['times']})")
-    assert lines[3].split() == ["all", "0.3"]
+    assert lines[3].split() == ["all", "0.1"]
     assert lines[4].startswith("not asked for: store, data")
 
 

@@ -9,7 +9,8 @@ machine's processor but what is called simulated.
 Processes share cores: four on two cores cannot all compute at once, so a wait for others costs little there, as a
 process that waits leaves its core to one that does not. Balance can gain less than on devices of their own.
 
-One seed without --full, which has no interval. With --json, cases that the file has already are not measured again.
+One seed without --full, which has no interval, and with --media two of the four pairs of data and processes. With
+--json, cases that the file has already are not measured again.
 """
 
 from __future__ import annotations

@@ -50,13 +50,9 @@ def run(size: Size, media: Path | None, path: Path | None) -> dict[str, Any]:
         RuntimeError: a training failed, or the arms did not train the same.
     """
     content = begun(path, size)
-    wanted = [
-        Case(data, num_processes, seed)
-        for data in (DEMO, *([MEDIA] if media else []))
-        for num_processes in PROCESSES
-        for seed in range(size.num_seeds)
+    missing = [
+        case for case in wanted(size, media is not None) if not any(has(seed, case) for seed in content["seeds"])
     ]
-    missing = [case for case in wanted if not any(has(seed, case) for seed in content["seeds"])]
     warm()  # compiling is no part of planning
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
         for number, found in enumerate(measured(missing, Path(folder), media, size), 1):
@@ -64,6 +60,14 @@ def run(size: Size, media: Path | None, path: Path | None) -> dict[str, Any]:
             keep(path, content)
             say(f"{number} of {len(missing)} done")
     return content
+
+
+def wanted(size: Size, has_media: bool) -> list[Case]:
+    """All data by all numbers of processes; with one seed, where minutes count, both of each and not all pairs."""
+    pairs = list(itertools.product((DEMO, MEDIA) if has_media else (DEMO,), PROCESSES))
+    if has_media and size.num_seeds == 1:
+        pairs = [(DEMO, max(PROCESSES)), (MEDIA, min(PROCESSES))]
+    return [Case(data, num_processes, seed) for data, num_processes in pairs for seed in range(size.num_seeds)]
 
 
 def measured(cases: Sequence[Case], folder: Path, media: Path | None, size: Size) -> Iterator[dict[str, Any]]:

@@ -194,6 +194,12 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     return found
 
 
+def test_with_one_seed_both_data_and_both_numbers_of_processes_are_met_once() -> None:
+    assert campaign.wanted(campaign.SMALL, True) == [Case("demo", 4, 0), Case("media", 2, 0)]
+    assert campaign.wanted(campaign.SMALL, False) == [Case("demo", 2, 0), Case("demo", 4, 0)]
+    assert len(campaign.wanted(campaign.FULL, True)) == 20
+
+
 def test_what_a_file_has_already_is_not_measured_again(
     played: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
