@@ -15,7 +15,7 @@ help:
 	@echo "make coverage  the quick tests once more, and the lines of dflop/ that they run"
 	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
-	@echo "make bench     benchmarks of every room (20 minutes, 3 GB of disk); BENCH=full for all of them, whole (hours);"
+	@echo "make bench     benchmarks of every room (20 minutes by the sum of its parts, 3 GB of disk); BENCH=full for all of them, whole (hours);"
 	@echo "               SIZES=TABLE MEDIA=FOLDER for real sample sizes and media"
 	@echo "make chaos     random faults in whole runs of the demo (two hours; MINUTES= RUNS= SEED= CHAOS=--slurm)"
 	@echo "make fuzz      hostile input for MINUTES=10 minutes; TARGET=name for one kind of it, SEED=1"
