@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -61,7 +60,8 @@ def test_a_run_with_a_plan_shows_what_it_submits_next(config, tmp_path, monkeypa
     spec = submit.train_job(run, run.config(), "train", run.plan().num_processes)
     launcher = submit.launcher_of(run, run.config())
     launcher.cancel(launcher.submit(spec))
-    (job,) = [json.loads(path.read_text()) for path in (tmp_path / "slurm" / "jobs").iterdir()]
+    with fake_slurm.Jobs(tmp_path / "slurm") as jobs:
+        (job,) = jobs.values()
     assert job["script"] == shown.script.read_text() == shown.text
 
 

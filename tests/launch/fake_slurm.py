@@ -37,7 +37,7 @@ def install(folder, *, max_array_size=1001):
 
 
 class Jobs:
-    """All jobs, by id; written back when the block ends."""
+    """All jobs, by id; written back when the block ends. Only so may anybody look: a file may be half written."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -159,7 +159,8 @@ def test_a_part_that_is_refused_takes_back_those_before_it(slurm, launcher, tmp_
     with pytest.raises(LaunchError, match="invalid partition specified: nowhere") as caught:
         launcher.submit_all([good, bad])
     assert caught.value.where == str(tmp_path / "bad" / "job.sbatch")
-    (job,) = [json.loads(path.read_text()) for path in (slurm / "jobs").iterdir()]
+    with fake_slurm.Jobs(slurm) as jobs:
+        (job,) = jobs.values()
     assert job["state"] == "CANCELLED"
 
 
