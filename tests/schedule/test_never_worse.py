@@ -1,4 +1,6 @@
-"""Ten thousand random steps: every sample once and its media beside it, caps kept, no baseline ends sooner, same again.
+"""Ten thousand random steps: every sample once and its media beside it, caps kept, no baseline ends sooner.
+
+One in eight is scheduled again, in a thread, to the same end: that alone would take a third of the time.
 
 Small steps on small budgets, so that the file takes about a minute once kernels are compiled. Examples are the same in
 every run.
@@ -7,6 +9,7 @@ every run.
 from __future__ import annotations
 
 import functools
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -114,6 +117,8 @@ def keeps(caps: Caps, batch: tuple[SampleShape, ...], step_plan: StepPlan) -> bo
 @pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("layout", ["split", "inline"])
 def test_never_worse(layout, kind):
+    numbers = itertools.count()
+
     @settings(
         max_examples=NUM_EXAMPLES,
         deadline=None,
@@ -137,7 +142,8 @@ def test_never_worse(layout, kind):
             if keeps(caps, batch, baseline):
                 assert is_within, f"`{policy}` keeps the caps"
                 assert balanced.predicted_step_s <= baseline.predicted_step_s, policy
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(schedule, plan, batch, cost, "balanced").result() == balanced
+        if next(numbers) % 8 == 0:
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(schedule, plan, batch, cost, "balanced").result() == balanced
 
     check()

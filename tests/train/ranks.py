@@ -11,11 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-PRELOAD = [
-    "tests.train.synthetic",
-    "dflop.jobs.train",
-    "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
-]
+PRELOAD = ["tests.train.preloaded"]
 """Of every test that forks: a process has one server, which imports what its first user asks for."""
 
 
