@@ -1,0 +1,165 @@
+"""Runs tests on a copy of the tree, in which one fault was made.
+
+`PYTHONPATH` puts the copy before the installed checkout in this process' children and theirs: jobs, ranks, workers.
+Whatever a test leaves running is ended before the next one begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.launch.process import ProcessId, adopt_orphans, family, kill_all
+from tests.mutants.table import Mutant
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?: - |$)", re.MULTILINE)
+_PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", "--timeout", "300")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How tests are run."""
+
+    tree: Path
+    """Whose tracked files are copied."""
+    scratch: Path
+    marks: str
+    """Expression of pytest's `-m`; empty: its default."""
+    limit_s: float
+    """Of one fault."""
+
+    @property
+    def home(self) -> Path:
+        """Of this process, the same for all its faults, so that kernels on disk are found again."""
+        return self.scratch / str(os.getpid())
+
+    def copy(self) -> Path:
+        """A new copy of the tracked files, in place of the one before."""
+        folder = self.home / "tree"
+        shutil.rmtree(self.home / "tmp", ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        (self.home / "tmp").mkdir(parents=True)
+        listed = subprocess.run(["git", "-C", str(self.tree), "ls-files", "-z"], capture_output=True, check=True)
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (self.tree / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.tree / name, folder / name)
+        return folder
+
+    def pytest(self, folder: Path, words: Sequence[str], *, limit_s: float, kernels: str = "kernels") -> Outcome:
+        """What pytest makes of a copy; everything it has started has ended by then."""
+        adopt_orphans()
+        me = ProcessId.of(os.getpid())
+        assert me is not None
+        kernels_dir = self.home / kernels
+        env = os.environ | {
+            "PYTHONPATH": str(folder), "TMPDIR": str(self.home / "tmp"), "NUMBA_CACHE_DIR": str(kernels_dir),
+        }  # fmt: skip
+        marks = ["-m", self.marks] if self.marks else []
+        command = [sys.executable, "-m", "pytest", *_PYTEST, *marks, *words]
+        code: int | None = None
+        with (self.home / "output").open("w+") as output:
+            child = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(max(limit_s, 1.0))
+            kill_all(set(family(me)) - {me})
+            child.wait()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            output.seek(0)
+            return Outcome(code, output.read())
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of pytest ended."""
+
+    code: int | None
+    """None: its time was over."""
+    output: str
+
+    @property
+    def failed(self) -> list[str]:
+        """Tests, or files that could not be read."""
+        return _FAILED.findall(self.output)
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing failed; 5: nothing was selected."""
+        return self.code in (0, 5)
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one fault."""
+
+    id: str
+    status: str
+    """`caught`, `survived`, `survived (time)`, `no longer applies`, `no tests`, or `red without it`."""
+    first_failing: str = ""
+    cpu_s: float = 0.0
+    """Of pytest and all it started."""
+    wall_s: float = 0.0
+
+
+def try_mutant(trial: Trial, mutant: Mutant) -> Result:
+    """Run a fault's tests path by path until one fails."""
+    folder = trial.copy()
+    paths = [path for path in mutant.tests if (folder / path).exists()]
+    if not mutant.apply(folder):
+        return Result(mutant.id, "no longer applies")
+    if not paths:
+        return Result(mutant.id, "no tests")
+    kernels = "changed-kernels" if mutant.is_compiled(folder) else "kernels"
+    shutil.rmtree(trial.home / "changed-kernels", ignore_errors=True)
+    start_s, start_cpu_s = time.monotonic(), _cpu_s()
+    found = Result(mutant.id, "survived")
+    for number, path in enumerate(paths):
+        left_s = trial.limit_s - (time.monotonic() - start_s)
+        seen = [f"--ignore={before}" for before in paths[:number]]
+        outcome = trial.pytest(folder, ["-x", path, *seen], limit_s=left_s, kernels=kernels)
+        if outcome.code is None:
+            found.status = "survived (time)"
+            break
+        if not outcome.is_well:
+            found.status = "caught"
+            last = (outcome.output.strip().splitlines() or [""])[-1]
+            found.first_failing = next(iter(outcome.failed), f"{path}: pytest ended with {outcome.code}: {last}")
+            break
+    found.wall_s, found.cpu_s = round(time.monotonic() - start_s, 1), round(_cpu_s() - start_cpu_s, 1)
+    return found
+
+
+def red_without(trial: Trial, tests: Sequence[str]) -> set[str]:
+    """Those of the tests that fail on the tree as it is."""
+    return set(trial.pytest(trial.copy(), [*tests], limit_s=3600).failed)
+
+
+def check_import(trial: Trial) -> None:
+    """Children of children import the copy, also where the working directory is left out.
+
+    Raises:
+        RuntimeError: they import the checkout.
+    """
+    folder = trial.copy()
+    code = "import dflop, subprocess, sys; print(dflop.__file__, flush=True); subprocess.run(sys.argv[1:] or ['true'])"
+    words = [sys.executable, "-P", "-c", code]
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run([*words, *words], cwd="/", env=env, capture_output=True, text=True, check=True)
+    if done.stdout.splitlines() != [str(folder / "dflop" / "__init__.py")] * 2:
+        raise RuntimeError(f"not the copy is imported but {done.stdout}")
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
