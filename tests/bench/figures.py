@@ -18,6 +18,7 @@ from typing import Any
 from dflop import __version__
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "bench" / "results"
 _ROW_CHARS = 500
 """JSON up to this length is a line."""
 
@@ -29,13 +30,13 @@ class Figure:
     name: str
     seconds: float
     bound_s: float | None
-    """What it must not exceed; None where it is only told."""
+    """What it must not exceed; None where it is only shown."""
     other: str
     """The obvious other way."""
     other_s: float | None
     """Its time in the same run; None where there is none."""
     min_ratio: float | None = None
-    """How many times longer the other way must take; None where that is only told."""
+    """How many times longer the other way must take; None where that is only shown."""
     note: str = ""
 
     @property
@@ -53,8 +54,8 @@ def line(f: Figure) -> str:
     given = ((f.bound_s, " s"), (f.min_ratio, "x"))
     bounds = [f"{value:g}{unit}" for value, unit in given if value is not None]
     bound = f"bound {', '.join(bounds)}   {'ok' if f.is_met else 'MISSED'}" if bounds else ""
-    beside = f"   {f.other}: {f.other_s:.3f} s ({f.other_s / f.seconds:.1f}x)" if f.other_s is not None else ""
-    return f"{f.name:44s} {f.seconds:8.3f} s   {bound:18s}{beside}{f'   {f.note}' if f.note else ''}"
+    other = f"   {f.other}: {f.other_s:.3f} s ({f.other_s / f.seconds:.1f}x)" if f.other_s is not None else ""
+    return f"{f.name:44s} {f.seconds:8.3f} s   {bound:18s}{other}{f'   {f.note}' if f.note else ''}"
 
 
 def machine(*libraries: str) -> dict[str, object]:
@@ -79,7 +80,7 @@ def cpu_lines() -> list[str]:
 
 
 def revision() -> tuple[str | None, bool | None]:
-    """(commit, whether the tree has changes beside new results); None where that is unknown."""
+    """(commit, whether the tree has changes other than new results); None where that is unknown."""
     results = ":!tests/bench/results"
     head, changes = (
         subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -98,18 +99,18 @@ def slug(found: Mapping[str, Any]) -> str:
 
 def json_text(content: Mapping[str, Any]) -> str:
     """A file that people can read and compare: a line per row, what is longer indented."""
-    return _told(content, "") + "\n"
+    return _lines(content, "") + "\n"
 
 
-def _told(value: Any, indent: str) -> str:
+def _lines(value: Any, indent: str) -> str:
     text = json.dumps(value)
     if not value or not isinstance(value, dict | list) or (indent and len(text) <= _ROW_CHARS):
         return text
     inner = f"{indent} "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_told(of, inner)}" for name, of in value.items()]
+        parts = [f"{json.dumps(name)}: {_lines(of, inner)}" for name, of in value.items()]
         return "{\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _told(of, inner) for of in value) + f"\n{indent}]"
+    return "[\n" + ",\n".join(inner + _lines(of, inner) for of in value) + f"\n{indent}]"
 
 
 def conclude(
@@ -126,9 +127,9 @@ def conclude(
     bounds = list(bounds)
     missed = [name.strip() for name, is_met in bounds if not is_met]
     if path:
-        told = {"machine": machine(*libraries), "num_bounds": len(bounds), "missed": missed, **content}
+        whole = {"machine": machine(*libraries), "num_bounds": len(bounds), "missed": missed, **content}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json_text(told))
+        path.write_text(json_text(whole))
     if missed:
         sys.exit("bound missed: " + "; ".join(missed))
 

@@ -1,7 +1,7 @@
 """What predicting and fitting costs take, on this machine: `python -m tests.bench.cost [--json FILE]`.
 
-One process on one core. Predictions are timed beside the loop that evaluates the formula load by load, which the tests
-hold them equal to; a fit has no other way beside it.
+One process on one core. Predictions are compared with the loop that evaluates the formula load by load, which the tests
+hold them equal to; a fit has no other way to compare with.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ CURVE = CostTerms(3e-5, 1e-8, 1e-12, 5e-5, 2e-8, 1e-6, (300.0, 1000.0, 3000.0, 8
 
 
 def main() -> None:
-    parser = options(__doc__)
-    args = parser.parse_args()
+    args = options(__doc__).parse_args()
     keep_to(1)
     table = make_table("llm", forward_s=CURVE, backward_s=CURVE)
     figures = []

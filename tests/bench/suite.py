@@ -1,11 +1,23 @@
-"""The paper's models on data-sheet costs, for documents; every number is simulated."""
+"""The paper's models planned and compared, simulated: `python -m tests.bench.suite [--suite NAME] [--json FILE]`.
+
+What `dflop compare --suite` does, with this checkout's commit in the figures, and bounds: our plan fits in memory and
+is not slower than the best uniform one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dflop.jobs.suite.judge import geometric_mean, speedup
+from dflop.jobs.suite.run import SUITES, run_suite
+from dflop.report.rows import print_rows
+from tests.bench.command import options
+from tests.bench.figures import conclude
 from tests.bench.markdown import ratio, span, table
 
 TUNED, OURS = "uniform tuned", "dflop"
@@ -14,15 +26,41 @@ MIXTURES = {"main": "", "heavy": "heavy tails: "}
 Case = Mapping[str, Any]
 
 
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--suite", choices=SUITES, default="paper")
+    parser.add_argument("--picture", type=Path, help="draw it, .png, .svg or .pdf")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
+        numbers = Path(folder) / "numbers.json"
+        pictures = [args.picture] if args.picture else []
+        found = run_suite(args.suite, lambda text: print(text, file=sys.stderr, flush=True), pictures, numbers)
+        content = json.loads(numbers.read_text())
+    print_rows(found.columns, found.rows, "table")
+    figures = {key: value for key, value in content.items() if key not in ("machine", "versions", "date")}
+    conclude(figures, bounds(figures["cases"]), args.json, "numpy", "numba", "cvxpy")
+
+
+def bounds(cases: Sequence[Case]) -> list[tuple[str, bool]]:
+    """(name, whether it is met), two of every case that has both plans."""
+    found = []
+    for case in cases:
+        gain = _gain(case, OURS) if TUNED in case["step_s"] else None
+        if gain is not None:
+            name = f"{case['model']}, {case.get('label', case['data'])}"
+            found.append((f"{name}: fits", case["num_over_cap"][OURS] == 0))
+            found.append((f"{name}: {gain:.2f}x of the best uniform plan", gain >= 1.0))
+    return found
+
+
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """`suite`: speed-ups over the best uniform plan, and which plans exceed memory; `suite-short`: a sentence."""
     cases: Sequence[Case] = content["cases"]
     by_data = {data: {c["model"]: c for c in cases if c["data"] == data} for data in MIXTURES}
     rows = [(model, *(cell for data in MIXTURES for cell in _cells(by_data[data][model]))) for model in by_data["main"]]
     rows.append(("geometric mean", *(_mean(by_data[data].values(), name) for data in MIXTURES for name in OTHERS)))
-    first = cases[0]
-    head = f"model on {first['num_gpus'] // 8} nodes of 8 A100"
-    header = (head, *(f"{told}{name}" for told in MIXTURES.values() for name in OTHERS.values()))
+    head = f"model on {cases[0]['num_gpus'] // 8} nodes of 8 A100"
+    header = (head, *(f"{prefix}{name}" for prefix in MIXTURES.values() for name in OTHERS.values()))
     return {"suite": f"{table(header, rows)}\n\n{_notes(cases)}", "suite-short": _short(cases)}
 
 
@@ -36,6 +74,10 @@ def _exceeds(case: Case, name: str) -> bool:
     return case["num_over_cap"].get(name, 0) > 0 or (name == "reference" and not case["reference_fits"])
 
 
+def _num_over(cases: Sequence[Case], name: str = TUNED) -> int:
+    return sum(_exceeds(case, name) for case in cases)
+
+
 def _cells(case: Case) -> list[str]:
     cells = []
     for name in OTHERS:
@@ -45,7 +87,7 @@ def _cells(case: Case) -> list[str]:
     return cells
 
 
-def _mean(cases: Any, name: str) -> str:
+def _mean(cases: Iterable[Case], name: str) -> str:
     gains = [_gain(case, name) for case in cases]
     known = [gain for gain in gains if gain is not None]
     text = ratio(geometric_mean(known)) if len(known) == len(gains) else ""
@@ -53,21 +95,16 @@ def _mean(cases: Any, name: str) -> str:
 
 
 def _notes(cases: Sequence[Case]) -> str:
-    bounds, of_our_tp = (
+    bound, of_our_tp = (
         [speedup(case["step_s"][OURS], case[name]).mean for case in cases] for name in ("bound_s", "bound_of_our_tp_s")
     )
-    ours = sum(_exceeds(case, OURS) for case in cases)
     return (
         f"`!`: some of {len(cases[0]['bound_s'])} batches, or the plan itself, exceed memory, so it would not run. The "
         f"baseline itself, the tuned uniform plan in arrival order, exceeds it in {_num_over(cases)} of "
-        f"the {len(cases)} cases, ours in {ours}: there the speed-up is over a step that no machine could take. "
-        f"Perfect balance without a bubble at every module's best tp would be {span(bounds, '.1f')} times as "
-        f"fast as ours, at the tp and recomputation that memory makes our plans choose {span(of_our_tp, '.2f')} times."
+        f"the {len(cases)} cases, ours in {_num_over(cases, OURS)}: there the speed-up is over a step that no machine "
+        f"could take. Perfect balance without a bubble at every module's best tp would be {span(bound, '.1f')} times "
+        f"as fast as ours, at the tp and recomputation that memory makes our plans choose {span(of_our_tp)} times."
     )  # fmt: skip
-
-
-def _num_over(cases: Sequence[Case]) -> int:
-    return sum(_exceeds(case, TUNED) for case in cases)
 
 
 def _short(cases: Sequence[Case]) -> str:
@@ -77,3 +114,7 @@ def _short(cases: Sequence[Case]) -> str:
         f"{span(gains)}x of the best uniform plan, which exceeds memory in {_num_over(cases)} of the {len(cases)} "
         "cases."
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Puts what was measured into the documents: `python -m tests.bench.pages [--check]`.
+
+A document has `<!-- table NAME -->` and, some lines below, `<!-- end -->`; what is between them is made from the newest
+result of the machine that `SHOWN` names, with a line that says which. With --check nothing is written, and it ends
+with 1 where a document says something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tests.bench.figures import RESULTS, ROOT
+from tests.bench.markdown import table
+from tests.bench.parts import PARTS
+
+XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
+SHOWN = (
+    ("schedule-real", XEON, "tests.bench.schedule_real"),
+    ("schedule-makespan", XEON, "tests.bench.schedule"),
+    ("engine", XEON, "tests.bench.engine.page"),
+    ("data", XEON, "tests.bench.data"),
+    ("suite", XEON, "tests.bench.suite"),
+    ("correct", EPYC, "tests.bench.correct.page"),
+    ("correct-measured", EPYC, "tests.bench.correct.measured_page"),
+    ("endtoend", EPYC, "tests.bench.endtoend.page"),
+    ("peers", EPYC, "tests.bench.peers.page"),
+    ("chaos", EPYC, "tests.chaos.page"),
+    ("chaos-slurm", EPYC, "tests.chaos.page"),
+    ("fuzz", EPYC, "tests.fuzz.page"),
+)
+"""(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""
+CAMPAIGNS = {
+    "chaos": "whole runs under random faults",
+    "chaos-slurm": "the same on a real Slurm, with Slurm's faults too",
+    "fuzz": "made-up input for every reader",
+}
+"""What has results and is no part of the benchmark."""
+BLOCK = re.compile(r"^(<!-- table (?P<name>[\w-]+) -->\n)(?P<text>.*?)^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
+MARKER = re.compile(r"^<!-- (?:table |end -->)", re.MULTILINE)
+DATE = "2000-01-01"
+Block = Callable[[Path], str]
+"""From the folder of a document to Markdown."""
+
+
+class PagesError(Exception):
+    """A document asks for what no result has; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One file of results."""
+
+    path: Path
+
+    @property
+    def machine(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def date(self) -> str:
+        return self.path.stem[-len(DATE) :]
+
+    @property
+    def part(self) -> str:
+        return self.path.stem[: -len(DATE) - 1]
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        return found
+
+    def link(self, folder: Path) -> str:
+        """To the file, from a document in `folder`."""
+        return f"[{self.path.name}]({os.path.relpath(self.path, folder)})"
+
+    def source(self, folder: Path) -> str:
+        """The line below a table: file, machine, commit, picture."""
+        about = self.content["machine"]
+        changes = " with changes" if about.get("is_dirty") else ""
+        commit = f", commit {about['commit'][:10]}{changes}" if about.get("commit") else ""
+        picture = self.path.with_suffix(".svg")
+        drawn = f"; [picture]({os.path.relpath(picture, folder)})" if picture.is_file() else ""
+        return f"*{self.link(folder)}: {about['num_cores']} cores of {about['cpu']}, {self.date}{commit}{drawn}*"
+
+
+def results(root: Path) -> Iterator[Result]:
+    """All files of whole parts below `root`, by machine; those of a subset are not among them."""
+    for path in sorted(root.glob("*/*.json")):
+        if not (found := Result(path)).part.endswith("-subset"):
+            yield found
+
+
+def newest(root: Path, part: str, machine: str) -> Result:
+    """The newest result of a part on a machine.
+
+    Raises:
+        PagesError: there is none.
+    """
+    found = [r for r in results(root) if (r.part, r.machine) == (part, machine)]
+    if not found:
+        raise PagesError(
+            f"{root / machine} has no result of `{part}`: run python -m tests.bench --full --part {part}, or show "
+            "another machine's in tests/bench/pages.py"
+        )
+    return max(found, key=lambda r: r.date)
+
+
+def overview(root: Path, folder: Path) -> str:
+    """The newest file of every part, on whichever machine, with its command and the bounds it met."""
+    latest: dict[str, Result] = {}
+    for result in results(root):
+        if result.part not in latest or result.date > latest[result.part].date:
+            latest[result.part] = result
+    parts, rows = {part.name: part for part in PARTS}, []
+    for name, result in sorted(latest.items()):
+        part, content = parts.get(name), result.content
+        what = part.what if part else CAMPAIGNS.get(name, "")
+        # Older files do not say their command: what would be run today stands for it.
+        command = content.get("command") or (part.shown_command({}, is_full=True) if part else "")
+        num_bounds = content.get("num_bounds")
+        met = "" if num_bounds is None else f"{num_bounds - len(content['missed'])} of {num_bounds}"
+        rows.append((result.link(folder), result.machine, what, f"`{command}`" if command else "", met))
+    return table(("file", "machine", "what", "command", "bounds met"), rows)
+
+
+def generated(shown: Iterable[tuple[str, str, str]], root: Path) -> dict[str, Block]:
+    """Every block there is, by name; `results` is the table of all files.
+
+    Raises:
+        PagesError: a result is missing, or two tables have one name.
+    """
+    found: dict[str, Block] = {"results": lambda folder: overview(root, folder)}
+    for part, machine, module in shown:
+        result = newest(root, part, machine)
+        for name, text in importlib.import_module(module).tables(result.content).items():
+            if name in found:
+                raise PagesError(f"two tables are called `{name}`, one of them by {module}")
+            found[name] = lambda folder, text=text, result=result: f"{text}\n\n{result.source(folder)}"
+    return found
+
+
+def documents(root: Path) -> list[Path]:
+    """What people read."""
+    return sorted([*root.glob("*.md"), *root.glob("docs/*.md")])
+
+
+def wrapped(text: str) -> str:
+    """Lines of prose at most as long as those people write; rows of tables stay whole."""
+    wrapper = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
+    lines: list[str] = []
+    for line in text.splitlines():
+        lines += [line] if line.startswith("|") or not line else wrapper.wrap(line)
+    return "\n".join(lines)
+
+
+def filled(text: str, blocks: Mapping[str, Block], path: Path) -> str:
+    """The document with every block made anew.
+
+    Args:
+        text: Of the document.
+        blocks: By name.
+        path: Of the document, for links and messages.
+
+    Raises:
+        PagesError: an unknown name, or a marker without its other half.
+    """
+
+    def made(match: re.Match[str]) -> str:
+        if match["name"] not in blocks:
+            raise PagesError(f"{path}: no table is called `{match['name']}`; there are {', '.join(sorted(blocks))}")
+        return f"{match[1]}\n{wrapped(blocks[match['name']](path.parent))}\n\n{match[4]}"
+
+    new = BLOCK.sub(made, text)
+    if 2 * len(BLOCK.findall(new)) != len(MARKER.findall(new)):
+        raise PagesError(f"{path}: a marker lacks its other half, or is not on lines of its own")
+    return new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m tests.bench.pages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, say which documents differ")
+    args = parser.parse_args()
+    differing = []
+    try:
+        blocks = generated(SHOWN, RESULTS)
+        for path in documents(ROOT):
+            text = path.read_text(encoding="utf-8")
+            new = filled(text, blocks, path)
+            if new != text:
+                differing.append(str(path.relative_to(ROOT)))
+                if not args.check:
+                    path.write_text(new, encoding="utf-8")
+    except PagesError as error:
+        sys.exit(str(error))
+    if differing and args.check:
+        sys.exit(f"{', '.join(differing)}: not what was measured; run python -m tests.bench.pages")
+    print(f"written: {', '.join(differing)}" if differing else "all documents say what was measured", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

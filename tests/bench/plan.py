@@ -1,0 +1,219 @@
+"""What planning takes and how good it is: `python -m tests.bench.plan [--part planner|regret] [--json FILE]`.
+
+`planner`, CPU seconds of one process on one core: the whole planner on 6 sampled batches, then its formula's part for
+all numbers of microbatches up to 64 on 16 batches: tables of all candidates that fit, with the exact enumeration of the
+best 15 choices, then inline drafts. The mixed-integer program must find the same optimum as the enumeration. `regret`:
+20 problems on 8 and 16 GPUs; the planner's plan against the best of every feasible candidate, all simulated with the
+scheduler that runs. Costs are those of data sheets, samples are drawn: nothing here is a real machine's step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from dflop import resources
+from dflop.config import load_model
+from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
+from dflop.cost.devices import A100, H200
+from dflop.cost.model import CostModel
+from dflop.jobs.suite.cases import CASES, make_setting, suite_family
+from dflop.jobs.suite.mixtures import MIXTURES
+from dflop.models import load_rules
+from dflop.plan.drafts import split_draft
+from dflop.plan.enumerate import best_choices
+from dflop.plan.formula import FormulaTable, formula_table
+from dflop.plan.inline import inline_choices
+from dflop.plan.milp import solve_milp
+from dflop.plan.search import plan_problem
+from dflop.plan.space import Problem, SearchSpace
+from dflop.records import ClusterSpec, Plan, SampleShape
+from dflop.schedule.policies import QUICK, StepJob
+from tests.bench.command import keep_to, options
+from tests.bench.figures import Figure, conclude, line
+from tests.bench.instances import SHARES, real_batch
+from tests.builders import make_sample
+
+LARGE = (
+    ("SigLIP + Qwen2.5-7B", "llava_onevision_qwen2_5_7b", 128, 1024, 4.0, 10.0),
+    ("Qwen2.5-Omni-7B", "qwen2_5_omni_7b", 32, 512, 30.0, 60.0),
+)
+"""Name, file of the model, nodes of 8 GPUs, samples of a global batch, bounds of the enumeration and of the whole
+planner in CPU seconds."""
+NUM_PLANNED = 6
+NUM_SCENARIOS, TOP, MILP_AT = 16, 15, 8
+NUM_PROBLEMS, SMALL_BATCH_SIZE, NUM_SMALL_BATCHES, MAX_REGRET = 20, 96, 2, 0.01
+SMALL_SPACE = SearchSpace(microbatches=(1, 2, 4, 8, 16))
+"""On small clusters every feasible plan of it can be simulated."""
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--part", choices=("planner", "regret"), default="planner")
+    parser.add_argument("--sizes", type=Path, help="table of real sample sizes, for a third of the problems of regret")
+    parser.add_argument("--problems", type=int, default=NUM_PROBLEMS, help="of regret, the first ones")
+    args = parser.parse_args()
+    keep_to(1)
+    if args.part == "planner":
+        figures = []
+        for case in LARGE:
+            for figure in planner_figures(*case):
+                figures.append(figure)
+                print(line(figure), flush=True)
+        bounds = [(f.name, f.is_met) for f in figures if f.has_bound]
+        conclude({"figures": [asdict(f) for f in figures]}, bounds, args.json, "numpy", "cvxpy")
+        return
+    rows = []
+    for name, problem in small_problems(args.sizes, args.problems):
+        rows.append({"instance": name, **regret(problem)})
+        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    worst = max(float(str(row["regret_frac"])) for row in rows)
+    print(f"largest regret of the fastest plan {worst:.4f}   bound {MAX_REGRET}")
+    bounds = [("largest regret of the fastest plan", worst <= MAX_REGRET)]
+    conclude({"regret": rows}, bounds, args.json, "numpy", "numba", "cvxpy")
+
+
+def planner_figures(
+    name: str, model: str, num_nodes: int, batch_size: int, bound_s: float, planner_bound_s: float
+) -> Iterator[Figure]:
+    problem = large_problem(model, num_nodes, batch_size)
+    name = f"{name}, {problem.cluster.num_processes} GPUs"
+    yield whole_figure(name, problem, planner_bound_s)
+    counts = [m for m in problem.microbatch_choices if m <= 64]
+    tables: dict[int, FormulaTable] = {}
+    load_s = _cpu_s(lambda: (problem.loads, problem.sample_loads, problem.heaviest_samples))
+    yield Figure(f"{name}: loads of {NUM_SCENARIOS} batches", load_s, None, "", None)
+    tables_s = _cpu_s(lambda: tables.update({m: formula_table(problem, m) for m in counts}))
+    enumeration_s = _cpu_s(lambda: [best_choices(t, TOP) for t in tables.values()])
+    choices = statistics.median(t.num_choices for t in tables.values())
+    note = f"tables {tables_s:.2f}, enumeration {enumeration_s:.2f}; {choices:.1e} choices each"
+    yield Figure(f"{name}: {len(counts)} counts", tables_s + enumeration_s, bound_s, "", None, None, note)
+    inline_s = _cpu_s(lambda: [inline_choices(problem, m, TOP) for m in counts])
+    yield Figure(f"{name}: inline drafts", inline_s, None, "", None)
+    yield program_figure(name, tables[MILP_AT])
+
+
+def large_problem(model: str, num_nodes: int, batch_size: int) -> Problem:
+    config = load_model(resources.path("configs") / "models" / f"{model}.yaml")
+    specs = load_rules(config.family, config.hf_config, config.media).specs()
+    links = analytic_link_costs(A100, num_nodes=num_nodes, num_processes_per_node=8, profile_key="")
+    encoders = [s.module for s in specs[:-1]]
+    return Problem(
+        run_id="bench",
+        specs=specs,
+        cluster=ClusterSpec("bench", "slurm", num_nodes, 8, A100.memory_bytes, "cuda", 64),
+        cost=CostModel(analytic_cost_tables(specs, A100, profile_key=""), specs=specs, links=links, extrapolate=True),
+        batches=tuple(large_batch(encoders, batch_size, seed) for seed in range(NUM_SCENARIOS)),
+        global_batch_size=batch_size,
+        snapshot_seq=0,
+    )
+
+
+def large_batch(encoders: list[str], num_samples: int, seed: int) -> tuple[SampleShape, ...]:
+    """Texts of some 250 tokens, and 0 to 3 items of each encoder of some 1,500 tokens; all lognormal."""
+    rng, samples = np.random.default_rng(seed), []
+    for index in range(num_samples):
+        media = [
+            (encoder, int(np.clip(rng.lognormal(7.3, 0.8), 200, 20_000)))
+            for encoder in encoders
+            for _ in range(rng.choice(4, p=[0.4, 0.35, 0.15, 0.1]))
+        ]
+        samples.append(make_sample(index, int(np.clip(rng.lognormal(5.5, 1.0), 20, 8000)), media, 50))
+    return tuple(samples)
+
+
+def whole_figure(name: str, problem: Problem, bound_s: float) -> Figure:
+    """The planner as `dflop plan` calls it."""
+    given = replace(problem, batches=problem.batches[:NUM_PLANNED])
+    small = replace(given, cluster=replace(given.cluster, num_nodes=1), batches=(given.batches[0][:64],))
+    plan_problem(small)  # compiles
+    plans: list[Plan] = []
+    took_s = _cpu_s(lambda: plans.extend(plan_problem(given)))
+    note = f"{len(plans)} plans simulated; {plans[0].reason}"
+    return Figure(f"{name}: whole planner", took_s, bound_s, "", None, None, note)
+
+
+def program_figure(name: str, table: FormulaTable) -> Figure:
+    """Enumeration and program on one table."""
+    best, program = best_choices(table, 1), []
+    enumeration_s = _cpu_s(lambda: best_choices(table, TOP))
+    program_s = _cpu_s(lambda: program.append(solve_milp(table)))
+    assert program[0] is not None, "the program found nothing"
+    deviation = table.objective(program[0]) / best[0][0] - 1.0
+    note = f"the program's choice is {deviation:.1e} above the optimum"
+    return Figure(f"{name}: one count", enumeration_s, None, "program", program_s, None, note)
+
+
+def small_problems(sizes: Path | None, count: int) -> Iterator[tuple[str, Problem]]:
+    """Problems on 8 and 16 H200 by turns, over models, mixtures and weights of the encoder."""
+    mixtures = ("main", "heavy", *(("real",) if sizes else ()))
+    for number in range(count):
+        case, factor = CASES[number % 3], (0.5, 1.0, 4.0)[number // 6 % 3]
+        mixture, num_nodes = mixtures[number // 3 % len(mixtures)], (1, 2)[number % 2]
+        drawn_from = MIXTURES["main" if mixture == "real" else mixture]
+        problem = make_setting(
+            case, drawn_from, num_nodes=num_nodes, global_batch_size=SMALL_BATCH_SIZE, num_unseen=1, device=H200,
+            encoder_factor=factor, space=SMALL_SPACE, draw=number,
+        ).problem  # fmt: skip
+        batches = problem.batches[:NUM_SMALL_BATCHES]
+        if mixture == "real" and sizes:
+            family = suite_family(case, drawn_from)
+            batches = tuple(
+                real_batch(family, SHARES[2], SMALL_BATCH_SIZE, case.max_llm_tokens, (number, seed), sizes)
+                for seed in range(NUM_SMALL_BATCHES)
+            )
+        yield (
+            f"{case.name}, {8 * num_nodes} x {H200.name}, {mixture}, encoder x{factor:g}",
+            replace(problem, batches=batches),
+        )
+
+
+def regret(problem: Problem) -> dict[str, object]:
+    """How much longer than the best of all plans the fastest nominee and the chosen plan take."""
+    found = plan_problem(problem, top=40)
+    fastest = min(found, key=lambda p: p.predicted_step_s)
+    seconds = [simulated_s(plan, problem) for plan in every_plan(problem)]
+    return {
+        "num_plans": len(seconds),
+        "regret_frac": simulated_s(fastest, problem) / min(seconds) - 1,
+        "chosen_frac": simulated_s(found[0], problem) / min(seconds) - 1,
+        "layout": found[0].layout,
+    }
+
+
+def every_plan(problem: Problem) -> Iterator[Plan]:
+    """All feasible drafts of both layouts."""
+    for m in problem.microbatch_choices:
+        table = formula_table(problem, m)
+        axes = np.meshgrid(*(np.arange(len(t.candidates)) for t in table.modules), indexing="ij")
+        for choice in np.stack([a.reshape(-1) for a in axes], axis=1).tolist():
+            if table.feasible(choice):
+                yield split_draft(problem, m, table.layout(choice), table.objective(choice))
+        yield from (plan for _, plan in inline_choices(problem, m, top=None))
+
+
+def simulated_s(plan: Plan, problem: Problem) -> float:
+    """Mean step of the planning batches; infinite where the scheduler cannot keep to the memory."""
+    total_s = 0.0
+    for batch, items in zip(problem.batches, problem.batch_items, strict=True):
+        job = StepJob(plan, batch, problem.cost, items=items)
+        _, assignment, seconds = job.best(QUICK)
+        if not job.keeps_caps(assignment):
+            return float("inf")
+        total_s += seconds + plan.sync_s
+    return total_s / len(problem.batches)
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Documents say what the results say; parts start; a part that fails, misses a bound or lacks something is reported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import __main__ as bench
+from tests.bench.command import keep_to
+from tests.bench.figures import RESULTS, ROOT, slug
+from tests.bench.pages import SHOWN, PagesError, documents, filled, generated, newest, overview, results
+from tests.bench.parts import PARTS, Part, chosen
+
+STAND_IN = """
+import sys
+from pathlib import Path
+from tests.bench.figures import Figure, conclude, finish
+what, *_, path = sys.argv[1:]
+path = Path(path)
+if what == "fail":
+    path.write_text("{}")
+    raise ValueError("broken")
+if what != "nothing":
+    path.with_suffix(".svg").write_text("<svg/>")
+    finish([Figure("fast", 1.0, 2.0, "", None), Figure("small", 1.0, 9.0 if what == "good" else 0.5, "", None)], path)
+"""
+
+
+@pytest.fixture
+def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    return tmp_path / "results"
+
+
+@pytest.mark.parametrize("path", documents(ROOT), ids=lambda p: str(p.relative_to(ROOT)))
+def test_documents_say_what_was_measured(path):
+    text = path.read_text()
+    assert filled(text, generated(SHOWN, RESULTS), path) == text, "run python -m tests.bench.pages"
+
+
+def test_every_result_is_where_its_machine_and_date_say():
+    found = list(results(RESULTS))
+    assert {part for part, _, _ in SHOWN} <= {result.part for result in found}
+    for result in found:
+        about = result.content["machine"]
+        assert (result.machine, result.date) == (slug(about), about["date"]), result.path
+
+
+@pytest.mark.parametrize("module", sorted({part.module for part in PARTS}))
+def test_a_part_starts_and_knows_its_options(module, monkeypatch, capsys):
+    is_package = importlib.util.find_spec(module).submodule_search_locations is not None
+    command = importlib.import_module(f"{module}.__main__" if is_package else module)
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    usage = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "--json" in usage
+    args = {word for part in PARTS if part.module == module for word in (*part.args, *(part.subset or ()))}
+    assert {word for word in args if word.startswith("--")} <= set(usage.replace(",", " ").replace("]", " ").split())
+
+
+def test_the_subset_takes_twenty_minutes_at_most_and_has_other_names():
+    subset = chosen(None, False)
+    assert 0 < sum(part.minutes_of(False) for part in subset) <= 20
+    assert {part.result_name(False) for part in subset if part.args != part.subset} == {
+        f"{part.name}-subset" for part in subset if part.args != part.subset
+    }
+    with pytest.raises(ValueError, match="no part is called sute; there are store, data"):
+        chosen(["sute"], False)
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict", "detail"),
+    [("good", "ok", ".json"), ("bad", "missed", ".json"), ("fail", "failed", "exit code 1"),
+     ("nothing", "failed", "it wrote no figures"), ("held", "left out", "needs a Slurm")],
+)  # fmt: skip
+def test_what_became_of_a_part_is_known_and_kept(results_folder, what, verdict, detail):
+    part = Part(what, "", "stand_in", 1.0, (what,), takes=("sizes",), needs=("slurm",) if what == "held" else ())
+    outcome = bench.measured(part, {"sizes": "/home/somebody/table"}, results_folder, is_full=True)
+    assert outcome.verdict == verdict
+    assert detail in outcome.detail
+    assert outcome.is_good == (verdict in ("ok", "left out"))
+    if detail == ".json":
+        file = Path(outcome.detail)
+        assert json.loads(file.read_text())["command"] == f"python -m stand_in {what} --sizes TABLE --json {what}.json"
+        assert outcome.missed == (("small",) if what == "bad" else ())
+        assert file.with_suffix(".svg").is_file()
+        assert overview(results_folder, results_folder).count(f"{2 - len(outcome.missed)} of 2") == 1
+    else:
+        assert not results_folder.exists()
+
+
+@pytest.mark.parametrize("text", ["<!-- table b -->\n<!-- end -->\n", "<!-- table a -->\n", "text\n<!-- end -->\n"])
+def test_a_document_with_a_wrong_marker_and_a_missing_result_are_refused(text, tmp_path):
+    blocks = {"a": lambda folder: f"one of {folder.name}"}
+    good = "<!-- table a -->\n2\n<!-- end -->\n"
+    assert filled(good, blocks, Path("docs/a.md")) == "<!-- table a -->\n\none of docs\n\n<!-- end -->\n"
+    with pytest.raises(PagesError, match=r"docs/a.md.*(no table is called `b`|lacks its other half)"):
+        filled(text, blocks, Path("docs/a.md"))
+    with pytest.raises(PagesError, match=r"has no result of `store`: run python -m tests.bench --full --part store"):
+        newest(tmp_path, "store", "a")
+
+
+def test_a_machine_with_too_few_cores_is_refused():
+    with pytest.raises(SystemExit, match=r"needs 10000 cores, this process may use \d+"):
+        keep_to(10_000)
