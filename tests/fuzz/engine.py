@@ -1,36 +1,37 @@
-"""Examples of one target until its time is over: every crash kept once, at its smallest.
+"""Examples of one target until its time is over: every crash once, at its smallest.
 
-Hypothesis draws; it is not told of a crash at once, because it would stop looking for others. A crash is named by its
-exception and the place in dflop it came from. What is new is sought again from the same seed and made small, within a
-bounded time. An alarm ends an example that takes too long, and where the time goes in a library that does not come back
-to Python, the process ends with the stack of all threads.
+Hypothesis draws, makes small and remembers, in slices of `SLICE_EXAMPLES` with a seed each. A crash is named by its
+exception and the place in dflop it came from; later slices look for others. An alarm ends an example that takes too
+long; where the time goes in a library that does not come back to Python, the process ends with its stacks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import hashlib
 import signal
 import sys
 import time
 import traceback
+import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 import dflop
-from tests.fuzz.target import Check, Target, written
+from tests.fuzz.target import Target
 
-ROUND_EXAMPLES = 100
+SLICE_EXAMPLES = 100
 SHRINK_S = 20.0
 _PACKAGE = Path(dflop.__file__).resolve().parent
-_HARD_FACTOR = 3
-"""An example that ignores the alarm so many deadlines long ends the process."""
+_HARD_S = 30.0
+"""An example that ignores the alarm so long ends the process."""
 
 
 class TooLong(Exception):
@@ -39,148 +40,121 @@ class TooLong(Exception):
 
 @dataclass(frozen=True)
 class Crash:
-    """One way a target fails, and the smallest example seen of it."""
+    """One way a target fails."""
 
     name: str
     """Exception and place."""
-    example: str
-    trace: str
     seed: int
-
-    @property
-    def file_name(self) -> str:
-        return hashlib.sha256(self.name.encode()).hexdigest()[:10]
+    """Of the slice that found it."""
+    example: str
+    """The smallest one seen, as Python writes it."""
+    trace: str = ""
 
 
 @dataclass
-class Found:
-    """What came of one target."""
+class Campaign:
+    """What came of a target so far; `last` is a file for the example in hand, for whoever finds this process dead."""
 
-    target: str
+    target: Target
+    check: Callable[[Any], Any]
+    last: Path
     num_examples: int = 0
-    elapsed_s: float = 0.0
     crashes: dict[str, Crash] = field(default_factory=dict)
+
+    def slice(self, number: int, until_s: float, options: settings) -> None:
+        """Draw examples with a seed; what crashes is made small for a while."""
+        new: dict[str, Crash] = {}
+
+        def one(example: Any) -> None:
+            nonlocal until_s
+            if time.monotonic() > until_s and self.num_examples:
+                return  # hypothesis calls that flaky where it makes a crash small, and ends
+            self.num_examples += not new
+            self.last.write_text(repr(example), encoding="utf-8")
+            try:
+                with _limit(self.target.deadline_s):
+                    self.check(example)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                name = name_of(error)
+                if name in self.crashes:
+                    return
+                until_s = until_s if new else time.monotonic() + SHRINK_S
+                crash = Crash(name, number, repr(example), traceback.format_exc())
+                new[name] = min(new.get(name, crash), crash, key=lambda c: (len(c.example), c.example))
+                if isinstance(error, Exception):
+                    raise
+                raise RuntimeError(name) from error  # a panic of a library in Rust, or an exit, would end hypothesis
+
+        try:
+            options(seed(number)(given(self.target.examples())(one)))()  # `seed` behind `options` forgets the database
+        except unittest.SkipTest:
+            pass  # the database has nothing
+        except Exception:
+            if not new:
+                raise  # not of an example: the strategy is wrong
+        self.crashes |= new
 
 
 def fuzz(
-    target: Target, folder: Path, *, seconds: float, first_seed: int, max_rounds: int | None = None,
-    last: Path | None = None, say: Callable[[str], None] = lambda _line: None,
-) -> Found:  # fmt: skip
-    """Run examples of a target for a bounded time.
+    target: Target, folder: Path, *, seconds: float, first_seed: int, database: Path, max_slices: int = 1 << 40
+) -> Campaign:
+    """Run examples of a target for a bounded time; making crashes small comes on top.
 
     Args:
         target: Which.
         folder: Empty, for the target to work in.
-        seconds: How long; making crashes small comes on top.
-        first_seed: Seed of the first round of `ROUND_EXAMPLES`; the next rounds count up from it.
-        max_rounds: Rounds at most; None: as many as there is time for.
-        last: File that holds the example in hand, for whoever finds this process dead.
-        say: Told of every new crash.
+        seconds: How long; one example is run in any case, and all that the database has.
+        first_seed: Of the first slice; the next ones count up from it.
+        database: Folder of what crashed in earlier campaigns, run first, and kept there while it does.
+        max_slices: At most.
     """
-    check, found = target.prepare(folder), Found(target.name)
-    started = time.monotonic()
-    number = first_seed
-    while number == first_seed or (time.monotonic() - started < seconds and number - first_seed != max_rounds):
-        known = set(found.crashes)
-        _round(target, check, found, number, started + seconds, last)
-        for name in sorted(set(found.crashes) - known):
-            say(f"{target.name}: {name}")
-            _shrink(target, check, found, number, name, last)
-        number += 1
-    found.elapsed_s = time.monotonic() - started
-    return found
+    options = settings(
+        max_examples=SLICE_EXAMPLES, database=DirectoryBasedExampleDatabase(database / target.name), deadline=None,
+        derandomize=False, suppress_health_check=list(HealthCheck), print_blob=False, phases=(Phase.reuse,),
+    )  # fmt: skip
+    work = folder / "work"
+    work.mkdir()
+    with contextlib.chdir(work):
+        campaign = Campaign(target, partial(target.check, target.prepare(work)), folder / "last")
+        ends_s = time.monotonic() + seconds
+        campaign.slice(first_seed, float("inf"), options)
+        for number in range(first_seed, first_seed + max_slices):
+            campaign.slice(number, ends_s, settings(options, phases=(Phase.generate, Phase.shrink)))
+            if time.monotonic() > ends_s:
+                break
+    return campaign
 
 
-def run_once(target: Target, check: Check, example: Any, last: Path | None = None) -> tuple[str, str] | None:
-    """The name and the trace of the crash that an example is; None where all is well."""
-    if last is not None:
-        last.write_text(written(example), encoding="utf-8", errors="surrogatepass")
-    fired = False
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raises `TooLong` in the block, and behind it where something swallowed that."""
+    rang = []
 
     def ring(_number: int, _frame: FrameType | None) -> None:
-        nonlocal fired
-        fired = True
-        raise TooLong(f"not done after {target.deadline_s:g} s")
+        rang.append(True)
+        raise TooLong(f"not done after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    faulthandler.dump_traceback_later(target.deadline_s * _HARD_FACTOR, exit=True, file=sys.__stderr__)
-    signal.setitimer(signal.ITIMER_REAL, target.deadline_s)
+    faulthandler.dump_traceback_later(seconds + _HARD_S, exit=True, file=sys.__stderr__)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again where nobody heard it
     try:
-        check(example)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
-        signal.setitimer(signal.ITIMER_REAL, 0)  # a ring while the crash is told would end the campaign
-        return _name_of(error), traceback.format_exc()
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
-    if fired:
-        return "TooLong, and swallowed", f"not done after {target.deadline_s:g} s"
-    return None
+    if rang:
+        raise TooLong(f"not done after {seconds:g} s, and swallowed")
 
 
-def _round(target: Target, check: Check, found: Found, number: int, until: float, last: Path | None) -> None:
-    for example in _drawn(target, number):
-        if time.monotonic() > until and found.num_examples:
-            return
-        found.num_examples += 1
-        _note(found, run_once(target, check, example, last), example, number)
-
-
-def _drawn(target: Target, number: int) -> Iterator[Any]:
-    """The examples of one seed, in the order in which hypothesis draws them."""
-    examples: list[Any] = []
-    _run(target, number, examples.append, (Phase.generate,))
-    yield from examples
-
-
-def _shrink(target: Target, check: Check, found: Found, number: int, name: str, last: Path | None) -> None:
-    until = time.monotonic() + SHRINK_S
-
-    def fail(example: Any) -> None:
-        if time.monotonic() > until:
-            return  # hypothesis calls that flaky, and ends
-        crash = run_once(target, check, example, last)
-        if crash is not None and crash[0] == name:
-            _note(found, crash, example, number)
-            raise AssertionError(name)
-
-    with contextlib.suppress(Exception):  # what it found is noted; how hypothesis tells of it does not matter
-        _run(target, number, fail, (Phase.generate, Phase.shrink))
-
-
-def _run(target: Target, number: int, test: Callable[[Any], None], phases: tuple[Phase, ...]) -> None:
-    @seed(number)
-    @settings(
-        max_examples=ROUND_EXAMPLES, database=None, deadline=None, phases=phases,
-        suppress_health_check=list(HealthCheck), print_blob=False, derandomize=False,
-    )  # fmt: skip
-    @given(target.examples())
-    def run(example: Any) -> None:
-        test(example)
-
-    run()
-
-
-def _note(found: Found, crash: tuple[str, str] | None, example: Any, number: int) -> None:
-    if crash is None:
-        return
-    name, trace = crash
-    text = written(example)
-    known = found.crashes.get(name)
-    if known is None or (len(text), text) < (len(known.example), known.example):
-        found.crashes[name] = Crash(name, text, trace, number)
-
-
-def _name_of(error: BaseException) -> str:
+def name_of(error: BaseException) -> str:
     """Exception and the innermost line of dflop, or of the target where dflop was not in."""
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if Path(f.filename).is_relative_to(_PACKAGE)]
-    mine = mine or [f for f in frames if "/tests/fuzz/targets/" in f.filename] or list(frames)
-    last = mine[-1]
+    mine = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    last = (mine or [frame for frame in frames if "/tests/fuzz/" in frame.filename])[-1]
     path = Path(last.filename)
-    place = path.relative_to(_PACKAGE.parent) if path.is_relative_to(_PACKAGE) else path.name
+    place = path.relative_to(_PACKAGE.parent) if mine else path.name
     words = f": {error}"[:80] if isinstance(error, AssertionError) else ""
     return f"{type(error).__name__} in {place}:{last.lineno} {last.name}{words}"

@@ -7,8 +7,6 @@ refused), which it says with `assert`.
 
 from __future__ import annotations
 
-import ast
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +17,9 @@ from hypothesis import strategies as st
 from dflop.errors import DflopError
 
 T = TypeVar("T")
-MAX_MESSAGE_CHARS = 20_000
+Strategy = st.SearchStrategy[Any]
 EXIT_CODES = (0, 1, 2, 3, 4, 5, 75)
 """Those that docs/operating.md lists."""
-
-Check = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -33,10 +29,11 @@ class Target:
     name: str
     what: str
     """What is drawn, for people."""
-    examples: Callable[[], st.SearchStrategy[Any]]
-    """Strategy of plain values."""
-    prepare: Callable[[Path], Check]
-    """Given an empty folder, what runs one example; it may write into the folder."""
+    examples: Callable[[], Strategy]
+    check: Callable[[Any, Any], Any]
+    """Given what `prepare` has made, runs one example."""
+    prepare: Callable[[Path], Any] = lambda folder: folder
+    """Given an empty folder, what all examples share; examples may write into the folder."""
     quick: int = 8
     """Examples in the suite of tests."""
     deadline_s: float = 20.0
@@ -54,22 +51,13 @@ def attempt(call: Callable[..., T], *args: Any, **options: Any) -> T | None:
 
 def check_words(error: DflopError) -> None:
     """An error must say what happened, in a length that a person reads."""
-    text = str(error)
     assert error.what.strip(), "an error without words"
-    assert len(text) < MAX_MESSAGE_CHARS, f"an error of {len(text)} characters"
+    assert len(str(error)) < 20_000, f"an error of {len(str(error))} characters"
     assert error.exit_code in EXIT_CODES
 
 
-def written(example: Any) -> str:
-    """An example as text that `read_back` takes."""
-    return repr(example)
-
-
-def read_back(text: str) -> Any:
-    """Inverse of `written`; `nan` and `inf`, which Python writes and does not read, are read."""
-
-    class Named(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            return ast.copy_location(ast.Constant({"nan": math.nan, "inf": math.inf}[node.id]), node)
-
-    return ast.literal_eval(Named().visit(ast.parse(text, mode="eval")))
+def check_reason(reason: str, max_chars: int = 1000) -> None:
+    """What was left out says why, on a line."""
+    assert reason.strip(), "a reason without words"
+    assert len(reason.splitlines()) == 1, "a reason of several lines"
+    assert len(reason) < max_chars, f"a reason of {len(reason)} characters"

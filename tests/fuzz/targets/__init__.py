@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import (
-    command_line,
-    config,
-    dataset,
-    media,
-    models,
-    pages,
-    plans,
-    runs,
-    slurm,
-    sql,
-    store,
-    texts,
-)
+from tests.fuzz.targets import configuration, dataset, media, runs, screen, sql, store, texts
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for room in (config, dataset, texts, media, models, store, sql, plans, runs, slurm, command_line, pages)
+    for room in (configuration, dataset, texts, media, store, sql, runs, screen)
     for target in room.TARGETS
 }

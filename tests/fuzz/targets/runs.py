@@ -1,13 +1,14 @@
-"""What a run leaves on disk: its state, its journal, its plan, its checkpoints, as a crash or an editor leaves them."""
+"""What a run leaves on disk and what its launcher hears: plans, costs, state, checkpoints, answers of Slurm."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from dflop.jobs import overview
@@ -15,24 +16,81 @@ from dflop.jobs.basis import basis_of
 from dflop.jobs.find import find_run
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
+from dflop.launch.answers import epoch_s, sacct_rows, scontrol_rows, squeue_rows
+from dflop.launch.ranks import srun_environment
+from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
+from dflop.sampler.batch_sampler import BalancedBatchSampler
+from dflop.sampler.costs import SampleCosts, sample_costs_from_tables
+from dflop.sampler.plans import warm_up
 from dflop.train import manifest
-from tests.builders import make_table
+from tests.builders import make_cluster, make_sample, make_table
 from tests.fuzz import hostile
-from tests.fuzz.target import Target, attempt
+from tests.fuzz.target import Strategy, Target, attempt
 from tests.jobs.made import add_job, make_run, save_step
 from tests.report.detailed import SPLIT
 
-_FILES = (
-    "run.json",
-    "jobs.jsonl",
-    "plan.json",
-    "cost_tables.json",
-    "plan_basis.json",
-    "config.resolved.yaml",
-    "shapes.parquet",
-)
-_META = {"next_step": 20, "name": "step-00000020", "plan_id": "p", "state": {"a": [1]}}
+# Plans and costs, written by hand, by another program, by a dflop that died.
+
+
+def sound_plan() -> Any:
+    """A plan document as `emit_json` writes it."""
+    return json.loads(emit_json(SPLIT, make_cluster(SPLIT.num_processes)))
+
+
+def sound_tables() -> list[dict[str, Any]]:
+    """Cost tables as `cost_tables.json` has them."""
+    return [to_dict(make_table(module)) for module in ("vision", "llm")]
+
+
+def _plan(_folder: Path, example: bytes) -> None:
+    plan = attempt(read_plan, example.decode("utf-8", "replace"))
+    if plan is not None:
+        again = emit_json(plan, make_cluster(plan.num_processes))
+        assert json.loads(emit_json(read_plan(again), make_cluster(plan.num_processes))) == json.loads(again)
+        assert plan.num_processes > 0
+
+
+def _tables(folder: Path, example: bytes) -> None:
+    path = folder / "cost_tables.json"
+    path.write_bytes(example)
+    found = attempt(sample_costs_from_tables, path, [make_sample(0, 10, [("vision", 40)]), make_sample(1, 30)])
+    assert found is None or len(found) == 2
+
+
+def _saved_costs() -> Strategy:
+    out, names = io.BytesIO(), {"fixed_s": 0.5, "origin": "x", "seconds": [1.0, 2.0, 3.0], "tokens": [3, 4, 5]}
+    np.savez(out, **{name: np.array(value) for name, value in names.items()}, index=np.array([0, 1, 2]))
+    return hostile.broken_bytes([out.getvalue()])
+
+
+def _compiled(folder: Path) -> Path:
+    for sync in ("step", "microbatch"):
+        warm_up(sync)
+    return folder
+
+
+def _costs(folder: Path, example: bytes) -> None:
+    path = folder / "costs.npz"
+    path.write_bytes(example)
+    costs = attempt(SampleCosts.load, path)
+    if costs is not None:
+        sampler = attempt(BalancedBatchSampler, costs, global_batch_size=2, num_replicas=1, rank=0)
+        assert sampler is None or next(iter(sampler))
+
+
+# Run directories, as a crash or an editor leaves them.
+
+_BASIS = {"plan_id": SPLIT.plan_id, "from_step": 0, "num_steps": 0, "frozen": [], "factors": []}
+_FILES: dict[str, Any] = {
+    "run.json": {"run_id": "small-1", "config_key": "k", "num_steps": 40, "backend": "local", "state": "running",
+                 "trains": True},
+    "jobs.jsonl": {"run_id": "r", "job_name": "r-train", "job_key": "k", "backend": "local", "job_id": "1",
+                   "state": "running", "reason": "", "folder": "/x", "num_tasks": 1, "attempt": 0,
+                   "observed_at_s": 1.0},
+    "plan.json": to_dict(SPLIT), "cost_tables.json": [to_dict(make_table("llm"))], "plan_basis.json": _BASIS,
+    "config.resolved.yaml": {"name": "x"}, "shapes.parquet": [1],
+}  # fmt: skip
 
 
 def _run(folder: Path) -> RunDir:
@@ -40,60 +98,28 @@ def _run(folder: Path) -> RunDir:
     add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
     add_job(run, "train", JobState.RUNNING)
     run.write_plan(SPLIT, [make_table("llm")])
-    (run.path / "plan_basis.json").write_text(
-        json.dumps({"plan_id": SPLIT.plan_id, "from_step": 0, "num_steps": 0, "frozen": [], "factors": []})
-    )
+    (run.path / "plan_basis.json").write_bytes(hostile.as_json(_BASIS))
     return run
 
 
-def _contents() -> st.SearchStrategy[tuple[str, bytes]]:
-    plan, table = to_dict(SPLIT), [to_dict(make_table("llm"))]
-    job = {"run_id": "r", "job_name": "r-train", "job_key": "k", "backend": "local", "job_id": "1", "state": "running",
-    "reason": "",
-           "folder": "/x", "num_tasks": 1, "attempt": 0, "observed_at_s": 1.0}  # fmt: skip
-    state = {
-        "run_id": "small-1",
-        "config_key": "k",
-        "num_steps": 40,
-        "backend": "local",
-        "state": "running",
-        "trains": True,
-    }
-    basis = {"plan_id": SPLIT.plan_id, "from_step": 0, "num_steps": 0, "frozen": [], "factors": []}
-    sound = dict(zip(_FILES, (state, job, plan, table, basis, {"name": "x"}, [1]), strict=True))
-
-    def of(name: str) -> st.SearchStrategy[tuple[str, bytes]]:
-        text = json.dumps(sound[name]).encode() + b"\n" * (name == "jobs.jsonl")
+def _contents() -> Strategy:
+    def of(name: str) -> Strategy:
         end = b"\n" if name == "jobs.jsonl" else b""
-        return st.tuples(
-            st.just(name),
-            st.one_of(
-                hostile.broken(sound[name]).map(lambda v: json.dumps(v).encode() + end),
-                hostile.broken_bytes([text]),
-                hostile.VALUES.map(lambda v: json.dumps(v).encode() + end),
-                st.sampled_from((b"", b"[" * 3000 + end, b"9" * 5000 + end, b"\xff\xfe" + end)),
-            ),
-        )
+        return st.tuples(st.just(name), hostile.broken_json(_FILES[name], end=end))
 
-    return st.sampled_from(_FILES).flatmap(of)
+    return st.sampled_from(list(_FILES)).flatmap(of)
 
 
-def _directory(folder: Path) -> Callable[[Any], None]:
-    whole = _run(folder)
-
-    def check(example: tuple[str, bytes]) -> None:
-        name, data = example
-        path = whole.path / name
-        before = path.read_bytes() if path.is_file() else None
-        path.write_bytes(data)
-        try:
-            _ask(whole)
-        finally:
-            path.unlink()
-            if before is not None:
-                path.write_bytes(before)
-
-    return check
+def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
+    path = run.path / example[0]
+    before = path.read_bytes() if path.is_file() else None
+    path.write_bytes(example[1])
+    try:
+        _ask(run)
+    finally:
+        path.unlink()
+        if before is not None:
+            path.write_bytes(before)
 
 
 def _ask(run: RunDir) -> None:
@@ -111,37 +137,93 @@ def _ask(run: RunDir) -> None:
     attempt(journal.ended, "small-1/data-0")
 
 
-def _checkpoints(folder: Path) -> Callable[[Any], None]:
-    def check(example: tuple[Any, Any, bytes]) -> None:
-        run = RunDir(folder / "run")
-        shutil.rmtree(run.path, ignore_errors=True)
-        save_step(run, 10)
-        save_step(run, 20)
-        for name, content in zip(("manifest.json", "latest.json"), example[:2], strict=True):
-            place = run.checkpoints / "step-00000020" if name == "manifest.json" else run.checkpoints
-            (place / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-        meta = manifest.read_latest(run.checkpoints)
-        sound, _ = manifest.newest_sound(run.checkpoints)
-        for found in (meta, sound):
-            assert found is None or int(found["next_step"]) >= 0
-        manifest.sweep(run.checkpoints)
-        save_step(run, 30)
-        newest = manifest.read_latest(run.checkpoints)
-        assert newest is not None
-        assert newest["next_step"] == 30, "a damaged checkpoint hides a newer one"
-
-    return check
+def _manifests() -> Strategy:
+    meta = {"next_step": 20, "name": "step-00000020", "plan_id": "p", "state": {"a": [1]}}
+    latest = st.just(hostile.as_json(meta)) | hostile.broken_json(meta)
+    return st.tuples(hostile.broken_json({"meta": meta, "files": {"a.pt": [10, 123]}}), latest)
 
 
-def _manifests() -> st.SearchStrategy[Any]:
-    sound = {"meta": _META, "files": {"a.pt": [10, 123]}}
-    text = hostile.broken_bytes([json.dumps(sound).encode()])
-    return st.tuples(
-        hostile.broken(sound) | text | hostile.VALUES, st.just(_META) | hostile.broken(_META) | hostile.VALUES
-    )
+def _checkpoints(folder: Path, example: tuple[bytes, bytes]) -> None:
+    run = RunDir(folder / "run")
+    shutil.rmtree(run.path, ignore_errors=True)
+    save_step(run, 10)
+    save_step(run, 20)
+    (run.checkpoints / "step-00000020" / "manifest.json").write_bytes(example[0])
+    (run.checkpoints / "latest.json").write_bytes(example[1])
+    for found in (manifest.read_latest(run.checkpoints), manifest.newest_sound(run.checkpoints)[0]):
+        assert found is None or int(found["next_step"]) >= 0
+    manifest.sweep(run.checkpoints)
+    save_step(run, 30)
+    newest = manifest.read_latest(run.checkpoints)
+    assert newest is not None
+    assert newest["next_step"] == 30, "a damaged checkpoint hides a newer one"
 
 
+# What Slurm's clients print, and what srun and people leave in the environment.
+
+_ANSWERS = (
+    "123|RUNNING|1700000000|1700000100|None|dflop-a\n123_[4-6,9%2]|PENDING|1700000000|N/A|Priority|b\n"
+    "9_3|CONFIGURING|2026-01-01T00:00:00|2026-01-01T00:00:00|(null)|c|d",
+    "123_0|COMPLETED|1700000000|None|allocation\n7|CANCELLED by 0|Unknown|None|x\n8|OUT_OF_MEMORY|1|a|b",
+    "JobId=12 ArrayJobId=10 ArrayTaskId=2 JobName=a b UserId=root(0) JobState=RUNNING Reason=None Restarts=1 "
+    "SubmitTime=1700000000\nJobId=10 ArrayJobId=10 ArrayTaskId=3-5%2 JobState=PENDING Reason=JobHeldUser Restarts=0 "
+    "SubmitTime=2026-01-01T00:00:00",
+)
+_WORDS = (
+    "|", "\n", "123_[0-99999999999]", "1_[0-9:0]", "1_[9-1]", "1_[1-", "[", "N/A", "Unknown", "CANCELLED by -1",
+    "CANCELLED by 99999999999999999999", "JobId=", "ArrayTaskId=0-999999999", "Restarts=-1", "99999999999999999999",
+    "9999-12-31T23:59:59", "0000-00-00", "1_[" + "1," * 500 + "1]", "٣",
+)  # fmt: skip
+ENVIRONMENT = {
+    "SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "77", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12345",
+}  # fmt: skip
+
+
+def _answers() -> Strategy:
+    lines = [line for answer in _ANSWERS for line in answer.splitlines()]
+    odd = [f"{word}|PENDING|{9:0>20}|9|None|a" for word in _WORDS if "[" in word]
+    return hostile.broken_text((*_ANSWERS, *lines, *odd), _WORDS)
+
+
+def _answer(_folder: Path, example: str) -> None:
+    for rows in (squeue_rows(example, 1.8e9), sacct_rows(example), scontrol_rows(example)):
+        for row in rows:
+            assert 0 < len(row.job_ids) <= 5_000_000, "elements that no array has"
+            assert isinstance(row.status.reason, str)
+    for line in example.splitlines():
+        epoch_s(line)
+
+
+def _environments() -> Strategy:
+    counts = st.sampled_from(("2(x99999999999)", "1(x", "0", "-1", "1,", "2(x2),3(x0)", "(x2)"))
+    values = hostile.TEXTS | counts | hostile.INTEGERS.map(str)
+    return hostile.broken(ENVIRONMENT, values).filter(lambda found: all(isinstance(v, str) for v in found.values()))
+
+
+def _environment(_folder: Path, example: dict[str, str]) -> None:
+    found = attempt(srun_environment, example)
+    if found is not None:
+        assert 0 <= int(found["RANK"]) < int(found["WORLD_SIZE"])
+        assert 0 <= int(found["LOCAL_RANK"]) < int(found["LOCAL_WORLD_SIZE"])
+        assert 0 < int(found["MASTER_PORT"]) < 65536
+
+
+def _plans() -> Strategy:
+    return hostile.broken_json(sound_plan())
+
+
+def _table_files() -> Strategy:
+    return hostile.broken_json(sound_tables())
+
+
+_RUN = "run.json, journal, plan, tables, configuration of a run"
 TARGETS = (
-    Target("run-directory", "run.json, journal, plan, tables, configuration of a run", _contents, _directory, quick=4),
+    Target("plan-json", "plan documents with values of any type", _plans, _plan),
+    Target("cost-tables", "`cost_tables.json` with values of any type", _table_files, _tables),
+    Target("sample-costs", "bytes of saved sample costs broken", _saved_costs, _costs, _compiled),
+    Target("run-directory", _RUN, _contents, _directory, _run, quick=4),
     Target("checkpoints", "manifests of checkpoints and `latest.json`", _manifests, _checkpoints),
+    Target("slurm-answers", "answers of squeue, sacct and scontrol cut up", _answers, _answer),
+    Target("rank-environment", "variables of a task that srun started", _environments, _environment),
 )

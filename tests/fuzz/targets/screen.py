@@ -1,0 +1,159 @@
+"""The screen: command lines that nobody would type, and what people see of words that strangers chose."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import json
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hypothesis import strategies as st
+from rich.console import Console
+
+from dflop import cli
+from dflop.cli.usage import subcommands
+from dflop.data.annotations import printable
+from dflop.records import QuarantinedSample
+from dflop.report.html import render_report
+from dflop.report.rows import write_rows
+from dflop.report.terminal import markdown_summary, print_summary
+from dflop.report.trace import chrome_trace
+from dflop.store import bounds
+from tests.fuzz import hostile
+from tests.fuzz.target import EXIT_CODES, Strategy, Target, attempt
+from tests.jobs.configs import write_config
+from tests.jobs.finished import finished_run
+from tests.report.chrome_trace import problems_of
+from tests.report.runs import realistic
+
+_LEFT_OUT = {
+    "run", "train", "serve", "reap", "doctor", "compare", "completion", "demo-data", "profile", "watch", "replan",
+    "init",
+}  # fmt: skip
+"""Commands that start jobs or servers, end processes, or go on for ever; `init` and `compare` take long."""
+_WORDS = (
+    "run.yaml", "small-1", "latest", "store", "runs", "out.json", "out.svg", "nope.yaml", "missing/out.svg", ".",
+    "tables", "select 1", "--", "-", "--set", "--set=train.num_steps=", "train.num_steps=1e999", "--help", "--json",
+    "--format", "--store", "--param", "a=b", "=", "--gpus=0", "--gpus=-3", "--gpus=99999999999999999999", "--gpus=nan",
+    "--lines=-5", "--rank=999", "--timeout-s=nan", "--timeout-s=inf", "--timeout-s=-1", "--timeout-s=1e308", "--steps",
+    "--steps=9..1", "--top=-1", "--threshold=nan", "--interval-s=0", "--output", "--grace-s=nan", "--device=h100",
+    "--keep-snapshots=-9223372036854775809", "--emit=json", "--no-quiet", "-q", "-n", "--max-files=1e9",
+    "--min-files=0",
+)  # fmt: skip
+
+
+@functools.cache
+def _options(chain: tuple[str, ...]) -> list[str]:
+    app = cli.app
+    for name in chain:
+        app = app[name]
+    if app.default_command is None:
+        return []
+    names = [name for argument in app.assemble_argument_collection() for name in argument.names]
+    return sorted({name for name in names if name.startswith("-")})
+
+
+def _argv() -> Strategy:
+    """Any command that only reads, with any words and its own options."""
+
+    def of(chain: tuple[str, ...]) -> Strategy:
+        word = st.sampled_from(_WORDS) | hostile.TEXTS | hostile.SCALARS.map(lambda v: str(v)[:400])
+        option = st.sampled_from(_options(chain) or ["--help"])
+        pair = st.tuples(option, word).map(lambda p: [f"{p[0]}={p[1]}"] if p[0].startswith("--") else list(p))
+        parts = st.lists(word.map(lambda w: [w]) | pair, max_size=5)
+        return parts.map(lambda found: [*chain, *(word for part in found for word in part)])
+
+    return st.sampled_from([chain for chain in subcommands(cli.app) if not set(chain) & _LEFT_OUT]).flatmap(of)
+
+
+def _finished(folder: Path) -> Path:
+    finished_run(folder)
+    write_config(folder)
+    return folder
+
+
+def _command(folder: Path, argv: list[str]) -> None:
+    """In this process, as `dflop` runs it."""
+    code, err = 0, io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(sys, "argv", ["dflop", *argv]),
+        mock.patch.object(bounds, "bound_process"),  # bounds are a process's own
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as error:
+            code = error.code or 0
+    assert code in EXIT_CODES, f"exit code {code}: {err.getvalue()[:300]}"
+    assert "Traceback" not in err.getvalue()
+    assert code != 2 or err.getvalue().strip(), "refused without a word"
+
+
+_PRINTABLE = hostile.TEXTS.map(printable)
+
+
+def _tables() -> Strategy:
+    scalars = hostile.SCALARS.map(lambda v: printable(v) if isinstance(v, str) else v)
+    values = scalars | st.lists(_PRINTABLE, max_size=2) | st.binary(max_size=4)
+    columns = st.lists(_PRINTABLE, min_size=1, max_size=3, unique=True)
+    return st.tuples(columns, st.lists(st.lists(values, max_size=3), max_size=4))
+
+
+def _table(folder: Path, example: tuple[list[str], list[list[Any]]]) -> None:
+    columns, rows = example
+    given = [tuple((row + [None] * len(columns))[: len(columns)]) for row in rows]
+    for form in ("table", "csv", "json"):
+        path = folder / f"out.{form}"
+        if attempt(write_rows, columns, given, form, path) is None:
+            continue
+        text = path.read_text(encoding="utf-8")
+        if form == "csv" and columns:
+            assert len(list(csv.reader(io.StringIO(text, newline="")))) == 1 + len(given)
+        if form == "json":
+            assert sum(isinstance(json.loads(line), dict) for line in text.splitlines() if line) == len(given)
+
+
+class _Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts, self.handlers = 0, list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+def _words() -> Strategy:
+    return st.lists(_PRINTABLE, min_size=3, max_size=3)
+
+
+def _report(_folder: Path, words: list[str]) -> None:
+    summary, (first, second, third) = realistic(), words
+    bad = QuarantinedSample("data", 1, first, "profile", second, third)
+    plan, run = replace(summary.plan, reason=second), replace(summary.run, name=first, code_rev=third)
+    found = replace(summary, plan=plan, quarantined=(bad,), run=run)
+    tags = _Tags(render_report(found))
+    assert tags.scripts == 2, "a word became a script: there is what the timeline knows, and what runs"
+    assert not tags.handlers, "a word became an attribute"
+    print_summary(found, Console(file=io.StringIO(), width=100))
+    markdown_summary(found)
+    assert problems_of(json.loads(json.dumps(chrome_trace(first, [])))) == []
+
+
+_REPORT = "names and reasons with markup in the report, the terminal and Markdown"
+_LINES = "words after the commands that only read"
+TARGETS = (
+    Target("command-line", _LINES, _argv, _command, _finished, quick=6, deadline_s=60),
+    Target("tables", "columns and values of any type as table, CSV and JSON", _tables, _table),
+    Target("report", _REPORT, _words, _report, quick=1),
+)
