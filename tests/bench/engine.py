@@ -1,0 +1,395 @@
+"""The engine on this machine: `python -m tests.bench.engine [--part NAME ...] [--sizes TABLE] [--json FILE]`.
+
+Two processes, a core each, gloo between them; a small Qwen2.5-Omni thinker trains global batches of real shapes.
+`race`: step time of the engine (inline dp2, and vision | llm, in arrival order and scheduled) over that of Hugging Face
+alone in two data-parallel processes; all take the same arrays, made beforehand, and a step each in turn. `overhead`:
+processor time of a vision | llm microbatch outside the modules it runs. `stall`: how long a checkpoint holds up
+training, asynchronous and not. Ratios above 1 are in the engine's favour.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dflop.cost.fit import fit_cost_tables
+from dflop.cost.model import CostModel, Floats
+from dflop.jobs.talk import say
+from dflop.models.build import IGNORE_LABEL, build_model
+from dflop.models.family import Family
+from dflop.records import LLM, Measurement, Plan, SampleShape, StepPlan
+from dflop.schedule.scheduler import schedule_step
+from dflop.train.checkpoint import Checkpointer
+from dflop.train.engine import StepTrace
+from dflop.train.feed import seconds_per_grid
+from tests.bench import simulate_ranks as ranks
+from tests.bench.command import become_a_job, in_ranks, options
+from tests.bench.figures import conclude
+from tests.bench.instances import small_batch
+from tests.bench.markdown import percent, ratio, span, table
+from tests.train.synthetic import make_inline_plan, make_plan
+
+NUM_RANKS, NUM_BATCHES, NUM_SAMPLES, NUM_MICROBATCHES, NUM_ROUNDS, NUM_CHECKPOINTS = 2, 5, 16, 8, 3, 10
+BUDGET_S, NUM_PROBED, PROFILE_SEED = 20.0, 80, 1 << 20
+"""Of the probes that the scheduler's costs come from."""
+MAX_LOSS_ERROR = 1e-4
+NUM_SIDE_BY_SIDE = {"plain, 4 padded samples at a time": 4, "plain, one sample at a time": 1}
+LAYOUTS = {"inline dp2": "inline, two replicas", "vision | llm": "vision and LLM on their own"}
+ROWS = (
+    ("plain, 4 padded samples at a time", "balanced", "plain data parallel, 4 padded samples at a time / dflop"),
+    ("plain, one sample at a time", "balanced", "plain data parallel, one sample at a time / dflop"),
+    ("plain, one sample at a time", "arrival", "plain, one at a time / the engine in arrival order"),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Global batches with made-up tokens and media; picklable."""
+
+    batches: tuple[tuple[SampleShape, ...], ...]
+
+    @cached_property
+    def source(self) -> ranks.MadeUpSource:
+        return ranks.MadeUpSource("omni", [shape for batch in self.batches for shape in batch])
+
+    @cached_property
+    def family(self) -> Family:
+        return ranks.family_of("omni")
+
+    def model(self) -> nn.Module:
+        """The same weights wherever it is built."""
+        config = {**self.family.hf_config, **self.family.token_ids(ranks.token_id("omni"))}
+        return build_model(self.family, config, seed=0, dtype=torch.float32)
+
+    def padded(self, shapes: Sequence[SampleShape]) -> tuple[dict[str, Any], torch.Tensor]:
+        """Arguments of Hugging Face's own forward for samples side by side, padded to the longest, and labels."""
+        samples = [self.source.tokens(s.sample_index) for s in shapes]
+        size = (len(samples), max(len(s.input_ids) for s in samples))
+        ids, mask = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long)
+        labels = torch.full(size, IGNORE_LABEL)
+        for row, sample in enumerate(samples):
+            n = len(sample.input_ids)
+            ids[row, :n], labels[row, :n] = torch.from_numpy(sample.input_ids), torch.from_numpy(sample.labels)
+            mask[row, :n] = 1
+        media = self._media(shapes, "image", "pixel_values", "image_grid_thw")
+        media |= self._media(shapes, "video", "pixel_values_videos", "video_grid_thw")
+        if "video_grid_thw" in media:
+            seconds = [seconds_per_grid(i) for s in shapes for i in s.items if i.kind == "video"]
+            media["video_second_per_grid"] = torch.tensor(seconds)
+        return {"input_ids": ids, "attention_mask": mask, "use_cache": False, **media}, labels
+
+    def _media(self, shapes: Sequence[SampleShape], kind: str, data: str, grids: str) -> dict[str, torch.Tensor]:
+        found = [(s.sample_index, n, i) for s in shapes for n, i in enumerate(s.items) if i.kind == kind]
+        if not found:
+            return {}
+        arrays = [self.source.array(sample, n) for sample, n, _ in found]
+        return {data: torch.from_numpy(np.concatenate(arrays)), grids: torch.tensor([i.grid for _, _, i in found])}
+
+
+class Engine(ranks.EngineRank):
+    """One process of the engine, which trains the steps it is asked for."""
+
+    def __init__(self, workload: Workload, plan: Plan, step_plans: Sequence[StepPlan]) -> None:
+        super().__init__(dist.get_rank(), plan, workload.family, workload.model(), workload.source, step_plans)
+
+    def run(self, index: int) -> StepTrace:
+        """Forward and backward of all microbatches."""
+        step_plan = self._step_plans[index]
+        healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
+        microbatches = self._prepared[index].microbatches
+        return self._engine.run(microbatches, healthy=healthy, num_loss_tokens=step_plan.num_supervised_tokens)
+
+    def step(self, index: int) -> float:
+        """This process's share of the loss."""
+        trace = self.run(index)
+        self._reducer.reduce()
+        norm, _ = self._reducer.norm_and_loss(trace.loss)
+        self._reducer.clip(norm, ranks.MAX_GRAD_NORM)
+        self._optimizer.step(ranks.LEARNING_RATE)
+        self._optimizer.zero_grad()
+        return trace.loss
+
+    @contextmanager
+    def module_time(self) -> Iterator[list[float]]:
+        """Processor seconds of this thread in the modules' forward and backward, call by call."""
+        spent: list[float] = []
+        is_inside = False
+
+        def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                nonlocal is_inside
+                if is_inside:  # a backward that recomputes
+                    return call(*args, **kwargs)
+                is_inside, began_s = True, time.thread_time()
+                try:
+                    return call(*args, **kwargs)
+                finally:
+                    is_inside = False
+                    spent.append(time.thread_time() - began_s)
+
+            return noted
+
+        calls = [(torch.autograd, "backward")]
+        calls += [(s, name) for s in self._parts["stages"] for name in ("forward", "embed", "loss_sum")]
+        with ExitStack() as patches:
+            for place, name in calls:
+                if hasattr(place, name):
+                    patches.enter_context(mock.patch.object(place, name, timed(getattr(place, name))))
+            yield spent
+
+    @property
+    def state_bytes(self) -> int:
+        """Weights and optimizer state."""
+        moments = (t for tensors in self._optimizer.state().values() for t in tensors.values())
+        return sum(s.param_bytes for s in self._parts["stages"]) + sum(t.numel() * t.element_size() for t in moments)
+
+
+class PlainReplica:
+    """One data-parallel process with the whole model as Hugging Face has it, its own attention included.
+
+    Samples are dealt out in turn, as a distributed sampler does, and trained a few at a time, padded to the longest.
+    """
+
+    def __init__(self, workload: Workload, num_side_by_side: int) -> None:
+        ours, n = workload.model(), num_side_by_side
+        self._model = type(ours)._from_config(
+            copy.deepcopy(ours.config), attn_implementation="sdpa", dtype=torch.float32
+        )
+        self._model.load_state_dict(ours.state_dict())
+        self._model.train()
+        own = [batch[dist.get_rank() :: NUM_RANKS] for batch in workload.batches]
+        self._inputs = [[workload.padded(of[i : i + n]) for i in range(0, len(of), n)] for of in own]
+        self._num_tokens = [sum(s.num_supervised_tokens for s in batch) for batch in workload.batches]
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=ranks.LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01
+        )
+
+    def step(self, index: int) -> float:
+        loss = 0.0
+        for inputs, labels in self._inputs[index]:
+            logits = self._model(**inputs).logits
+            share = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE_LABEL, reduction="sum"
+            )
+            share = share / self._num_tokens[index]
+            share.backward()
+            loss += float(share.detach())
+        # One flat sum: on a CPU that computes on all its cores there is nothing to hide buckets behind.
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat)
+        for p, part in zip(self._parameters, flat.split([g.numel() for g in gradients]), strict=True):
+            p.grad = part.view_as(p)
+        nn.utils.clip_grad_norm_(self._parameters, ranks.MAX_GRAD_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss
+
+
+Plans = Mapping[str, tuple[Plan, tuple[StepPlan, ...]]]
+"""Of the engine, by name."""
+
+
+def make_plans(workload: Workload, probes: Sequence[Measurement], num_microbatches: int) -> Plans:
+    """Both layouts, each in arrival order and scheduled; a replica has half of the microbatches."""
+    family = workload.family
+    specs = tuple(s for s in family.specs() if s.module in ("vision", LLM))
+    cost = CostModel(fit_cost_tables(probes, specs), specs=specs, extrapolate=True)
+    depth = {s.module: s.num_layers for s in specs}
+    inline = make_inline_plan([depth], dp=NUM_RANKS, num_microbatches=num_microbatches // NUM_RANKS)
+    split = make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=num_microbatches, of=family)
+    found = {}
+    for layout, plan in zip(LAYOUTS, (inline, split), strict=True):
+        for policy in ("arrival", "balanced"):
+            found[f"engine, {layout}, {policy}"] = (
+                plan,
+                tuple(
+                    schedule_step(run_id="bench", step=n, plan=plan, batch=batch, cost=cost, policy=policy)
+                    for n, batch in enumerate(workload.batches)
+                ),
+            )
+    return found
+
+
+def race(
+    rank: int, folder: Path, workload: Workload, plans: Plans, num_rounds: int
+) -> list[list[dict[str, tuple[float, float]]]]:
+    """`[round][batch]` wall seconds and loss of every contender; round 0 is an uncounted one."""
+    ranks.take_core(rank)
+    contenders: dict[str, Any] = {n: PlainReplica(workload, k) for n, k in NUM_SIDE_BY_SIDE.items()}
+    contenders |= {n: Engine(workload, plan, steps) for n, (plan, steps) in plans.items()}
+    names, rounds = list(contenders), []
+    for round_number in range(num_rounds + 1):
+        rounds.append([])
+        for batch in range(len(workload.batches)):
+            first = (round_number + batch) % len(names)
+            order = (*names[first:], *names[:first])
+            rounds[-1].append({name: _step(contenders[name], batch) for name in order})
+    return rounds
+
+
+def _step(contender: Any, batch: int) -> tuple[float, float]:
+    """Wall seconds until all processes are done, and this one's share of the loss."""
+    dist.barrier()
+    began_s = time.perf_counter()
+    loss = contender.step(batch)
+    dist.barrier()
+    return time.perf_counter() - began_s, loss
+
+
+def race_figures(by_rank: Sequence[Any], plans: Plans) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
+    """Step times and ratios from what `race` returned on every rank; bounds: all compute the same loss."""
+    seen = {name: np.array([[[b[name] for b in r] for r in rank] for rank in by_rank]) for name in by_rank[0][0][0]}
+    wall_s: dict[str, Floats] = {name: of[:, 1:, :, 0].max(axis=0) for name, of in seen.items()}  # [round, batch]
+    losses = {name: float(of[:, 0, 0, 1].sum()) for name, of in seen.items()}
+    expected = next(iter(losses.values()))
+    bounds = [
+        (f"{name}: loss {loss:.6f} of {expected:.6f}", abs(loss - expected) <= MAX_LOSS_ERROR * abs(expected))
+        for name, loss in losses.items()
+    ]
+    ratios = []
+    for name in plans:
+        for plain in NUM_SIDE_BY_SIDE:
+            of = wall_s[plain] / wall_s[name]
+            of_batch = np.median(of, axis=0)
+            wall = float(np.exp(np.log(of_batch).mean()))
+            noise_frac = float(np.median(np.ptp(of, axis=0) / 2 / of_batch))
+            ratios.append({"slower": plain, "faster": name, "wall": wall, "noise_frac": noise_frac})
+            print(f"  {plain} / {name}: {wall:.3f}, noise {noise_frac:.0%}")
+    return {"step_s": {n: np.median(s, axis=0).mean() for n, s in wall_s.items()}, "ratios": ratios}, bounds
+
+
+def overhead(
+    rank: int, folder: Path, workload: Workload, plan: Plan, step_plans: tuple[StepPlan, ...], num_rounds: int
+) -> dict[str, Any]:
+    """Processor seconds per microbatch, medians over steps: in modules, and in what the engine does around them.
+
+    Waiting for a message takes none, and neither does waiting for a core.
+    """
+    ranks.take_core(rank)
+    engine, seen = Engine(workload, plan, step_plans), []
+    for of_round in range(num_rounds + 1):
+        for index in range(len(step_plans)):
+            dist.barrier()
+            with engine.module_time() as spent:
+                began_s = time.thread_time()
+                trace = engine.run(index)
+                step_s = time.thread_time() - began_s
+            engine._optimizer.zero_grad()
+            if of_round:
+                seen.append((sum(spent) / len(trace.timings), (step_s - sum(spent)) / len(trace.timings)))
+    modules_s, overhead_s = np.median(seen, axis=0).tolist()
+    return {"modules_s": modules_s, "overhead_s": overhead_s, "overhead_frac": overhead_s / modules_s}
+
+
+def stall(
+    rank: int, folder: Path, workload: Workload, plan: Plan, step_plans: tuple[StepPlan, ...], num_checkpoints: int
+) -> dict[str, float]:
+    """Medians over checkpoints of both kinds in turn, each behind a step."""
+    ranks.take_core(rank)
+    engine = Engine(workload, plan, step_plans)
+    parts, optimizer, state_bytes = engine._parts, engine._optimizer, engine.state_bytes
+    checkpointer = Checkpointer(
+        folder / "checkpoints", parts["stages"], optimizer, parts["groups"], parts["sharded"], keep=2
+    )  # fmt: skip
+    checkpointer.save(0, {})  # uncounted: host memory is taken once
+    checkpointer.wait()
+    seen = []
+    for n in range(num_checkpoints):
+        step_s = _step(engine, n % len(step_plans))[0]
+        asynchronous_s = _held_s(checkpointer, 2 * n + 1, waits=False)
+        beside_s = _step(engine, n % len(step_plans))[0]
+        checkpointer.wait()
+        seen.append((asynchronous_s, _held_s(checkpointer, 2 * n + 2, waits=True), step_s, beside_s))
+    checkpointer.close()
+    names = ("asynchronous_s", "synchronous_s", "step_s", "step_beside_write_s")
+    return {"state_bytes": state_bytes, **dict(zip(names, np.median(seen, axis=0).tolist(), strict=True))}
+
+
+def _held_s(checkpointer: Checkpointer, next_step: int, *, waits: bool) -> float:
+    dist.barrier()
+    began_s = time.perf_counter()
+    checkpointer.save(next_step, {})
+    if waits:
+        checkpointer.wait()
+    return time.perf_counter() - began_s
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parts = ("overhead", "race", "stall")
+    parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated rows without")
+    parser.add_argument("--part", nargs="+", choices=parts, default=parts)
+    args = parser.parse_args()
+    become_a_job("tests.bench.engine", OMP_NUM_THREADS="1")
+    family, size = ranks.family_of("omni"), NUM_SAMPLES
+    batches = (small_batch(family, size, n, args.sizes, first_index=n * size) for n in range(NUM_BATCHES))
+    workload = Workload(tuple(map(tuple, batches)))
+    found, bounds = run(workload, args.part)
+    rows = "drawn from a table of real sizes, media made up" if args.sizes else "generated, media made up"
+    told = {"num_batches": NUM_BATCHES, "num_samples": NUM_SAMPLES, "num_rounds": NUM_ROUNDS}
+    conclude({"samples": rows, "size": told, **found}, bounds, args.json, "torch", "transformers")
+
+
+def run(workload: Workload, parts: Sequence[str]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
+    """Measures the parts; figures by part, and bounds."""
+    say(f"probing the model for {BUDGET_S:g} s")
+    shapes = {model: small_batch(ranks.family_of(model), NUM_PROBED, PROFILE_SEED, None) for model in ranks.MODELS}
+    probes = in_ranks(ranks.profile, NUM_RANKS, shapes, BUDGET_S)[list(ranks.MODELS).index("omni")].probes
+    plans = make_plans(workload, probes, NUM_MICROBATCHES)
+    found: dict[str, Any] = {}
+    bounds: list[tuple[str, bool]] = []
+    if "overhead" in parts:
+        modules = in_ranks(overhead, NUM_RANKS, workload, *plans["engine, vision | llm, arrival"], NUM_ROUNDS)
+        found["overhead"] = {"modules": [{"module": m, **of} for m, of in zip(("vision", LLM), modules, strict=True)]}
+        print(f"engine's own processor time per microbatch: {found['overhead']['modules']}")
+    if "race" in parts:
+        print("step time, plain Hugging Face / engine")
+        found["race"], bounds = race_figures(in_ranks(race, NUM_RANKS, workload, plans, NUM_ROUNDS), plans)
+    if "stall" in parts:
+        held = in_ranks(stall, NUM_RANKS, workload, *plans["engine, inline dp2, arrival"], NUM_CHECKPOINTS)
+        found["stall"] = max(held, key=lambda of: of["asynchronous_s"])
+        print(f"a checkpoint: {found['stall']}")
+    return found, bounds
+
+
+def tables(content: Mapping[str, Any]) -> dict[str, str]:
+    """`engine`: the race; what the engine itself takes, and a checkpoint."""
+    wall = {(r["slower"], r["faster"]): r["wall"] for r in content["race"]["ratios"]}
+    rows = [
+        (name, *(ratio(wall[plain, f"engine, {layout}, {policy}"]) for layout in LAYOUTS))
+        for plain, policy, name in ROWS
+    ]
+    head = ("step time of plain Hugging Face / engine", *LAYOUTS.values())
+    size, held, modules = content["size"], content["stall"], content["overhead"]["modules"]
+    noise = [r["noise_frac"] for r in content["race"]["ratios"]]
+    told = (
+        f"Samples: {content['samples']}; "
+        f"{size['num_rounds']} rounds of {size['num_batches']} global batches of {size['num_samples']} samples in "
+        f"turn; noise of a ratio is {percent(min(noise))} to {percent(max(noise))}. "
+        f"Beside {span([1e3 * m['modules_s'] for m in modules], '.0f')} ms of modules a microbatch takes "
+        f"{span([1e3 * m['overhead_s'] for m in modules], '.1f')} ms of the engine's own processor time "
+        f"({100 * np.mean([m['overhead_frac'] for m in modules]):.1f} %). "
+        f"A checkpoint of {held['state_bytes'] / 1e6:.0f} MB holds training up for "
+        f"{1e3 * held['asynchronous_s']:.0f} ms, {1e3 * held['synchronous_s']:.0f} ms if it waited; the step "
+        f"beside the write is {percent(held['step_beside_write_s'] / held['step_s'] - 1)} longer, since there is no "
+        "core to spare."
+    )
+    return {"engine": f"{table(head, rows)}\n\n{told}"}
+
+
+if __name__ == "__main__":
+    main()
