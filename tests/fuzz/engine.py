@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
+import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import unittest
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +32,10 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 import dflop
 from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 
+MEMORY_BYTES = 12 << 30
+"""Address space of a target's process: what draws more than that is a crash, too."""
 SLICE_EXAMPLES = 100
 SHRINK_S = 20.0
 _PACKAGE = Path(dflop.__file__).resolve().parent
@@ -88,7 +97,7 @@ class Campaign:
                 raise RuntimeError(name) from error  # a panic of a library in Rust, or an exit, would end hypothesis
 
         try:
-            options(seed(number)(given(self.target.examples())(one)))()  # `seed` behind `options` forgets the database
+            options(seed(number)(given(self.target.examples)(one)))()  # `seed` behind `options` forgets the database
         except unittest.SkipTest:
             pass  # the database has nothing
         except Exception:
@@ -158,3 +167,30 @@ def name_of(error: BaseException) -> str:
     place = path.relative_to(_PACKAGE.parent) if mine else path.name
     words = f": {error}"[:80] if isinstance(error, AssertionError) else ""
     return f"{type(error).__name__} in {place}:{last.lineno} {last.name}{words}"
+
+
+def in_process(name: str, database: Path, seconds: float, first_seed: int) -> tuple[int, list[Crash]]:
+    """(number of examples, crashes) of `fuzz` in a process of its own; the death of that process is a crash, too."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dflop-fuzz-") as folder,  # what a killed target leaves goes with it
+        ProcessPoolExecutor(1, get_context("spawn"), _begin, (folder,)) as pool,
+    ):
+        last = Path(folder) / "last"
+        try:
+            return pool.submit(_run, name, Path(folder), database.resolve(), seconds, first_seed).result()
+        except BrokenProcessPool as error:
+            example = last.read_text(encoding="utf-8") if last.is_file() else "None"
+            return 0, [Crash("the process died", first_seed, example, str(error))]
+
+
+def _begin(folder: str) -> None:
+    """Of the process of a target: bounded, and what code under test prints is not ours to say."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> tuple[int, list[Crash]]:
+    found = fuzz(TARGETS[name], folder, seconds=seconds, first_seed=first_seed, database=database)
+    return found.num_examples, list(found.crashes.values())

@@ -33,7 +33,7 @@ FLOATS = st.floats() | st.sampled_from((0.5, -0.0, 1e308, -1e308, 5e-324, math.n
 SCALARS = st.one_of(st.none(), st.booleans(), INTEGERS, FLOATS, TEXTS)
 
 
-def nested(depth: int, kind: type) -> Any:
+def _nested(depth: int, kind: type) -> Any:
     """A value inside a value inside a value; what is deeper is written as text: to make it would be what fails."""
     value: Any = 1
     for _ in range(depth):
@@ -44,16 +44,16 @@ def nested(depth: int, kind: type) -> Any:
 VALUES = st.one_of(
     SCALARS,
     st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3), max_leaves=5),
-    st.builds(nested, st.sampled_from((3, 60, 150)), st.sampled_from((list, dict))),
+    st.builds(_nested, st.sampled_from((3, 60, 150)), st.sampled_from((list, dict))),
 )
 """Anything that JSON or YAML can hold, and numbers that they cannot."""
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """(objects and lists of a document, a key of each)."""
     for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
-        yield from places(value[key])
+        yield from _places(value[key])
 
 
 @st.composite
@@ -61,7 +61,7 @@ def broken(draw: st.DrawFn, sound: Any, values: Strategy = VALUES) -> Any:
     """A document of objects and lists with one to three values replaced by `values`, gone, renamed or repeated."""
     document = copy.deepcopy(sound)
     for _ in range(draw(st.integers(1, 3))):
-        found = list(places(document))
+        found = list(_places(document))
         if not found:
             break
         node, key = found[draw(st.integers(0, len(found) - 1))]
@@ -77,6 +77,10 @@ def broken(draw: st.DrawFn, sound: Any, values: Strategy = VALUES) -> Any:
         else:
             node[key] = draw(values)
     return document
+
+
+def one_broken(sound: Sequence[Any], values: Strategy = VALUES) -> Strategy:
+    return st.sampled_from(sound).flatmap(lambda one: broken(one, values))
 
 
 @st.composite
@@ -96,7 +100,7 @@ def _spliced(draw: st.DrawFn, sound: Sequence[T], noise: st.SearchStrategy[T]) -
     return whole
 
 
-def broken_bytes(sound: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+def broken_bytes(*sound: bytes) -> st.SearchStrategy[bytes]:
     words = (b"\0", b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0" * 64, b"\n", b'"', b"{", b"]", b"PAR1", b"<")
     return _spliced(sound, st.binary(min_size=1, max_size=8) | st.sampled_from(words))
 
@@ -111,17 +115,7 @@ def as_json(value: Any) -> bytes:
 
 
 def broken_json(*sound: Any, values: Strategy = VALUES, end: bytes = b"") -> st.SearchStrategy[bytes]:
-    """Files of JSON: sound ones with broken values or broken bytes, any value, and none.
-
-    Args:
-        sound: The values.
-        values: What takes the place of others in them.
-        end: Of the file.
-    """
-    documents = st.sampled_from(sound).flatmap(lambda one: broken(one, values)) | VALUES
+    """Files of JSON: sound ones with broken values or broken bytes, any value, and none; each with `end`."""
     odd = (b"", b"[" * 3000, b'{"a":' * 3000, b"9" * 5000, b"\xff\xfe")
-    return st.one_of(
-        documents.map(lambda value: as_json(value) + end),
-        broken_bytes([as_json(one) + end for one in sound]),
-        st.sampled_from([text + end for text in odd]),
-    )
+    documents = (one_broken(sound, values) | VALUES).map(as_json) | st.sampled_from(odd)
+    return documents.map(lambda text: text + end) | broken_bytes(*(as_json(one) + end for one in sound))

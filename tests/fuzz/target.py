@@ -29,7 +29,7 @@ class Target:
     name: str
     what: str
     """What is drawn, for people."""
-    examples: Callable[[], Strategy]
+    examples: Strategy
     check: Callable[[Any, Any], Any]
     """Given what `prepare` has made, runs one example."""
     prepare: Callable[[Path], Any] = lambda folder: folder

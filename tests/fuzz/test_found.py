@@ -35,7 +35,7 @@ from dflop.store.spool import read_next_seq
 from tests.fuzz.hostile import as_json
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.targets.dataset import SIZES, dataset_at, make_tokenizer, prepare, rules, write_parquet
-from tests.fuzz.targets.media import clips
+from tests.fuzz.targets.media import samples
 from tests.fuzz.targets.runs import ENVIRONMENT, sound_plan, sound_tables
 from tests.jobs.configs import write_config
 
@@ -186,7 +186,7 @@ def tokenizer(folder: Path, **changes: Any) -> None:
 
 
 def clip_in_an_unknown_codec(folder: Path) -> None:
-    avi = next(clip for clip in clips() if clip[8:12] == b"AVI ")
+    avi = samples()["clip.avi"]
     at = avi.index(b"strf") + 8 + 16  # the compression of BITMAPINFOHEADER
     rest = avi[at + 4 :].replace(b"H264", b"ZZZZ").replace(b"FMP4", b"ZZZZ")
     read_header("video", written(folder, "a.avi", avi[:at] + b"ZZZZ" + rest))
@@ -233,7 +233,7 @@ def test_lists_of_different_lengths_cost_their_own_row(tmp_path: Path) -> None:
 
 def test_media_whose_bytes_are_numbers_cost_their_own_row(tmp_path: Path) -> None:
     texts = [[{"user": "<image>", "assistant": "c"}]] * 2
-    images = [{"bytes": 2.0, "path": "a.png"}, {"bytes": None, "path": "cat.png"}]
+    images = [{"bytes": 2.0, "path": "a.png"}, {"bytes": None, "path": "rgb.png"}]
     path = write_parquet(prepare(tmp_path), {"texts": texts, "image": images})
     shapes, bad = profile_shard(dataset_at(path, tmp_path), rules(), 0, 1)
     assert len(shapes) == 1

@@ -25,7 +25,7 @@ def test_examples_end_well(name: str, tmp_path: Path) -> None:
         max_examples=target.quick, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(target.examples())
+    @given(target.examples)
     def examples(example: Any) -> None:
         target.check(ready, example)
 
@@ -50,7 +50,7 @@ def hangs(_number: int) -> None:
 
 
 def campaign(folder: Path, check: Any, **options: Any) -> Campaign:
-    target = Target("toy", "numbers", lambda: st.integers(0, 10**6), lambda _, n: attempt(check, n), **options)
+    target = Target("toy", "numbers", st.integers(0, 10**6), lambda _, n: attempt(check, n), **options)
     folder.mkdir()
     return fuzz(target, folder, seconds=3600, first_seed=3, database=folder.parent / "database", max_slices=2)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import configuration, dataset, media, runs, screen, sql, store, texts
+from tests.fuzz.targets import configuration, dataset, media, runs, screen, store, texts
 
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for room in (configuration, dataset, texts, media, store, sql, runs, screen)
-    for target in room.TARGETS
-}
+ROOMS = (configuration, dataset, texts, media, store, runs, screen)
+TARGETS: dict[str, Target] = {target.name: target for room in ROOMS for target in room.TARGETS}

@@ -17,30 +17,28 @@ from dflop.jobs.rundir import dataset_ref
 from dflop.models import FAMILIES, load_family
 from dflop.models.hub import TYPES, read_hub_model
 from tests.fuzz import hostile
-from tests.fuzz.target import Strategy, Target, attempt, check_words
+from tests.fuzz.target import Target, attempt, check_words
 
 _YAML_WORDS = (
     "&a", "*a", "<<: *a", "? ", "- ", "!!python/object/apply:os.system [id]", "!!binary aGk=", "!!timestamp 2001-01-01",
     "---\n", "...\n", "%YAML 1.1\n", "{", "[", "|\n  x", ">", "\t", "#", ": ", "~", "!!set {a}", "0o7", "1:30",
     "2001-13-45", "[" * 200, "{a: " * 200, "- " * 400, "a: &a [*a]\n", "!!float .nan", ".inf", "!!int 1__0", "\ufeff",
     "!<tag:yaml.org,2002:str>", '"\\0"', '"\\ud800"', '"a\\nb"', ".nan", "1e999", "9" * 5000, "0x" + "f" * 9000,
-    "{? [1] : 2}", "{1: 2}", "&a [*a]", "!!float a", "!!omap [a]", "2001-01-01", "!!set {a}", "{<<: 3}",
+    "{? [1] : 2}", "{1: 2}", "&a [*a]", "!!float a", "!!omap [a]", "2001-01-01", "{<<: 3}",
     "[&a [1, 1], &b [*a, *a], &c [*b, *b], &d [*c, *c]]",
 )  # fmt: skip
 _PATHS = (
-    "name", "model.family", "model.hf_config.text_config.num_hidden_layers", "model.media.max_pixels",
-    "train.num_steps", "train.learning_rate", "cluster", "cluster.slurm.extra", "cluster.num_nodes",
-    "dataset.annotations", "plan.layouts", "dataset.tokenizer", "dataset.media_root", "dataset.chat_template",
+    "name", "model", "model.family", "model.hf_config.text_config.num_hidden_layers", "model.media.max_pixels",
     "model.hf_config.text_config", "model.hf_config.a", "model.hf_config.vision_config.depth", "model.weights",
-    "train.metrics_dir", "cluster.memory_per_process_gib", "stages", "model", "model.frozen", "store",
-    "plan.microbatch_choices", "a..b", ".", "=", "",
+    "model.frozen", "train.num_steps", "train.learning_rate", "train.metrics_dir", "cluster", "cluster.slurm.extra",
+    "cluster.num_nodes", "cluster.memory_per_process_gib", "dataset.annotations", "dataset.tokenizer",
+    "dataset.media_root", "dataset.chat_template", "plan.layouts", "plan.microbatch_choices", "stages", "store", "a..b",
+    ".", "=", "",
 )  # fmt: skip
-_MIXTURE = {
-    "datasets": [
-        {"path": "a.jsonl", "sampling_strategy": "first:3", "weight": 2.0, "media_root": "m"},
-        {"json_path": "{a,b}.jsonl", "sampling_strategy": "random:5%", "weight": 1},
-    ]
-}
+_MIXTURE = {"datasets": [
+    {"path": "a.jsonl", "sampling_strategy": "first:3", "weight": 2.0, "media_root": "m"},
+    {"json_path": "{a,b}.jsonl", "sampling_strategy": "random:5%", "weight": 1},
+]}  # fmt: skip
 
 
 @functools.cache
@@ -51,21 +49,14 @@ def _configs() -> tuple[dict[str, Any], ...]:
     return tuple(load_config(file).model_dump(mode="json", exclude_unset=True) for file in files)
 
 
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _as_yaml(values: Any) -> bytes:
     text = io.StringIO()
     YAML(typ="safe", pure=True).dump(values, text)
-    return text.getvalue().encode("utf-8", "surrogatepass")
-
-
-def _texts() -> st.SearchStrategy[bytes]:
-    texts = hostile.broken_text([_as_yaml(one).decode() for one in _configs()], _YAML_WORDS)
-    return texts.map(lambda text: text.encode("utf-8", "surrogatepass"))
-
-
-def _overrides() -> Strategy:
-    key = st.sampled_from(_PATHS) | hostile.TEXTS
-    value = hostile.TEXTS | st.sampled_from(_YAML_WORDS) | hostile.SCALARS.map(repr)
-    return st.lists(st.tuples(key, st.sampled_from(("=", "=", "=", "")), value).map("".join), min_size=1, max_size=3)
+    return _as_bytes(text.getvalue())
 
 
 def _file(folder: Path, example: bytes, overrides: tuple[str, ...] = ()) -> None:
@@ -89,10 +80,6 @@ def _file(folder: Path, example: bytes, overrides: tuple[str, ...] = ()) -> None
         check_words(found.error)
 
 
-def _set(folder: Path, example: list[str]) -> None:
-    _file(folder, _as_yaml(_configs()[0]), tuple(example))
-
-
 def _mixture(folder: Path, example: Any) -> None:
     (folder / "a.jsonl").write_text('{"text": "a"}\n')
     path, config = folder / "mix.yaml", folder / "run.yaml"
@@ -102,59 +89,45 @@ def _mixture(folder: Path, example: Any) -> None:
     overrides = (f"dataset.annotations={path}", f"dataset.media_root={folder}", "dataset.demo=false")
     ref = attempt(dataset_ref, load_config(config, overrides))
     rows = attempt(ref.open) if ref else None
-    if rows is not None:
-        assert len(rows.weights()) == len(rows)
-
-
-_PROCESSOR = {
-    "min_pixels": 3136, "max_pixels": 1003520, "size": {"shortest_edge": 3136, "longest_edge": 12845056},
-    "min_patches": 1,
-}  # fmt: skip
-_VALUES = st.one_of(hostile.INTEGERS, hostile.FLOATS, st.lists(hostile.INTEGERS, max_size=3), hostile.VALUES)
+    assert rows is None or len(rows.weights()) == len(rows)
 
 
 @functools.cache
 def _models() -> tuple[dict[str, Any], ...]:
     files = sorted((resources.path("configs") / "models").glob("*.yaml"))
     found = [YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8")) for file in files]
-    for one in found:  # a key that the family reads and these files leave to its default
-        qwen = {"max_pixels": 3136} if "qwen" in one["family"] else {}
-        one |= {"hf_config": one.get("hf_config", {}), "media": {**qwen, **one.get("media", {})}}
-    return tuple({key: one[key] for key in ("family", "hf_config", "media")} for one in found)
+    qwen = {"max_pixels": 3136}  # a key that the family reads and these files leave to its default
+    return tuple(
+        {"family": one["family"], "hf_config": one.get("hf_config", {}),
+         "media": {**(qwen if "qwen" in one["family"] else {}), **one.get("media", {})}} for one in found
+    )  # fmt: skip
 
 
-def _sections() -> Strategy:
-    return st.sampled_from(_models()).flatmap(lambda one: hostile.broken(one, _VALUES))
-
-
-def _hub_files() -> Strategy:
-    configs = [
+def _hub_configs() -> list[dict[str, Any]]:
+    return [
         {"model_type": kind, **({section: model["hf_config"]} if section else model["hf_config"])}
         for model in _models() for kind, (family, section) in TYPES.items() if family == model["family"]
     ]  # fmt: skip
-    processor = st.just(hostile.as_json(_PROCESSOR)) | hostile.broken_json(_PROCESSOR, values=_VALUES)
-    return st.tuples(hostile.broken_json(*configs, values=_VALUES), processor)
 
 
 def _section(_folder: Path, example: dict[str, Any]) -> None:
     name, stated, media = (example.get(key) for key in ("family", "hf_config", "media"))
     if isinstance(stated, dict) and isinstance(media, dict) and isinstance(name, str) and name in FAMILIES:
-        family = attempt(load_family, name, stated, media)  # a configuration refuses all else
-        if family is not None:
-            _ask(family)
+        _ask(attempt(load_family, name, stated, media))  # a configuration refuses all else
 
 
 def _hub(folder: Path, example: tuple[bytes, bytes]) -> None:
     for name, content in zip(("config.json", "preprocessor_config.json"), example, strict=True):
         (folder / name).write_bytes(content)
     found = attempt(read_hub_model, folder / "config.json")
-    if found is not None:
-        assert found.num_params > 0
-        _ask(found.family)
+    assert found is None or found.num_params > 0
+    _ask(found and found.family)
 
 
 def _ask(family: Any) -> None:
     """What planning and profiling of data ask of a family."""
+    if family is None:
+        return
     assert family.rules_key
     for spec in attempt(family.specs) or ():
         assert min(spec.num_layers, spec.num_layer_params) > 0
@@ -168,20 +141,25 @@ def _ask(family: Any) -> None:
             assert placed.num_rows > 0
 
 
-def _bytes() -> Strategy:
-    return hostile.broken_bytes([_as_yaml(one) for one in _configs()]) | st.binary(max_size=60)
-
-
-def _values() -> Strategy:
-    return st.sampled_from(_configs()).flatmap(hostile.broken).map(_as_yaml)
-
-
+_BYTES = st.deferred(lambda: hostile.broken_bytes(*map(_as_yaml, _configs()))) | st.binary(max_size=60)
+_TEXTS = st.deferred(lambda: hostile.broken_text([_as_yaml(one).decode() for one in _configs()], _YAML_WORDS))
+_VALUES = st.deferred(lambda: hostile.one_broken(_configs())).map(_as_yaml)
+_WORDS = hostile.TEXTS | st.sampled_from(_YAML_WORDS) | hostile.SCALARS.map(repr)
+_SET = st.tuples(st.sampled_from(_PATHS) | hostile.TEXTS, st.sampled_from(("=", "=", "=", "")), _WORDS).map("".join)
+_NUMBERS = st.one_of(hostile.INTEGERS, hostile.FLOATS, st.lists(hostile.INTEGERS, max_size=3), hostile.VALUES)
+_SIZE = {"shortest_edge": 3136, "longest_edge": 12845056}
+_PROCESSOR = {"min_pixels": 3136, "max_pixels": 1003520, "size": _SIZE, "min_patches": 1}
+_PROCESSORS = st.just(hostile.as_json(_PROCESSOR)) | hostile.broken_json(_PROCESSOR, values=_NUMBERS)
+_HUB = st.deferred(lambda: st.tuples(hostile.broken_json(*_hub_configs(), values=_NUMBERS), _PROCESSORS))
+_SECTIONS = st.deferred(lambda: hostile.one_broken(_models(), _NUMBERS))
 TARGETS = (
-    Target("config-bytes", "bytes of real configurations broken", _bytes, _file),
-    Target("config-text", "YAML of real configurations cut up, with tags, anchors and aliases", _texts, _file),
-    Target("config-values", "real configurations with values of any type and size", _values, _file),
-    Target("config-set", "`--set` words", _overrides, _set),
-    Target("mixture", "mixtures with values of any type", lambda: hostile.broken(_MIXTURE), _mixture),
-    Target("model-section", "`model.hf_config` and `model.media` with values of any type", _sections, _section),
-    Target("model-config-json", "`config.json` and `preprocessor_config.json` of a model", _hub_files, _hub, quick=4),
-)
+    Target("config-bytes", "bytes of real configurations broken", _BYTES, _file),
+    Target("config-text", "YAML of real configurations cut up, with tags, anchors and aliases", _TEXTS.map(_as_bytes),
+           _file),
+    Target("config-values", "real configurations with values of any type and size", _VALUES, _file),
+    Target("config-set", "`--set` words", st.lists(_SET, min_size=1, max_size=3),
+           lambda folder, words: _file(folder, _as_yaml(_configs()[0]), tuple(words))),
+    Target("mixture", "mixtures with values of any type", hostile.broken(_MIXTURE), _mixture),
+    Target("model-section", "`model.hf_config` and `model.media` with values of any type", _SECTIONS, _section),
+    Target("model-config-json", "`config.json` and `preprocessor_config.json` of a model", _HUB, _hub, quick=4),
+)  # fmt: skip

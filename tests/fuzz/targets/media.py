@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -25,44 +23,32 @@ from dflop.data.demo_media import write_audio, write_video
 from dflop.data.formats.embedded import NamedBytes
 from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.models import FAMILIES, load_rules
+from dflop.models.media import MediaRules
 from tests.fuzz import hostile
-from tests.fuzz.target import Strategy, Target, check_reason
+from tests.fuzz.target import Target, check_reason
 
+IMAGES = ("rgb.png", "rgb.jpg", "rgb.webp", "rgb.gif", "rgb.bmp", "rgb.tiff", "rgb.ppm", "l.png", "l.jpg", "l.gif",
+          "l.bmp", "l.tiff", "l.ppm")  # fmt: skip
+CLIPS, SOUNDS = ("clip.mp4", "clip.mkv", "clip.avi"), ("tone.flac", "tone.wav")
 _MAX_DECODED_PIXELS = 4_000_000
 """A header may promise more, within the limit; decoding it here would only take time."""
 
 
 @functools.cache
-def _images() -> tuple[bytes, ...]:
-    pixels = Image.fromarray(np.arange(16 * 24 * 3, dtype=np.uint16).reshape(16, 24, 3).astype(np.uint8))
-    exif, found = Image.Exif(), []
+def samples() -> dict[str, bytes]:
+    """Small sound files by name."""
+    pixels = Image.fromarray(np.arange(30 * 60 * 3, dtype=np.uint32).reshape(30, 60, 3).astype(np.uint8))
+    exif = Image.Exif()
     exif[0x0112] = 6
-    for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
-        for mode in ("RGB", "L") if form != "WEBP" else ("RGB",):
-            out = io.BytesIO()
-            pixels.convert(mode).save(out, form, **({"exif": exif} if form in ("PNG", "JPEG", "WEBP") else {}))
-            found.append(out.getvalue())
-    return tuple(found)
-
-
-def _written(write: Callable[[Path], None], *names: str) -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / name for name in names]
-        for path in paths:
-            write(path)
-        return tuple(path.read_bytes() for path in paths)
-
-
-@functools.cache
-def clips() -> tuple[bytes, ...]:
-    frames = [np.full((16, 16, 3), 40 * i, np.uint8) for i in range(4)]
-    return _written(lambda path: write_video(frames, path, Fraction(5)), "a.mp4", "a.mkv", "a.avi")
-
-
-@functools.cache
-def _sounds() -> tuple[bytes, ...]:
-    wave = np.sin(np.arange(1600) / 5).astype(np.float32) / 2
-    return _written(lambda path: write_audio(wave, path), "a.flac", "a.wav")
+        for name in IMAGES:
+            turned = {"exif": exif} if name.endswith(("png", "jpg", "webp")) else {}
+            pixels.convert(name.partition(".")[0].upper()).save(Path(folder) / name, **turned)
+        for name in CLIPS:
+            write_video([np.full((48, 64, 3), 20 * i, np.uint8) for i in range(6)], Path(folder) / name, Fraction(10))
+        for name in SOUNDS:
+            write_audio(np.sin(np.arange(8_000) / 5).astype(np.float32) / 2, Path(folder) / name)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 @contextlib.contextmanager
@@ -73,6 +59,11 @@ def _or_a_reason() -> Iterator[None]:
         check_reason(error.reason, 400)
 
 
+@functools.cache
+def _families() -> tuple[MediaRules, ...]:
+    return tuple(load_rules(name, {}, {}) for name in FAMILIES)
+
+
 def _read(folder: Path, data: bytes, *, kinds: tuple[str, ...]) -> None:
     path = folder / "media"
     path.write_bytes(data)
@@ -81,18 +72,15 @@ def _read(folder: Path, data: bytes, *, kinds: tuple[str, ...]) -> None:
         for source in (path, NamedBytes(data, "media")):
             with _or_a_reason():
                 headers.append(read_header(kind, source))
-        if headers:
-            header = headers[0]
+        for header in headers[:1]:
             assert min(header.width_px, header.height_px, header.duration_s) >= 0
-            for name in FAMILIES:
-                _place(load_rules(name, {}, {}), header)
+            for family in _families():
+                _place(family, header)
             with _or_a_reason():
                 _decode(kind, path, header)
 
 
-def _place(family: Any, header: MediaHeader) -> None:
-    if header.kind not in family.media_tokens:
-        return
+def _place(family: MediaRules, header: MediaHeader) -> None:
     sizes = {"width_px": header.width_px, "height_px": header.height_px, "num_frames": header.num_frames}
     try:
         placed = family.place(header.kind, **sizes, duration_s=header.duration_s)
@@ -114,19 +102,16 @@ def _decode(kind: str, path: Path, header: MediaHeader) -> None:
         decode_video(path, [0, min(2, header.num_frames - 1)])
 
 
-def _noise() -> Strategy:
-    return st.binary(max_size=200) | hostile.broken_bytes((*_images(), *_sounds()))
-
-
-def _of(sound: Callable[[], tuple[bytes, ...]]) -> Callable[[], Strategy]:
-    return lambda: hostile.broken_bytes(sound())
+def _broken(*names: str) -> st.SearchStrategy[bytes]:
+    return st.deferred(lambda: hostile.broken_bytes(*(samples()[name] for name in names)))
 
 
 _image, _video, _audio = (partial(_read, kinds=(kind,)) for kind in ("image", "video", "audio"))
 _any = partial(_read, kinds=("image", "video", "audio"))
+_NOISE = st.binary(max_size=200) | _broken(*IMAGES, *SOUNDS)
 TARGETS = (
-    Target("image", "bytes of images of seven formats broken", _of(_images), _image),
-    Target("video", "bytes of MP4, Matroska and AVI broken", _of(clips), _video),
-    Target("audio", "bytes of FLAC and WAV broken", _of(_sounds), _audio),
-    Target("noise-as-media", "any bytes, read as every kind", _noise, _any),
+    Target("image", "bytes of images of seven formats broken", _broken(*IMAGES), _image),
+    Target("video", "bytes of MP4, Matroska and AVI broken", _broken(*CLIPS), _video),
+    Target("audio", "bytes of FLAC and WAV broken", _broken(*SOUNDS), _audio),
+    Target("noise-as-media", "any bytes, read as every kind", _NOISE, _any),
 )

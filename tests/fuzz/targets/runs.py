@@ -58,12 +58,6 @@ def _tables(folder: Path, example: bytes) -> None:
     assert found is None or len(found) == 2
 
 
-def _saved_costs() -> Strategy:
-    out, names = io.BytesIO(), {"fixed_s": 0.5, "origin": "x", "seconds": [1.0, 2.0, 3.0], "tokens": [3, 4, 5]}
-    np.savez(out, **{name: np.array(value) for name, value in names.items()}, index=np.array([0, 1, 2]))
-    return hostile.broken_bytes([out.getvalue()])
-
-
 def _compiled(folder: Path) -> Path:
     for sync in ("step", "microbatch"):
         warm_up(sync)
@@ -102,14 +96,6 @@ def _run(folder: Path) -> RunDir:
     return run
 
 
-def _contents() -> Strategy:
-    def of(name: str) -> Strategy:
-        end = b"\n" if name == "jobs.jsonl" else b""
-        return st.tuples(st.just(name), hostile.broken_json(_FILES[name], end=end))
-
-    return st.sampled_from(list(_FILES)).flatmap(of)
-
-
 def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
     path = run.path / example[0]
     before = path.read_bytes() if path.is_file() else None
@@ -135,12 +121,6 @@ def _ask(run: RunDir) -> None:
     attempt(journal.records)
     attempt(journal.live, "small-1/train")
     attempt(journal.ended, "small-1/data-0")
-
-
-def _manifests() -> Strategy:
-    meta = {"next_step": 20, "name": "step-00000020", "plan_id": "p", "state": {"a": [1]}}
-    latest = st.just(hostile.as_json(meta)) | hostile.broken_json(meta)
-    return st.tuples(hostile.broken_json({"meta": meta, "files": {"a.pt": [10, 123]}}), latest)
 
 
 def _checkpoints(folder: Path, example: tuple[bytes, bytes]) -> None:
@@ -180,12 +160,6 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def _answers() -> Strategy:
-    lines = [line for answer in _ANSWERS for line in answer.splitlines()]
-    odd = [f"{word}|PENDING|{9:0>20}|9|None|a" for word in _WORDS if "[" in word]
-    return hostile.broken_text((*_ANSWERS, *lines, *odd), _WORDS)
-
-
 def _answer(_folder: Path, example: str) -> None:
     for rows in (squeue_rows(example, 1.8e9), sacct_rows(example), scontrol_rows(example)):
         for row in rows:
@@ -193,12 +167,6 @@ def _answer(_folder: Path, example: str) -> None:
             assert isinstance(row.status.reason, str)
     for line in example.splitlines():
         epoch_s(line)
-
-
-def _environments() -> Strategy:
-    counts = st.sampled_from(("2(x99999999999)", "1(x", "0", "-1", "1,", "2(x2),3(x0)", "(x2)"))
-    values = hostile.TEXTS | counts | hostile.INTEGERS.map(str)
-    return hostile.broken(ENVIRONMENT, values).filter(lambda found: all(isinstance(v, str) for v in found.values()))
 
 
 def _environment(_folder: Path, example: dict[str, str]) -> None:
@@ -209,21 +177,34 @@ def _environment(_folder: Path, example: dict[str, str]) -> None:
         assert 0 < int(found["MASTER_PORT"]) < 65536
 
 
-def _plans() -> Strategy:
-    return hostile.broken_json(sound_plan())
+def _saved_costs() -> bytes:
+    out, columns = io.BytesIO(), {"fixed_s": 0.5, "origin": "x", "seconds": [1.0, 2.0, 3.0], "tokens": [3, 4, 5]}
+    np.savez(out, **{name: np.array(value) for name, value in columns.items()}, index=np.array([0, 1, 2]))
+    return out.getvalue()
 
 
-def _table_files() -> Strategy:
-    return hostile.broken_json(sound_tables())
+def _content(name: str) -> Strategy:
+    return st.tuples(st.just(name), hostile.broken_json(_FILES[name], end=b"\n" if name == "jobs.jsonl" else b""))
 
 
-_RUN = "run.json, journal, plan, tables, configuration of a run"
-TARGETS = (
-    Target("plan-json", "plan documents with values of any type", _plans, _plan),
-    Target("cost-tables", "`cost_tables.json` with values of any type", _table_files, _tables),
-    Target("sample-costs", "bytes of saved sample costs broken", _saved_costs, _costs, _compiled),
-    Target("run-directory", _RUN, _contents, _directory, _run, quick=4),
-    Target("checkpoints", "manifests of checkpoints and `latest.json`", _manifests, _checkpoints),
-    Target("slurm-answers", "answers of squeue, sacct and scontrol cut up", _answers, _answer),
-    Target("rank-environment", "variables of a task that srun started", _environments, _environment),
+_META = {"next_step": 20, "name": "step-00000020", "plan_id": "p", "state": {"a": [1]}}
+_LATEST = st.just(hostile.as_json(_META)) | hostile.broken_json(_META)
+_MANIFEST = hostile.broken_json({"meta": _META, "files": {"a.pt": [10, 123]}})
+_LINES = [line for answer in _ANSWERS for line in answer.splitlines()]
+_LISTS = [f"{word}|PENDING|{9:0>20}|9|None|a" for word in _WORDS if "[" in word]
+_COUNTS = st.sampled_from(("2(x99999999999)", "1(x", "0", "-1", "1,", "2(x2),3(x0)", "(x2)"))
+_ENVIRONMENTS = hostile.broken(ENVIRONMENT, hostile.TEXTS | _COUNTS | hostile.INTEGERS.map(str)).filter(
+    lambda found: all(isinstance(value, str) for value in found.values())
 )
+TARGETS = (
+    Target("plan-json", "plan documents with values of any type", hostile.broken_json(sound_plan()), _plan),
+    Target("cost-tables", "`cost_tables.json` with values of any type", hostile.broken_json(sound_tables()), _tables),
+    Target("sample-costs", "bytes of saved sample costs broken", hostile.broken_bytes(_saved_costs()), _costs,
+           _compiled),
+    Target("run-directory", "run.json, journal, plan, tables, configuration of a run",
+           st.sampled_from(list(_FILES)).flatmap(_content), _directory, _run, quick=4),
+    Target("checkpoints", "manifests of checkpoints and `latest.json`", st.tuples(_MANIFEST, _LATEST), _checkpoints),
+    Target("slurm-answers", "answers of squeue, sacct and scontrol cut up",
+           hostile.broken_text((*_ANSWERS, *_LINES, *_LISTS), _WORDS), _answer),
+    Target("rank-environment", "variables of a task that srun started", _ENVIRONMENTS, _environment),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The store's own files, as a full disk, a bad copy or somebody's script leaves them.
+"""The store's own files, as a full disk, a bad copy or somebody's script leaves them, and its console of SQL.
 
 A spool file is in the tables or in quarantine with its reason, and one that is damaged costs no other one anything.
 """
@@ -9,14 +9,15 @@ import functools
 import json
 import shutil
 import tempfile
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
 from dflop.records import Correction
-from dflop.store import lease, schema, snapshot
+from dflop.report.rows import write_rows
+from dflop.store import console, lease, schema, snapshot
 from dflop.store.check import Bad, Good, SpoolFile, judge, with_provenance
 from dflop.store.collect import gc
 from dflop.store.compact import compact
@@ -74,18 +75,14 @@ def _sound() -> Path:
     return Path(_sound_store().name) / "store"
 
 
+def _current() -> Any:
+    return json.loads((_sound() / "CURRENT").read_text())
+
+
 def _copied(folder: Path) -> Path:
     root = folder / "store"
     shutil.rmtree(root, ignore_errors=True)
     return Path(shutil.copytree(_sound(), root, symlinks=True))
-
-
-def _spool_files() -> st.SearchStrategy[bytes]:
-    return hostile.broken_bytes([_spool_file()])
-
-
-def _spool_file() -> bytes:
-    return encode(_KEY, schema.to_table(Correction, list(_ROWS)))
 
 
 def _judge(folder: Path, data: bytes) -> None:
@@ -100,31 +97,10 @@ def _judge(folder: Path, data: bytes) -> None:
         check_reason(found.reason)
 
 
-def _tables() -> Strategy:
-    table = schema.to_table(Correction, list(_ROWS))
-    sound = dict(zip(table.column_names, (column.to_pylist() for column in table.columns), strict=True))
-    texts = hostile.broken(_METADATA, hostile.TEXTS).map(lambda m: {str(key): str(value) for key, value in m.items()})
-    versions = st.sampled_from(("1", "2", "3", "0", "-1", "02", "99999999999"))
-    metadata = texts | versions.map(lambda version: {**_METADATA, "dflop.schema_version": version})
-    return st.tuples(st.just(sound) | hostile.broken(sound), st.just(_METADATA) | metadata)
-
-
 def _judge_table(folder: Path, example: tuple[dict[str, Any], dict[str, str]]) -> None:
     path = write_parquet(folder, *example)
     if path is not None:
         _judge(folder, path.read_bytes())
-
-
-def _named_files() -> Strategy:
-    sound = st.sampled_from((
-        "correction/run/a-000000.parquet", "correction/run/a.parquet", "correction/-000001.parquet",
-        "x/y/z-000000.parquet", "correction/run/../a-000000.parquet", "correction/run/a-0.parquet",
-        "correction/run/a-٣٣٣٣٣٣.parquet", "correction/a b/c-000001.parquet", "correction/r\nn/p-000000.parquet",
-        "correction/run/a-99999999999999999999.parquet",
-    ))  # fmt: skip
-    words = hostile.TEXTS.map(lambda text: text.replace("\0", "").replace("/", "")[:60])
-    names = sound | words.map(lambda word: f"correction/run/{word}-000000.parquet")
-    return st.lists(st.tuples(names, st.just(_spool_file()) | _spool_files()), min_size=1, max_size=20)
 
 
 def _ingest(folder: Path, example: list[tuple[str, bytes]]) -> None:
@@ -145,13 +121,6 @@ def _ingest(folder: Path, example: list[tuple[str, bytes]]) -> None:
     assert ingest(root).num_files == 0, "a file was taken twice"
 
 
-def _jsons() -> Strategy:
-    sound = {"CURRENT": json.loads((_sound() / "CURRENT").read_text()), **_JSON}
-    return st.sampled_from(sorted(sound)).flatmap(
-        lambda name: st.tuples(st.just(name), hostile.broken_json(sound[name]))
-    )
-
-
 def _json(folder: Path, example: tuple[str, bytes]) -> None:
     name, data = example
     root = _copied(folder)
@@ -167,12 +136,6 @@ def _head(data: bytes) -> bytes:
     return data[:8192] if len(data) > 100_000 else data
 
 
-def _damages() -> Strategy:
-    """(file, the beginning of it broken)."""
-    found = {name: _head((_sound() / name).read_bytes()) for name in _BINARY}
-    return st.sampled_from(_BINARY).flatmap(lambda name: st.tuples(st.just(name), hostile.broken_bytes([found[name]])))
-
-
 def _damaged(folder: Path, example: tuple[str, bytes]) -> None:
     name, data = example
     root = _copied(folder)
@@ -185,10 +148,8 @@ def _damaged(folder: Path, example: tuple[str, bytes]) -> None:
 def _use(root: Path) -> None:
     """Everything that reads a store's files, in the order in which people meet them."""
     attempt(read_settings, root)
-    if (
-        attempt(snapshot.read_current, root) is not None
-        and (opened := attempt(snapshot.open_current, root)) is not None
-    ):
+    opened = attempt(snapshot.open_current, root) if attempt(snapshot.read_current, root) is not None else None
+    if opened is not None:
         opened[0].close()
     for ask in (snapshot_health, live_health, lease_health):
         attempt(ask, root)
@@ -201,13 +162,112 @@ def _use(root: Path) -> None:
     attempt(gc, root)
 
 
-_slow = partial(Target, deadline_s=60)
-_MANY = "names and bytes of spool files, several at once, through an ingest"
-_FILES = "bytes of archives, logs of publishes, snapshots, the live database"
+_TIMEOUT_S = 2.0
+_STATEMENTS = (
+    "select * from correction", "select module, avg(factor) from correction group by all order by 1",
+    "describe correction", "explain select 1", "show tables", "select * from v_run_summary where run_id = $run_id",
+    "from correction select step", "pivot correction on module using sum(factor)",
+    "with recursive t(n) as (select 1 union all select n + 1 from t where n < 10) select * from t",
+    "select {'a': [1, 2], 'b': map {'k': 1.5}}, '2001-01-01'::date, interval 1 day, 1::hugeint, 'x'::blob, true",
+)  # fmt: skip
+_WORDS = (
+    "; drop table correction", "read_csv('/etc/passwd')", "copy correction to '/tmp/x'", "attach '/tmp/x'", "?", "--",
+    "install httpfs", "load httpfs", "pragma database_list", "set threads=99", "reset all", "create table x(a int)",
+    "insert into correction values (1)", "delete from correction", "call pragma_version()", "enable_logging",
+    "select * from range(1000000000000)", "repeat('a', 10000000000)", "getenv('HOME')", "export database 'x'", "'\\0'",
+    "$1", "$nope", "/*", "select 1; select 2", "0::decimal(38,10)", "'9999-12-31'::date + 1", "union all", "nan",
+    "make_timestamp(9223372036854775806)", "'infinity'::date", "1e999", "(select unnest(range(99999999)))", "⠀", "𝒳",
+    "list_transform([1], x -> x)", "timestamptz '2001-01-01 00:00:00+99'", "(" * 2000, "select " + "1+" * 3000 + "1",
+    "bit '101'", "uuid()", "array_value(1,2)", "struct_pack(a := 1)", "current_setting('memory_limit')",
+)  # fmt: skip
+
+
+@functools.cache
+def _queries() -> tuple[console.NamedQuery, ...]:
+    return tuple(console.list_queries())
+
+
+def _run(folder: Path, sql: str, params: Any) -> None:
+    """One statement, its rows in every form that the console writes."""
+    form = ("table", "csv", "json", "parquet")[len(sql) % 4]
+    with console.open_query(folder / "store", sql, params, timeout_s=_TIMEOUT_S) as result:
+        if form == "parquet":
+            result.write_parquet(folder / "out.parquet")
+        else:
+            write_rows(result.schema.names, result.rows(), form, folder / "out")
+
+
+def _files(root: Path) -> list[tuple[str, int]]:
+    return sorted((path.name, path.stat().st_size) for path in root.rglob("*") if path.is_file())
+
+
+def _text(folder: Path, example: tuple[str, Any]) -> None:
+    before = _files(folder / "store")
+    attempt(_run, folder, *example)
+    assert _files(folder / "store") == before, "the store changed"
+
+
+def _values(folder: Path, example: tuple[int, dict[str, str]]) -> None:
+    number, texts = example
+    query = _queries()[number % len(_queries())]
+    given = dict(zip(query.parameter_names, texts.values(), strict=False)) | ({} if query.parameters else texts)
+    values = attempt(query.values, given)
+    if values is not None:
+        attempt(_run, folder, query.sql, values or None)
+
+
+def _file(folder: Path, example: str) -> None:
+    (folder / "queries" / "mine.sql").write_bytes(example.encode("utf-8", "surrogatepass"))
+    for query in attempt(console.list_queries, folder) or ():
+        attempt(query.values, dict.fromkeys(query.parameter_names, "1"))
+        json.dumps([query.name, query.purpose])
+
+
+def _beside(folder: Path) -> Path:
+    _copied(folder)
+    (folder / "queries").mkdir()
+    return folder
+
+
+def _files_of(names: Sequence[str], strategy: Callable[[str], Strategy]) -> Strategy:
+    """(name of a file of the store, its broken content)."""
+    return st.deferred(lambda: st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), strategy(name))))
+
+
+_SPOOL = encode(_KEY, schema.to_table(Correction, list(_ROWS)))
+_SPOOLS = hostile.broken_bytes(_SPOOL)
+_TABLE = schema.to_table(Correction, list(_ROWS)).to_pydict()
+_FOOTERS = hostile.broken(_METADATA, hostile.TEXTS).map(lambda m: {str(key): str(value) for key, value in m.items()})
+_VERSIONS = st.sampled_from(("1", "2", "3", "0", "-1", "02", "99999999999"))
+_METADATAS = st.one_of(st.just(_METADATA), _FOOTERS,
+                       _VERSIONS.map(lambda version: {**_METADATA, "dflop.schema_version": version}))  # fmt: skip
+_NAMES = st.sampled_from((
+    "correction/run/a-000000.parquet", "correction/run/a.parquet", "correction/-000001.parquet", "x/y/z-000000.parquet",
+    "correction/run/../a-000000.parquet", "correction/run/a-0.parquet", "correction/run/a-٣٣٣٣٣٣.parquet",
+    "correction/a b/c-000001.parquet", "correction/r\nn/p-000000.parquet",
+    "correction/run/a-99999999999999999999.parquet",
+)) | hostile.TEXTS.map(lambda t: f"correction/run/{t.translate({0: '', 47: ''})[:60]}-000000.parquet")  # fmt: skip
+_JSONS = _files_of(["CURRENT", *_JSON], lambda name: hostile.broken_json(_JSON.get(name) or _current()))
+_HEADS = _files_of(_BINARY, lambda name: hostile.broken_bytes(_head((_sound() / name).read_bytes())))
+_STATEMENT = st.deferred(lambda: hostile.broken_text(_STATEMENTS + tuple(q.sql for q in _queries()[::4]), _WORDS))
+_PARAMS = st.dictionaries(st.sampled_from(("run_id", "nope", "")) | hostile.TEXTS, hostile.TEXTS, max_size=2)
+_VALUES = st.dictionaries(st.sampled_from("abcd"), hostile.TEXTS | hostile.SCALARS.map(str), max_size=4)
+_QUERIES = st.deferred(lambda: hostile.broken_text(
+    [query.sql for query in _queries()[:6]], ("-- parameters: $a bigint, x; ", "$a nope, y")
+))  # fmt: skip
 TARGETS = (
-    Target("spool-bytes", "bytes of spool files broken", _spool_files, _judge),
-    Target("spool-tables", "spool files with other columns, types and footers", _tables, _judge_table),
-    _slow("ingest", _MANY, _named_files, _ingest, quick=2),
-    _slow("store-json", "CURRENT, settings, leases, locks, reasons", _jsons, _json, quick=3),
-    _slow("store-binary", _FILES, _damages, _damaged, quick=2),
-)
+    Target("spool-bytes", "bytes of spool files broken", _SPOOLS, _judge),
+    Target("spool-tables", "spool files with other columns, types and footers",
+           st.tuples(st.just(_TABLE) | hostile.broken(_TABLE), _METADATAS), _judge_table),
+    Target("ingest", "names and bytes of spool files, several at once, through an ingest",
+           st.lists(st.tuples(_NAMES, st.just(_SPOOL) | _SPOOLS), min_size=1, max_size=20), _ingest, quick=2,
+           deadline_s=60),
+    Target("store-json", "CURRENT, settings, leases, locks, reasons", _JSONS, _json, quick=3, deadline_s=60),
+    Target("store-binary", "bytes of archives, logs of publishes, snapshots, the live database", _HEADS, _damaged,
+           quick=2, deadline_s=60),
+    Target("sql", "statements cut up, with what a console must refuse; parameters",
+           st.tuples(_STATEMENT | st.sampled_from(_WORDS), st.none() | _PARAMS), _text, _beside, deadline_s=30),
+    Target("sql-parameters", "values of the parameters of named queries", st.tuples(st.integers(0, 200), _VALUES),
+           _values, _beside, deadline_s=30),
+    Target("sql-file", "files of named queries", _QUERIES, _file, _beside),
+)  # fmt: skip

@@ -14,7 +14,7 @@ from dflop.data.chat import BUILT_IN, ChatTemplate
 from dflop.data.conversation import parse_row
 from dflop.data.tokens import ChatTokenizer
 from tests.fuzz import hostile
-from tests.fuzz.target import Strategy, Target, attempt
+from tests.fuzz.target import Target, attempt
 from tests.fuzz.targets.dataset import make_tokenizer, rules
 
 _TEMPLATES = (
@@ -36,17 +36,8 @@ _JINJA = (
     "\ue0f00\ue0f1", "\ue0f099\ue0f1", "\ue0f0٣\ue0f1", "(" * 300, "{{ " + "(" * 150 + "1" + ")" * 150 + " }}",
     "{{ dict(a=m).a.b() }}", "{{ 2 ** 99999999 }}",
 )  # fmt: skip
-_ROW = {
-    "conversations": [
-        {"from": "human", "value": "what? \x00\ufffd <|im_end|>"},
-        {"from": "gpt", "value": "the cat"},
-    ]
-}
-
-
-def _templates() -> Strategy:
-    roles = st.lists(st.sampled_from(("system", "user", "assistant", "text")), min_size=1, max_size=4)
-    return st.tuples(hostile.broken_text(_TEMPLATES, _JINJA), roles)
+_ROW = {"conversations": [{"from": "human", "value": "what? \x00\ufffd <|im_end|>"},
+                          {"from": "gpt", "value": "the cat"}]}  # fmt: skip
 
 
 def _template(_folder: Path, example: tuple[str, list[str]]) -> None:
@@ -54,12 +45,6 @@ def _template(_folder: Path, example: tuple[str, list[str]]) -> None:
     found = attempt(ChatTemplate, source, "fuzz")
     skeleton = attempt(found.skeleton, tuple(roles)) if found is not None else None
     assert skeleton is None or [p for p in skeleton if isinstance(p, int)] == list(range(len(roles)))
-
-
-def _template_files() -> Strategy:
-    sound = {"chat_template": BUILT_IN["chatml"], "bos_token": "<s>", "eos_token": {"content": "</s>"}}
-    named = {**sound, "chat_template": [{"name": "default", "template": BUILT_IN["qwen"]}]}
-    return hostile.broken_json(sound, named)
 
 
 def _template_file(folder: Path, example: bytes) -> None:
@@ -92,15 +77,19 @@ def _tokenizer(folder: Path, example: bytes) -> None:
             assert counts[0].num_supervised_tokens == encoded.num_supervised_tokens
 
 
-def _name(_folder: Path, example: str) -> None:
-    attempt(ChatTemplate.load, example)
-
-
-_FILE = "`tokenizer_config.json` with values of any type, broken bytes"
-_TOKENIZER = "`tokenizer.json` with values of any type, broken bytes"
+_ROLES = st.lists(st.sampled_from(("system", "user", "assistant", "text")), min_size=1, max_size=4)
+_NAMED = {
+    "bos_token": "<s>", "eos_token": {"content": "</s>"},
+    "chat_template": [{"name": "default", "template": BUILT_IN["qwen"]}],
+}  # fmt: skip
+_FILES = hostile.broken_json(_NAMED, {**_NAMED, "chat_template": BUILT_IN["chatml"]})
+_TOKENIZERS = st.deferred(lambda: hostile.broken_json(_sound_tokenizer()))
 TARGETS = (
-    Target("chat-template", "Jinja of chat templates cut up", _templates, _template),
-    Target("chat-template-file", _FILE, _template_files, _template_file),
-    Target("chat-template-name", "names of templates and files", lambda: hostile.TEXTS, _name),
-    Target("tokenizer", _TOKENIZER, lambda: hostile.broken_json(_sound_tokenizer()), _tokenizer),
-)
+    Target("chat-template", "Jinja of chat templates cut up",
+           st.tuples(hostile.broken_text(_TEMPLATES, _JINJA), _ROLES), _template),
+    Target("chat-template-file", "`tokenizer_config.json` with values of any type, broken bytes", _FILES,
+           _template_file),
+    Target("chat-template-name", "names of templates and files", hostile.TEXTS,
+           lambda _, name: attempt(ChatTemplate.load, name)),
+    Target("tokenizer", "`tokenizer.json` with values of any type, broken bytes", _TOKENIZERS, _tokenizer),
+)  # fmt: skip
