@@ -1,8 +1,9 @@
 """What submitting and watching many jobs costs: `python -m tests.bench.launch [--real] [--num-jobs N] [--json FILE]`.
 
-CPU seconds of this process and of the Slurm clients it calls, beside the obvious other way: a batch job each, and a
-waiter each. Without --real the cluster is played by a clock (`played.py`), so the clients' share is that of our
-stand-ins; with it, jobs run on the Slurm of this machine (tests/slurm/cluster.sh up). Ends with 1 when a state is lost.
+CPU seconds of this process and of the Slurm clients it calls, compared with the obvious other way: a batch job each,
+and a waiter each. Without --real a clock plays the cluster (`launch_played.py`), so the share of the clients is that of
+our stand-ins; with it, jobs run on the Slurm of this machine (tests/slurm/cluster.sh up). Ends with 1 when a state is
+lost.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_a
 from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
 from tests.bench.command import options
-from tests.bench.figures import Figure, conclude, line
-from tests.bench.launch import played
+from tests.bench.figures import ROOT, Figure, conclude, line
+from tests.bench.launch_played import install
 
-REPO = Path(__file__).parents[3]
 NUM_SINGLE = 50
 """Jobs that are submitted one by one; the figure for all is extrapolated from them."""
 SUBMIT_BOUND_S, WATCH_BOUND_S = 1.0, 2.0
@@ -76,17 +76,12 @@ def specs(folder: Path, name: str, num_jobs: int, *, array: bool = True, hold: b
     resources = Resources(time_limit_min=10, extra={"hold": ""} if hold else {})
     return [
         JobSpec(
-            name=f"{name}-{number}",
-            entry="tests.launch.entries:report",
-            args=(str(number),),
-            key=f"{name}/{number}",
-            folder=folder / name if array else folder / f"{name}-{number}",
-            resources=resources,
-            env={"PYTHONPATH": str(REPO)},
-            array=name if array else "",
+            name=f"{name}-{number}", entry="tests.launch.entries:report", args=(str(number),), key=f"{name}/{number}",
+            folder=folder / name if array else folder / f"{name}-{number}", resources=resources,
+            env={"PYTHONPATH": str(ROOT)}, array=name if array else "",
         )
         for number in range(num_jobs)
-    ]
+    ]  # fmt: skip
 
 
 def make_launcher(max_jobs_at_once: int) -> SlurmLauncher:
@@ -147,15 +142,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dflop-bench-", dir=where, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if not args.real:
-            os.environ["PATH"] = f"{played.install(folder / 'slurm', args.duration_s)}:{os.environ['PATH']}"
-        figures = [submitting(folder, args.num_jobs, args.real)]
-        print(line(figures[-1]), flush=True)
+            os.environ["PATH"] = f"{install(folder / 'slurm', args.duration_s)}:{os.environ['PATH']}"
+        submitted = submitting(folder, args.num_jobs, args.real)
+        print(line(submitted), flush=True)
         watched, num_lost = watching(folder, args.num_jobs)
-        figures.append(watched)
         print(line(watched), flush=True)
-    bounds = [(f.name, f.is_met) for f in figures]
-    found = {"is_real": args.real, "figures": [asdict(f) for f in figures]}
-    conclude(found, [*bounds, (f"{num_lost} states lost", not num_lost)], args.json, "submitit")
+    bounds = [(submitted.name, submitted.is_met), (watched.name, watched.is_met), (f"{num_lost} lost", not num_lost)]
+    found = {"is_real": args.real, "figures": [asdict(submitted), asdict(watched)]}
+    conclude(found, bounds, args.json, "submitit")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,266 @@
+"""How well a profile predicts what it did not see, on this machine: `python -m tests.bench.profile [--json FILE]`.
+
+Two small models are timed at 1, 2, 4 and 8 layers on groups of samples. Cost tables are fitted to two depths: to a grid
+of groups, and to two fifths of as many, which the adaptive design chose one by one. They are compared with what other
+groups took, drawn as training draws them: at the probed depths, at 8 layers, and as whole microbatches of mixed media
+through all modules. All groups of a module are measured in one random order, twice, so that a machine that changes its
+speed for a minute changes it for those that are fitted and those that are predicted alike. Predictions are compared
+with the mean of the two sweeps; noise is what the two differ by. One process on one core with the allocator of jobs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from ruamel.yaml import YAML
+
+from dflop.cost.curve import evaluate
+from dflop.cost.fit import fit_cost_tables
+from dflop.models import load_family
+from dflop.models.family import Family
+from dflop.profile.adaptive import Design
+from dflop.profile.groups import ProbeGroup, make_group, probe_groups, random_groups
+from dflop.profile.hardware import hardware_name, software_name
+from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
+from dflop.profile.run import NUM_TARGETS
+from dflop.records import CostTable, CostTerms, Measurement, MediaItem, ModuleLoad, SampleShape
+from tests.bench.command import become_a_job, keep_to, options
+from tests.bench.figures import ROOT, conclude
+from tests.bench.instances import place
+
+VOCAB_SIZE = 2048
+SHALLOWEST, DEPTHS, DEEP = (1, 2), (2, 4), 8
+"""Two pairs of depths to extrapolate from, the second one the default of profiles, and the depth to predict."""
+NUM_POOL, NUM_GRID, NUM_CHOSEN = 28, 18, 7
+NUM_HELD_OUT, NUM_MIXED, MAX_SAMPLES = 10, 8, 4
+Model = tuple[Family, dict[str, int], tuple[str, ...]]
+"""Family, token entries, kinds of media."""
+Pair = tuple[Measurement, Measurement]
+"""One group at one depth in both sweeps."""
+
+
+def tiny_omni() -> Model:
+    """The demo's model."""
+    model = YAML(typ="safe").load(ROOT / "configs/models/tiny_omni.yaml")
+    config = dict(model["hf_config"])
+    config["text_config"] = {**config["text_config"], "vocab_size": VOCAB_SIZE}
+    names = ("IMAGE", "VIDEO", "AUDIO", "vision_bos", "vision_eos", "audio_bos", "audio_eos")
+    family = load_family(model["family"], config, model["media"])
+    return family, family.token_ids({f"<|{n}|>": i + 1 for i, n in enumerate(names)}), ("image", "video", "audio")
+
+
+def tiny_llava() -> Model:
+    """A SigLIP tower over tiles of 64 patches and a Qwen2 decoder."""
+    config = {
+        "tie_word_embeddings": False,
+        "image_grid_pinpoints": [[112 * h, 112 * w] for h in range(1, 4) for w in range(1, 4)],
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8,
+            "num_attention_heads": 4, "image_size": 112, "patch_size": 14, "vision_use_head": False,
+        },
+        "text_config": {
+            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 768,
+            "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
+        },
+    }  # fmt: skip
+    family = load_family("llava_onevision", config, {"video_frames": 8})
+    return family, family.token_ids({"<image>": 1, "<video>": 2}), ("image", "video")
+
+
+MODELS = {"tiny omni": tiny_omni, "tiny LLaVA-OneVision": tiny_llava}
+
+
+@dataclass(frozen=True)
+class ErrorFigure:
+    """One relative error and what it must not exceed."""
+
+    name: str
+    error_frac: float
+    bound_frac: float
+    noise_frac: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.error_frac <= self.bound_frac
+
+    def line(self) -> str:
+        noise = "" if self.noise_frac is None else f"   noise {self.noise_frac:.1%}"
+        verdict = "ok" if self.is_met else "MISSED"
+        return f"{self.name:60s} {self.error_frac:7.2%}   bound {self.bound_frac:.0%}   {verdict}{noise}"
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    args = parser.parse_args()
+    become_a_job("tests.bench.profile")
+    keep_to(1)
+    torch.set_num_threads(1)
+    found: list[ErrorFigure] = []
+    for name in args.model:
+        for figure in figures_of(name, Bench(*MODELS[name](), args.repeats)):
+            found.append(figure)
+            print(figure.line(), flush=True)
+    bounds = [(f.name, f.is_met) for f in found]
+    conclude({"figures": [asdict(f) for f in found]}, bounds, args.json, "torch", "transformers")
+
+
+def make_shapes(family: Family, kinds: tuple[str, ...], num_samples: int, seed: int) -> list[SampleShape]:
+    """Samples as real data has: no, one or two media, and lognormal text."""
+    rng = np.random.default_rng(seed)
+    shapes = []
+    for index in range(num_samples):
+        num_items = int(rng.choice([0, 1, 2], p=[0.2, 0.6, 0.2]))
+        items = tuple(_item(family, str(rng.choice(kinds)), num_items, rng) for _ in range(num_items))
+        num_text = int(np.clip(rng.lognormal(4.5, 0.8), 8, 1500))
+        num_tokens = num_text + sum(i.num_rows for i in items)
+        shapes.append(SampleShape("bench", index, str(index), num_text, max(1, num_text // 2), num_tokens, items))
+    return shapes
+
+
+def _item(family: Family, kind: str, num_items: int, rng: np.random.Generator) -> MediaItem:
+    width, height = (int(x) for x in rng.lognormal(5.2, 0.4, 2).clip(60, 500))
+    num_frames = {"image": 1, "video": int(rng.integers(10, 60)), "audio": 0}[kind]
+    duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.5, 10.0))}[kind]
+    return place(family, kind, width, height, num_frames, duration_s, num_images=num_items)
+
+
+class Bench:
+    """One model with its samples."""
+
+    def __init__(self, family: Family, token_config: dict[str, int], kinds: tuple[str, ...], num_repeats: int) -> None:
+        self.family, self.token_config = family, token_config
+        self.shapes = make_shapes(family, kinds, 300, seed=0)
+        self.unseen = make_shapes(family, kinds, 300, seed=1)
+        self.settings = ProbeSettings("bench", hardware_name("cpu"), software_name(), "float32", num_repeats)
+        rng = np.random.default_rng(9)
+        self.batches = [[self.unseen[i] for i in rng.choice(len(self.unseen), MAX_SAMPLES)] for _ in range(NUM_MIXED)]
+
+    def measure(self, module: str, groups: Sequence[ProbeGroup]) -> list[dict[int, Pair]]:
+        """Per group and depth what both sweeps read."""
+        probes = [
+            ModuleProbe(self.family, self.token_config, VOCAB_SIZE, module, n, self.settings, torch.device("cpu"))
+            for n in sorted({*SHALLOWEST, *DEPTHS, DEEP})
+        ]
+        for probe in probes:
+            probe.warm_up(max(groups, key=lambda g: g.load.num_tokens))
+        order = np.random.default_rng(0).permutation(len(groups)).tolist()
+        sweeps: list[dict[int, list[Measurement]]] = []
+        for sweep in range(2):
+            rows = {}
+            for index in order:
+                visits = GroupVisits(probes, groups[index])
+                visits.visit(self.settings.num_repeats)
+                rows[index] = visits.rows()
+            print(f"  {module}: sweep {sweep + 1} of 2, {len(groups)} groups", file=sys.stderr)
+            sweeps.append(rows)
+        first, second = sweeps
+        return [{a.num_layers: (a, b) for a, b in zip(first[i], second[i], strict=True)} for i in range(len(groups))]
+
+    def fit(self, module: str, measured: Sequence[dict[int, Pair]], depths: Sequence[int] = DEPTHS) -> CostTable:
+        rows = [mean_of(pairs[n]) for pairs in measured for n in depths]
+        (table,) = fit_cost_tables(rows, [s for s in self.family.specs() if s.module == module])
+        return table
+
+    def choose(self, module: str, measured: Sequence[dict[int, Pair]]) -> list[int]:
+        """Groups that the design of a profile asks for, after it has seen what those before took."""
+        targets = random_groups(self.shapes, module, NUM_TARGETS, max_samples=MAX_SAMPLES, seed=0)
+        loads = [[_load(pairs[n][0]) for n in DEPTHS] for pairs in measured]
+        design, chosen = Design(DEPTHS, loads, DEEP, [g.load for g in targets]), []
+        for _ in range(NUM_CHOSEN):
+            index = design.next()
+            assert index is not None, f"{len(measured)} groups are too few"
+            chosen.append(index)
+            pairs = [measured[index][n] for n in DEPTHS]
+            noise_frac = max(abs(taken_s(a) / taken_s(b) - 1) / 2 for a, b in pairs)
+            design.take(index, [taken_s(mean_of(pair)) for pair in pairs], noise_frac)
+        return chosen
+
+
+def mean_of(pair: Pair) -> Measurement:
+    """What a group takes by both sweeps."""
+    a, b = pair
+    return replace(a, forward_s=(a.forward_s + b.forward_s) / 2, backward_s=(a.backward_s + b.backward_s) / 2)
+
+
+def _load(m: Measurement) -> ModuleLoad:
+    return ModuleLoad(m.num_items, m.num_tokens, m.sum_sq_tokens)
+
+
+def predicted(m: Measurement, *curves: CostTerms) -> float:
+    """Sum of curves at the load and depth of a measurement."""
+    load = (m.num_items, m.num_tokens, m.sum_sq_tokens)
+    return sum(float(evaluate(terms, load, m.num_layers, True)) for terms in curves)
+
+
+def predicted_s(table: CostTable, m: Measurement) -> float:
+    return predicted(m, table.forward_s, table.backward_s)
+
+
+def taken_s(m: Measurement) -> float:
+    return m.forward_s + m.backward_s
+
+
+def errors(table: CostTable, pairs: Sequence[Pair]) -> np.ndarray:
+    return np.array([abs(predicted_s(table, pair[0]) / taken_s(mean_of(pair)) - 1) for pair in pairs])
+
+
+def noise(pairs: Sequence[Pair]) -> float:
+    return float(np.median([abs(taken_s(second) / taken_s(first) - 1) for first, second in pairs]))
+
+
+def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
+    """Everything about one model."""
+    yield ErrorFigure(f"{name}: probes chosen, of those of the grid", NUM_CHOSEN / NUM_GRID, 0.40)
+    totals = np.zeros((3, NUM_MIXED))
+    for module in bench.family.modules:
+        pool = probe_groups(bench.shapes, module, num_groups=NUM_POOL, max_samples=MAX_SAMPLES, seed=0)
+        held_out = random_groups(bench.unseen, module, NUM_HELD_OUT, max_samples=MAX_SAMPLES, seed=5)
+        mixed = [(i, make_group("random", batch, module)) for i, batch in enumerate(bench.batches)]
+        mixed = [(i, group) for i, group in mixed if group.load.num_tokens]
+        measured = bench.measure(module, [*pool, *held_out, *(group for _, group in mixed)])
+        grid, unseen = measured[:NUM_GRID], measured[len(pool) :][:NUM_HELD_OUT]
+        chosen = [measured[i] for i in bench.choose(module, measured[: len(pool)])]
+        table, where = bench.fit(module, grid), f"{name}, {module}"
+        yield from module_figures(where, table, bench.fit(module, chosen), unseen)
+        yield depth_figure(where, bench.fit(module, grid, SHALLOWEST), SHALLOWEST, unseen)
+        for (i, _), pairs in zip(mixed, measured[-len(mixed) :], strict=True):
+            first, second = pairs[DEPTHS[-1]]
+            totals[:, i] += (predicted_s(table, first), taken_s(first), taken_s(second))
+    error, between = np.abs(2 * totals[0] / (totals[1] + totals[2]) - 1), np.abs(totals[2] / totals[1] - 1)
+    yield ErrorFigure(
+        f"{name}: whole mixed microbatches, largest error", float(error.max()), 0.10, float(np.median(between))
+    )
+
+
+def depth_figure(where: str, table: CostTable, depths: tuple[int, int], unseen: list[dict[int, Pair]]) -> ErrorFigure:
+    """Error at `DEEP` layers of a table fitted to two depths."""
+    deep = [found[DEEP] for found in unseen]
+    name = f"{where}: {DEEP} layers from {depths[0]} and {depths[1]}, median"
+    return ErrorFigure(name, float(np.median(errors(table, deep))), 0.05, noise(deep))
+
+
+def module_figures(
+    where: str, grid: CostTable, chosen: CostTable, unseen: list[dict[int, Pair]]
+) -> Iterator[ErrorFigure]:
+    """Errors of one module, by the table of the grid and by that of the chosen probes."""
+    pairs = [found[n] for n in DEPTHS for found in unseen]
+    for how, table in (("", grid), (", chosen probes", chosen)):
+        error = errors(table, pairs)
+        yield ErrorFigure(f"{where}: unseen shapes, median{how}", float(np.median(error)), 0.05, noise(pairs))
+        yield ErrorFigure(f"{where}: unseen shapes, 95th percentile{how}", float(np.quantile(error, 0.95)), 0.15)
+    yield depth_figure(where, grid, DEPTHS, unseen)
+    deep = [found[DEEP][0] for found in unseen]
+    wrong_bytes = max(abs(predicted(m, grid.activation_bytes) / m.activation_bytes - 1) for m in deep)
+    yield ErrorFigure(f"{where}: bytes of {DEEP} layers, largest error", wrong_bytes, 0.02)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What the store costs, on this machine: `python -m tests.bench.store [--json FILE] [--only NAME] [--rows N]`.
+
+Every figure stands with its bound and with the obvious other way of doing the same thing, timed in the same run. Rows
+are generated (their number is what matters); nothing is cached between figures but the operating system's pages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import duckdb
+
+from dflop.records import Correction, Measurement, MicrobatchSpan, StepObservation
+from dflop.store import console, live, rollup, schema, snapshot
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolKey, encode, list_files
+from tests.bench.command import options
+from tests.bench.figures import Figure, finish, line
+
+NUM_STEPS, NUM_RANKS, NUM_MEASUREMENTS = 1250, 8, 100_000
+COLUMNS = ("tp", "num_items", "num_tokens", "sum_sq_tokens", "forward_s", "backward_s")
+INGESTS = {
+    "ingest-many": ("correction", 10_000, 50, 15.0),
+    "ingest-many-nested": ("step_observation", 10_000, 50, None),
+    "ingest-few": ("correction", 10, 50_000, 1.5),
+    "ingest-few-nested": ("step_observation", 10, 50_000, None),
+}
+"""Kind of rows, files, rows of a file, bound in seconds."""
+MOST_ONE_BY_ONE = 500
+PUBLISHED_BYTES = 80e6
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="observations in the store the queries run on")
+    args = parser.parse_args()
+    cases: dict[str, Callable[[Path], Iterator[Figure]]] = {
+        **{name: lambda root, of=of: ingest_figures(root, *of) for name, of in INGESTS.items()},
+        "read": read_figures, "publish": publish_figures, "queries": lambda root: query_figures(root, args.rows),
+    }  # fmt: skip
+    figures: list[Figure] = []
+    for name in (name for name in cases if args.only in name):
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
+            for figure in cases[name](Path(folder)):
+                figures.append(figure)
+                print(line(figure), flush=True)
+    finish(figures, args.json, "duckdb", "pyarrow")
+
+
+def ingest_figures(
+    root: Path, kind: str, num_files: int, rows_per_file: int, bound_s: float | None
+) -> Iterator[Figure]:
+    fill_spool(root / "store", kind, num_files, rows_per_file)
+    took_s = timed(lambda: ingest(root / "store"))
+    rescan_s = timed(lambda: ingest(root / "store"))
+    few = min(num_files, MOST_ONE_BY_ONE)
+    other = f"a transaction per file{f' (extrapolated from {few})' if few < num_files else ''}"
+    other_s = one_transaction_per_file(root / "store", kind, few) * num_files / few
+    yield Figure(f"ingest {num_files * rows_per_file} {kind} in {num_files} files", took_s, bound_s, other, other_s)
+    yield Figure(f"  nothing new in {num_files} files", rescan_s, 2.0, "", None)
+
+
+def read_figures(root: Path) -> Iterator[Figure]:
+    write_file(root, SpoolKey("measurement", "run", "p", 0), Measurement, NUM_MEASUREMENTS)
+    ingest(root)
+    took_s = min(timed(lambda: read_arrays(root)) for _ in range(8))
+    objects_s = timed(lambda: read_records(root))
+    yield Figure("100,000 cost rows to numpy, open included", took_s, 0.060, "as records", objects_s)
+
+
+def publish_figures(root: Path) -> Iterator[Figure]:
+    write_file(root, SpoolKey("measurement", "run", "p", 0), Measurement, NUM_MEASUREMENTS)
+    ingest(root)
+    with live.open_live(root) as con:
+        while live.live_file(root).stat().st_size < PUBLISHED_BYTES:
+            con.execute(
+                "insert into measurement by name select * replace ((random() * 1e6)::bigint as num_tokens, "
+                "(random() * 1e12)::bigint as sum_sq_tokens, random() as forward_s, random() as backward_s, "
+                "random() as forward_spread_s, random() as backward_spread_s) from measurement limit 200000"
+            )
+            con.execute("checkpoint")
+        live.touch(con)
+    num_bytes = live.live_file(root).stat().st_size
+
+    def publish() -> None:
+        with live.open_live(root) as con:
+            snapshot.publish_if_stale(con, root)
+
+    took_s, copy_s = timed(publish), timed(lambda: copy_live(root))
+    name = f"publish a store of {num_bytes / 1e6:.0f} MB"
+    yield Figure(name, took_s, 4.0, "cp, fsync (not safe while open)", copy_s)
+
+
+def query_figures(root: Path, num_rows: int) -> Iterator[Figure]:
+    """Every named query, from opening the snapshot to the last row; the median of five."""
+    store_of_observations(root, num_rows)
+    direct_s = timed(lambda: steps_without_rollup(root))
+    (run_id,) = console.query(root, "select run_id from run_rollup order by run_id limit 1")[1][0]
+    values = {"run_id": run_id, "name": "job", "module": "llm", "profile_key": "x", "relation": "v_step", "step": 1}
+    for query in console.list_queries():
+        params = {name: values[name] for name in query.parameter_names} or None
+        seconds = sorted(timed(lambda q=query, p=params: console.query(root, q.sql, p)) for _ in range(5))[2]
+        other, other_s = ("steps straight from observations", direct_s) if query.name == "runs" else ("", None)
+        yield Figure(f"dflop sql {query.name} on {num_rows / 1e6:g} M", seconds, 0.200, other, other_s)
+
+
+def timed(call: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
+def fill_spool(root: Path, kind: str, num_files: int, rows_per_file: int) -> None:
+    """Spool files as a run's processes would leave them; without fsync, which is the writers' time."""
+    record = {"correction": Correction, "step_observation": StepObservation}[kind]
+    table = schema.to_table(record, [ROWS[record](i) for i in range(rows_per_file)])
+    for number in range(num_files):
+        write_table(root, SpoolKey(kind, f"run{number % 20}", f"p{number % 8}", number // 8), table)
+
+
+def write_file(root: Path, key: SpoolKey, record: type, num_rows: int) -> None:
+    write_table(root, key, schema.to_table(record, [ROWS[record](i) for i in range(num_rows)]))
+
+
+def write_table(root: Path, key: SpoolKey, table: object) -> None:
+    path = root / "spool" / key.relative_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode(key, table))
+
+
+def one_transaction_per_file(root: Path, kind: str, num_files: int) -> float:
+    """Seconds to take files one by one: read, insert, commit."""
+    files = [path for _, path in list_files(root)][:num_files]
+    with duckdb.connect(str(root / "by-file.duckdb")) as con:
+        con.register("_sample", schema.arrow_schema(kind).empty_table())
+        con.execute("create table rows as select * from _sample")
+
+        def take() -> None:
+            for path in files:
+                con.execute("insert into rows select * from read_parquet(?, hive_partitioning = false)", [str(path)])
+
+        return timed(take)
+
+
+def read_arrays(root: Path) -> None:
+    with Reader(root) as reader:
+        found = reader.arrays("measurement", COLUMNS, where={"profile_key": "model"})
+    assert len(found["tp"]) == NUM_MEASUREMENTS
+
+
+def read_records(root: Path) -> None:
+    with Reader(root) as reader:
+        assert len(reader.records(Measurement, where={"profile_key": "model"})) == NUM_MEASUREMENTS
+
+
+def copy_live(root: Path) -> None:
+    shutil.copyfile(live.live_file(root), root / "copy")
+    with open(root / "copy", "rb") as file:
+        os.fsync(file.fileno())
+
+
+def store_of_observations(root: Path, num_rows: int) -> None:
+    """Runs of 1250 steps on 8 ranks with 4 microbatches, straight into the live database: a month of a team."""
+    with live.open_live(root) as con:
+        add_runs(con, num_rows // (NUM_STEPS * NUM_RANKS))
+        con.execute(
+            "insert into run_record by name select distinct run_id, 'job' as name, 'k' as config_key, 'done' as state, "
+            "'gpu' as hardware, 'torch' as software, 'c' as code_rev, '/r' as run_dir, 1.79e9 as observed_at_s, "
+            "run_id as _run_id, 'flow' as _producer, 0 as _seq from step_observation"
+        )
+        with live.transaction(con):
+            rollup.refresh(con)
+            live.touch(con)
+        snapshot.publish_if_stale(con, root)
+
+
+def add_runs(con: duckdb.DuckDBPyConnection, num_runs: int) -> None:
+    sql = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+    con.execute(sql, {"num_runs": num_runs, "num_steps": NUM_STEPS, "num_ranks": NUM_RANKS})
+
+
+def steps_without_rollup(root: Path) -> None:
+    console.query(
+        root,
+        "select run_id, count(distinct step), median(step_s) from (select run_id, step, max(step_s) as step_s "
+        "from step_observation group by all) group by all",
+    )
+
+
+def _correction(i: int) -> Correction:
+    return Correction("run", i, "llm", f"table{i % 7}", 1.0 + i / 1000, 0.1, 8, 1000.0 + i)
+
+
+def _measurement(i: int) -> Measurement:
+    return Measurement(
+        "model", "llm", "gpu", "torch", "bf16", 1 + i % 8, 2, "random", 1 + i % 7, i, i * i, 1e-3 * i, 2e-3 * i,
+        0.1, 0.1, 3, 1, i,
+    )  # fmt: skip
+
+
+def _observation(i: int) -> StepObservation:
+    spans = tuple(MicrobatchSpan(m, 1, 50 + i, 2500, 0.1, 0.2, 0.0, 0.2, 0.3, 0.2, 0.2, 0.2) for m in range(4))
+    return StepObservation(
+        "run", 0, i, "balanced", i % 8, "llm", 0, i % 8, 0.8, 1.0, 0.5, 0.1, 0.05, 0.1, 0.05, 2.0, 1.0, 80, 1000.0 + i,
+        spans,
+    )  # fmt: skip
+
+
+ROWS: dict[type, Callable[[int], object]] = {
+    Correction: _correction,
+    Measurement: _measurement,
+    StepObservation: _observation,
+}
+
+if __name__ == "__main__":
+    main()
