@@ -1,17 +1,14 @@
-"""FlatFlow by its own package, in a process of its own: a line of JSON in, a line of JSON out.
+"""FlatFlow by its own package: a line of JSON in, a line of JSON out.
 
-The first line describes the language model, every further one is a list of calls. Answered are the version and then,
-per call, the order of every rank.
-
-It weighs samples by the arithmetic of a traced graph of the language model, and wants equal counts of samples in all
-microbatches. The graph is a decoder of the model's dimensions, traced by torch without memory.
+The first line describes the language model, every further one is a call. Answered are the version and then the order of
+every rank. FlatFlow weighs samples by the arithmetic of a traced graph of the language model, and wants equal counts of
+samples in all microbatches. The graph is a decoder of the model's dimensions, traced by torch without memory.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 import warnings
 from typing import Any
 
@@ -53,10 +50,9 @@ def decoder_graph(hidden: int, heads: int, kv_heads: int, intermediate: int, lay
 
 
 def schedule(buffer: bytes, call: dict[str, Any]) -> dict[str, Any]:
-    """One call: orders of all ranks, or what the package said."""
+    """Orders of all ranks, or what the package said."""
     sizes = np.array(call["sizes"], dtype=np.int64)
     function = ffi.sched if call["is_stable"] else ffi.sched_unstable
-    started = time.perf_counter()
     try:
         orders = [
             function(
@@ -69,18 +65,17 @@ def schedule(buffer: bytes, call: dict[str, Any]) -> dict[str, Any]:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"orders": orders, "seconds": time.perf_counter() - started}
+    return {"orders": orders}
 
 
 def main() -> None:
     decoder = json.loads(sys.stdin.readline())
-    started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # making a weight has no arithmetic, and is no operator it knows
         buffer = serialize(decoder_graph(**decoder))
-    print(json.dumps({"version": ffi.__version__, "graph_s": time.perf_counter() - started}), flush=True)
+    print(json.dumps({"version": ffi.__version__}), flush=True)
     for line in sys.stdin:
-        print(json.dumps([schedule(buffer, call) for call in json.loads(line)]), flush=True)
+        print(json.dumps(schedule(buffer, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
