@@ -20,7 +20,7 @@ from dflop.correct.times import StageTime
 from dflop.cost.model import Floats
 from dflop.records import LLM
 from dflop.schedule.items import Ints
-from tests.bench.command import options
+from tests.bench.command import become_a_job, options
 from tests.bench.correct_ways import (
     MODULES,
     NUM_RANKS,
@@ -172,14 +172,14 @@ def main() -> None:
     args = parser.parse_args()
     content: dict[str, Any] = {}
     bounds: Bounds = []
-    for name in args.part:
-        if name == "synthetic":
-            content[name], of_part = synthetic(range(args.seeds))
-        else:
-            from tests.bench import correct_real  # torch, which the simulation does without
+    if "synthetic" in args.part:
+        content["synthetic"], bounds = synthetic(range(args.seeds))
+    if real := [part for part in args.part if part != "synthetic"]:
+        become_a_job("tests.bench.correct", OMP_NUM_THREADS="1")
+        from tests.bench.correct_real import measured  # torch, which the simulation does without
 
-            content[name], of_part = getattr(correct_real, name)(range(args.seeds))
-        bounds += of_part
+        found, of_real = measured(real, range(args.seeds))
+        content, bounds = content | found, bounds + of_real
     conclude(content, bounds, args.json, "torch", "transformers", "duckdb", "numba")
 
 

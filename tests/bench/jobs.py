@@ -1,0 +1,131 @@
+"""Runs that benches profile and plan themselves, and ranks that train given StepPlans.
+
+Ranks and scheduler do what they do in any run; the flow is left out. `python -m tests.bench.jobs RUN_DIR SLOWNESS...`
+is a rank that trains the plans of `give_steps`, which may be of several contenders for the same global batches, so that
+their steps are measured within the same seconds. As the scheduler's module the same file publishes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.cost.model import CostModel
+from dflop.jobs import planning, profiling, runs, submit, supervisor, train
+from dflop.jobs.rundir import RunDir, open_run
+from dflop.jobs.talk import say
+from dflop.records import SampleShape, StepObservation, StepPlan, from_dict, to_dict
+from dflop.store.reader import Reader
+from dflop.store.spool import read_spool
+from dflop.train import wire
+from dflop.train.wire import PlanMessage
+from tests.bench.figures import ROOT
+from tests.jobs import slowed
+from tests.jobs.configs import make_config
+from tests.jobs.training import fresh, run_to_the_end, set_config, start_ranks
+
+START_PATIENCE_S = 60.0
+"""For step plans that are published all at once: none may be replaced by a quick one."""
+GIVEN, LIMIT_S = "replayed.json", 3600
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A run without a plan, its data and its modules profiled."""
+
+    run: RunDir
+    key: str
+    """Of the model profile."""
+    cost: CostModel
+    data_profile_s: float
+    model_profile_s: float
+
+
+async def profiled_run(
+    folder: Path, annotations: Path, num_processes: int, *overrides: str,
+    is_kept: Callable[[SampleShape], bool] = lambda shape: True,
+) -> Profiled:  # fmt: skip
+    """Profile data and the demo's model from nothing, in jobs as any run does; only some samples are kept."""
+    config = make_config(
+        folder,
+        f"model={ROOT}/configs/models/tiny_omni.yaml",
+        f"cluster.num_processes_per_node={num_processes}",
+        "cluster.memory_per_process_gib=3",
+        f"dataset.annotations={annotations}",
+        "train.trace_every_steps=0",
+        *overrides,
+    )
+    run, _ = runs.begin(config)
+    config, began_s = run.config(), time.perf_counter()
+    launcher = submit.launcher_of(run, config)
+    data = await profiling.data_profile(run, launcher, say)
+    with Reader(config.store) as reader:
+        run.write_shapes([s for s in reader.shapes(data.profile_key) if is_kept(s)])
+    data_s = time.perf_counter() - began_s
+    key = await profiling.model_profile(run, launcher, say)
+    cost = planning.cost_tables(run, config, key, say)
+    return Profiled(run, key, cost, data_s, time.perf_counter() - began_s - data_s)
+
+
+def configured(profiled: RunDir, folder: Path, *overrides: str) -> RunDir:
+    """A copy of a profiled run in another folder, with other settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = fresh(profiled, folder)
+    set_config(run, *overrides)
+    return run
+
+
+def train_ranks(run: RunDir, entry: str, *args: str) -> dict[tuple[int, int], StepObservation]:
+    """Run the ranks of a run to their end; what they observed.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    ended = run_to_the_end(run, start_ranks(run, entry, *args), LIMIT_S)
+    if any(ended.codes):
+        raise RuntimeError("\n".join(text[-3000:] for text in ended.stderr))
+    return observations(run)
+
+
+def observations(run: RunDir) -> dict[tuple[int, int], StepObservation]:
+    """By (step, rank)."""
+    return {(o.step, o.rank): o for o in read_spool(run.config().store, StepObservation)}
+
+
+def give_steps(run: RunDir, steps: Sequence[StepPlan]) -> None:
+    """Make a run train these steps, numbered anew, and nothing else."""
+    numbered = [to_dict(dataclasses.replace(plan, step=step)) for step, plan in enumerate(steps)]
+    (run.path / GIVEN).write_text(json.dumps(numbered))
+    set_config(run, f"train.num_steps={len(steps)}")
+
+
+def take_given_steps() -> None:
+    """Makes this rank start the publisher below as its scheduler."""
+    supervisor.SCHEDULER_MODULE = "tests.bench.jobs"
+    supervisor.EXIT_S = 0.0  # who publishes them lives until it is ended
+    train.START_PATIENCE_S = START_PATIENCE_S
+
+
+def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, start: str) -> None:
+    """Publish every plan at once, and live on: a scheduler that has ended would be started again."""
+    run = open_run(run_path)
+    store = wire.open_store(host, int(port), is_server=False, timeout_s=START_PATIENCE_S)
+    for data in json.loads((run.path / GIVEN).read_text()):
+        wire.publish(store, PlanMessage(from_dict(StepPlan, data), {}, int(start)))
+    wire.note_recorded(store, int(start), wire.NUM_SLOTS**4)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ and sys.argv[2:3] != ["train"]:
+        take_given_steps()
+        slowed.main(*sys.argv[1:])
+    else:
+        publish_all(*sys.argv[1:])
