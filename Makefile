@@ -7,19 +7,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help setup clients references rivals demo test coverage test-gpu test-duckdb2 check format bench chaos fuzz clean
+LANES := layouts jobs kills instances served browser slurm
+
+.PHONY: help setup clients references rivals demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz clean $(LANES:%=lane-%)
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
-	@echo "make test      all tests; the Slurm tests run where Slurm is installed, see tests/slurm/cluster.sh"
-	@echo "make coverage  the quick tests once more, and the lines of dflop/ that they run"
-	@echo "make test-gpu  tests that need a CUDA device"
+	@echo "make check     lint, import rules and types"
+	@echo "make test      what to know before a push (minutes, two cores)"
+	@echo "make lane-NAME what to know before a change of a room lands: $(LANES)"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
+	@echo "make test-all  all of these, and the mutants (hours)"
+	@echo "make coverage  make test once more, and the lines of dflop/ that it runs"
+	@echo "make mutants   48 faults put into the code, one after the other: which of them do tests notice?"
+	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make bench     benchmarks of every room (20 minutes by the sum of its parts, 3 GB of disk); BENCH=full for all of them, whole (hours);"
 	@echo "               SIZES=TABLE MEDIA=FOLDER for real sample sizes and media"
 	@echo "make chaos     random faults in whole runs of the demo (two hours; MINUTES= RUNS= SEED= CHAOS=--slurm)"
 	@echo "make fuzz      hostile input for MINUTES=10 minutes; TARGET=name for one kind of it, SEED=1"
-	@echo "make check     lint and types"
 	@echo "make format    format the code"
 
 setup: $(VENV)/.ready
@@ -34,8 +39,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
-test: setup clients references rivals
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+test: setup clients references
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Slurm's tests share one cluster, and those of a server its port: one after the other.
+WORKERS := 2
+lane-served lane-slurm: WORKERS := 0
+$(LANES:%=lane-%): lane-%: setup clients references
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --lane $*
+
+test-all: test $(LANES:%=lane-%) test-duckdb2 mutants
 
 # Other versions of duckdb, beside the environment: what people's shells open our snapshots with.
 clients: $(VENV)/clients/1.4 $(VENV)/clients/1.5 $(VENV)/clients/2.0
@@ -79,13 +92,15 @@ fuzz: TARGET ?=
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) $(addprefix --target ,$(TARGET))
 
-# Lines of dflop/ that tests run, those of jobs, ranks and workers too; fails below 90 %. TESTS= for some of them.
-coverage: TESTS ?= -m "not slow and not slurm"
-coverage: setup clients references rivals
+# Lines of dflop/ that tests run, those of jobs, ranks and workers too; fails below the bound in pyproject.toml.
+coverage: setup clients references
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+mutants: setup
+	$(BIN)/python -m tests.mutants
 
 test-gpu: setup
 	$(BIN)/python -m pytest -q tests/gpu
@@ -93,6 +108,7 @@ test-gpu: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/sqlfluff lint -q sql
 

@@ -13,7 +13,8 @@ ALLOWED = ("no CUDA device", "shared data", "shows a fault of duckdb 2.0.0")
 
 skipped = [
     (f"{case.get('classname')}::{case.get('name')}", str(skip.get("message")))
-    for case in ET.parse(sys.argv[1]).iter("testcase")
+    for report in sys.argv[1:]
+    for case in ET.parse(report).iter("testcase")
     for skip in case.findall("skipped")
 ]
 wrong = [(name, why) for name, why in skipped if not any(a in why for a in ALLOWED)]

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dflop.jobs.doctor.installed import read_constraints
-from tests.test_doors import ALLOWED
+from tests.test_imports import libraries
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "security.md"
@@ -93,7 +93,7 @@ def table(found: list[Row]) -> str:
 
 def network_at_import() -> dict[str, list[str]]:
     """What happens when everything that dflop imports is imported: `seen` connections, `failed` imports, `modules`."""
-    names = sorted({name for libraries in ALLOWED.values() for name in libraries})
+    names = sorted({name for allowed in libraries().values() for name in allowed})
     done = subprocess.run([sys.executable, "-P", "-c", _IMPORTS, json.dumps(names)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)

@@ -17,6 +17,7 @@ from dflop import cli
 from dflop.records import RunRecord
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
+from tests.forked import run_module
 from tests.jobs.configs import make_dataset, write_config
 
 HEAVY = ("torch", "prefect", "cvxpy", "duckdb", "polars", "pyarrow", "transformers", "matplotlib", "scipy", "numpy")
@@ -28,9 +29,9 @@ def python_path() -> str:
 
 
 def dflop(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dflop.cli", *map(str, args)]
+    """A command in a process of its own, forked: what it imports is imported already."""
     environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "200", **env}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return run_module("dflop.cli", *map(str, args), cwd=cwd, env=environment)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], exit_code: int, *said: str) -> None:

@@ -141,7 +141,7 @@ SubprocessASGIServer().stop()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.lane("served")
 def test_a_temporary_server_lets_nobody_else_in(tmp_path):
     """It listens on the loopback device of a login node, which everybody there can reach."""
     (tmp_path / "json.py").write_text("raise SystemExit(9)")  # nor does it import from where it was started

@@ -22,7 +22,7 @@ from tests.test_cli import assert_refused, dflop, python_path
 
 NUM_STEPS = 40
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 import dflop
 from dflop.store import schema
-from tests.test_doors import ALLOWED, FLOORS
+from tests.test_imports import floors, libraries
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -112,13 +112,13 @@ def test_the_citation_is_of_this_version():
     assert citation["preferred-citation"]["title"].startswith("DFLOP")
 
 
-def test_the_rooms_table_is_the_doors():
-    floors, libraries = {}, {}
+def test_the_rooms_table_is_that_of_pyproject():
+    drawn, may_import = {}, {}
     for floor, rooms, allowed in re.findall(r"^\| (\d) \| (.+?) \| .+ \| (.*)\|$", ARCHITECTURE, re.MULTILINE):
         for room in re.findall(r"`(\w+)`", rooms):
-            floors[room], libraries[room] = int(floor), set(re.findall(r"`(\w+)`", allowed))
-    assert floors == FLOORS
-    assert libraries == ALLOWED
+            drawn[room], may_import[room] = int(floor), set(re.findall(r"`(\w+)`", allowed))
+    assert drawn == floors()
+    assert may_import == libraries()
 
 
 def test_the_schema_picture_is_the_schema():

@@ -53,7 +53,7 @@ def test_the_command_says_ok(tmp_path):
 
 
 @pytest.mark.timeout(PLAN_TIMEOUT_S + 30)
-@pytest.mark.slow
+@pytest.mark.lane("instances")
 @pytest.mark.parametrize("path", PLANNED, ids=lambda p: p.stem)
 def test_an_example_is_planned_from_a_data_sheet(path, tmp_path):
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")

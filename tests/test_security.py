@@ -226,7 +226,7 @@ def test_the_table_of_dependencies_is_that_of_the_page():
     assert dependencies.on_page(PAGE) == dependencies.table(dependencies.rows())
 
 
-@pytest.mark.slow
+@pytest.mark.lane("jobs")
 def test_imports_ask_nothing_of_the_network():
     found = dependencies.network_at_import()
     assert found["seen"] == []

@@ -31,7 +31,7 @@ from tests.test_cli_train import training
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 60
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lane("served"), pytest.mark.timeout(900)]
 
 
 class Server:

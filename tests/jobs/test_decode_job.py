@@ -12,7 +12,7 @@ from tests.jobs.training import fresh, losses_of, planned_run, run_ranks
 
 NUM_STEPS = 5
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.test_cli import assert_refused, dflop
 
 NUM_STEPS = 3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ NUM_STEPS, CHECKPOINT_EVERY = 7, 3
 VISION_RANK, LLM_RANK = 0, 1
 NAMES = {VISION_RANK: "rank 0 (vision stage 0 replica 0)", LLM_RANK: f"rank 1 ({LLM} stage 0 replica 0)"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

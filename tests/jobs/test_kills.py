@@ -20,7 +20,7 @@ from tests.launch.helpers import until
 
 NUM_STEPS, NUM_KILLS, MOST_STEPS, NUM_RANKS = 18, 3, 5, 2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lane("kills"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.train.synthetic import make_inline_plan, make_plan
 NUM_STEPS = 6
 TOLERANCE = 1e-4
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lane("layouts"), pytest.mark.timeout(600)]
 
 
 def all_of(plan: Plan, **fields: bool) -> Plan:

@@ -25,7 +25,7 @@ from tests.train.synthetic import make_inline_plan
 
 NUM_STEPS, CHECKPOINT_EVERY = 24, 10
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(420)]
 
 
 @pytest.fixture(scope="module")

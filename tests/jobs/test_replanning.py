@@ -20,7 +20,7 @@ from tests.jobs.changing import changing_run
 
 NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 40, "model"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(900)]
 
 
 async def drive(run: RunDir) -> None:

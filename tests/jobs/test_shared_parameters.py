@@ -13,7 +13,7 @@ from tests.train.synthetic import make_inline_plan
 NUM_STEPS, TOLERANCE = 5, 1e-4
 SETTINGS = (f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=100", "train.shard_parameters=true")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lane("layouts"), pytest.mark.timeout(600)]
 
 
 def test_losses_are_those_of_whole_replicas_from_its_checkpoint_too(tmp_path):

@@ -34,7 +34,7 @@ FIRST_STEPS, NUM_STEPS = 3, 7
 FROZEN = ("vision.tower", LLM)
 TOLERANCE = 1e-5
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

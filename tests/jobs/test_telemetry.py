@@ -21,7 +21,7 @@ from tests.jobs.training import planned_run, run_ranks
 NUM_STEPS, TRACE_EVERY, CHECKPOINT_EVERY = 5, 2, 3
 WITHIN = ("forward", "backward", "receive_wait", "send", "reduce", "optimizer")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.jobs.training import fresh, losses_of, planned_run, run_ranks
 NUM_STEPS = 16
 STEPS = list(range(NUM_STEPS))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

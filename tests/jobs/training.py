@@ -28,8 +28,8 @@ from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool
 from tests.builders import make_table
+from tests.forked import Program
 from tests.jobs.configs import make_config
-from tests.jobs.forked import Program
 from tests.train.synthetic import make_plan as make_split_plan
 
 ROOT = Path(__file__).parents[2]

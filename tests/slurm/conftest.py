@@ -19,14 +19,10 @@ CLUSTER = Path(__file__).with_name("cluster.sh")
 SWITCH = "DFLOP_TEST_SLURM"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slurm: runs jobs on a real Slurm; needs root and Debian's packages")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(CLUSTER.parent):
-            item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.lane("slurm"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(900))  # waiting for the cluster's turn counts
 

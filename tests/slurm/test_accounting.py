@@ -16,7 +16,6 @@ from tests.launch.helpers import end, make_spec, until
 from tests.slurm.conftest import cluster_script
 
 NEEDS_CLUSTER_ALONE = True
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from dflop.store.frames import profile_frame
 from tests.jobs.configs import make_config
 from tests.launch.helpers import REPO
 
-pytestmark = pytest.mark.slow
-
 NAMES = {"annotations": "annotations.jsonl", "media_root": "media", "tokenizer": "tokenizer.json"}
 
 

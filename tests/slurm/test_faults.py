@@ -43,7 +43,6 @@ from tests.slurm.faults import (
 )
 
 NEEDS_CLUSTER_ALONE = True
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +82,7 @@ def tell(what: str, **seconds: float) -> None:
     print(f"{what}: " + ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()), file=sys.stderr)
 
 
+@pytest.mark.lane("slurm-heart")
 def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run: RunDir, drivers: Drivers) -> None:
     first = drivers.start()
     handle = job_of(run)
@@ -110,6 +110,7 @@ def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run: RunDir, d
     tell("controller killed", told=told_s, back=back_s)
 
 
+@pytest.mark.lane("slurm-heart")
 def test_a_preempted_training_makes_way_and_goes_on(run: RunDir, drivers: Drivers) -> None:
     handle, stopped_at = job_of(run), next_step(run)
     command = ["sbatch", "--parsable", "--partition=debug", "--nodes=4", "--exclusive", "--output=/dev/null"]
@@ -143,6 +144,7 @@ def test_a_node_that_goes_down_costs_the_steps_since_the_checkpoint(run: RunDir,
     tell("node down", requeued=again_s, steps=steps_s)
 
 
+@pytest.mark.lane("slurm-heart")
 def test_a_rank_that_is_killed_is_named_and_the_next_driver_goes_on(run: RunDir, drivers: Drivers) -> None:
     handle = job_of(run)
     os.kill(pid_of(handle, 1), signal.SIGKILL)
@@ -195,6 +197,7 @@ def test_a_full_disk_under_the_store_loses_no_row(run: RunDir, drivers: Drivers,
     assert drivers.last.process.poll() is None, drivers.last.said
 
 
+@pytest.mark.lane("slurm-heart")
 def test_dflop_cancel_empties_the_queue(run: RunDir, drivers: Drivers) -> None:
     job_of(run)
     command = [sys.executable, "-m", "dflop.cli", "cancel", str(run.path)]
@@ -205,6 +208,7 @@ def test_dflop_cancel_empties_the_queue(run: RunDir, drivers: Drivers) -> None:
     tell("dflop cancel", queue_empty=took_s)
 
 
+@pytest.mark.lane("slurm-heart")
 def test_after_all_that_no_step_and_no_row_is_missing(run: RunDir) -> None:
     """Every step by every rank; what was done twice, between a checkpoint and a death, has the same loss."""
     num_steps, num_ranks = next_step(run), run.plan().num_processes

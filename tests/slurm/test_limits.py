@@ -30,7 +30,6 @@ from tests.slurm.faults import (
 )
 
 NUM_STOPS = 2
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

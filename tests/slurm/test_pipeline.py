@@ -31,7 +31,7 @@ from tests.slurm.faults import shown
 
 NEEDS_CLUSTER_ALONE = True  # one shard on each node
 NUM_STEPS = 4
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.lane("slurm-heart")
 
 CONFIG = """
 name: first

@@ -18,8 +18,6 @@ from dflop.store import console
 from tests.jobs.training import NARROW_OMNI
 from tests.launch.helpers import REPO, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
 CONFIG = """
 name: by-hand
 model: {model}

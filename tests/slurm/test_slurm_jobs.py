@@ -52,6 +52,7 @@ def test_one_task_with_gpus_and_memory(
     assert "rank 0 says hello" in log_paths(handle, 0).stdout.read_text()
 
 
+@pytest.mark.lane("slurm-heart")
 def test_two_nodes_with_two_tasks_each(launcher: SlurmLauncher, tmp_path: Path) -> None:
     spec = make_spec(tmp_path / "job", "report", "x", resources=TWO_BY_TWO, env={"GREETING": "it's $HOME"})
     handle = launcher.submit(spec)
@@ -76,6 +77,7 @@ def test_three_tasks_on_two_nodes(launcher: SlurmLauncher, tmp_path: Path) -> No
     assert {s["WORLD_SIZE"] for s in seen} == {"3"}
 
 
+@pytest.mark.lane("slurm-heart")
 def test_the_saved_script_does_the_same_work_by_hand(launcher: SlurmLauncher, tmp_path: Path) -> None:
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
     script = tmp_path / "job" / "job.sbatch"
@@ -97,6 +99,7 @@ def test_the_traceback_of_the_failing_rank_is_shown(launcher: SlurmLauncher, tmp
     assert caught.value.where == str(log_paths(handle, 2).stderr)
 
 
+@pytest.mark.lane("slurm-heart")
 def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_path: Path) -> None:
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), resources=TWO_BY_TWO))
     pids = [pids_of_hang(tmp_path, rank) for rank in range(4)]
@@ -147,6 +150,7 @@ def fail_once(folder: Path, *names: str) -> list[JobSpec]:
     ]  # fmt: skip
 
 
+@pytest.mark.lane("slurm-heart")
 def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher: SlurmLauncher, tmp_path: Path) -> None:
     specs, journal = fail_once(tmp_path, "a", "bad", "c", "d"), Journal(tmp_path / "run", "test")
 
@@ -189,6 +193,7 @@ def test_an_array_beyond_the_sites_limit_is_cut(
     assert [launcher.collect(h)[0]["word"] for h in handles] == list("01234")
 
 
+@pytest.mark.lane("slurm-heart")
 def test_a_job_goes_on_under_its_id(launcher: SlurmLauncher, tmp_path: Path) -> None:
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
     seen: list[str] = []
@@ -283,6 +288,7 @@ def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -
         launcher.collect(handle)
 
 
+@pytest.mark.lane("slurm-heart")
 def test_cancelling_a_queued_job_empties_the_queue(launcher: SlurmLauncher, tmp_path: Path) -> None:
     resources = Resources(extra={"hold": ""})
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
@@ -293,6 +299,7 @@ def test_cancelling_a_queued_job_empties_the_queue(launcher: SlurmLauncher, tmp_
     assert ask_slurm("squeue", "-h", "-j", handle.job_id) == ""
 
 
+@pytest.mark.lane("slurm-heart")
 def test_another_process_adopts_the_job(launcher: SlurmLauncher, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     spec = make_spec(tmp_path / "job", "wait_for", str(gate))

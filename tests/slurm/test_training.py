@@ -34,8 +34,6 @@ from dflop.store.reader import Reader
 from tests.jobs.training import NARROW_OMNI, set_config
 from tests.launch.helpers import REPO, parent_of, until
 
-pytestmark = pytest.mark.slow
-
 CONFIG = """
 name: on-slurm
 model: {model}

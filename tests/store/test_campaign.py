@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 NUM_KILLS = 30
 
 
-@pytest.mark.slow
+@pytest.mark.lane("kills")
 def test_thirty_kills_of_writers_and_ingesters_lose_repeat_and_tear_nothing(tmp_path: Path) -> None:
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")  # shown when the test fails

@@ -226,7 +226,7 @@ def test_of_corrections_at_one_instant_the_order_is_total(tmp_path: Path, make) 
     assert found == [1.2, 1.2]
 
 
-@pytest.mark.slow
+@pytest.mark.lane("instances")
 def test_a_backlog_of_ten_thousand_files_is_taken_whole(tmp_path: Path, make) -> None:
     table = schema.to_table(Correction, [make.correction(step) for step in range(3)])
     for number in range(10_000):

@@ -1,13 +1,16 @@
-"""What every rank of a test would import and work out by itself, done once in the server that they are forked from."""
+"""What ranks and commands of a test would import and work out by themselves, once, in the server that forks them."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 import pytest  # noqa: F401, with the modules that ranks' functions are in
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+import dflop.cli  # noqa: F401
 from dflop.jobs import train  # noqa: F401
+from dflop.store import console  # noqa: F401, with DuckDB and Arrow
 from tests.train import synthetic  # noqa: F401
 
 for family in (
@@ -23,3 +26,4 @@ for family in (
 ):
     importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 get_checkpoint_conversion_mapping("")  # compiles its expressions for all families
+gc.freeze()  # a collection in a forked process would copy all of it

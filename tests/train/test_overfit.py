@@ -65,7 +65,7 @@ MEDIA = {
     "video_max_frames": 4, "audio_max_s": 4.0,
 }  # fmt: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lane("layouts"), pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)

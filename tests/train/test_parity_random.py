@@ -47,7 +47,7 @@ def trials(draw):
     return Trial(subject, plan, tuple(plans))
 
 
-@pytest.mark.slow
+@pytest.mark.lane("layouts")
 @settings(max_examples=12)
 @given(trials())
 def test_gradients_equal_hugging_face_however_samples_are_assigned(tmp_path_factory, trial):

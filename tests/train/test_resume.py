@@ -20,7 +20,7 @@ NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
 SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
 NUM_SAMPLES, BATCH_SIZE = 26, 6
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lane("kills"), pytest.mark.timeout(900)]
 
 
 def split_plan() -> Plan:

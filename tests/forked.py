@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
@@ -21,10 +22,22 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 class Program:
     """`python -m entry *args`, with as much of `subprocess.Popen` as its tests use."""
 
-    def __init__(self, entry: str, args: tuple[str, ...], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        entry: str,
+        args: tuple[str, ...],
+        env: Mapping[str, str],
+        log: Path,
+        *,
+        err: Path | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Starts it; stdout and stderr go to `log`, or stderr to `err`."""
         _CONTEXT.set_forkserver_preload(PRELOAD)
-        log.write_bytes(b"")  # here: a test that reads it at once must not find what an earlier program wrote
-        self._process = _CONTEXT.Process(target=_run, args=(entry, args, dict(env), str(log)))
+        for file in (log, err or log):  # here: a test that reads it at once must not find what an earlier one wrote
+            file.write_bytes(b"")
+        streams = str(log), str(err or log)
+        self._process = _CONTEXT.Process(target=_run, args=(entry, args, dict(env), streams, str(cwd or Path.cwd())))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -42,12 +55,26 @@ class Program:
         self._process.kill()
 
 
-def _run(entry: str, args: tuple[str, ...], env: dict[str, str], log: str) -> None:
+def run_module(
+    entry: str, *args: str, cwd: Path, env: Mapping[str, str], timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """`python -m entry *args` to its end, with what it wrote."""
+    with tempfile.TemporaryDirectory(prefix="forked-") as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        program = Program(entry, args, env, out, err=err, cwd=cwd)
+        try:
+            code = program.wait(timeout_s)
+        finally:
+            program.kill()
+        return subprocess.CompletedProcess([entry, *args], code, out.read_text(), err.read_text())
+
+
+def _run(entry: str, args: tuple[str, ...], env: dict[str, str], streams: tuple[str, str], cwd: str) -> None:
     os.environ.clear()
     os.environ |= env
-    out = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(out, stream)
+    os.chdir(cwd)
+    for number, path in enumerate(streams, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     sys.argv = [entry, *args]
     try:
         runpy.run_module(entry, run_name="__main__", alter_sys=True)
@@ -59,3 +86,5 @@ def _run(entry: str, args: tuple[str, ...], env: dict[str, str], log: str) -> No
             if not thread.daemon and thread is not threading.main_thread():
                 thread.join()
         atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()

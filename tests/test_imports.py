@@ -1,0 +1,89 @@
+"""Which package may import which package and library: the table is in pyproject.toml, see ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dflop"
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+FILES = sorted(PACKAGE.rglob("*.py"))
+TORCH_FILES_OF_MODELS = {
+    "build.py", "slices.py", "attention.py", "encoders.py", "positions.py", "ways.py", "weights.py", "export.py",
+    "taps.py",
+}  # fmt: skip
+
+
+def floors() -> dict[str, int]:
+    """Layer of every package, the lowest is 0."""
+    layers = next(contract["layers"] for contract in CONTRACTS if contract["id"] == "layers")
+    return {name: floor for floor, names in enumerate(reversed(layers)) for name in names.split(" | ")}
+
+
+def libraries() -> dict[str, set[str]]:
+    """What every package may import of the libraries that are restricted."""
+    found: dict[str, set[str]] = {name: set() for name in floors()}
+    for contract in CONTRACTS:
+        for importer in contract.get("allowed_importers", ()):
+            if importer.startswith("dflop."):
+                found[importer.removeprefix("dflop.")].update(contract["protected_modules"])
+    return found
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(dotted module, whether at module level) of every import in a file."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node in tree.body) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module), node in tree.body
+
+
+def test_every_import_keeps_to_the_table():
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0
+
+
+def test_flash_attention_is_optional_and_torch_stays_in_a_few_files_of_models():
+    found = {path: list(imports(path)) for path in FILES}
+    assert [p for p, names in found.items() for name, at_top in names if at_top and name.startswith("flash_attn")] == []
+    with_torch = {
+        path.name
+        for path, names in found.items()
+        if path.is_relative_to(PACKAGE / "models") and any(name.split(".")[0] == "torch" for name, _ in names)
+    }
+    assert with_torch <= TORCH_FILES_OF_MODELS
+
+
+def test_files_stay_small():
+    lines = {p: len(p.read_text().splitlines()) for p in [*FILES, *(ROOT / "flows").glob("*.py")]}
+    assert {str(p.relative_to(ROOT)): n for p, n in lines.items() if n > 400} == {}
+    assert sorted(lines.values())[len(lines) // 2] <= 180
+
+
+def test_probes_on_a_bare_machine_need_torch_transformers_and_arrow_alone():
+    blocked = "scipy pydantic polars duckdb ruamel prefect cvxpy submitit PIL av"
+    code = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked.split()!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+import tests.gpu.real_size
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_folder_of_tests_is_a_package():
+    """Of one that is none, pytest puts the folder on the path, and its files hide what others import by name."""
+    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
+    assert sorted(str(folder) for folder in folders if not (folder / "__init__.py").is_file()) == []
