@@ -1,9 +1,8 @@
-"""Draws the faults of a run from its seed, plays it to its end as an operator would, and judges what is left."""
+"""Draws the faults of a run from its seed, plays it to its end as an operator would, and judges how it ended."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 import shutil
 import signal
@@ -12,24 +11,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from tests.chaos import checks, data_faults, engine_faults, stage, store_faults
+from dflop.jobs.rundir import RunDir
+from tests.chaos import checks, stage, strikes
 from tests.chaos.dying import LAST_WORDS
-from tests.chaos.fault import End, Fault, NothingToStrike
-from tests.chaos.moments import MOMENTS
+from tests.chaos.fault import MOMENTS, End, Fault, NothingToStrike
+from tests.chaos.faults import FAULTS
 from tests.chaos.play import Ended, Play
 
-FAULTS: tuple[Fault, ...] = (*store_faults.FAULTS, *data_faults.FAULTS, *engine_faults.FAULTS)
 MAX_COMMANDS = 8
 _NUM_FAULTS = (2, 2, 3, 1)
 """Of runs, in turn; the one that has three takes that of the next one along."""
 LIMIT_S = 240.0
 """Of one command; longer is hung."""
-ITSELF, AGAIN, MENDED = "goes on by itself", "same command goes on", "refused, mended, goes on"
-NOT_STRUCK, WRONG = "not struck", "wrong"
-_LOOK_S = 0.03
+OUTCOMES = ITSELF, AGAIN, MENDED, NOT_STRUCK, WRONG = (
+    "goes on by itself", "same command goes on", "refused, mended, goes on", "not struck", "wrong",
+)  # fmt: skip
 
 
 @dataclass
@@ -57,21 +55,14 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         faults = [{"name": s.fault.name, "part": s.fault.part, "outcome": s.outcome} for s in self.faults]
-        return {**dataclasses.asdict(dataclasses.replace(self, faults=[])), "faults": faults}
+        return {**vars(self), "faults": faults}
 
 
 def draw(seed: int, number: int, faults: Sequence[Fault] = FAULTS) -> tuple[list[Struck], random.Random]:
-    """Faults of a run, in turn so that all are met, and what else is drawn in it.
-
-    Args:
-        seed: Of the campaign.
-        number: Of the run, from 0.
-        faults: To draw from.
-    """
+    """Faults of a run of a campaign, in turn so that all are met, and what draws all else in it."""
     in_turn = list(faults)
     random.Random(f"{seed} {number // len(faults)}").shuffle(in_turn)
-    rng = random.Random(f"{seed}/{number}")
-    at = number % len(faults)
+    rng, at = random.Random(f"{seed}/{number}"), number % len(faults)
     chosen, wanted = [in_turn[at]], _NUM_FAULTS[number % len(_NUM_FAULTS)]
     # From the middle on: half as many runs as there are faults meet nearly all of them.
     half = (at + len(faults) // 2) % len(faults)
@@ -89,15 +80,9 @@ def _go_together(a: Fault, b: Fault) -> bool:
 
 
 def play_run(
-    folder: Path,
-    dataset: Path,
-    drawn: Sequence[Struck],
-    rng: random.Random,
-    number: int,
-    losses: Mapping[int, float] | None,
-    *,
-    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> Result:
+    folder: Path, dataset: Path, drawn: list[Struck], rng: random.Random, number: int,
+    losses: Mapping[int, float] | None, changes: Mapping[str, Mapping[str, Any]],
+) -> Result:  # fmt: skip
     """Play a run to its end and check it.
 
     Args:
@@ -111,37 +96,35 @@ def play_run(
     """
     uses_prefect = bool(drawn) and not any(s.fault.dies_at for s in drawn) and rng.random() < 1 / 6
     command = ("run" if uses_prefect else "train", "chaos.yaml")
-    play = Play(stage.copy_stage(dataset, folder, **changes), rng, command)
-    result, began_s = Result(number, command[0], list(drawn)), time.monotonic()
+    play = Play(stage.copy_stage(dataset, folder, changes), rng, command)
+    result, began_s = Result(number, command[0], drawn, notes=play.notes), time.monotonic()
     try:
         for struck in drawn:
             if struck.fault.prepare is not None:
                 struck.fault.prepare(play)
-        is_over = _commands(play, result)
+        is_over = commands(play, result)
         play.end_beside()
         if uses_prefect:  # docs/operating.md: what a killed driver leaves of its temporary server, this ends
             play.dflop("reap")
         if is_over:
             result.problems += checks.problems(play, losses)
-        for struck in drawn:
-            if struck.has_struck and struck.outcome == NOT_STRUCK:
-                struck.outcome = ITSELF
     finally:
         play.end_all()
-        store_faults.unmount_disks(play)
-        result.seconds, result.notes = time.monotonic() - began_s, play.notes
-    if result.problems:
-        for struck in drawn:
-            if struck.has_struck:
-                struck.outcome = WRONG
+        strikes.unmount_disks(play)
+    for struck in drawn:
+        if struck.has_struck and result.problems:
+            struck.outcome = WRONG
+        elif struck.has_struck and struck.outcome == NOT_STRUCK:
+            struck.outcome = ITSELF
+    result.seconds = time.monotonic() - began_s
     return result
 
 
-def _commands(play: Play, result: Result) -> bool:
+def commands(play: Play, result: Result) -> bool:
     """Issue the command until the run is over; whether it is."""
     waiting = [s for s in result.faults if s.fault.when != "before"]
     for struck in result.faults:
-        if struck.fault.when == "before":
+        if struck not in waiting:
             _strike(play, struck)
     dies_at = "".join(s.fault.dies_at for s in result.faults)
     for number in range(MAX_COMMANDS):
@@ -149,9 +132,7 @@ def _commands(play: Play, result: Result) -> bool:
         ended, between = _one_command(play, waiting)
         play.tend(at_once=True)
         if ended is None:
-            result.problems.append(
-                f"command {number} has not ended within {LIMIT_S:g} s: {_last(play.log.read_text())}"
-            )
+            result.problems.append(f"command {number} hangs after {LIMIT_S:g} s: {_last(play.log.read_text())}")
             return False
         if number == 0:
             for struck in result.faults:  # the place to die at may not have been reached
@@ -159,10 +140,9 @@ def _commands(play: Play, result: Result) -> bool:
         result.ends.append(f"{ended.code}: {_last(ended.said)}" if ended.code else "0")
         if between is not None and ended.code in (130, 143, -2):
             _strike(play, between)
-            continue
-        if ended.code == 0:
+        elif ended.code == 0:
             return True
-        if not _explain(play, result.faults, ended):
+        elif not explain(play, result.faults, ended):
             result.problems.append(f"command {number} ended with {ended.code}, no fault does that: {_last(ended.said)}")
             return False
     result.problems.append(f"{MAX_COMMANDS} commands were not enough")
@@ -179,12 +159,12 @@ def _one_command(play: Play, waiting: list[Struck]) -> tuple[Ended | None, Struc
         for struck in list(waiting):
             if between is None and MOMENTS[struck.fault.when](play, struck.roll):
                 waiting.remove(struck)
-                if struck.fault.is_between:
+                if struck.fault.when == "between":
                     between = struck
                     play.send(signal.SIGINT)
                 else:
                     _strike(play, struck)
-        time.sleep(_LOOK_S)
+        time.sleep(0.03)
     return ended, between
 
 
@@ -193,24 +173,22 @@ def _strike(play: Play, struck: Struck) -> None:
         struck.fault.strike(play)
         struck.has_struck = True
     except (NothingToStrike, OSError, subprocess.SubprocessError) as error:
-        play.note(f"{struck.fault.name}: not struck: {error}")
+        play.notes.append(f"{struck.fault.name}: not struck: {error}")
 
 
-def _explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
+def explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
     """Whether a fault that has struck may end the command so; what it says to do is done."""
     # First what said itself that it died. One that has explained an end already comes last: of two drivers killed,
     # each explains one.
     struck_ones = [s for s in faults if s.has_struck]
     for struck in sorted(struck_ones, key=lambda s: (not s.fault.dies_at, s.outcome != NOT_STRUCK)):
-        for end in struck.fault.ends:
-            if _is(end, ended):
-                if end.mend is not None:
-                    with contextlib.suppress(NothingToStrike):
-                        end.mend(play)
-                    struck.outcome = MENDED
-                elif struck.outcome != MENDED:
-                    struck.outcome = AGAIN
-                return True
+        end = next((end for end in struck.fault.ends if _is(end, ended)), None)
+        if end is not None:
+            if end.mend is not None:
+                with contextlib.suppress(NothingToStrike):
+                    end.mend(play)
+            struck.outcome = MENDED if end.mend is not None or struck.outcome == MENDED else AGAIN
+            return True
     return False
 
 
@@ -226,14 +204,10 @@ def _last(said: str) -> str:
 
 
 def undisturbed(folder: Path, dataset: Path, changes: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
-    """Losses by step of a run that nothing happens to; what is checked of others holds of it.
-
-    Raises:
-        RuntimeError: it does not.
-    """
+    """Losses by step of a run that nothing happens to; what is checked of others holds of it, or `RuntimeError`."""
     shutil.rmtree(folder, ignore_errors=True)
-    result = play_run(folder, dataset, [], random.Random(0), -1, None, changes=changes)
+    result = play_run(folder, dataset, [], random.Random(0), -1, None, changes)
     if result.problems:
         raise RuntimeError("a run that nothing happened to: " + "; ".join([*result.problems, *result.ends]))
-    run = next(p for p in (folder / "runs").iterdir())
-    return {step: found[0] for step, found in checks.losses_of(checks.RunDir(run)).items()}
+    run = RunDir(next((folder / "runs").iterdir()))
+    return {step: found[0] for step, found in checks.losses_of(run).items()}

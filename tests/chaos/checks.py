@@ -30,32 +30,31 @@ TOLERANCE = 1e-4
 _ENDS_S = 20.0
 _LEAVES_S = 30.0 + script.LOOKS_EVERY_S + script.ENDS_WITHIN_S
 """For a job to leave Slurm's queue: its script gives its tasks time, and Slurm its processes."""
-_DAYS_S = 2 * 86_400
 
 
 def problems(play: Play, losses: Mapping[int, float] | None) -> list[str]:
-    """Everything that is wrong with a run that is over.
+    """Everything that is wrong with a run whose last command has ended well.
 
     Args:
-        play: The run; its last command has ended well.
+        play: The run.
         losses: By step, of a run of the same seed that nothing happened to; None: there is no such run.
     """
     run = play.run
     if run is None:
         return ["there is no run directory"]
-    others = sorted(p.name for p in play.stage.runs.glob("chaos-*"))[1:]
     is_altered = bool(play.must_be_left_out | play.may_be_left_out)
+    on_slurm = run.config().cluster.backend == "slurm"
     return [
-        *(f"another run was begun: {name}" for name in others),
+        *(f"another run was begun: {path.name}" for path in sorted(play.stage.runs.glob("chaos-*"))[1:]),
         *of_outputs(play),
-        *of_processes(play, _LEAVES_S if uses_slurm(run) else _ENDS_S),
+        *of_processes(play, _LEAVES_S if on_slurm else _ENDS_S),
         *of_files(run),
         *of_samples(play, run),
         *of_steps(run),
         *of_losses(run, None if is_altered else losses),
-        *of_queue(run),
+        *(of_queue(run) if on_slurm else ()),
         *of_jobs(run),
-        *of_store(play, run),
+        *of_store(play),
         *(note for note in play.notes if note.startswith("WRONG")),
     ]
 
@@ -63,15 +62,11 @@ def problems(play: Play, losses: Mapping[int, float] | None) -> list[str]:
 def of_outputs(play: Play) -> Iterator[str]:
     """Exit codes are documented, and nobody was shown a traceback."""
     for number, ended in enumerate(play.ended):
-        if ended.code not in CODES and ended.code != -9:
+        if ended.code not in CODES | {-9}:
             yield f"command {number} ended with {ended.code}, which is no documented exit code"
         if (at := ended.said.find("Traceback (most recent call last)")) >= 0:
             shown = " | ".join(line.strip() for line in ended.said[at:].splitlines())
             yield f"command {number} showed a traceback: {shown[:1500]}"
-
-
-def uses_slurm(run: RunDir) -> bool:
-    return run.config().cluster.backend == "slurm"
 
 
 def of_processes(play: Play, limit_s: float) -> Iterator[str]:
@@ -99,31 +94,28 @@ def of_files(run: RunDir) -> Iterator[str]:
 def of_samples(play: Play, run: RunDir) -> Iterator[str]:
     """Every row is trained once in every epoch, or in quarantine with a reason; and none that need not be is there."""
     store, key = run.config().store, run.profile_key()
-    shapes = {s.sample_index: s.sample_id for s in run.shapes()}
+    shapes = {s.sample_index for s in run.shapes()}
     stored = {s.sample_index for s in read_spool(store, SampleShape) if s.profile_key == key}
-    if stored != shapes.keys():
+    if stored != shapes:
         yield f"the run trains on {len(shapes)} samples, its profile has {len(stored)}"
     found = [q for q in read_spool(store, QuarantinedSample) if q.profile_key == key]
-    profiled_out = {q.sample_index for q in found if q.phase == "profile"}
-    if both := profiled_out & shapes.keys():
+    if both := {q.sample_index for q in found if q.phase == "profile"} & shapes:
         yield f"samples {sorted(both)} are both healthy and in quarantine"
-    ids = {q.sample_id for q in found}
-    if MISSING not in ids or CUT not in ids:
-        yield f"the samples that were broken from the beginning are not in quarantine: {sorted(ids)}"
-    if absent := play.must_be_left_out - ids:
-        yield f"spoilt samples are not in quarantine: {sorted(absent)}"
-    if healthy := ids - {MISSING, CUT} - play.must_be_left_out - play.may_be_left_out:
+    ids, broken = {q.sample_id for q in found}, {MISSING, CUT} | play.must_be_left_out
+    if absent := broken - ids:
+        yield f"broken samples are not in quarantine: {sorted(absent)}"
+    if healthy := ids - broken - play.may_be_left_out:
         yield f"healthy samples are in quarantine: {sorted(healthy)}"
-    yield from _epochs(store, run.run_id, set(shapes))
+    yield from of_epochs(store, run.run_id, shapes)
 
 
-def _epochs(store: Path, run_id: str, samples: set[int]) -> Iterator[str]:
+def of_epochs(store: Path, run_id: str, samples: set[int]) -> Iterator[str]:
     planned: dict[int, set[tuple[int, ...]]] = {}
     for plan in read_spool(store, StepPlan):
         if plan.run_id == run_id:
             planned.setdefault(plan.step, set()).add(tuple(sorted(plan.sample_index)))
-    if missing := [step for step in range(NUM_STEPS) if step not in planned]:
-        yield f"steps {missing} have no plan in the store"
+    if missing := set(range(NUM_STEPS)) - planned.keys():
+        yield f"steps {sorted(missing)} have no plan in the store"
         return
     if several := [step for step, found in planned.items() if len(found) > 1]:
         yield f"steps {several} were planned with different samples"
@@ -136,15 +128,14 @@ def _epochs(store: Path, run_id: str, samples: set[int]) -> Iterator[str]:
 
 
 def of_steps(run: RunDir) -> Iterator[str]:
-    """Every step was seen by every rank, by none twice within a start, and what was done again came out the same."""
+    """Every step was seen by every rank, by none twice within a start."""
     seen = [o for o in read_spool(run.config().store, StepObservation) if o.run_id == run.run_id]
     twice = [key for key, n in Counter((o.attempt, o.step, o.rank) for o in seen).items() if n > 1]
     if twice:
         yield f"observations (attempt, step, rank) are there twice: {twice[:4]}"
-    num_ranks = run.plan().num_processes
-    present = {(o.step, o.rank) for o in seen}
-    if missing := [(s, r) for s in range(NUM_STEPS) for r in range(num_ranks) if (s, r) not in present]:
-        yield f"observations (step, rank) are missing: {missing[:4]}"
+    wanted = {(step, rank) for step in range(NUM_STEPS) for rank in range(run.plan().num_processes)}
+    if missing := wanted - {(o.step, o.rank) for o in seen}:
+        yield f"observations (step, rank) are missing: {sorted(missing)[:4]}"
 
 
 def losses_of(run: RunDir) -> dict[int, list[float]]:
@@ -167,8 +158,6 @@ def of_losses(run: RunDir, expected: Mapping[int, float] | None) -> Iterator[str
 
 def of_queue(run: RunDir) -> Iterator[str]:
     """Slurm has no job of the run any more."""
-    if not uses_slurm(run):
-        return
     done = subprocess.run(["squeue", "-h", "-o", "%i %T %k"], capture_output=True, text=True, check=False)
     if done.returncode:
         yield f"squeue does not answer: {done.stderr.strip()}"
@@ -178,31 +167,30 @@ def of_queue(run: RunDir) -> Iterator[str]:
 
 
 def of_jobs(run: RunDir) -> Iterator[str]:
-    """The queue is empty, and every entry of the journal is in the store once."""
+    """Every job has ended, and every entry of the journal is in the store once."""
     records = Journal(run.path, run.run_id).records()
-    last = {record.job_id: record for record in records}
-    for record in last.values():
+    for record in {record.job_id: record for record in records}.values():
         if not JobState(record.state).is_final:
             yield f"job {record.job_name} {record.job_id} is {record.state} in the journal"
     with Reader(run.config().store) as reader:
-        rows = Counter(
-            (r.job_id, r.state, r.observed_at_s) for r in reader.records(JobRecord, where={"run_id": run.run_id})
-        )
-    if rows != Counter((r.job_id, r.state, r.observed_at_s) for r in records):
-        yield f"the store has {sum(rows.values())} rows of {len(records)} entries of the journal"
+        rows = reader.records(JobRecord, where={"run_id": run.run_id})
+        stored, told = (Counter((r.job_id, r.state, r.observed_at_s) for r in found) for found in (rows, records))
+    if stored != told:
+        yield f"the store has {stored.total()} rows of {told.total()} entries of the journal"
 
 
-def of_store(play: Play, run: RunDir) -> Iterator[str]:
+def of_store(play: Play) -> Iterator[str]:
     """It equals what its files say, before and after it is made again from them; no lease and no rubbish is left."""
     store = play.stage.store
-    for words in (("ingest",), ("verify",), ("rebuild",), ("verify",)):
-        done = play.dflop("store", *words, "--store", str(store))
+    for word in ("ingest", "verify", "rebuild", "verify"):
+        done = play.dflop("store", word, "--store", str(store))
         if done.returncode:
-            yield f"dflop store {words[0]} ended with {done.returncode}: {_tail(done)}"
+            yield f"dflop store {word} ended with {done.returncode}: {done.stdout[-200:]} {done.stderr[-300:]}"
     claim = lease.newest_claim(store / lease.FOLDER)
     if claim is not None and not claim.is_released:
         yield f"the lease is held by process {claim.pid}"
-    _make_old(store)
+    for path in store.rglob(f"{durable.TMP_PREFIX}*"):  # rubbish once it is old: no writer that lives has one so long
+        os.utime(path, (time.time() - 2 * 86_400,) * 2, follow_symlinks=False)
     play.dflop("store", "gc", "--store", str(store))
     for path in store.rglob(f"{durable.TMP_PREFIX}*"):
         yield f"left in the store: {path.relative_to(store)}"
@@ -210,17 +198,6 @@ def of_store(play: Play, run: RunDir) -> Iterator[str]:
     try:
         states = [json.loads(line)["state"] for line in shown.stdout.splitlines()]
     except ValueError:
-        states = [_tail(shown)]
+        states = [shown.stdout[-200:] + shown.stderr[-300:]]
     if states != ["done"]:
         yield f"dflop runs list says {states}"
-
-
-def _make_old(store: Path) -> None:
-    """Temporary files are rubbish once they are old; a writer that lives has none for so long."""
-    at_s = time.time() - _DAYS_S
-    for path in store.rglob(f"{durable.TMP_PREFIX}*"):
-        os.utime(path, (at_s, at_s), follow_symlinks=False)
-
-
-def _tail(done: subprocess.CompletedProcess[str]) -> str:
-    return " | ".join((done.stdout + done.stderr).strip().splitlines()[-3:])

@@ -8,54 +8,40 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from tests.chaos.fault import End
-
 LAST_WORDS = "died by itself at "
-DIED = (End(-signal.SIGKILL, LAST_WORDS),)
 
 
 def arm(place: str) -> None:
-    """Replace the function by one that ends this process.
-
-    Raises:
-        AttributeError: there is no such function.
-        ValueError: `place` is not of that form.
-    """
+    """Replace the function by one that ends this process; `AttributeError` where there is none."""
     module_name, path, when, nth = place.split(":")
-    if when not in ("before", "behind"):
-        raise ValueError(f"`{when}` is neither before nor behind")
+    assert when in ("before", "behind"), when
     owner: Any = importlib.import_module(module_name)
     *outer, name = path.split(".")
     for part in outer:
         owner = getattr(owner, part)
-    setattr(owner, name, _dying(getattr(owner, name), when == "before", int(nth), f"{LAST_WORDS}{place}\n"))
-
-
-def _dying(function: Callable[..., Any], is_before: bool, nth: int, words: str) -> Callable[..., Any]:
-    num_calls = 0
+    function, calls = getattr(owner, name), itertools.count(1)
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        nonlocal num_calls
-        num_calls += 1
-        if is_before and num_calls == nth:
-            _die(words)
+    def dying(*args: Any, **options: Any) -> Any:
+        is_last = next(calls) == int(nth)
+        if is_last and when == "before":
+            _die(place)
         found = function(*args, **options)
-        if num_calls == nth:
-            _die(words)
+        if is_last:
+            _die(place)
         return found
 
-    return wrapped
+    setattr(owner, name, dying)
 
 
-def _die(words: str) -> None:
-    os.write(2, words.encode())  # nothing that is buffered, or wraps it, is written out any more
+def _die(place: str) -> None:
+    os.write(2, f"{LAST_WORDS}{place}\n".encode())  # nothing that is buffered, or wraps it, is written out any more
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 from tests.bench.markdown import table
-from tests.chaos.campaign import AGAIN, ITSELF, MENDED, NOT_STRUCK, WRONG
-
-_NAMES = {"local": "chaos", "slurm": "chaos-slurm"}
-_COLUMNS = (ITSELF, AGAIN, MENDED, NOT_STRUCK, WRONG)
+from tests.chaos.campaign import OUTCOMES
 
 
 def tables(content: dict[str, Any]) -> dict[str, str]:
-    """Named Markdown tables.
-
-    Args:
-        content: As `python -m tests.chaos --json` writes it.
-    """
-    return {_NAMES[content["backend"]]: faults_by_outcome(content["runs"])}
-
-
-def faults_by_outcome(runs: list[Mapping[str, Any]]) -> str:
-    """A row per fault, a column per outcome, and in how many runs it was drawn."""
+    """A row per fault, a column per outcome, and in how many runs it was drawn, as `--json` of a campaign has them."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for run in runs:
+    for run in content["runs"]:
         for fault in run["faults"]:
             counts[fault["part"], fault["name"]][fault["outcome"]] += 1
     rows = [
-        (part, name, str(sum(found.values())), *(str(found[outcome] or "") for outcome in _COLUMNS))
+        (part, name, str(sum(found.values())), *(str(found[outcome] or "") for outcome in OUTCOMES))
         for (part, name), found in sorted(counts.items())
     ]
     total = sum((found for found in counts.values()), Counter())
-    last = ("all", f"{len(counts)} faults", str(len(runs)), *(str(total[outcome]) for outcome in _COLUMNS))
-    return table(("part", "fault", "runs", *_COLUMNS), [*rows, last])
+    last = ("all", f"{len(counts)} faults", str(len(content["runs"])), *(str(total[outcome]) for outcome in OUTCOMES))
+    name = {"local": "chaos", "slurm": "chaos-slurm"}[content["backend"]]
+    return {name: table(("part", "fault", "runs", *OUTCOMES), [*rows, last])}

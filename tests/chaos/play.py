@@ -29,17 +29,10 @@ class Ended:
 
     code: int
     said: str
-    took_s: float
 
 
 class Play:
-    """A run that is being disturbed.
-
-    Args:
-        stage: Its folder.
-        rng: Of all choices made in it.
-        command: Arguments of `dflop`.
-    """
+    """A run that is being disturbed; `command` are arguments of `dflop`, `rng` makes all choices."""
 
     def __init__(self, stage: Stage, rng: random.Random, command: tuple[str, ...]) -> None:
         self.stage, self.rng, self.command = stage, rng, command
@@ -51,28 +44,27 @@ class Play:
         self.notes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._began_s = 0.0
-        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._later: list[tuple[float, Callable[[], object]]] = []
         self._beside: list[subprocess.Popen[bytes]] = []
+        self.environment = os.environ | {
+            MARK: self.mark, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
+            "PREFECT_HOME": str(stage.folder / "prefect"),
+        }  # fmt: skip
 
     # What an operator does.
 
     def start(self, *, dies_at: str = "") -> None:
         """Issue the command."""
         module = ("-m", "tests.chaos.dying", dies_at) if dies_at else DFLOP
-        with self.log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, *module, *self.command],
-                cwd=self.stage.folder, env=self.environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+        self._process = self._open((*module, *self.command), self.log)
         self._began_s = time.monotonic()
 
     def look(self) -> Ended | None:
         """Whether the command has ended."""
-        assert self._process is not None, "a command was issued"
-        code = self._process.poll()
+        code = self._process.poll() if self._process else None
         if code is None:
             return None
-        self.ended.append(Ended(code, self.log.read_text(errors="replace"), self.age_s()))
+        self.ended.append(Ended(code, self.log.read_text(errors="replace")))
         self._process = None
         return self.ended[-1]
 
@@ -90,17 +82,17 @@ class Play:
 
     def beside(self, *words: str) -> subprocess.Popen[bytes]:
         """Start `python WORDS` beside the command; it is ended with the run."""
-        out = (self.stage.folder / f"beside-{len(self._beside)}.log").open("wb")
-        with out:
-            self._beside.append(
-                subprocess.Popen(
-                    [sys.executable, *words], cwd=self.stage.folder, env=self.environment, stdout=out, stderr=out,
-                    stdin=subprocess.DEVNULL,
-                )
-            )  # fmt: skip
+        self._beside.append(self._open(words, self.stage.folder / f"beside-{len(self._beside)}.log"))
         return self._beside[-1]
 
-    def later(self, delay_s: float, deed: Callable[[], None]) -> None:
+    def _open(self, words: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                [sys.executable, *words], cwd=self.stage.folder, env=self.environment, stdout=out, stderr=out,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def later(self, delay_s: float, deed: Callable[[], object]) -> None:
         """Do something in a while, or when the command has ended."""
         self._later.append((time.monotonic() + delay_s, deed))
 
@@ -108,89 +100,14 @@ class Play:
         """Do what is due."""
         now = time.monotonic()
         due = [deed for at_s, deed in self._later if at_once or at_s <= now]
-        self._later = [] if at_once else [(at_s, deed) for at_s, deed in self._later if at_s > now]
+        self._later = [(at_s, deed) for at_s, deed in self._later if deed not in due]
         for deed in due:
             try:
                 deed()
             except Exception as error:  # what is undone too late must not end the campaign
-                self.note(f"later: {type(error).__name__}: {error}")
-
-    def note(self, text: str) -> None:
-        """Keep for the record what was done."""
-        self.notes.append(text)
-
-    # What can be seen.
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return os.environ | {
-            MARK: self.mark, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1",
-            "PREFECT_HOME": str(self.stage.folder / "prefect"), "NO_COLOR": "1",
-        }  # fmt: skip
-
-    @property
-    def log(self) -> Path:
-        return self.stage.folder / f"command-{len(self.ended)}.log"
-
-    @property
-    def run(self) -> RunDir | None:
-        """The run directory, once there is one."""
-        found = sorted(self.stage.runs.glob("chaos-*")) if self.stage.runs.is_dir() else []
-        return RunDir(found[0]) if found else None
-
-    @property
-    def pid(self) -> int:
-        """Of the command."""
-        assert self._process is not None, "a command was issued"
-        return self._process.pid
-
-    def age_s(self) -> float:
-        """Of the command."""
-        return time.monotonic() - self._began_s
-
-    def job_age_s(self, name: str) -> float:
-        """How long the newest job of a folder has run; negative where there is none."""
-        files = self.files_of(name, "*_0.pid")
-        return time.time() - files[-1].stat().st_mtime if files else -1.0
-
-    def files_of(self, job: str, pattern: str) -> list[Path]:
-        """Files of a job's folder, the newest last."""
-        if self.run is None:
-            return []
-        return sorted(self.run.job_folder(job).glob(pattern), key=lambda path: path.stat().st_mtime)
-
-    def steps_done(self) -> int:
-        """Last step that rank 0 of the newest training job has told of."""
-        logs = self.files_of("train", "*_0_log.err")
-        found = _STEP.findall(logs[-1].read_text(errors="replace")) if logs else []
-        return max(map(int, found), default=0)
-
-    def ranks(self, job: str = "train") -> list[int]:
-        """Pids of the tasks of the newest job of a folder that live, by rank."""
-        files = self.files_of(job, "*_0.pid")
-        if not files:
-            return []
-        prefix, alive = files[-1].name.removesuffix("_0.pid"), self.processes()
-        pids = [int(p.read_text().split()[0]) for p in sorted(files[-1].parent.glob(f"{prefix}_[0-9].pid"))]
-        return [pid for pid in pids if pid in alive]
-
-    def processes(self, words: str = "") -> dict[int, str]:
-        """Command lines of this run's live processes, by pid; of those alone that have `words` in it."""
-        wanted, found = f"{MARK}={self.mark}".encode(), dict[int, str]()
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError, IndexError):
-                if wanted not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX" and words in line:
-                    found[int(entry.name)] = line
-        return found
+                self.notes.append(f"later: {type(error).__name__}: {error}")
 
     def end_beside(self) -> None:
-        """End what was started beside the command."""
         for process in self._beside:
             process.kill()
             process.wait()
@@ -204,3 +121,62 @@ class Play:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    # What can be seen.
+
+    @property
+    def log(self) -> Path:
+        return self.stage.folder / f"command-{len(self.ended)}.log"
+
+    @property
+    def run(self) -> RunDir | None:
+        """The run directory, once there is one."""
+        found = sorted(self.stage.runs.glob("chaos-*"))
+        return RunDir(found[0]) if found else None
+
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        assert self._process is not None, "a command was issued"
+        return self._process.pid
+
+    def age_s(self) -> float:
+        """Of the command."""
+        return time.monotonic() - self._began_s
+
+    def pid_files(self, job: str, pattern: str = "*_0.pid") -> list[Path]:
+        """Files of a job's folder, those of the newest job last."""
+        found = self.run.job_folder(job).glob(pattern) if self.run else ()
+        return sorted(found, key=lambda path: path.stat().st_mtime)
+
+    def job_age_s(self, job: str) -> float:
+        """How long the newest job of a folder has run; negative where there is none."""
+        files = self.pid_files(job)
+        return time.time() - files[-1].stat().st_mtime if files else -1.0
+
+    def steps_done(self) -> int:
+        """Last step that rank 0 of the newest training job has told of."""
+        logs = self.pid_files("train", "*_0_log.err")
+        found = _STEP.findall(logs[-1].read_text(errors="replace")) if logs else []
+        return max(map(int, found), default=0)
+
+    def ranks(self, job: str) -> list[int]:
+        """Pids of the tasks of the newest job of a folder that live, by rank."""
+        alive, found = self.processes(), list[int]()
+        for newest in self.pid_files(job)[-1:]:
+            files = sorted(newest.parent.glob(newest.name.replace("_0.pid", "_[0-9].pid")))
+            found = [int(path.read_text().split()[0]) for path in files]
+        return [pid for pid in found if pid in alive]
+
+    def processes(self, words: str = "") -> dict[int, str]:
+        """Command lines of this run's live processes, by pid; of those alone that have `words` in it."""
+        wanted, found = f"{MARK}={self.mark}".encode(), dict[int, str]()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                if wanted not in (entry / "environ").read_bytes().split(b"\0"):
+                    continue
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX" and words in line:
+                    found[int(entry.name)] = line
+        return found
