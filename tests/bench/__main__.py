@@ -65,15 +65,11 @@ def main() -> None:
         print("\n".join(listing(parts, given, args.full)))
         return
     outcomes: list[Outcome] = []
-    try:
-        for number, part in enumerate(parts, start=1):
-            _say(f"[{number}/{len(parts)}] {part.name}, about {part.minutes_of(args.full):g} min: {part.what}")
-            outcomes.append(measured(part, given, args.out.resolve(), is_full=args.full))
-            _say(f"[{number}/{len(parts)}] {part.name}: {outcomes[-1].verdict} {outcomes[-1].detail}")
-    except KeyboardInterrupt:
-        print("\n".join(["", *summary(outcomes)]))
-        sys.exit("stopped; the parts above are done")
-    print("\n".join(["", *summary(outcomes), *others(parts)]))
+    for number, part in enumerate(parts, start=1):
+        _say(f"[{number}/{len(parts)}] {part.name}, about {part.minutes_of(args.full):g} min: {part.what}")
+        outcomes.append(measured(part, given, args.out.resolve(), is_full=args.full))
+        _say(f"[{number}/{len(parts)}] {part.name}: {outcomes[-1].verdict} {outcomes[-1].detail}")
+    print("\n".join(["", *summary(outcomes)]))
     if bad := [f"{o.part} ({o.verdict})" for o in outcomes if not o.is_good]:
         sys.exit("not good: " + ", ".join(bad))
 
@@ -128,13 +124,8 @@ def listing(parts: Sequence[Part], given: Mapping[str, str], is_full: bool) -> l
         left_out = f" (left out: needs {without})" if without else ""
         lines.append(f"{part.name:22s} {part.minutes_of(is_full):7.1f}  {part.what}{left_out}")
     minutes = sum(part.minutes_of(is_full) for part in parts if not part.missing(given))
-    return [*lines, f"{'all':22s} {minutes:7.1f}", *others(parts)]
-
-
-def others(parts: Sequence[Part]) -> list[str]:
-    """Names of the parts that are not among these; nothing where all are."""
-    names = [part.name for part in PARTS if part not in parts]
-    return [f"not asked for: {', '.join(names)}"] if names else []
+    others = ", ".join(part.name for part in PARTS if part not in parts)
+    return [*lines, f"{'all':22s} {minutes:7.1f}", *([f"not asked for: {others}"] if others else [])]
 
 
 def _say(line: str) -> None:

@@ -36,10 +36,8 @@ from dflop.data.sizes import profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_family, load_rules
 from dflop.models.media import MediaRules
-from dflop.records import SampleShape
 from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, finish, line
-from tests.bench.instances import place
 from tests.bench.markdown import table
 
 NUM_SAMPLES, MOST_VIDEOS = 20_000, 2_000
@@ -60,7 +58,7 @@ DECODERS = {
 }
 NUM_DECODED = {"image": 45, SMALL: 90, "video": 8, "audio": 30}
 FAMILIES = ("llava_onevision", "internvl", "qwen2_5_vl", "qwen3_vl")
-NUM_ONE_BY_ONE, NUM_ROWS_ONE_BY_ONE = 2000, 3000
+NUM_ONE_BY_ONE = 2000
 
 
 def main() -> None:
@@ -135,9 +133,8 @@ def sizes_figure(path: Path) -> Figure:
     num_rows = len(read_sizes(path))
     took_s = _timed(lambda: [profile_sizes(read_sizes(path), _rules(family)) for family in FAMILIES])
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    other_s = sum(place_row_by_row(path, family) for family in FAMILIES)
     name = f"sizes of {num_rows} samples, {len(FAMILIES)} families"
-    return Figure(name, took_s, 20.0, "row by row", other_s, None, f"peak {peak_gb:.2f} GB (bound 4)")
+    return Figure(name, took_s, 20.0, "", None, None, f"peak {peak_gb:.2f} GB (bound 4)")
 
 
 def link_files(folder: Path, media: Path, kind: str, num_samples: int) -> tuple[DatasetRef, list[Path]]:
@@ -223,27 +220,6 @@ def apply_chat_template_per_sample(dataset: DatasetRef, chats: Sequence[list[dic
     tokenizer.apply_chat_template(chats[0])
     chosen = chats[:NUM_ONE_BY_ONE]
     return _timed(lambda: [tokenizer.apply_chat_template(chat) for chat in chosen]) / len(chosen)
-
-
-def place_row_by_row(path: Path, name: str) -> float:
-    """Seconds for all rows of the obvious way, a record after the other, scaled from some."""
-    family, whole = load_family(name, {}, {}), read_sizes(path)
-    rows = whole.gather_every(max(1, len(whole) // NUM_ROWS_ONE_BY_ONE)).to_dicts()
-
-    def make(index: int, row: Mapping[str, Any]) -> None:
-        sizes = [("image", w, h, 1, 0.0) for w, h in zip(row["image_w"], row["image_h"], strict=True)]
-        video = (row[f"video_{what}"] for what in ("w", "h", "frames", "seconds"))
-        sizes += [("video", w, h, frames or round(s * 30), s) for w, h, frames, s in zip(*video, strict=True)]
-        items = []
-        for size in sizes:
-            try:
-                items.append(place(family, *size, num_images=len(row["image_w"])))
-            except ValueError:
-                continue  # smaller than a patch
-        num_tokens = row["prompt_tokens"] + row["response_tokens"] + sum(i.num_rows for i in items)
-        SampleShape("bench", index, row["id"], num_tokens, row["response_tokens"], num_tokens, tuple(items))
-
-    return _timed(lambda: [make(index, row) for index, row in enumerate(rows)]) * len(whole) / len(rows)
 
 
 def _rules(family: str) -> ShapeRules:

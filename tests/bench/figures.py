@@ -61,8 +61,10 @@ def line(f: Figure) -> str:
 def machine(*libraries: str) -> dict[str, object]:
     """What the figures were measured on and with; `commit` and `is_dirty` are None outside a git checkout."""
     commit, is_dirty = revision()
+    cpuinfo = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     return {
-        "cpu": next((x.split(":")[1].strip() for x in cpu_lines() if "model name" in x), platform.machine()),
+        "cpu": models[0].strip() if models else platform.machine(),
         "num_cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: version(name) for name in libraries},
@@ -71,12 +73,6 @@ def machine(*libraries: str) -> dict[str, object]:
         "is_dirty": is_dirty,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-
-
-def cpu_lines() -> list[str]:
-    """What Linux says of the processors; nothing elsewhere."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.is_file() else []
 
 
 def revision() -> tuple[str | None, bool | None]:

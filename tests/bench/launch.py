@@ -1,9 +1,9 @@
 """What submitting and watching many jobs costs: `python -m tests.bench.launch [--real] [--num-jobs N] [--json FILE]`.
 
 CPU seconds of this process and of the Slurm clients it calls, compared with the obvious other way: a batch job each,
-and a waiter each. Without --real a clock plays the cluster (`launch_played.py`), so the share of the clients is that of
-our stand-ins; with it, jobs run on the Slurm of this machine (tests/slurm/cluster.sh up). Ends with 1 when a state is
-lost.
+and a waiter each. With --real jobs run on the Slurm of this machine (tests/slurm/cluster.sh up). Without it the clients
+are those of the tests' fake Slurm, which starts all jobs at once, so they are few and bounds say little. Ends with 1
+when a state is lost.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
 from tests.bench.command import options
 from tests.bench.figures import ROOT, Figure, conclude, line
-from tests.bench.launch_played import install
+from tests.launch import fake_slurm
 
-NUM_SINGLE = 50
-"""Jobs that are submitted one by one; the figure for all is extrapolated from them."""
+NUM_REAL, NUM_FAKE, NUM_SINGLE = 500, 20, 50
+"""Jobs; and how many at most are submitted one by one, from which the figure for all is extrapolated."""
 SUBMIT_BOUND_S, WATCH_BOUND_S = 1.0, 2.0
 """For 500 jobs; of watching, for as many polls as a minute and a half has."""
 
@@ -88,14 +88,14 @@ def make_launcher(max_jobs_at_once: int) -> SlurmLauncher:
     return SlurmLauncher(run_id="bench", site=Site(max_jobs_at_once=max_jobs_at_once), poll_interval_s=2.0)
 
 
-def submitting(folder: Path, num_jobs: int, is_real: bool) -> Figure:
+def submitting(folder: Path, num_jobs: int) -> Figure:
     launcher = make_launcher(16)
     with counted() as cost:
-        handles = launcher.submit_all(specs(folder, "held", num_jobs, hold=is_real))
+        handles = launcher.submit_all(specs(folder, "held", num_jobs, hold=True))
     launcher.cancel(*handles)
     num_single = min(NUM_SINGLE, num_jobs)
     with counted() as single:
-        alone = [launcher.submit(spec) for spec in specs(folder, "single", num_single, array=False, hold=is_real)]
+        alone = [launcher.submit(spec) for spec in specs(folder, "single", num_single, array=False, hold=True)]
     launcher.cancel(*alone)
     return Figure(
         f"submit {num_jobs} jobs, CPU", cost[0].cpu_s, SUBMIT_BOUND_S, "a batch job each (extrapolated)",
@@ -134,18 +134,19 @@ def watching(folder: Path, num_jobs: int) -> tuple[Figure, int]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--real", action="store_true", help="on the Slurm of this machine")
-    parser.add_argument("--num-jobs", type=int, default=500)
-    parser.add_argument("--duration-s", type=float, default=80.0, help="of the whole array, where it is played")
+    parser.add_argument("--num-jobs", type=int, help=f"default: {NUM_REAL}, without --real {NUM_FAKE}")
     args = parser.parse_args()
+    num_jobs = args.num_jobs or (NUM_REAL if args.real else NUM_FAKE)
     # Not /tmp on a real cluster's login node: job folders must be where the nodes see them.
     where = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="dflop-bench-", dir=where, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if not args.real:
-            os.environ["PATH"] = f"{install(folder / 'slurm', args.duration_s)}:{os.environ['PATH']}"
-        submitted = submitting(folder, args.num_jobs, args.real)
+            (folder / "slurm").mkdir()
+            os.environ["PATH"] = f"{fake_slurm.install(folder / 'slurm')}:{os.environ['PATH']}"
+        submitted = submitting(folder, num_jobs)
         print(line(submitted), flush=True)
-        watched, num_lost = watching(folder, args.num_jobs)
+        watched, num_lost = watching(folder, num_jobs)
         print(line(watched), flush=True)
     bounds = [(submitted.name, submitted.is_met), (watched.name, watched.is_met), (f"{num_lost} lost", not num_lost)]
     found = {"is_real": args.real, "figures": [asdict(submitted), asdict(watched)]}

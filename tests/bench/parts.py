@@ -92,12 +92,10 @@ PARTS = (
         "regret", "how far the planner is from the best, simulated", "tests.bench.plan", 25.0, ("--part", "regret"),
         takes=SIZES,
     ),
+    Part("launch", "submitting and watching jobs, on a fake Slurm", "tests.bench.launch", 0.6, (), (), 0.6),
     Part(
-        "launch", "submitting and watching jobs, on a Slurm that is played", "tests.bench.launch", 3.5, (),
-        ("--num-jobs", "100", "--duration-s", "15"), 0.6,
-    ),
-    Part(
-        "launch-slurm", "the same 500 jobs on a real Slurm", "tests.bench.launch", 5.0, ("--real",), needs=("slurm",)
+        "launch-slurm", "the same with 500 jobs on a real Slurm", "tests.bench.launch", 5.0, ("--real",),
+        needs=("slurm",),
     ),
     Part(
         "suite", "the paper's models on data-sheet costs, simulated", "tests.bench.suite", 3.5,

@@ -1,18 +1,15 @@
 """What planning takes and how good it is: `python -m tests.bench.plan [--part planner|regret] [--json FILE]`.
 
-`planner`, CPU seconds of one process on one core: the whole planner on 6 sampled batches, then its formula's part for
-all numbers of microbatches up to 64 on 16 batches: tables of all candidates that fit, with the exact enumeration of the
-best 15 choices, then inline drafts. The mixed-integer program must find the same optimum as the enumeration. `regret`:
-20 problems on 8 and 16 GPUs; the planner's plan against the best of every feasible candidate, all simulated with the
-scheduler that runs. Costs are those of data sheets, samples are drawn: nothing here is a real machine's step.
+`planner`: CPU seconds of the whole planner on 6 sampled batches, one process on one core. `regret`: 20 problems on 8
+and 16 GPUs; the planner's plan against the best of all feasible candidates, simulated with the scheduler that runs.
+Costs are those of data sheets, samples are drawn: nothing here is a real machine's step.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,27 +23,23 @@ from dflop.jobs.suite.cases import CASES, make_setting, suite_family
 from dflop.jobs.suite.mixtures import MIXTURES
 from dflop.models import load_rules
 from dflop.plan.drafts import split_draft
-from dflop.plan.enumerate import best_choices
-from dflop.plan.formula import FormulaTable, formula_table
+from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
-from dflop.plan.milp import solve_milp
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import ClusterSpec, Plan, SampleShape
 from dflop.schedule.policies import QUICK, StepJob
 from tests.bench.command import keep_to, options
-from tests.bench.figures import Figure, conclude, line
+from tests.bench.figures import Figure, conclude, finish, line
 from tests.bench.instances import SHARES, real_batch
 from tests.builders import make_sample
 
 LARGE = (
-    ("SigLIP + Qwen2.5-7B", "llava_onevision_qwen2_5_7b", 128, 1024, 4.0, 10.0),
-    ("Qwen2.5-Omni-7B", "qwen2_5_omni_7b", 32, 512, 30.0, 60.0),
+    ("SigLIP + Qwen2.5-7B", "llava_onevision_qwen2_5_7b", 128, 1024, 10.0),
+    ("Qwen2.5-Omni-7B", "qwen2_5_omni_7b", 32, 512, 60.0),
 )
-"""Name, file of the model, nodes of 8 GPUs, samples of a global batch, bounds of the enumeration and of the whole
-planner in CPU seconds."""
-NUM_PLANNED = 6
-NUM_SCENARIOS, TOP, MILP_AT = 16, 15, 8
+"""Name, file of the model, nodes of 8 GPUs, samples of a global batch, bound in CPU seconds."""
+NUM_SCENARIOS = 6
 NUM_PROBLEMS, SMALL_BATCH_SIZE, NUM_SMALL_BATCHES, MAX_REGRET = 20, 96, 2, 0.01
 SMALL_SPACE = SearchSpace(microbatches=(1, 2, 4, 8, 16))
 """On small clusters every feasible plan of it can be simulated."""
@@ -60,13 +53,9 @@ def main() -> None:
     args = parser.parse_args()
     keep_to(1)
     if args.part == "planner":
-        figures = []
-        for case in LARGE:
-            for figure in planner_figures(*case):
-                figures.append(figure)
-                print(line(figure), flush=True)
-        bounds = [(f.name, f.is_met) for f in figures if f.has_bound]
-        conclude({"figures": [asdict(f) for f in figures]}, bounds, args.json, "numpy", "cvxpy")
+        figures = [planner_figure(*case) for case in LARGE]
+        print("\n".join(map(line, figures)))
+        finish(figures, args.json, "numpy", "cvxpy")
         return
     rows = []
     for name, problem in small_problems(args.sizes, args.problems):
@@ -76,26 +65,6 @@ def main() -> None:
     print(f"largest regret of the fastest plan {worst:.4f}   bound {MAX_REGRET}")
     bounds = [("largest regret of the fastest plan", worst <= MAX_REGRET)]
     conclude({"regret": rows}, bounds, args.json, "numpy", "numba", "cvxpy")
-
-
-def planner_figures(
-    name: str, model: str, num_nodes: int, batch_size: int, bound_s: float, planner_bound_s: float
-) -> Iterator[Figure]:
-    problem = large_problem(model, num_nodes, batch_size)
-    name = f"{name}, {problem.cluster.num_processes} GPUs"
-    yield whole_figure(name, problem, planner_bound_s)
-    counts = [m for m in problem.microbatch_choices if m <= 64]
-    tables: dict[int, FormulaTable] = {}
-    load_s = _cpu_s(lambda: (problem.loads, problem.sample_loads, problem.heaviest_samples))
-    yield Figure(f"{name}: loads of {NUM_SCENARIOS} batches", load_s, None, "", None)
-    tables_s = _cpu_s(lambda: tables.update({m: formula_table(problem, m) for m in counts}))
-    enumeration_s = _cpu_s(lambda: [best_choices(t, TOP) for t in tables.values()])
-    choices = statistics.median(t.num_choices for t in tables.values())
-    note = f"tables {tables_s:.2f}, enumeration {enumeration_s:.2f}; {choices:.1e} choices each"
-    yield Figure(f"{name}: {len(counts)} counts", tables_s + enumeration_s, bound_s, "", None, None, note)
-    inline_s = _cpu_s(lambda: [inline_choices(problem, m, TOP) for m in counts])
-    yield Figure(f"{name}: inline drafts", inline_s, None, "", None)
-    yield program_figure(name, tables[MILP_AT])
 
 
 def large_problem(model: str, num_nodes: int, batch_size: int) -> Problem:
@@ -127,26 +96,16 @@ def large_batch(encoders: list[str], num_samples: int, seed: int) -> tuple[Sampl
     return tuple(samples)
 
 
-def whole_figure(name: str, problem: Problem, bound_s: float) -> Figure:
+def planner_figure(name: str, model: str, num_nodes: int, batch_size: int, bound_s: float) -> Figure:
     """The planner as `dflop plan` calls it."""
-    given = replace(problem, batches=problem.batches[:NUM_PLANNED])
-    small = replace(given, cluster=replace(given.cluster, num_nodes=1), batches=(given.batches[0][:64],))
+    problem = large_problem(model, num_nodes, batch_size)
+    small = replace(problem, cluster=replace(problem.cluster, num_nodes=1), batches=(problem.batches[0][:64],))
     plan_problem(small)  # compiles
-    plans: list[Plan] = []
-    took_s = _cpu_s(lambda: plans.extend(plan_problem(given)))
+    start_s = time.process_time()
+    plans = plan_problem(problem)
+    took_s = time.process_time() - start_s
     note = f"{len(plans)} plans simulated; {plans[0].reason}"
-    return Figure(f"{name}: whole planner", took_s, bound_s, "", None, None, note)
-
-
-def program_figure(name: str, table: FormulaTable) -> Figure:
-    """Enumeration and program on one table."""
-    best, program = best_choices(table, 1), []
-    enumeration_s = _cpu_s(lambda: best_choices(table, TOP))
-    program_s = _cpu_s(lambda: program.append(solve_milp(table)))
-    assert program[0] is not None, "the program found nothing"
-    deviation = table.objective(program[0]) / best[0][0] - 1.0
-    note = f"the program's choice is {deviation:.1e} above the optimum"
-    return Figure(f"{name}: one count", enumeration_s, None, "program", program_s, None, note)
+    return Figure(f"{name}, {problem.cluster.num_processes} GPUs", took_s, bound_s, "", None, None, note)
 
 
 def small_problems(sizes: Path | None, count: int) -> Iterator[tuple[str, Problem]]:
@@ -207,12 +166,6 @@ def simulated_s(plan: Plan, problem: Problem) -> float:
             return float("inf")
         total_s += seconds + plan.sync_s
     return total_s / len(problem.batches)
-
-
-def _cpu_s(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 if __name__ == "__main__":

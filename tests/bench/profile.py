@@ -1,6 +1,6 @@
 """How well a profile predicts what it did not see, on this machine: `python -m tests.bench.profile [--json FILE]`.
 
-Two small models are timed at 1, 2, 4 and 8 layers on groups of samples. Cost tables are fitted to two depths: to a grid
+Two small models are timed at 2, 4 and 8 layers on groups of samples. Cost tables are fitted to two depths: to a grid
 of groups, and to two fifths of as many, which the adaptive design chose one by one. They are compared with what other
 groups took, drawn as training draws them: at the probed depths, at 8 layers, and as whole microbatches of mixed media
 through all modules. All groups of a module are measured in one random order, twice, so that a machine that changes its
@@ -33,8 +33,8 @@ from tests.bench.figures import ROOT, conclude
 from tests.bench.instances import place
 
 VOCAB_SIZE = 2048
-SHALLOWEST, DEPTHS, DEEP = (1, 2), (2, 4), 8
-"""Two pairs of depths to extrapolate from, the second one the default of profiles, and the depth to predict."""
+DEPTHS, DEEP = (2, 4), 8
+"""The depths to extrapolate from, the default of profiles, and the depth to predict."""
 NUM_POOL, NUM_GRID, NUM_CHOSEN = 28, 18, 7
 NUM_HELD_OUT, NUM_MIXED, MAX_SAMPLES = 10, 8, 4
 Model = tuple[Family, dict[str, int], tuple[str, ...]]
@@ -112,24 +112,36 @@ def main() -> None:
     conclude({"figures": [asdict(f) for f in found]}, bounds, args.json, "torch", "transformers")
 
 
-def make_shapes(family: Family, kinds: tuple[str, ...], num_samples: int, seed: int) -> list[SampleShape]:
-    """Samples as real data has: no, one or two media, and lognormal text."""
-    rng = np.random.default_rng(seed)
-    shapes = []
-    for index in range(num_samples):
-        num_items = int(rng.choice([0, 1, 2], p=[0.2, 0.6, 0.2]))
-        items = tuple(_item(family, str(rng.choice(kinds)), num_items, rng) for _ in range(num_items))
-        num_text = int(np.clip(rng.lognormal(4.5, 0.8), 8, 1500))
+@dataclass(frozen=True)
+class Data:
+    """What samples look like; sizes and lengths are lognormal, as in real sets."""
+
+    kinds: tuple[str, ...]
+    """Of media, all equally likely; empty for text only."""
+    num_items: tuple[int, ...] = (0, 1, 1, 1, 2)
+    """Media of a sample, all equally likely."""
+    side_px: float = 180.0
+    """Median."""
+    text_tokens: float = 90.0
+    """Median."""
+
+    def shapes(self, family: Family, num_samples: int, seed: int) -> list[SampleShape]:
+        rng = np.random.default_rng(seed)
+        return [self._shape(family, index, rng) for index in range(num_samples)]
+
+    def _shape(self, family: Family, index: int, rng: np.random.Generator) -> SampleShape:
+        num_items = int(rng.choice(self.num_items)) if self.kinds else 0
+        items = tuple(self._item(family, str(rng.choice(self.kinds)), num_items, rng) for _ in range(num_items))
+        num_text = int(np.clip(rng.lognormal(np.log(self.text_tokens), 0.7), 16, 12 * self.text_tokens))
         num_tokens = num_text + sum(i.num_rows for i in items)
-        shapes.append(SampleShape("bench", index, str(index), num_text, max(1, num_text // 2), num_tokens, items))
-    return shapes
+        return SampleShape("bench", index, str(index), num_text, max(1, num_text // 2), num_tokens, items)
 
-
-def _item(family: Family, kind: str, num_items: int, rng: np.random.Generator) -> MediaItem:
-    width, height = (int(x) for x in rng.lognormal(5.2, 0.4, 2).clip(60, 500))
-    num_frames = {"image": 1, "video": int(rng.integers(10, 60)), "audio": 0}[kind]
-    duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.5, 10.0))}[kind]
-    return place(family, kind, width, height, num_frames, duration_s, num_images=num_items)
+    def _item(self, family: Family, kind: str, num_items: int, rng: np.random.Generator) -> MediaItem:
+        sides = (int(x) for x in rng.lognormal(np.log(self.side_px), 0.4, 2).clip(56, 500))
+        width, height = sides if kind != "audio" else (0, 0)
+        num_frames = {"image": 1, "video": int(rng.integers(10, 60)), "audio": 0}[kind]
+        duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.5, 10.0))}[kind]
+        return place(family, kind, width, height, num_frames, duration_s, num_images=num_items)
 
 
 class Bench:
@@ -137,8 +149,7 @@ class Bench:
 
     def __init__(self, family: Family, token_config: dict[str, int], kinds: tuple[str, ...], num_repeats: int) -> None:
         self.family, self.token_config = family, token_config
-        self.shapes = make_shapes(family, kinds, 300, seed=0)
-        self.unseen = make_shapes(family, kinds, 300, seed=1)
+        self.shapes, self.unseen = (Data(kinds).shapes(family, 300, seed) for seed in (0, 1))
         self.settings = ProbeSettings("bench", hardware_name("cpu"), software_name(), "float32", num_repeats)
         rng = np.random.default_rng(9)
         self.batches = [[self.unseen[i] for i in rng.choice(len(self.unseen), MAX_SAMPLES)] for _ in range(NUM_MIXED)]
@@ -147,7 +158,7 @@ class Bench:
         """Per group and depth what both sweeps read."""
         probes = [
             ModuleProbe(self.family, self.token_config, VOCAB_SIZE, module, n, self.settings, torch.device("cpu"))
-            for n in sorted({*SHALLOWEST, *DEPTHS, DEEP})
+            for n in (*DEPTHS, DEEP)
         ]
         for probe in probes:
             probe.warm_up(max(groups, key=lambda g: g.load.num_tokens))
@@ -164,8 +175,8 @@ class Bench:
         first, second = sweeps
         return [{a.num_layers: (a, b) for a, b in zip(first[i], second[i], strict=True)} for i in range(len(groups))]
 
-    def fit(self, module: str, measured: Sequence[dict[int, Pair]], depths: Sequence[int] = DEPTHS) -> CostTable:
-        rows = [mean_of(pairs[n]) for pairs in measured for n in depths]
+    def fit(self, module: str, measured: Sequence[dict[int, Pair]]) -> CostTable:
+        rows = [mean_of(pairs[n]) for pairs in measured for n in DEPTHS]
         (table,) = fit_cost_tables(rows, [s for s in self.family.specs() if s.module == module])
         return table
 
@@ -218,7 +229,6 @@ def noise(pairs: Sequence[Pair]) -> float:
 
 def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
     """Everything about one model."""
-    yield ErrorFigure(f"{name}: probes chosen, of those of the grid", NUM_CHOSEN / NUM_GRID, 0.40)
     totals = np.zeros((3, NUM_MIXED))
     for module in bench.family.modules:
         pool = probe_groups(bench.shapes, module, num_groups=NUM_POOL, max_samples=MAX_SAMPLES, seed=0)
@@ -230,7 +240,6 @@ def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
         chosen = [measured[i] for i in bench.choose(module, measured[: len(pool)])]
         table, where = bench.fit(module, grid), f"{name}, {module}"
         yield from module_figures(where, table, bench.fit(module, chosen), unseen)
-        yield depth_figure(where, bench.fit(module, grid, SHALLOWEST), SHALLOWEST, unseen)
         for (i, _), pairs in zip(mixed, measured[-len(mixed) :], strict=True):
             first, second = pairs[DEPTHS[-1]]
             totals[:, i] += (predicted_s(table, first), taken_s(first), taken_s(second))
@@ -238,13 +247,6 @@ def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
     yield ErrorFigure(
         f"{name}: whole mixed microbatches, largest error", float(error.max()), 0.10, float(np.median(between))
     )
-
-
-def depth_figure(where: str, table: CostTable, depths: tuple[int, int], unseen: list[dict[int, Pair]]) -> ErrorFigure:
-    """Error at `DEEP` layers of a table fitted to two depths."""
-    deep = [found[DEEP] for found in unseen]
-    name = f"{where}: {DEEP} layers from {depths[0]} and {depths[1]}, median"
-    return ErrorFigure(name, float(np.median(errors(table, deep))), 0.05, noise(deep))
 
 
 def module_figures(
@@ -256,9 +258,10 @@ def module_figures(
         error = errors(table, pairs)
         yield ErrorFigure(f"{where}: unseen shapes, median{how}", float(np.median(error)), 0.05, noise(pairs))
         yield ErrorFigure(f"{where}: unseen shapes, 95th percentile{how}", float(np.quantile(error, 0.95)), 0.15)
-    yield depth_figure(where, grid, DEPTHS, unseen)
-    deep = [found[DEEP][0] for found in unseen]
-    wrong_bytes = max(abs(predicted(m, grid.activation_bytes) / m.activation_bytes - 1) for m in deep)
+    deep = [found[DEEP] for found in unseen]
+    error_frac = float(np.median(errors(grid, deep)))
+    yield ErrorFigure(f"{where}: {DEEP} layers from {DEPTHS[0]} and {DEPTHS[1]}, median", error_frac, 0.05, noise(deep))
+    wrong_bytes = max(abs(predicted(m, grid.activation_bytes) / m.activation_bytes - 1) for m, _ in deep)
     yield ErrorFigure(f"{where}: bytes of {DEEP} layers, largest error", wrong_bytes, 0.02)
 
 

@@ -3,13 +3,11 @@
 Small models are profiled, plans of two processes are scheduled with the costs that come out, and the engine trains the
 steps over gloo, a core for each process. Predicted and measured are the whole step: pipeline, gradient synchronisation,
 optimizer. Steps run in rounds, the first one uncounted; measured is the median over rounds, the error of a case the
-median over its global batches, noise half the range over the rounds. Plans of four processes on two cores follow,
-without a bound.
+median over its global batches, noise half the range over the rounds.
 
-A line says, predicted and measured: step, error, noise, share of the pipeline that is idle, what an error is made of
-(`compute`, predicted over measured CPU seconds of forward and backward: the cost model; `cpu`, the share of their wall
-seconds on a core: other processes; `replay`, the pipeline simulated with the measured seconds over the measured one:
-the simulator), and the `tail` after the pipeline.
+A line says, predicted and measured: step, error, noise, share of the pipeline that is idle, and what an error is made
+of: `compute`, predicted over measured seconds of forward and backward, is the cost model's; `replay`, the pipeline
+simulated with the measured seconds over the measured one, is the simulator's.
 """
 
 from __future__ import annotations
@@ -24,53 +22,20 @@ import numpy as np
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
-from dflop.models.family import Family
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
-from dflop.records import LLM, ClusterSpec, MediaItem, Plan, SampleShape, StepObservation
+from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepObservation
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from dflop.simulate.events import Timeline
 from dflop.simulate.step import Node, simulate_step
 from tests.bench.command import become_a_job, in_ranks, keep_to, options
 from tests.bench.figures import conclude
-from tests.bench.instances import place
+from tests.bench.profile import Data
 from tests.bench.simulate_ranks import MODELS, Profiled, Run, family_of, profile, train
 from tests.train.synthetic import make_plan
 
 BOUND_FRAC, NUM_CORES, BATCH_SIZE = 0.10, 2, 12
 Durations = Mapping[Node, Sequence[tuple[float, float]]]
-
-
-@dataclass(frozen=True)
-class Data:
-    """What samples look like; sizes and lengths are lognormal, as in real sets."""
-
-    kinds: tuple[str, ...]
-    """Of media, all equally likely; empty for text only."""
-    num_items: tuple[int, ...] = (1,)
-    """Media of a sample, all equally likely."""
-    side_px: float = 180.0
-    """Median."""
-    text_tokens: float = 90.0
-    """Median."""
-
-    def shapes(self, family: Family, num_samples: int, seed: int) -> list[SampleShape]:
-        rng = np.random.default_rng(seed)
-        return [self._shape(family, index, rng) for index in range(num_samples)]
-
-    def _shape(self, family: Family, index: int, rng: np.random.Generator) -> SampleShape:
-        num_items = int(rng.choice(self.num_items)) if self.kinds else 0
-        items = tuple(self._item(family, str(rng.choice(self.kinds)), num_items, rng) for _ in range(num_items))
-        num_text = int(np.clip(rng.lognormal(np.log(self.text_tokens), 0.7), 16, 12 * self.text_tokens))
-        num_tokens = num_text + sum(i.num_rows for i in items)
-        return SampleShape("bench", index, str(index), num_text, max(1, num_text // 2), num_tokens, items)
-
-    def _item(self, family: Family, kind: str, num_items: int, rng: np.random.Generator) -> MediaItem:
-        sides = (int(x) for x in rng.lognormal(np.log(self.side_px), 0.4, 2).clip(56, 500))
-        width, height = sides if kind != "audio" else (0, 0)
-        num_frames = {"image": 1, "video": int(rng.integers(10, 60)), "audio": 0}[kind]
-        duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.5, 10.0))}[kind]
-        return place(family, kind, width, height, num_frames, duration_s, num_images=num_items)
 
 
 @dataclass(frozen=True)
@@ -97,7 +62,6 @@ class Case:
 PHOTOS, TEXT = Data(("image",), (0, 1, 1, 2)), Data((), text_tokens=280.0)
 CLIPS = Data(("image", "video"), (1, 2), side_px=220.0, text_tokens=40.0)
 TEXT_AND_SOME_PHOTOS = Data(("image",), (0, 0, 1), text_tokens=260.0)
-EVERYTHING = Data(("image", "video", "audio"), (0, 1, 2))
 VISION_LLM = {"vision": (1, 1), LLM: (1, 1)}
 LLM_PP2, LLM_DP2 = {LLM: (2, 1)}, {LLM: (1, 2)}
 CASES = (
@@ -113,13 +77,6 @@ CASES = (
     Case("llm pp 2, text", "llava", TEXT, LLM_PP2, 6, "balanced"),
 )
 """Two processes, a core each."""
-ALL_DP2 = {"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}
-CROWDED_CASES = (
-    Case("vision, audio | llm dp 2", "omni", EVERYTHING, ALL_DP2, 3, "balanced"),
-    Case("vision dp 2 | llm pp 2", "omni", CLIPS, {"vision": (1, 2), LLM: (2, 1)}, 6, "balanced"),
-    Case("llm pp 4, text", "llava", TEXT, {LLM: (4, 1)}, 8, "balanced"),
-)
-"""Four processes, two to a core."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +84,6 @@ class Outcome:
     """One case, predicted and measured; seconds are means over its global batches."""
 
     name: str
-    num_processes: int
     predicted_step_s: float
     measured_step_s: float
     error_frac: float
@@ -137,18 +93,14 @@ class Outcome:
     """Of the pipeline, as measured."""
     measured_idle_frac: float
     compute_ratio: float
-    cpu_frac: float
     replay_ratio: float
-    predicted_tail_s: float
-    measured_tail_s: float
 
     def line(self) -> str:
         return (
             f"{self.name:57s} {1e3 * self.predicted_step_s:5.0f} {1e3 * self.measured_step_s:5.0f} ms"
             f"  {self.error_frac:5.1%}  {self.noise_frac:5.1%}"
             f"  idle {self.predicted_idle_frac:4.0%} {self.measured_idle_frac:4.0%}"
-            f"  compute {self.compute_ratio:.2f} cpu {self.cpu_frac:.2f} replay {self.replay_ratio:.2f}"
-            f"  tail {1e3 * self.predicted_tail_s:3.0f} {1e3 * self.measured_tail_s:3.0f} ms"
+            f"  compute {self.compute_ratio:.2f} replay {self.replay_ratio:.2f}"
         )
 
 
@@ -157,7 +109,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=90.0, help="seconds of profiling")
     parser.add_argument("--batches", type=int, default=4, help="global batches per case")
     parser.add_argument("--rounds", type=int, default=3, help="how often each of them counts")
-    parser.add_argument("--case", type=int, nargs="*", help="only these cases of two processes, none of four")
+    parser.add_argument("--case", type=int, nargs="*", help="only these cases")
     args = parser.parse_args()
     become_a_job("tests.bench.simulate")
     keep_to(NUM_CORES)
@@ -167,9 +119,7 @@ def main() -> None:
     error_frac = statistics.median(o.error_frac for o in outcomes)
     is_met = error_frac <= BOUND_FRAC
     verdict = f"bound {BOUND_FRAC:.0%}   {'ok' if is_met else 'MISSED'}"
-    print(f"median error of {len(outcomes)} cases: {error_frac:.1%}   {verdict}", flush=True)
-    if args.case is None:
-        outcomes += [run_case(case, costs[case.model], args.batches, args.rounds) for case in CROWDED_CASES]
+    print(f"median error of {len(outcomes)} cases: {error_frac:.1%}   {verdict}")
     content = {"median_error_frac": error_frac, "figures": [asdict(o) for o in outcomes]}
     conclude(content, [("median error", is_met)], args.json, "torch", "transformers")
 
@@ -178,7 +128,7 @@ def shapes_to_profile() -> dict[str, list[SampleShape]]:
     """Per model samples of the same kinds as in its cases, but others."""
     found: dict[str, list[SampleShape]] = {}
     for model in MODELS:
-        kinds = dict.fromkeys(c.data for c in (*CASES, *CROWDED_CASES) if c.model == model)
+        kinds = dict.fromkeys(c.data for c in CASES if c.model == model)
         found[model] = [shape for data in kinds for shape in data.shapes(family_of(model), 100, seed=0)]
     return found
 
@@ -200,12 +150,9 @@ def run_case(case: Case, cost: CostModel, num_batches: int, num_rounds: int) -> 
     """Schedules, trains and compares; in processes of the case's, for nobody trains ten models in one."""
     plan, batches = case.plan, case.batches(num_batches)
     step_plans = tuple(
-        schedule_step(
-            run_id="bench", step=step, plan=plan, batch=batch, cost=cost, policy=case.policy,
-            max_concurrency=_limit(plan),
-        )
+        schedule_step(run_id="bench", step=step, plan=plan, batch=batch, cost=cost, policy=case.policy)
         for step, batch in enumerate(batches)
-    )  # fmt: skip
+    )
     run = Run(case.model, plan, step_plans, tuple(map(tuple, batches)))
     by_rank = in_ranks(train, plan.num_processes, run, 1 + num_rounds)
     rounds = [
@@ -225,56 +172,40 @@ class Seen:
     pipeline_s: float
     idle_frac: float
     """Of the pipeline."""
-    compute_s: Durations
-    wall_s: Durations
+    durations: Durations
 
     @classmethod
     def of(cls, plan: Plan, ranks: Sequence[StepObservation]) -> Seen:
         pipeline_s = max(o.step_s - o.reduce_s - o.optimizer_s for o in ranks)
-        compute_s: dict[Node, list[tuple[float, float]]] = {}
-        wall_s: dict[Node, list[tuple[float, float]]] = {}
+        durations: dict[Node, list[tuple[float, float]]] = {}
         for o in ranks:
-            node = o.module, o.stage, o.dp_rank
-            compute_s[node], wall_s[node] = ([(0.0, 0.0)] * plan.num_microbatches for _ in range(2))
-            for s in o.spans:
-                compute_s[node][s.microbatch] = s.forward_compute_s, s.backward_compute_s
-                wall_s[node][s.microbatch] = s.forward_s, s.backward_s
+            found = durations[o.module, o.stage, o.dp_rank] = [(0.0, 0.0)] * plan.num_microbatches
+            for span in o.spans:
+                found[span.microbatch] = span.forward_s, span.backward_s
         idle_frac = 1 - sum(o.busy_s for o in ranks) / (pipeline_s * len(ranks))
-        return cls(max(o.step_s for o in ranks), pipeline_s, idle_frac, compute_s, wall_s)
+        return cls(max(o.step_s for o in ranks), pipeline_s, idle_frac, durations)
 
 
 def compare(case: Case, run: Run, cost: CostModel, rounds: Sequence[Sequence[Seen]]) -> Outcome:
     """The outcome of a case whose `[round][batch]` steps were `rounds`."""
-    plan, tail_s = run.plan, sync_s(case, cost)
-    predicted_s = np.array([p.predicted_step_s for p in run.step_plans]) + tail_s
+    plan, every = run.plan, [(batch, s) for of_round in rounds for batch, s in enumerate(of_round)]
+    predicted_s = np.array([p.predicted_step_s for p in run.step_plans]) + sync_s(case, cost)
     measured_s = np.array([[s.step_s for s in of_round] for of_round in rounds])
     median_s = np.median(measured_s, axis=0)
     durations: list[Durations] = [
         {node: [(s.forward_s, s.backward_s) for s in spans] for node, spans in of.items()}
         for of in (predicted_spans(plan, p, b, cost) for p, b in zip(run.step_plans, run.batches, strict=True))
     ]
-    every = [s for of_round in rounds for s in of_round]
-    # Where processes share cores, what each computed is shared out again.
-    replays = [
-        simulated(run, batch, s.wall_s if _limit(plan) is None else s.compute_s).makespan_s / s.pipeline_s
-        for of_round in rounds
-        for batch, s in enumerate(of_round)
-    ]
-    compute_s = sum(_total_s(s.compute_s) for s in every)
     return Outcome(
         name=f"{run.model}, {case.name}, {plan.num_microbatches} microbatches, {case.policy}",
-        num_processes=plan.num_processes,
         predicted_step_s=float(predicted_s.mean()),
         measured_step_s=float(median_s.mean()),
         error_frac=float(np.median(np.abs(predicted_s / median_s - 1))),
         noise_frac=float(np.median(np.ptp(measured_s, axis=0) / 2 / median_s)),
         predicted_idle_frac=statistics.mean(simulated(run, b, d).idle_frac for b, d in enumerate(durations)),
-        measured_idle_frac=statistics.median(s.idle_frac for s in every),
-        compute_ratio=len(rounds) * sum(map(_total_s, durations)) / compute_s,
-        cpu_frac=compute_s / sum(_total_s(s.wall_s) for s in every),
-        replay_ratio=statistics.median(replays),
-        predicted_tail_s=tail_s,
-        measured_tail_s=statistics.median(s.step_s - s.pipeline_s for s in every),
+        measured_idle_frac=statistics.median(s.idle_frac for _, s in every),
+        compute_ratio=len(rounds) * sum(map(_total_s, durations)) / sum(_total_s(s.durations) for _, s in every),
+        replay_ratio=statistics.median(simulated(run, b, s.durations).makespan_s / s.pipeline_s for b, s in every),
     )
 
 
@@ -288,11 +219,7 @@ def sync_s(case: Case, cost: CostModel) -> float:
 
 
 def simulated(run: Run, batch: int, durations: Durations) -> Timeline:
-    return simulate_step(run.plan, run.step_plans[batch].work, durations, max_concurrency=_limit(run.plan))
-
-
-def _limit(plan: Plan) -> int | None:
-    return NUM_CORES if plan.num_processes > NUM_CORES else None
+    return simulate_step(run.plan, run.step_plans[batch].work, durations)
 
 
 def _total_s(durations: Durations) -> float:

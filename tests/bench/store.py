@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
-from dflop.records import Correction, Measurement, MicrobatchSpan, StepObservation
+from dflop.records import Correction, Measurement
 from dflop.store import console, live, rollup, schema, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -27,12 +28,10 @@ from tests.bench.figures import Figure, finish, line
 NUM_STEPS, NUM_RANKS, NUM_MEASUREMENTS = 1250, 8, 100_000
 COLUMNS = ("tp", "num_items", "num_tokens", "sum_sq_tokens", "forward_s", "backward_s")
 INGESTS = {
-    "ingest-many": ("correction", 10_000, 50, 15.0),
-    "ingest-many-nested": ("step_observation", 10_000, 50, None),
-    "ingest-few": ("correction", 10, 50_000, 1.5),
-    "ingest-few-nested": ("step_observation", 10, 50_000, None),
+    "ingest-many": (10_000, 50, 15.0),
+    "ingest-few": (10, 50_000, 1.5),
 }
-"""Kind of rows, files, rows of a file, bound in seconds."""
+"""Files, rows of a file, bound in seconds."""
 MOST_ONE_BY_ONE = 500
 PUBLISHED_BYTES = 80e6
 
@@ -56,30 +55,26 @@ def main() -> None:
     finish(figures, args.json, "duckdb", "pyarrow")
 
 
-def ingest_figures(
-    root: Path, kind: str, num_files: int, rows_per_file: int, bound_s: float | None
-) -> Iterator[Figure]:
-    fill_spool(root / "store", kind, num_files, rows_per_file)
+def ingest_figures(root: Path, num_files: int, rows_per_file: int, bound_s: float) -> Iterator[Figure]:
+    fill_spool(root / "store", num_files, rows_per_file)
     took_s = timed(lambda: ingest(root / "store"))
     rescan_s = timed(lambda: ingest(root / "store"))
     few = min(num_files, MOST_ONE_BY_ONE)
     other = f"a transaction per file{f' (extrapolated from {few})' if few < num_files else ''}"
-    other_s = one_transaction_per_file(root / "store", kind, few) * num_files / few
-    yield Figure(f"ingest {num_files * rows_per_file} {kind} in {num_files} files", took_s, bound_s, other, other_s)
+    other_s = one_transaction_per_file(root / "store", few) * num_files / few
+    yield Figure(f"ingest {num_files * rows_per_file} correction in {num_files} files", took_s, bound_s, other, other_s)
     yield Figure(f"  nothing new in {num_files} files", rescan_s, 2.0, "", None)
 
 
 def read_figures(root: Path) -> Iterator[Figure]:
-    write_file(root, SpoolKey("measurement", "run", "p", 0), Measurement, NUM_MEASUREMENTS)
-    ingest(root)
+    write_measurements(root)
     took_s = min(timed(lambda: read_arrays(root)) for _ in range(8))
     objects_s = timed(lambda: read_records(root))
     yield Figure("100,000 cost rows to numpy, open included", took_s, 0.060, "as records", objects_s)
 
 
 def publish_figures(root: Path) -> Iterator[Figure]:
-    write_file(root, SpoolKey("measurement", "run", "p", 0), Measurement, NUM_MEASUREMENTS)
-    ingest(root)
+    write_measurements(root)
     with live.open_live(root) as con:
         while live.live_file(root).stat().st_size < PUBLISHED_BYTES:
             con.execute(
@@ -119,29 +114,39 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start_s
 
 
-def fill_spool(root: Path, kind: str, num_files: int, rows_per_file: int) -> None:
+def fill_spool(root: Path, num_files: int, rows_per_file: int) -> None:
     """Spool files as a run's processes would leave them; without fsync, which is the writers' time."""
-    record = {"correction": Correction, "step_observation": StepObservation}[kind]
-    table = schema.to_table(record, [ROWS[record](i) for i in range(rows_per_file)])
+    rows = [
+        Correction("run", i, "llm", f"table{i % 7}", 1.0 + i / 1000, 0.1, 8, 1000.0 + i) for i in range(rows_per_file)
+    ]
+    table = schema.to_table(Correction, rows)
     for number in range(num_files):
-        write_table(root, SpoolKey(kind, f"run{number % 20}", f"p{number % 8}", number // 8), table)
+        write(root, SpoolKey("correction", f"run{number % 20}", f"p{number % 8}", number // 8), table)
 
 
-def write_file(root: Path, key: SpoolKey, record: type, num_rows: int) -> None:
-    write_table(root, key, schema.to_table(record, [ROWS[record](i) for i in range(num_rows)]))
+def write_measurements(root: Path) -> None:
+    rows = [
+        Measurement(
+            "model", "llm", "gpu", "torch", "bf16", 1 + i % 8, 2, "random", 1 + i % 7, i, i * i, 1e-3 * i, 2e-3 * i,
+            0.1, 0.1, 3, 1, i,
+        )
+        for i in range(NUM_MEASUREMENTS)
+    ]  # fmt: skip
+    write(root, SpoolKey("measurement", "run", "p", 0), schema.to_table(Measurement, rows))
+    ingest(root)
 
 
-def write_table(root: Path, key: SpoolKey, table: object) -> None:
+def write(root: Path, key: SpoolKey, table: pa.Table) -> None:
     path = root / "spool" / key.relative_path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(key, table))
 
 
-def one_transaction_per_file(root: Path, kind: str, num_files: int) -> float:
+def one_transaction_per_file(root: Path, num_files: int) -> float:
     """Seconds to take files one by one: read, insert, commit."""
     files = [path for _, path in list_files(root)][:num_files]
     with duckdb.connect(str(root / "by-file.duckdb")) as con:
-        con.register("_sample", schema.arrow_schema(kind).empty_table())
+        con.register("_sample", schema.arrow_schema("correction").empty_table())
         con.execute("create table rows as select * from _sample")
 
         def take() -> None:
@@ -195,31 +200,6 @@ def steps_without_rollup(root: Path) -> None:
         "from step_observation group by all) group by all",
     )
 
-
-def _correction(i: int) -> Correction:
-    return Correction("run", i, "llm", f"table{i % 7}", 1.0 + i / 1000, 0.1, 8, 1000.0 + i)
-
-
-def _measurement(i: int) -> Measurement:
-    return Measurement(
-        "model", "llm", "gpu", "torch", "bf16", 1 + i % 8, 2, "random", 1 + i % 7, i, i * i, 1e-3 * i, 2e-3 * i,
-        0.1, 0.1, 3, 1, i,
-    )  # fmt: skip
-
-
-def _observation(i: int) -> StepObservation:
-    spans = tuple(MicrobatchSpan(m, 1, 50 + i, 2500, 0.1, 0.2, 0.0, 0.2, 0.3, 0.2, 0.2, 0.2) for m in range(4))
-    return StepObservation(
-        "run", 0, i, "balanced", i % 8, "llm", 0, i % 8, 0.8, 1.0, 0.5, 0.1, 0.05, 0.1, 0.05, 2.0, 1.0, 80, 1000.0 + i,
-        spans,
-    )  # fmt: skip
-
-
-ROWS: dict[type, Callable[[int], object]] = {
-    Correction: _correction,
-    Measurement: _measurement,
-    StepObservation: _observation,
-}
 
 if __name__ == "__main__":
     main()
