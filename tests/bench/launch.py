@@ -11,14 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import subprocess
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async, wait
 from dflop.launch.journal import Change
@@ -33,43 +31,16 @@ SUBMIT_BOUND_S, WATCH_BOUND_S = 1.0, 2.0
 """For 500 jobs; of watching, for as many polls as a minute and a half has."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one piece of work."""
+def cpu_s(work: Callable[[], object]) -> float:
+    """Of this process and of the children that it waits for."""
 
-    cpu_s: float
-    wall_s: float
-    commands: Counter[str]
+    def used_s() -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(u.ru_utime + u.ru_stime for u in used)
 
-    def __str__(self) -> str:
-        calls = ", ".join(f"{number} {name}" for name, number in sorted(self.commands.items()))
-        return f"{self.wall_s:.1f} s wall; {calls or 'no command'}"
-
-
-@contextmanager
-def counted() -> Iterator[list[Cost]]:
-    """Cost of the block, when it has ended."""
-    found: list[Cost] = []
-    commands: Counter[str] = Counter()
-    run = subprocess.run
-
-    def counting(args, *rest, **options):
-        commands[args[0]] += 1
-        return run(args, *rest, **options)
-
-    subprocess.run = counting
-    before, began = cpu_s(), time.monotonic()
-    try:
-        yield found
-    finally:
-        subprocess.run = run
-        found.append(Cost(cpu_s() - before, time.monotonic() - began, commands))
-
-
-def cpu_s() -> float:
-    """Of this process and of the children that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
+    before_s = used_s()
+    work()
+    return used_s() - before_s
 
 
 def specs(folder: Path, name: str, num_jobs: int, *, array: bool = True, hold: bool = False) -> list[JobSpec]:
@@ -89,32 +60,27 @@ def make_launcher(max_jobs_at_once: int) -> SlurmLauncher:
 
 
 def submitting(folder: Path, num_jobs: int) -> Figure:
-    launcher = make_launcher(16)
-    with counted() as cost:
-        handles = launcher.submit_all(specs(folder, "held", num_jobs, hold=True))
+    launcher, handles = make_launcher(16), []
+    took_s = cpu_s(lambda: handles.extend(launcher.submit_all(specs(folder, "held", num_jobs, hold=True))))
+    singles = specs(folder, "single", min(NUM_SINGLE, num_jobs), array=False, hold=True)
+    single_s = cpu_s(lambda: handles.extend([launcher.submit(spec) for spec in singles]))
     launcher.cancel(*handles)
-    num_single = min(NUM_SINGLE, num_jobs)
-    with counted() as single:
-        alone = [launcher.submit(spec) for spec in specs(folder, "single", num_single, array=False, hold=True)]
-    launcher.cancel(*alone)
-    return Figure(
-        f"submit {num_jobs} jobs, CPU", cost[0].cpu_s, SUBMIT_BOUND_S, "a batch job each (extrapolated)",
-        single[0].cpu_s * num_jobs / num_single, note=str(cost[0]),
-    )  # fmt: skip
+    other = "a batch job each (extrapolated)"
+    return Figure(f"submit {num_jobs} jobs, CPU", took_s, SUBMIT_BOUND_S, other, single_s * num_jobs / len(singles))
 
 
 def watching(folder: Path, num_jobs: int) -> tuple[Figure, int]:
     """The figure, and how many jobs ended in a state that they did not have."""
     ends: Counter[JobState] = Counter()
+    values: list[Any] = []
 
     def note(changes: Sequence[Change]) -> None:
         ends.update(status.state for _, status in changes if status.state.is_final)
 
-    launcher, journal = make_launcher(16), Journal(folder / "together", "bench")
-    submitted = specs(folder, "together", num_jobs)
-    with counted() as cost:
-        values = asyncio.run(run_jobs_async(launcher, submitted, journal, on_changes=note, poll_interval_s=1.0))
-    num_lost = num_jobs - ends[JobState.DONE] + sum(len(v) != 1 for v in values)
+    async def together() -> None:
+        launcher, journal = make_launcher(16), Journal(folder / "together", "bench")
+        submitted = specs(folder, "together", num_jobs)
+        values.extend(await run_jobs_async(launcher, submitted, journal, on_changes=note, poll_interval_s=1.0))
 
     async def one_each() -> None:
         launcher, journal = make_launcher(16), Journal(folder / "each", "bench")
@@ -122,13 +88,11 @@ def watching(folder: Path, num_jobs: int) -> tuple[Figure, int]:
         journal.submitted(*handles)
         await asyncio.gather(*(wait(launcher, h, on_state=journal.changed, poll_interval_s=1.0) for h in handles))
 
-    with counted() as each:
-        asyncio.run(one_each())
-    figure = Figure(
-        f"watch {num_jobs} jobs to their ends, CPU", cost[0].cpu_s, WATCH_BOUND_S, "a waiter each", each[0].cpu_s,
-        note=f"{cost[0]}; {ends[JobState.DONE]} done, {num_lost} lost",
-    )  # fmt: skip
-    return figure, num_lost
+    took_s, each_s = (cpu_s(lambda work=work: asyncio.run(work())) for work in (together, one_each))
+    num_lost = num_jobs - ends[JobState.DONE] + sum(len(v) != 1 for v in values)
+    note_of_ends = f"{ends[JobState.DONE]} done, {num_lost} lost"
+    name = f"watch {num_jobs} jobs to their ends, CPU"
+    return Figure(name, took_s, WATCH_BOUND_S, "a waiter each", each_s, note=note_of_ends), num_lost
 
 
 def main() -> None:
