@@ -43,14 +43,6 @@ def fail_on(rank: str) -> None:
     time.sleep(600)
 
 
-def fail_with_echo(rank: str) -> None:
-    """The culprit is slow to unwind; its peers report first that somebody hung up."""
-    if os.environ["RANK"] != rank:
-        raise RuntimeError("[pair.cc:538] Connection closed by peer [127.0.0.1]:5555")
-    time.sleep(0.3)
-    raise ValueError("the culprit")
-
-
 def leave_on(rank: str) -> None:
     """One rank ends with a word to its log, without a result and without a traceback; the others hang."""
     if os.environ["RANK"] == rank:

@@ -16,8 +16,6 @@ from dflop.launch import JobHandle, JobSpec, JobStatus, Launcher, Resources
 T = TypeVar("T")
 
 REPO = Path(__file__).parents[2]
-FIELDS: dict[str, Any] = {}
-"""Of every spec made here, for tests that do all they do in several ways."""
 
 
 def make_spec(folder: Path, function: str, *args: str, num_tasks: int = 1, **fields: Any) -> JobSpec:
@@ -32,7 +30,7 @@ def make_spec(folder: Path, function: str, *args: str, num_tasks: int = 1, **fie
         resources=Resources(tasks_per_node=num_tasks),
         env=env,
     )
-    return dataclasses.replace(spec, **{**FIELDS, **fields})
+    return dataclasses.replace(spec, **fields)
 
 
 def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> T:

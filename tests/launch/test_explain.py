@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from pathlib import Path
@@ -58,6 +59,16 @@ def test_a_traceback_says_more_than_an_exit_code(handle):
     fail(handle, 2, "ValueError: no microbatch")
     fail(handle, 0, "RuntimeError: Connection closed by peer")
     assert explain(handle, FAILED) == (JobState.FAILED, "rank 2: ValueError: no microbatch")
+
+
+def test_the_culprit_is_named_and_not_the_peer_that_failed_before_it(handle):
+    fail(handle, 0, "RuntimeError: [pair.cc:538] Connection closed by peer [127.0.0.1]:5555")
+    fail(handle, 1, "ValueError: the culprit")
+    fail(handle, 2, "ValueError: a later one")
+    for at_s, rank in enumerate((0, 1, 2)):
+        os.utime(result_path(handle, rank), (at_s, at_s))
+    with pytest.raises(LaunchError, match="rank 1 of 4 raised ValueError: the culprit"):
+        collect_values(handle, FAILED)
 
 
 def test_a_rank_that_was_killed_outweighs_what_its_peers_raised(handle):

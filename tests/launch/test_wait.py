@@ -112,7 +112,7 @@ def together(launcher: Launcher, specs: list[JobSpec], journal: Journal, **optio
 
 
 def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal: Journal, tmp_path: Path) -> None:
-    launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
+    launcher = make_launcher("inline")
     specs = specs_of(tmp_path, "fail_once", "a", "bad", "c")
     with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others are kept: .*bad luck"):
         together(launcher, specs, journal, keep_done=True)
@@ -123,7 +123,7 @@ def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal: J
 
 
 def test_a_done_job_whose_results_are_gone_is_done_again(journal: Journal, tmp_path: Path) -> None:
-    launcher = make_launcher("local", cancel_grace_s=0.5)
+    launcher = make_launcher("inline")
     specs = specs_of(tmp_path, "fail_once", "a")
     together(launcher, specs, journal, keep_done=True)
     for result in (tmp_path / "job").glob("*_result.pkl"):
@@ -148,7 +148,7 @@ def test_one_that_fails_ends_none_of_the_others(journal: Journal, tmp_path: Path
 
 
 def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal: Journal, tmp_path: Path) -> None:
-    launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
+    launcher = make_launcher("inline")
     specs = specs_of(tmp_path, "fail_once", "a", "c")
     handle = launcher.submit(specs[1])
     journal.submitted(handle)

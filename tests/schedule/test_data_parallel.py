@@ -61,7 +61,7 @@ def equal(a: RankPlan, b: RankPlan) -> bool:
     return (a.rank == b.rank).all() and (a.slot == b.slot).all() and scalars[0] == scalars[1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems())
 def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
     s, tokens, given = problem
@@ -82,7 +82,7 @@ def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
     assert found.lower_bound_s <= found.step_s
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems())
 def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
     s, tokens, given = problem
@@ -95,7 +95,7 @@ def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems(), st.sampled_from([50, 3000, 2_000_000]), st.sampled_from([0.0, 1e-3]))
 def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance):
     s, tokens, given = problem
@@ -107,9 +107,8 @@ def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance)
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
-@pytest.mark.parametrize("sync", SYNCS)
-@pytest.mark.parametrize(("num_ranks", "num_slots"), [(16, 1), (8, 4)])
-def test_compiled_and_numpy_come_to_the_same_plan_on_real_sizes(sync, num_ranks, num_slots):
+@pytest.mark.parametrize(("num_ranks", "num_slots", "sync"), [(16, 1, "step"), (8, 4, "microbatch")])
+def test_compiled_and_numpy_come_to_the_same_plan_on_real_sizes(num_ranks, num_slots, sync):
     tokens = lengths(3, 256, 32768)
     cap = token_cap(tokens, num_ranks * num_slots)
     given = {"cap_tokens": cap, "num_microbatches": num_slots, "sync": sync, "fixed_s": 0.05, "max_evals": 200_000}
@@ -117,7 +116,7 @@ def test_compiled_and_numpy_come_to_the_same_plan_on_real_sizes(sync, num_ranks,
     assert equal(*plans)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=2, max_size=5),
     st.integers(1, 2), st.integers(1, 2), st.sampled_from([0.0, 1.0]), st.sampled_from(SYNCS), st.integers(8, 20),
@@ -138,7 +137,7 @@ def test_lower_bound_holds_for_every_assignment_there_is(samples, num_ranks, num
 
 
 @pytest.mark.parametrize("longest", [8192, 32768])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_thousand_samples_on_64_ranks_are_a_thousandth_from_the_bound(seed, longest):
     tokens = lengths(seed, 1024, longest)
     cap = token_cap(tokens, 64)
@@ -148,7 +147,7 @@ def test_a_thousand_samples_on_64_ranks_are_a_thousandth_from_the_bound(seed, lo
     assert arrival > 1.2 * found.step_s
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_ranks_that_meet_in_every_microbatch_get_similar_sizes_side_by_side(seed):
     tokens = lengths(seed, 512, 32768)
     s, cap = seconds(tokens), token_cap(tokens, 32)
@@ -223,7 +222,7 @@ def crowds(draw):
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(crowds(), st.booleans(), st.sampled_from([300, 20_000]))
 def test_trees_of_many_cells_find_what_a_look_at_all_of_them_finds(given_problems, by_tokens, max_evals):
     compiled, plain = given_problems

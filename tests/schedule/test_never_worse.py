@@ -1,7 +1,7 @@
-"""Ten thousand random steps: every sample once and its media beside it, caps kept, no baseline ends sooner, same again.
+"""Random steps: every sample once and its media beside it, caps kept, no baseline ends sooner, same again.
 
-Small steps on small budgets, so that the file takes about four minutes once kernels are compiled. Examples are the
-same in every run.
+Small steps on small budgets. `make test` plays some; the ten thousand of the lane `instances` take four minutes.
+Examples are the same in every run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COSTS = {
     "next to nothing": {"fixed_s": 0.0, "per_token_s": 1e-12, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0},
 }
 ENCODERS = ("vision", "audio")
-NUM_EXAMPLES = 10_000 // (2 * len(COSTS))
+FEW, MANY = 25, 10_000 // (2 * len(COSTS))
 
 
 @functools.cache
@@ -113,9 +113,10 @@ def keeps(caps: Caps, batch: tuple[SampleShape, ...], step_plan: StepPlan) -> bo
 
 @pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("layout", ["split", "inline"])
-def test_never_worse(layout, kind):
+@pytest.mark.parametrize("num_examples", [FEW, pytest.param(MANY, marks=pytest.mark.lane("instances"))])
+def test_never_worse(layout, kind, num_examples):
     @settings(
-        max_examples=NUM_EXAMPLES,
+        max_examples=num_examples,
         deadline=None,
         derandomize=True,
         database=None,

@@ -44,7 +44,7 @@ def optimum(weights, num_buckets: int) -> float:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(instances() | tight_instances())
 def test_search_improves_on_lpt_keeps_the_cap_and_never_beats_the_bound(instance):
     weights, tokens, buckets = instance
@@ -61,7 +61,7 @@ def test_search_improves_on_lpt_keeps_the_cap_and_never_beats_the_bound(instance
 
 
 @only_compiled
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(instances() | tight_instances(), st.integers(0, 3), st.sampled_from([0, 500, 10_000]), st.floats(0.3, 1.0))
 def test_both_halves_find_the_same_assignment(instance, num_more_caps, max_evals, tightness):
     weights, tokens, buckets = instance
@@ -82,7 +82,7 @@ def test_both_halves_find_the_same_assignment(instance, num_more_caps, max_evals
     assert np.array_equal(token_lpt(tokens, buckets, compiled=True), token_lpt(tokens, buckets, compiled=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(instances(max_samples=20), st.integers(1, 2))
 def test_several_caps_are_kept_where_they_leave_room(instance, num_more_caps):
     weights, tokens, buckets = instance
@@ -99,7 +99,7 @@ def test_several_caps_are_kept_where_they_leave_room(instance, num_more_caps):
         assert (filled <= caps).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 3), st.integers(2, 3), st.booleans())
 def test_bound_and_search_bracket_the_optimum(seed, modules, buckets, is_coarse):
     weights = np.random.default_rng(seed).lognormal(0.0, 0.7, (6, modules))
@@ -128,7 +128,7 @@ def test_cap_binds_where_seconds_and_tokens_disagree():
     assert pack(weights, tokens, 2, cap_tokens=300, max_evals=1000).bucket[0:2] in [(0, 0), (1, 1)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 12))
 def test_token_cap_allows_lpt_on_tokens_and_a_quarter_above_the_average(lengths, buckets):
     tokens = np.array(lengths)

@@ -19,7 +19,7 @@ def arrival_s(s, num_ranks, num_slots, fixed_s, sync):
     return padded_step_s(s, bucket // num_ranks, bucket % num_ranks, num_ranks, num_slots, fixed_s, sync)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 4), st.integers(1, 3),
     st.sampled_from([0.0, 5.0]), st.sampled_from(["step", "microbatch"]),
@@ -39,15 +39,15 @@ def test_every_rank_has_work_and_it_is_never_worse_than_arrival(tokens, num_rank
     assert found.lower_bound_s <= found.step_s <= arrival_s(s, num_ranks, num_slots, fixed_s, sync) + 1e-9
 
 
-@pytest.mark.parametrize("num_samples", range(1, 60))
-def test_all_samples_fit_into_one_microbatch_whatever_division_rounds(num_samples):
-    tokens = np.full(num_samples, 15)
-    found = balance_padded(seconds(tokens), tokens, 1, num_microbatches=1)
-    assert found.num_microbatches == 1
-    assert found.step_s == pytest.approx(seconds(tokens).sum())
+def test_all_samples_fit_into_one_microbatch_whatever_division_rounds():
+    for num_samples in range(1, 60):
+        tokens = np.full(num_samples, 15)
+        found = balance_padded(seconds(tokens), tokens, 1, num_microbatches=1)
+        assert found.num_microbatches == 1, num_samples
+        assert found.step_s == pytest.approx(seconds(tokens).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=9), st.integers(1, 3))
 def test_with_one_microbatch_no_cut_of_the_sorted_samples_is_better(tokens, num_ranks):
     tokens = np.sort(np.array(tokens))[::-1]
@@ -59,7 +59,7 @@ def test_with_one_microbatch_no_cut_of_the_sorted_samples_is_better(tokens, num_
     assert found.step_s <= best * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 4), st.integers(300, 900))
 def test_the_cap_holds_with_padding(tokens, num_ranks, cap):
     tokens = np.array(tokens)

@@ -32,7 +32,7 @@ def schedule(plan, batch, cost, max_concurrency=None, **kwargs):
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases(), st.sampled_from(["balanced", "arrival"]))
 def test_every_item_once_and_beside_its_sample(case, policy):
     plan, batch, cost, _ = case
@@ -59,7 +59,7 @@ def test_every_item_once_and_beside_its_sample(case, policy):
     assert step_plan.sample_index == tuple(s.sample_index for s in batch)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_never_worse_than_arrival_and_within_the_token_cap(case):
     plan, batch, cost, max_concurrency = case
@@ -80,7 +80,7 @@ def test_never_worse_than_arrival_and_within_the_token_cap(case):
         assert balanced.work == arrival.work
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases())
 def test_deterministic_and_prediction_is_the_simulation_of_the_result(case):
     plan, batch, cost, max_concurrency = case
@@ -91,7 +91,7 @@ def test_deterministic_and_prediction_is_the_simulation_of_the_result(case):
     assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cases())
 def test_spans_hold_the_loads_of_their_items_and_their_cost(case):
     plan, batch, cost, _ = case
