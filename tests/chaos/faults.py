@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR2
+from typing import Any
 
 from tests.chaos import strikes as do
 from tests.chaos.dying import LAST_WORDS
 from tests.chaos.fault import Deed, End, Fault
-from tests.chaos.strikes import at, in_run, in_store, picture, spool_file
+from tests.chaos.strikes import at, in_run, in_store, picture
 
-_LIVE, _CURRENT, _LATEST = in_store("live/dflop.duckdb"), in_store("CURRENT"), in_run("checkpoints/latest.json")
+_CURRENT, _LATEST = in_store("CURRENT"), in_run("checkpoints/latest.json")
+_RANK, _SCHEDULER = do.rank_of("train"), do.named("dflop.jobs.scheduler")
 _KILLED, _DIES = (End(-9),), (End(-9, LAST_WORDS),)
 _INTERRUPTED = (End(130), End(143))
 _DIED = End(5, "died (signal 9)")
@@ -45,8 +47,8 @@ def _absent(name: str, when: str, file: str) -> Fault:
     return _data(name, when, do.moved(file, "away"), ends, "absent")
 
 
-def _command(*words: str) -> Deed:
-    return do.beside("-m", "dflop.cli", "store", *words, "--store", needs=_CURRENT)
+def _command(*words: str, **options: Any) -> Deed:
+    return do.beside("-m", "dflop.cli", "store", *words, "--store", **options)
 
 
 def _disk(name: str) -> Fault:
@@ -56,33 +58,32 @@ def _disk(name: str) -> Fault:
 
 def _overwritten(name: str) -> Fault:
     """The file is named, and made again once it is gone."""
-    ends = tuple(End(code, name, at(in_run(name), do.removed)) for code in (1, 2, 5))
-    return _engine(f"{name} overwritten", "between", at(in_run(name), do.noise(300)), ends, "run file")
+    ends = tuple(End(code, name, at(in_run(name), "lost")) for code in (1, 2, 5))
+    return _engine(f"{name} overwritten", "between", at(in_run(name), "of noise", 300), ends, "run file")
 
 
 STORE = (
-    _store("live database lost", "between", at(_LIVE, do.removed), (), "live"),
-    _store("live database cut in half", "between", at(_LIVE, do.cut), _REBUILT, "live"),
-    _store("live database overwritten", "between", at(_LIVE, do.scribbled), _REBUILT, "live"),
-    _store("CURRENT lost", "training", at(_CURRENT, do.removed), (), "current"),
-    _store("CURRENT overwritten", "between", at(_CURRENT, do.scribbled),
-           (End(4, "CURRENT is damaged", at(_CURRENT, do.removed)),), "current"),
-    _store("snapshot lost", "between", at(do.snapshot, do.removed), (), "snapshot"),
-    _store("snapshot cut in half", "between", at(do.snapshot, do.cut), (), "snapshot"),
-    _store("snapshot overwritten", "between", at(do.snapshot, do.scribbled), (), "snapshot"),
+    *(_store(f"live database {what}", "between", at(in_store("live/dflop.duckdb"), what), ends, "live")
+      for what, ends in (("lost", ()), ("cut in half", _REBUILT), ("overwritten", _REBUILT))),
+    _store("CURRENT lost", "training", at(_CURRENT, "lost"), (), "current"),
+    _store("CURRENT overwritten", "between", at(_CURRENT, "overwritten"),
+           (End(4, "CURRENT is damaged", at(_CURRENT, "lost")),), "current"),
+    *(_store(f"snapshot {what}", "between", at(in_store("snapshots/dflop-*.duckdb"), what), (), "snapshot")
+      for what in ("lost", "cut in half", "overwritten")),
     _store("spool: a file cut in half", "training", do.foreign(do.half_a_spool_file)),
     _store("spool: an empty file", "starting", do.foreign(lambda _: b"")),
     _store("spool: a file of noise", "probing", do.foreign(lambda play: play.rng.randbytes(5000))),
-    _store("spool: a file under another's name", "training", do.foreign(lambda play: spool_file(play).read_bytes())),
+    _store("spool: a file under another's name", "training", do.foreign(do.a_spool_file)),
     _store("spool: other bytes under a new number", "training", do.same_key),
-    _store("spool: all files touched", "training", do.touch(lambda play: play.stage.store / "spool", "**/*.parquet")),
+    _store("spool: all files touched", "training", do.touch("store/spool/**/*.parquet")),
     _store("spool: leftover of a dead writer", "starting", do.leftover),
     _store("somebody holds the lock", "training", do.beside("-c", _HOLDS)),
-    _store("a second ingester, killed", "training", do.another_ingester),
-    _store("a reader that stays", "training", do.beside("-c", _READS, needs=do.snapshot)),
-    _store("rebuild in the midst", "training", _command("rebuild")),
-    _store("verify in the midst", "training", _command("verify")),
-    _store("compact in the midst", "training", _command("compact")),
+    _store("a second ingester, killed", "training",
+           _command("ingest", "--watch", ends_s=lambda play: 2 + 4 * play.rng.random())),
+    _store("a reader that stays", "training", do.beside("-c", _READS, needs="snapshots/dflop-*.duckdb")),
+    _store("rebuild in the midst", "training", _command("rebuild", needs="CURRENT")),
+    _store("verify in the midst", "training", _command("verify", needs="CURRENT")),
+    _store("compact in the midst", "training", _command("compact", needs="CURRENT")),
     _disk("store"), _disk("runs"),
     _store("ingester stopped for 3 s", "training", do.sleeping_driver),
     _store("ingester killed while it publishes", "publishing", do.to_driver(SIGKILL), _KILLED),
@@ -95,18 +96,16 @@ STORE = (
 )  # fmt: skip
 
 DATA = (
-    *(_data(f"picture {what} before the run", "before", picture(edit, is_sure=True)) for what, edit in (
-        ("lost", do.removed), ("cut in half", do.cut), ("emptied", do.emptied), ("of noise", do.noise(20_000)),
-        ("that is a folder", do.a_folder), ("that is a link to itself", do.a_loop),
-        ("that leads outside", do.outside), ("that is a pipe", do.a_pipe),
+    *(_data(f"picture {what} before the run", "before", picture(what, is_sure=True)) for what in (
+        "lost", "cut in half", "emptied", "of noise", "that is a folder", "that is a link to itself",
+        "that leads outside", "that is a pipe",
     )),
-    *(_data(f"picture {what} while it trains", "training", picture(edit, is_sure=False)) for what, edit in (
-        ("lost", do.removed), ("cut in half", do.cut), ("of noise", do.noise(20_000)),
-        ("replaced by another", do.another_picture), ("that is a pipe", do.a_pipe),
+    *(_data(f"picture {what} while it trains", "training", picture(what, is_sure=False)) for what in (
+        "lost", "cut in half", "of noise", "replaced by another", "that is a pipe",
     )),
-    _data("picture lost between two starts", "between", picture(do.removed, is_sure=False)),
-    _data("picture replaced between two starts", "between", picture(do.another_picture, is_sure=False)),
-    _data("all pictures touched between two starts", "between", do.touch(lambda play: play.stage.media, "*")),
+    _data("picture lost between two starts", "between", picture("lost", is_sure=False)),
+    _data("picture replaced between two starts", "between", picture("replaced by another", is_sure=False)),
+    _data("all pictures touched between two starts", "between", do.touch("data/media/*")),
     _data("rows that are no samples", "before", do.bad_rows, (), "rows"),
     _data("a row more between two starts", "between", do.another_row, _OTHER_ROWS, "rows"),
     _absent("annotations lost before the run", "before", "annotations.jsonl"),
@@ -117,19 +116,20 @@ DATA = (
 )  # fmt: skip
 
 ENGINE = (
-    _engine("rank killed", "training", do.to_rank(SIGKILL), (_DIED,), "rank"),
-    _engine("rank killed while it saves", "saving", do.to_rank(SIGKILL), (_DIED,), "rank"),
-    _engine("rank killed in the comparison", "comparing", do.to_rank(SIGKILL, "compare"), (_DIED,), "rank"),
-    _engine("probing job killed", "probing", do.to_rank(SIGKILL, "profile-tp1"), (_DIED,), "rank"),
-    _engine("data job killed", "profiling data", do.to_rank(SIGKILL, "data"), (_DIED,), "rank"),
-    _engine("rank told to stop (SIGUSR2)", "training", do.to_rank(SIGUSR2), _STOPPED, "rank"),
-    _engine("rank told to stop (SIGTERM)", "training", do.to_rank(SIGTERM), _STOPPED, "rank"),
-    _engine("rank stopped for 3 s", "training", do.sleeping_rank(3), (), "rank"),
-    _engine("rank stopped for ever", "training", do.sleeping_rank(0), (*_MISSED, _DIED), "rank"),
-    _engine("controller of the job killed", "training", do.to_process("dflop.launch.controller", SIGKILL),
+    _engine("rank killed", "training", do.signalled(_RANK, SIGKILL), (_DIED,), "rank"),
+    _engine("rank killed while it saves", "saving", do.signalled(_RANK, SIGKILL), (_DIED,), "rank"),
+    _engine("rank killed in the comparison", "comparing", do.signalled(do.rank_of("compare"), SIGKILL), (_DIED,),
+            "rank"),
+    _engine("probing job killed", "probing", do.signalled(do.rank_of("profile-tp1"), SIGKILL), (_DIED,), "rank"),
+    _engine("data job killed", "profiling data", do.signalled(do.rank_of("data"), SIGKILL), (_DIED,), "rank"),
+    _engine("rank told to stop (SIGUSR2)", "training", do.signalled(_RANK, SIGUSR2), _STOPPED, "rank"),
+    _engine("rank told to stop (SIGTERM)", "training", do.signalled(_RANK, SIGTERM), _STOPPED, "rank"),
+    _engine("rank stopped for 3 s", "training", do.asleep(_RANK, 3), (), "rank"),
+    _engine("rank stopped for ever", "training", do.asleep(_RANK, 0), (*_MISSED, _DIED), "rank"),
+    _engine("controller of the job killed", "training", do.signalled(do.named("dflop.launch.controller"), SIGKILL),
             (End(5, "its controller died"),), "rank"),
-    _engine("scheduler killed", "training", do.to_process("dflop.jobs.scheduler", SIGKILL)),
-    _engine("scheduler stopped for 4 s", "training", do.sleeping_process("dflop.jobs.scheduler", 4)),
+    _engine("scheduler killed", "training", do.signalled(_SCHEDULER, SIGKILL)),
+    _engine("scheduler stopped for 4 s", "training", do.asleep(_SCHEDULER, 4)),
     _engine("driver killed, whatever it is at", "starting", do.to_driver(SIGKILL), _KILLED),
     _engine("driver killed while it probes", "probing", do.to_driver(SIGKILL), _KILLED),
     _engine("driver killed while it trains", "training", do.to_driver(SIGKILL), _KILLED),
@@ -145,12 +145,13 @@ ENGINE = (
     _dies(_engine, "driver dies before it notes the training", "launch.journal:Journal.submitted:before:4"),
     _dies(_engine, "driver dies behind the rows of its journal", "jobs.runs:SpoolWriter.close:behind:3"),
     _dies(_engine, "driver dies between tables and plan", "jobs.rundir:write_atomically:behind:3"),
-    _engine("checkpoint cut in half", "between", at(do.checkpoint, do.cut), _DAMAGED, "checkpoint"),
-    _engine("a byte of a checkpoint is another one", "between", at(do.checkpoint, do.flipped), _DAMAGED, "checkpoint"),
-    _engine("latest.json lost", "between", at(_LATEST, do.removed), (), "checkpoint"),
-    _engine("latest.json overwritten", "between", at(_LATEST, do.noise(300)), (), "checkpoint"),
-    _engine("journal torn", "between", at(in_run("jobs.jsonl"), do.torn), (), "journal"),
+    _engine("checkpoint cut in half", "between", at(do.checkpoint, "cut in half"), _DAMAGED, "checkpoint"),
+    _engine("a byte of a checkpoint is another one", "between", at(do.checkpoint, "a byte is another one"), _DAMAGED,
+            "checkpoint"),
+    _engine("latest.json lost", "between", at(_LATEST, "lost"), (), "checkpoint"),
+    _engine("latest.json overwritten", "between", at(_LATEST, "of noise", 300), (), "checkpoint"),
+    _engine("journal torn", "between", at(in_run("jobs.jsonl"), "torn"), (), "journal"),
     *map(_overwritten, ("plan.json", "cost_tables.json", "shapes.parquet")),
-    _engine("jobs.spooled overwritten", "between", at(in_run("jobs.spooled"), do.noise(300)), (), "run file"),
+    _engine("jobs.spooled overwritten", "between", at(in_run("jobs.spooled"), "of noise", 300), (), "run file"),
 )  # fmt: skip
 FAULTS: tuple[Fault, ...] = (*STORE, *DATA, *ENGINE)

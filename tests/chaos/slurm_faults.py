@@ -115,7 +115,7 @@ FAULTS = (
     _slurm("training cancelled by scancel", "training", _to_job("scancel"), _CANCELLED, "rank"),
     _slurm("probing cancelled by scancel", "probing", _to_job("scancel", job="profile-tp1"), _CANCELLED, "rank"),
     _slurm("shard cancelled by scancel", "profiling data", _to_job("scancel", job="data"), _CANCELLED, "rank"),
-    _slurm("rank killed on its node", "training", strikes.to_rank(SIGKILL), _DIED, "rank"),
+    _slurm("rank killed on its node", "training", strikes.signalled(strikes.rank_of("train"), SIGKILL), _DIED, "rank"),
     _slurm("training requeued", "training", _to_job("scontrol", "requeue"), (), "rank"),
     _slurm("node down for 6 s", "training", _node_down, (), "rank"),
     _slurm("training preempted", "training", _preempt, (), "rank"),

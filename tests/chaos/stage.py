@@ -103,7 +103,8 @@ def copy_stage(dataset: Path, folder: Path, changes: Mapping[str, Mapping[str, A
         "model_profile": {"budget_s": 2, "num_repeats": 1, "num_probes": 4, "links_budget_s": 0.5},
         "plan": {"layouts": ["split"], "recompute": [False], "global_batch_size": BATCH_SIZE,
                  "microbatch_choices": [2], "num_scenarios": 2, "top": 2},
-        "train": {"num_steps": NUM_STEPS, "learning_rate": 0.0001, "checkpoint_every": 2, "timeout_s": 60, "stall_s": 15},
+        "train": {"num_steps": NUM_STEPS, "learning_rate": 0.0001, "checkpoint_every": 2, "timeout_s": 60,
+                  "stall_s": 15},
         "replan": {"mode": "off", "check_every_s": 1},
         "compare": {"num_batches": 1, "num_repeats": 1},
     }  # fmt: skip

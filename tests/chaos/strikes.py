@@ -1,4 +1,4 @@
-"""What faults do: to files of the store, the dataset and the run, to processes, disks and clocks."""
+"""What faults do: to files of the store, the dataset and the run, to processes and disks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from PIL import Image
+
 from dflop.store import settings
 from dflop.train import manifest
 from tests.chaos.fault import Deed, NothingToStrike
@@ -19,129 +21,78 @@ from tests.chaos.stage import CUT, MISSING, rows_of
 from tests.launch.helpers import parent_of
 
 Find = Callable[[Play], Path]
-Edit = Callable[[Path, Play], None]
-DISK_MB = 512
-"""Room for three checkpoints of 95 MB, two that are kept and one that is written, and for the rest of a run."""
-
-
-def at(find: Find, edit: Edit) -> Deed:
-    """Something happens to a file."""
-    return lambda play: edit(find(play), play)
-
-
-# Where.
-
-
-def _there(path: Path) -> Path:
-    if not path.exists():
-        raise NothingToStrike(f"no {path.name}")
-    return path
 
 
 def _newest(folder: Path, pattern: str) -> Path:
-    found = sorted((p for p in folder.glob(pattern) if not p.name.startswith(".")), key=lambda p: p.stat().st_mtime)
-    return _there(found[-1] if found else folder / pattern)
+    found = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
+    if not found:
+        raise NothingToStrike(f"no {pattern}")
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
-def in_store(name: str) -> Find:
-    return lambda play: _there(play.stage.store / name)
+def in_store(pattern: str) -> Find:
+    return lambda play: _newest(play.stage.store, pattern)
 
 
-def in_run(name: str) -> Find:
-    return lambda play: _there(play.run.path / name if play.run else play.stage.runs / name)
-
-
-def snapshot(play: Play) -> Path:
-    return _newest(play.stage.store / "snapshots", "dflop-*.duckdb")
-
-
-def spool_file(play: Play) -> Path:
-    return _newest(play.stage.store / "spool", "**/*.parquet")
+def in_run(pattern: str) -> Find:
+    return lambda play: _newest(play.stage.runs, f"chaos-*/{pattern}")
 
 
 def checkpoint(play: Play) -> Path:
     """The largest file of the newest one."""
-    folder = _there(play.stage.runs) if play.run is None else play.run.checkpoints
-    names = manifest.candidates(folder)
-    if not names:
-        raise NothingToStrike("no checkpoint")
-    files = [p for p in (folder / names[0]).rglob("*") if p.is_file() and p.name != manifest.MANIFEST]
-    return max(files, key=lambda p: p.stat().st_size)
+    folder = _newest(play.stage.runs, "chaos-*/checkpoints")
+    for name in manifest.candidates(folder):
+        files = [p for p in (folder / name).rglob("*") if p.is_file() and p.name != manifest.MANIFEST]
+        return max(files, key=lambda p: p.stat().st_size)
+    raise NothingToStrike("no checkpoint")
 
 
-# What happens to a file.
+def at(find: Find, what: str, num_bytes: int = 20_000) -> Deed:
+    return lambda play: edit(find(play), what, play, num_bytes)
 
 
-def removed(path: Path, _play: Play) -> None:
-    path.unlink()
+def edit(path: Path, what: str, play: Play, num_bytes: int = 20_000) -> None:
+    """Something happens to a file, in the words of the faults' names; `num_bytes` of noise."""
+    size = path.stat().st_size
+    match what:
+        case "lost":
+            path.unlink()
+        case "emptied":
+            os.truncate(path, 0)
+        case "cut in half":
+            path.chmod(0o644)
+            os.truncate(path, size // 2)
+        case "of noise":
+            path.write_bytes(play.rng.randbytes(num_bytes))
+        case "overwritten":  # the beginning of it
+            path.chmod(0o644)
+            _write_at(path, 0, play.rng.randbytes(max(64, min(4096, size))))
+        case "a byte is another one":
+            _write_at(path, size // 2, bytes([path.read_bytes()[size // 2] ^ 0x10]))
+        case "torn":  # what is left of a line when the machine goes down
+            _write_at(path, size, b'{"run_id": "chaos-')
+        case "that is a folder":
+            path.unlink()
+            path.mkdir()
+        case "that is a link to itself":
+            path.unlink()
+            path.symlink_to(path.name)
+        case "that leads outside":
+            path.symlink_to(shutil.move(path, play.stage.folder / path.name))
+        case "that is a pipe":
+            path.unlink()
+            os.mkfifo(path)
+        case "replaced by another":
+            Image.new("RGB", (640, 40), (play.rng.randrange(256), 0, 0)).save(path)
 
 
-def cut(path: Path, _play: Play) -> None:
-    path.chmod(0o644)
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def emptied(path: Path, _play: Play) -> None:
-    os.truncate(path, 0)
-
-
-def noise(num_bytes: int) -> Edit:
-    return lambda path, play: path.write_bytes(play.rng.randbytes(num_bytes)) and None
-
-
-def scribbled(path: Path, play: Play) -> None:
-    """The beginning is noise."""
-    path.chmod(0o644)
+def _write_at(path: Path, at: int, data: bytes) -> None:
     with path.open("r+b") as file:
-        file.write(play.rng.randbytes(max(64, min(4096, path.stat().st_size))))
+        file.seek(at)
+        file.write(data)
 
 
-def flipped(path: Path, _play: Play) -> None:
-    """One bit in the middle is another one."""
-    with path.open("r+b") as file:
-        middle = file.seek(path.stat().st_size // 2)
-        byte = file.read(1)[0]
-        file.seek(middle)
-        file.write(bytes([byte ^ 0x10]))
-
-
-def torn(path: Path, _play: Play) -> None:
-    """What is left of a line when the machine goes down."""
-    with path.open("a") as file:
-        file.write('{"run_id": "chaos-')
-
-
-def a_folder(path: Path, _play: Play) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def a_loop(path: Path, _play: Play) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def outside(path: Path, play: Play) -> None:
-    target = play.stage.folder / path.name
-    shutil.move(path, target)
-    path.symlink_to(target)
-
-
-def a_pipe(path: Path, _play: Play) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def another_picture(path: Path, play: Play) -> None:
-    from PIL import Image
-
-    Image.new("RGB", (640, 40), (play.rng.randrange(256), 0, 0)).save(path)
-
-
-# The dataset.
-
-
-def picture(edit: Edit, *, is_sure: bool) -> Deed:
+def picture(what: str, *, is_sure: bool) -> Deed:
     """Something happens to the picture of one sample; `is_sure`: that sample has to be left out because of it."""
 
     def strike(play: Play) -> None:
@@ -150,18 +101,18 @@ def picture(edit: Edit, *, is_sure: bool) -> Deed:
         if not rows:
             raise NothingToStrike("no sound picture is left")
         row = play.rng.choice(rows)
-        edit(play.stage.media / row["image"], play)
+        edit(play.stage.media / row["image"], what, play)
         (play.must_be_left_out if is_sure else play.may_be_left_out).add(row["id"])
-        play.notes.append(f"{row['image']} of sample {row['id']}")
+        play.notes.append(f"{row['image']} of sample {row['id']} {what}")
 
     return strike
 
 
-def touch(folder: Callable[[Play], Path], pattern: str) -> Deed:
+def touch(pattern: str) -> Deed:
     """Files have another time, as after a copy."""
 
     def strike(play: Play) -> None:
-        for path in sorted(folder(play).glob(pattern)):
+        for path in sorted(play.stage.folder.glob(pattern)):
             os.utime(path)
 
     return strike
@@ -191,12 +142,9 @@ def moved(name: str, to: str) -> Deed:
 
 def broken_headers(play: Play) -> None:
     """The cache of headers is noise."""
-    _newest(play.stage.store / "cache" / "headers", "*/*.parquet")
+    in_store("cache/headers/*/*.parquet")(play)
     for path in sorted((play.stage.store / "cache" / "headers").glob("*/*.parquet")):
-        noise(100)(path, play)
-
-
-# The store.
+        edit(path, "of noise", play, 100)
 
 
 def foreign(content: Callable[[Play], bytes]) -> Deed:
@@ -210,14 +158,18 @@ def foreign(content: Callable[[Play], bytes]) -> Deed:
     return strike
 
 
+def a_spool_file(play: Play) -> bytes:
+    return in_store("spool/**/*.parquet")(play).read_bytes()
+
+
 def half_a_spool_file(play: Play) -> bytes:
-    whole = spool_file(play).read_bytes()
+    whole = a_spool_file(play)
     return whole[: len(whole) // 2]
 
 
 def same_key(play: Play) -> None:
-    """A file that was ingested is there again with other bytes under a number that was not used."""
-    path, other = spool_file(play), _newest(play.stage.store / "spool" / "run_record", "**/*.parquet")
+    """Other bytes are there under a new number of a file that was ingested."""
+    path, other = in_store("spool/**/*.parquet")(play), in_store("spool/run_record/**/*.parquet")(play)
     if path == other:
         raise NothingToStrike("one spool file only")
     path.with_name(path.name.replace("-000", "-900", 1)).write_bytes(other.read_bytes())
@@ -230,21 +182,17 @@ def leftover(play: Play) -> None:
     (folder / ".tmp-elsewhere-1-000000000000").write_bytes(b"PAR1")
 
 
-def beside(*words: str, needs: Find | None = None) -> Deed:
-    """Somebody else does something with the store meanwhile, by `python WORDS STORE`."""
+def beside(*words: str, needs: str = ".", ends_s: Callable[[Play], float] | None = None) -> Deed:
+    """Somebody else does something with the store meanwhile, by `python WORDS STORE`; killed after some seconds."""
 
     def strike(play: Play) -> None:
-        if needs is not None:
-            needs(play)
-        play.beside(*words, str(play.stage.store))
+        if not any(play.stage.store.glob(needs)):
+            raise NothingToStrike(f"no {needs}")
+        process = play.beside(*words, str(play.stage.store))
+        if ends_s is not None:
+            play.later(ends_s(play), process.kill)
 
     return strike
-
-
-def another_ingester(play: Play) -> None:
-    """`dflop store ingest --watch`, killed after some seconds."""
-    process = play.beside("-m", "dflop.cli", "store", "ingest", "--watch", "--store", str(play.stage.store))
-    play.later(2 + 4 * play.rng.random(), process.kill)
 
 
 def rebuild(play: Play) -> None:
@@ -254,17 +202,13 @@ def rebuild(play: Play) -> None:
         play.notes.append(f"rebuild failed: {done.stderr.strip()}")
 
 
-def _disk(play: Play, name: str) -> Path:
-    return play.stage.store if name == "store" else play.stage.runs
-
-
 def mount_disk(name: str) -> Deed:
-    """A small disk for the store, or for the runs, alone."""
+    """A small disk for `store` or `runs` alone: room for three checkpoints of 95 MB and for the rest of a run."""
 
     def strike(play: Play) -> None:
-        folder = _disk(play, name)
+        folder = play.stage.folder / name
         folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
+        command = ["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)]
         if subprocess.run(command, check=False, capture_output=True).returncode == 0 and name == "store":
             settings.init(folder, keep_snapshots=1, grace_s=0)
 
@@ -281,9 +225,9 @@ def fill_disk(name: str) -> Deed:
     """Not a byte is left, for some seconds."""
 
     def strike(play: Play) -> None:
-        folder = _disk(play, name)
+        folder = play.stage.folder / name
         if not os.path.ismount(folder):
-            raise NothingToStrike("a disk of its own needs the right to mount one")
+            raise NothingToStrike("a disk needs the right to mount one")
         with (folder / "filler").open("wb", buffering=0) as file:
             for num_bytes in (1 << 20, 1 << 12):
                 try:
@@ -301,55 +245,53 @@ def free_disk(play: Play) -> None:
         (folder / "filler").unlink(missing_ok=True)
 
 
-# Processes.
-
-
 def to_driver(number: int) -> Deed:
     return lambda play: play.send(number)
 
 
-def _rank(play: Play, job: str) -> int:
-    ranks = play.ranks(job)
-    if not ranks:
-        raise NothingToStrike(f"no rank of {job}")
-    return play.rng.choice(ranks)
+def rank_of(job: str) -> Callable[[Play], int]:
+    """A rank of a job."""
+
+    def find(play: Play) -> int:
+        ranks = play.ranks(job)
+        if not ranks:
+            raise NothingToStrike(f"no rank of {job}")
+        return play.rng.choice(ranks)
+
+    return find
 
 
-def to_rank(number: int, job: str = "train") -> Deed:
-    """A signal to one rank of a job."""
-    return lambda play: os.kill(_rank(play, job), number)
-
-
-def _named(play: Play, words: str) -> int:
+def named(words: str) -> Callable[[Play], int]:
     """The newest process of this run that has these words in its command line; no fork of one."""
-    named = play.processes(words)
-    found = sorted(pid for pid in named if parent_of(pid) not in named)
-    if not found:
-        raise NothingToStrike(f"no process `{words}`")
-    return found[-1]
+
+    def find(play: Play) -> int:
+        found = play.processes(words)
+        pids = [pid for pid in found if parent_of(pid) not in found]
+        if not pids:
+            raise NothingToStrike(f"no process `{words}`")
+        return max(pids)
+
+    return find
 
 
-def to_process(words: str, number: int) -> Deed:
-    return lambda play: os.kill(_named(play, words), number)
+def signalled(find: Callable[[Play], int], number: int) -> Deed:
+    return lambda play: os.kill(find(play), number)
 
 
-def _asleep(play: Play, pid: int, seconds: float) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    if seconds:
-        play.later(seconds, lambda: pid in play.processes() and os.kill(pid, signal.SIGCONT))
+def asleep(find: Callable[[Play], int], seconds: float) -> Deed:
+    """A process stands still for a while; 0: for ever."""
 
+    def strike(play: Play) -> None:
+        pid = find(play)
+        os.kill(pid, signal.SIGSTOP)
+        if seconds:
+            play.later(seconds, lambda: pid in play.processes() and os.kill(pid, signal.SIGCONT))
 
-def sleeping_rank(seconds: float) -> Deed:
-    """A rank stands still for a while; 0: for ever."""
-    return lambda play: _asleep(play, _rank(play, "train"), seconds)
-
-
-def sleeping_process(words: str, seconds: float) -> Deed:
-    return lambda play: _asleep(play, _named(play, words), seconds)
+    return strike
 
 
 def sleeping_driver(play: Play) -> None:
-    """The driver, which is the ingester, is stopped for three seconds."""
+    """The driver, which is the ingester, is stopped for three seconds, and nobody strikes meanwhile."""
     os.kill(play.pid, signal.SIGSTOP)
     time.sleep(3)
     os.kill(play.pid, signal.SIGCONT)
@@ -364,5 +306,4 @@ def second_driver(play: Play) -> None:
 
 def checkpoints_away(play: Play) -> None:
     """To start over, as the message says."""
-    if play.run is not None and play.run.checkpoints.exists():
-        play.run.checkpoints.rename(play.stage.folder / "damaged-checkpoints")
+    in_run("checkpoints")(play).rename(play.stage.folder / "damaged-checkpoints")

@@ -68,6 +68,7 @@ class Campaign:
     check: Callable[[Any], Any]
     last: Path
     num_examples: int = 0
+    elapsed_s: float = 0.0
     crashes: dict[str, Crash] = field(default_factory=dict)
 
     def slice(self, number: int, until_s: float, options: settings) -> None:
@@ -109,16 +110,7 @@ class Campaign:
 def fuzz(
     target: Target, folder: Path, *, seconds: float, first_seed: int, database: Path, max_slices: int = 1 << 40
 ) -> Campaign:
-    """Run examples of a target for a bounded time; making crashes small comes on top.
-
-    Args:
-        target: Which.
-        folder: Empty, for the target to work in.
-        seconds: How long; one example is run in any case, and all that the database has.
-        first_seed: Of the first slice; the next ones count up from it.
-        database: Folder of what crashed in earlier campaigns, run first, and kept there while it does.
-        max_slices: At most.
-    """
+    """Run examples of a target for a bounded time; what `database` has, and one more, are run in any case."""
     options = settings(
         max_examples=SLICE_EXAMPLES, database=DirectoryBasedExampleDatabase(database / target.name), deadline=None,
         derandomize=False, suppress_health_check=list(HealthCheck), print_blob=False, phases=(Phase.reuse,),
@@ -127,11 +119,12 @@ def fuzz(
     work.mkdir()
     with contextlib.chdir(work):
         campaign = Campaign(target, partial(target.check, target.prepare(work)), folder / "last")
-        ends_s = time.monotonic() + seconds
+        began_s = time.monotonic()
         campaign.slice(first_seed, float("inf"), options)
         for number in range(first_seed, first_seed + max_slices):
-            campaign.slice(number, ends_s, settings(options, phases=(Phase.generate, Phase.shrink)))
-            if time.monotonic() > ends_s:
+            campaign.slice(number, began_s + seconds, settings(options, phases=(Phase.generate, Phase.shrink)))
+            campaign.elapsed_s = time.monotonic() - began_s
+            if campaign.elapsed_s > seconds:
                 break
     return campaign
 
@@ -139,13 +132,11 @@ def fuzz(
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
     """Raises `TooLong` in the block, and behind it where something swallowed that."""
-    rang = []
 
     def ring(_number: int, _frame: FrameType | None) -> None:
-        rang.append(True)
         raise TooLong(f"not done after {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before, ends_s = signal.signal(signal.SIGALRM, ring), time.monotonic() + seconds
     faulthandler.dump_traceback_later(seconds + _HARD_S, exit=True, file=sys.__stderr__)
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again where nobody heard it
     try:
@@ -154,7 +145,7 @@ def _limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
-    if rang:
+    if time.monotonic() > ends_s:
         raise TooLong(f"not done after {seconds:g} s, and swallowed")
 
 
@@ -169,28 +160,28 @@ def name_of(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}:{last.lineno} {last.name}{words}"
 
 
-def in_process(name: str, database: Path, seconds: float, first_seed: int) -> tuple[int, list[Crash]]:
-    """(number of examples, crashes) of `fuzz` in a process of its own; the death of that process is a crash, too."""
+def in_process(name: str, database: Path, seconds: float, first_seed: int) -> tuple[int, float, list[Crash]]:
+    """What `fuzz` finds in a process of its own: examples, seconds, crashes; the death of that process is one, too."""
     with (
         tempfile.TemporaryDirectory(prefix="dflop-fuzz-") as folder,  # what a killed target leaves goes with it
-        ProcessPoolExecutor(1, get_context("spawn"), _begin, (folder,)) as pool,
+        ProcessPoolExecutor(1, get_context("spawn"), _bound, (folder,)) as pool,
     ):
-        last = Path(folder) / "last"
         try:
             return pool.submit(_run, name, Path(folder), database.resolve(), seconds, first_seed).result()
         except BrokenProcessPool as error:
-            example = last.read_text(encoding="utf-8") if last.is_file() else "None"
-            return 0, [Crash("the process died", first_seed, example, str(error))]
+            last = Path(folder) / "last"
+            example = last.read_text(encoding="utf-8") if last.is_file() else "none"
+            return 0, 0.0, [Crash("the process died", first_seed, example, str(error))]
 
 
-def _begin(folder: str) -> None:
-    """Of the process of a target: bounded, and what code under test prints is not ours to say."""
+def _bound(folder: str) -> None:
+    """Of the process of a target; and what code under test prints is not ours to say."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _run(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> tuple[int, list[Crash]]:
+def _run(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> tuple[int, float, list[Crash]]:
     found = fuzz(TARGETS[name], folder, seconds=seconds, first_seed=first_seed, database=database)
-    return found.num_examples, list(found.crashes.values())
+    return found.num_examples, found.elapsed_s, list(found.crashes.values())
