@@ -6,7 +6,6 @@ As `real_size`, for whoever has a GPU: torch, transformers, numpy, pyarrow and P
 - `MODEL.stages.parquet`: rows of stages as deep as plans cut them, which tell what adding up layers is worth;
 - `MODEL.json`: the model, the hardware and the versions that the times belong to.
 
-`python -m tests.bench.replay --times FOLDER/MODEL.parquet` composes steps of many GPUs from them, anywhere.
 `--device cpu --tiny` runs the same with a model that means nothing.
 """
 

@@ -55,11 +55,6 @@ CASES = (
     # InternViT-6B, and no uniform plan has room for that.
     Case("InternViT-6B + Qwen2.5-72B", "internvl2_5_78b", (3.1, 3.6), max_llm_tokens=16_384),
 )
-AUDIO_CASES = (
-    Case("Qwen2-Audio-7B", "qwen2_audio_7b", (2.0, 4.0), max_llm_tokens=8_192),
-    Case("Qwen2.5-Omni-7B, audio alone", "qwen2_5_omni_7b", None),
-)
-"""Beside the paper's main comparison: on the mixture `AUDIO`, and in no suite."""
 
 
 @dataclass(frozen=True, slots=True)

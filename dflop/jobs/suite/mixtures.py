@@ -87,14 +87,6 @@ HEAVY = Mixture(
         ),
     ),
 )  # fmt: skip
-AUDIO = Mixture(
-    "audio",
-    (
-        Source(60, "audio", 60, 0.6, num_frames=(1, 300), median_frames=20, frames_sigma=0.9),
-        Source(25, "audio", 120, 0.6, num_items=(2, 4), num_frames=(1, 60), median_frames=10, frames_sigma=0.7),
-        Source(15, "text", 500, 1.0),
-    ),
-)
 MIXTURES = {mixture.name: mixture for mixture in (MAIN, HEAVY)}
 """Those of the suites."""
 
