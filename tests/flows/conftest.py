@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.logging.configuration import setup_logging
-from prefect.testing.utilities import prefect_test_harness
 
 from dflop.jobs import continuing, parts, results, showing
 from dflop.jobs.continuing import Todo
@@ -18,7 +16,9 @@ from tests.jobs.made import make_run
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[None]:
-    """A Prefect server of the tests' own."""
+    """A Prefect server of the tests' own. It costs 20 s: what needs it is in `test_flows.py`, which one worker runs."""
+    from prefect.testing.utilities import prefect_test_harness  # a second of every collection
+
     with prefect_test_harness(server_startup_timeout=180):
         yield
 
@@ -31,6 +31,8 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What flows and tasks say: Prefect's loggers hand nothing on to others."""
+    from prefect.logging.configuration import setup_logging
+
     setup_logging()  # the first flow would, and replace handlers
     loggers = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
     for logger in loggers:

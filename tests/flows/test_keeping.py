@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from rich.console import Console
 from dflop.launch import JobHandle
 from tests.flows.loading import module
 
-keeping = module("keeping")
 HANDLE = JobHandle("slurm", "7", "demo-train", "k", Path("/jobs"), 1, 5.0)
+
+
+@pytest.fixture(scope="module")
+def keeping() -> ModuleType:
+    return module("keeping")
 
 
 class Launcher:
@@ -43,7 +48,7 @@ def handled():
 @pytest.mark.parametrize(
     ("number", "is_told"), [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGUSR1, False)]
 )
-def test_a_signal_to_stop_is_seen_whoever_handles_it(handled, number, is_told):
+def test_a_signal_to_stop_is_seen_whoever_handles_it(keeping, handled, number, is_told):
     with keeping.signals_seen() as was_told:
         assert not was_told()
         os.kill(os.getpid(), number)
@@ -52,7 +57,7 @@ def test_a_signal_to_stop_is_seen_whoever_handles_it(handled, number, is_told):
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_who_cannot_know_believes_that_he_was_told():
+def test_who_cannot_know_believes_that_he_was_told(keeping):
     seen: list[bool] = []
 
     def look() -> None:
@@ -67,7 +72,7 @@ def test_who_cannot_know_believes_that_he_was_told():
     assert seen == [True, True]
 
 
-def torn_down(was_told: bool, lines: list[str]) -> list[JobHandle]:
+def torn_down(keeping: ModuleType, was_told: bool, lines: list[str]) -> list[JobHandle]:
     """What is cancelled when the task of a flow is cancelled while it waits for a job."""
     launcher = Launcher()
 
@@ -94,18 +99,18 @@ def torn_down(was_told: bool, lines: list[str]) -> list[JobHandle]:
     return launcher.cancelled
 
 
-def test_jobs_go_on_where_nobody_asked_for_the_end():
+def test_jobs_go_on_where_nobody_asked_for_the_end(keeping):
     lines: list[str] = []
-    assert torn_down(False, lines) == []
+    assert torn_down(keeping, False, lines) == []
     assert len(lines) == 1, "said once of a job"
     assert "goes on, the next run adopts it" in lines[0]
 
 
-def test_jobs_end_with_a_flow_that_was_told_to():
-    assert torn_down(True, []) == [HANDLE, HANDLE]
+def test_jobs_end_with_a_flow_that_was_told_to(keeping):
+    assert torn_down(keeping, True, []) == [HANDLE, HANDLE]
 
 
-def test_what_the_flow_itself_cancels_is_cancelled():
+def test_what_the_flow_itself_cancels_is_cancelled(keeping):
     launcher = Launcher()
 
     async def main() -> None:
@@ -115,7 +120,7 @@ def test_what_the_flow_itself_cancels_is_cancelled():
     assert launcher.cancelled == [HANDLE]
 
 
-def test_lines_that_nobody_reads_end_no_flow(monkeypatch):
+def test_lines_that_nobody_reads_end_no_flow(keeping, monkeypatch):
     """As after kill -9 of the worker, who read them from a pipe."""
     monkeypatch.setattr(Console, "on_broken_pipe", Console.on_broken_pipe)
     reading, writing = os.pipe()

@@ -1,3 +1,5 @@
+"""What a page shows, and what a server that is slow or away costs it; on a real one: `test_flows.py`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,16 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import flow
-from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from dflop.jobs.watching import JobProgress, ShowsJobs
 from dflop.launch import JobHandle, JobState, JobStatus
-from tests.flows.loading import artifacts, flow_run_id, module, run_flow
-
-page_module = module("page")
-Page, bar_key, bar_text = page_module.Page, page_module.bar_key, page_module.bar_text
+from tests.flows.loading import module
 
 
 def progress(name: str, state: JobState, step: int = 0, num_steps: int = 0, reason: str = "") -> JobProgress:
@@ -39,15 +35,17 @@ def progress(name: str, state: JobState, step: int = 0, num_steps: int = 0, reas
     ],
 )
 def test_a_job_has_a_bar(name, key):
-    assert bar_key(name) == key
+    assert module("page").bar_key(name) == key
 
 
 def test_there_are_few_keys_however_many_jobs():
     names = [f"data-{i}" for i in range(500)] + [f"reprofile-{i}-tp{tp}" for i in range(99) for tp in (1, 2)]
-    assert len({bar_key(name) for name in names}) == page_module.MAX_BARS + 2
+    page = module("page")
+    assert len({page.bar_key(name) for name in names}) == page.MAX_BARS + 2
 
 
 def test_a_bar_says_how_its_job_or_its_jobs_stand():
+    bar_text = module("page").bar_text
     one = progress("train", JobState.RUNNING, 12, 40)
     assert bar_text([one]) == "running, step 12 of 40 (train, slurm id-train)"
     waiting = progress("train", JobState.QUEUED, reason="Resources\nand more")
@@ -56,87 +54,99 @@ def test_a_bar_says_how_its_job_or_its_jobs_stand():
     assert bar_text([progress(f"data-{20 + i}", s) for i, s in enumerate(states)]) == "2 done, 1 running"
 
 
-def on_page(work: Any, lines: list[str]) -> tuple[Any, dict[str, list[Any]]]:
-    """What a page shows after `work(page)` in a flow, and what is on the page of a flow inside."""
+class Shown:
+    """A server that keeps what is on a page; it may be away, and makes an artifact before it answers."""
 
-    @flow
-    async def outer() -> None:
-        context = FlowRunContext.get()
-        assert context is not None
-        assert context.flow_run is not None
-        page = Page(context.flow_run.id, lines.append, every_s=0.01)
+    def __init__(self) -> None:
+        self.is_away, self.answers_after_s = False, 0.0
+        self.artifacts: dict[uuid.UUID, dict[str, Any]] = {}
+
+    async def __aenter__(self) -> Shown:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    async def update_flow_run(self, *_: Any, **__: Any) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        if self.is_away:
+            raise OSError("nobody answers")
+
+    async def create_artifact(self, wanted: Any) -> Any:
+        self.answer()
+        made = uuid.uuid4()
+        self.artifacts[made] = {"key": wanted.key, "data": wanted.data, "description": wanted.description}
+        await asyncio.sleep(self.answers_after_s)
+        return types.SimpleNamespace(id=made)
+
+    async def update_artifact(self, which: uuid.UUID, change: Any) -> None:
+        self.answer()
+        self.artifacts[which] |= {"data": change.data, "description": change.description}
+
+    def of(self, key: str) -> list[tuple[Any, str]]:
+        return [(a["data"], a["description"]) for a in self.artifacts.values() if a["key"] == key]
+
+
+@pytest.fixture
+def shown(monkeypatch) -> Shown:
+    found = Shown()
+    monkeypatch.setattr(module("page"), "get_client", lambda **_: found)
+    return found
+
+
+def on_page(work: Any, every_s: float = 0.001) -> list[str]:
+    """What is said while `work(page)` is done and the page closed."""
+    lines: list[str] = []
+
+    async def main() -> None:
+        page = module("page").Page(uuid.uuid4(), lines.append, every_s=every_s)
         assert isinstance(page, ShowsJobs)
-
-        @flow
-        async def inner() -> None:
-            await work(page)
-
-        await inner()
+        await work(page)
         await page.close()
 
-    state = run_flow(outer)
-    return state, artifacts(flow_run_id(state))
+    asyncio.run(main())
+    return lines
 
 
-def test_everything_is_on_the_page_of_the_flow_that_was_started(server):
+def test_jobs_of_a_kind_share_a_bar_beyond_the_first_and_no_table_is_empty(shown):
     async def work(page: Any) -> None:
-        await page.table("costs", [{"module": "llm", "noise": float("nan")}], "what modules cost")
         await page.table("nothing", [])
-        await page.markdown("plan", "first", "why", keeps_old=True)
-        await page.markdown("plan", "second", "why not", keeps_old=True)
-        await page.markdown("history", "nothing yet")
-        await page.markdown("history", "a plan")
-        for step in range(0, 41, 10):
-            page.job(progress("train", JobState.RUNNING, step, 40))
-            await asyncio.sleep(0.05)
-        page.job(progress("train", JobState.DONE, 40, 40))
         for i in range(20):
             page.job(progress(f"data-{i}", JobState.DONE if i < 18 else JobState.RUNNING))
 
-    lines: list[str] = []
-    _, shown = on_page(work, lines)
-    assert lines == []
-    assert {"dflop-costs", "dflop-plan", "dflop-job-train", "dflop-job-data-others"} <= set(shown)
-    assert len(shown) == 4 + 16 + 1
-    assert [a.data for a in shown["dflop-plan"]] == ["first", "second"]
-    assert [a.data for a in shown["dflop-history"]] == ["a plan"], "in place of what was shown before"
-    assert shown["dflop-costs"][0].data == '[{"module": "llm", "noise": null}]'
-    assert [(a.type, a.data, a.description) for a in shown["dflop-job-train"]] == [
-        ("progress", 100.0, "done, step 40 of 40 (train, slurm id-train)")
-    ], "a bar is changed in place"
-    assert (shown["dflop-job-data-others"][0].data, shown["dflop-job-data-others"][0].description) == (
-        50.0,
-        "2 done, 2 running",
-    )
+    assert on_page(work) == []
+    assert len(shown.artifacts) == 16 + 1
+    assert shown.of("dflop-job-data-others") == [(50.0, "2 done, 2 running")]
 
 
-def test_jobs_that_had_not_ended_are_shown_as_cancelled(server):
+def test_jobs_that_had_not_ended_are_shown_as_cancelled(shown):
     async def work(page: Any) -> None:
         page.job(progress("data-0", JobState.DONE))
         page.job(progress("train", JobState.RUNNING, 3, 9))
         await page.cancelled()
 
-    _, shown = on_page(work, [])
-    assert shown["dflop-job-data-0"][0].description.startswith("done (")
-    assert shown["dflop-job-train"][0].description.startswith("cancelled, step 3 of 9, with its flow run (")
+    on_page(work)
+    assert shown.of("dflop-job-data-0")[0][1].startswith("done (")
+    assert shown.of("dflop-job-train")[0][1].startswith("cancelled, step 3 of 9, with its flow run (")
 
 
-def test_a_server_that_is_gone_costs_the_page_and_is_said_once(server):
+def test_a_server_that_is_gone_costs_the_page_and_is_said_once(shown):
     async def work(page: Any) -> None:
-        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-            await page.markdown("plan", "first")
-            await page.table("costs", [{"module": "llm"}])
-            page.job(progress("train", JobState.RUNNING))
-            await page.introduce("name", {"tag"}, {})
-            await page.close()
+        shown.is_away = True
+        await page.markdown("plan", "first")
+        await page.table("costs", [{"module": "llm"}])
+        page.job(progress("train", JobState.RUNNING))
+        await page.introduce("name", {"tag"}, {})
+        await page.close()
+        shown.is_away = False
         await page.markdown("plan", "second")
-        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-            await page.markdown("plan", "third")
+        shown.is_away = True
+        await page.markdown("plan", "third")
 
-    lines: list[str] = []
-    state, shown = on_page(work, lines)
-    assert state.is_completed()
-    assert [a.data for a in shown["dflop-plan"]] == ["second"]
+    lines = on_page(work)
+    assert shown.of("dflop-plan") == [("second", "")]
     assert len(lines) == 2, "said again when it had worked in between"
     assert all("the run goes on" in line for line in lines)
 
@@ -145,7 +155,7 @@ def test_without_a_flow_run_there_is_no_page():
     lines: list[str] = []
 
     async def main() -> None:
-        page = Page(None, lines.append)
+        page = module("page").Page(None, lines.append)
         page.job(progress("train", JobState.RUNNING))
         await page.markdown("plan", "text")
         page("a line")
@@ -157,53 +167,31 @@ def test_without_a_flow_run_there_is_no_page():
     assert lines == ["a line", "task: another"]
 
 
-class SlowServer:
-    """Makes an artifact before it answers, as a busy server does."""
-
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-        self.changes: list[Any] = []
-
-    async def __aenter__(self) -> SlowServer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing is open."""
-
-    async def create_artifact(self, wanted: Any) -> Any:
-        self.made.append(wanted)
-        await asyncio.sleep(0.3)
-        return types.SimpleNamespace(id=uuid.uuid4())
-
-    async def update_artifact(self, _: Any, change: Any) -> None:
-        self.changes.append(change)
-
-
 @pytest.mark.parametrize("end", ["close", "cancelled"])
-def test_a_bar_that_is_being_made_when_the_page_ends_is_not_made_again(monkeypatch, end):
-    slow = SlowServer()
-    monkeypatch.setattr(page_module, "get_client", lambda **_: slow)
+def test_a_bar_that_is_being_made_when_the_page_ends_is_not_made_again(shown, end):
+    shown.answers_after_s, began = 0.3, time.monotonic()
 
-    async def main() -> None:
-        page, began = Page(uuid.uuid4(), print, every_s=60), time.monotonic()
+    async def work(page: Any) -> None:
         page.job(progress("train", JobState.RUNNING, 1, 40))
-        await asyncio.sleep(0.1)
+        while not shown.artifacts:
+            await asyncio.sleep(0)
         page.job(progress("train", JobState.RUNNING, 9, 40))
         await getattr(page, end)()
-        assert time.monotonic() - began < 10, "the pause between two pictures is not waited for"
 
-    asyncio.run(main())
-    assert len(slow.made) == 1
-    assert slow.changes[-1].description.startswith("running, step 9" if end == "close" else "cancelled")
+    on_page(work, every_s=60)
+    assert time.monotonic() - began < 10, "the pause between two pictures is not waited for"
+    ((_, text),) = shown.of("dflop-job-train")
+    assert text.startswith("running, step 9" if end == "close" else "cancelled")
 
 
-def test_a_job_that_is_followed_again_keeps_its_bar(server):
+def test_a_job_that_is_followed_again_keeps_its_bar(shown):
     async def work(page: Any) -> None:
         first = progress("train", JobState.INTERRUPTED, 20, 40)
         page.job(first)
-        await asyncio.sleep(0.1)
+        while not shown.artifacts:
+            await asyncio.sleep(0)
         again = dataclasses.replace(first.handle, job_id="again")
         page.job(JobProgress("train", again, JobStatus(JobState.QUEUED)))
 
-    _, shown = on_page(work, [])
-    assert [a.description for a in shown["dflop-job-train"]] == ["queued (train, slurm again)"]
+    on_page(work)
+    assert [text for _, text in shown.of("dflop-job-train")] == ["queued (train, slurm again)"]
