@@ -70,7 +70,7 @@ def play(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         drawn, rng = campaign.draw(args.seed, number, faults)
         say(f"run {number}: {'; '.join(struck.fault.name for struck in drawn)}")
         if args.slurm:
-            slurm_faults.mend()
+            slurm_faults.cluster_is("mend")
         where = folder / f"run-{number}"
         result = campaign.play_run(where, dataset, drawn, rng, number, losses, changes)
         tell(result)

@@ -16,7 +16,7 @@ from typing import Any
 from dflop.jobs.rundir import RunDir
 from tests.chaos import checks, stage, strikes
 from tests.chaos.dying import LAST_WORDS
-from tests.chaos.fault import MOMENTS, End, Fault, NothingToStrike
+from tests.chaos.fault import MOMENTS, Fault, NothingToStrike
 from tests.chaos.faults import FAULTS
 from tests.chaos.play import Ended, Play
 
@@ -83,17 +83,7 @@ def play_run(
     folder: Path, dataset: Path, drawn: list[Struck], rng: random.Random, number: int,
     losses: Mapping[int, float] | None, changes: Mapping[str, Mapping[str, Any]],
 ) -> Result:  # fmt: skip
-    """Play a run to its end and check it.
-
-    Args:
-        folder: Of the run; must not exist.
-        dataset: Folder of `stage.make_dataset`.
-        drawn: Its faults.
-        rng: Of all that is chosen.
-        number: Of the run.
-        losses: By step, of a run that nothing happened to.
-        changes: To the configuration.
-    """
+    """Play a run of a stage's dataset to its end and check it; `losses` by step are those of an undisturbed one."""
     uses_prefect = bool(drawn) and not any(s.fault.dies_at for s in drawn) and rng.random() < 1 / 6
     command = ("run" if uses_prefect else "train", "chaos.yaml")
     play = Play(stage.copy_stage(dataset, folder, changes), rng, command)
@@ -182,18 +172,14 @@ def explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
     # each explains one.
     struck_ones = [s for s in faults if s.has_struck]
     for struck in sorted(struck_ones, key=lambda s: (not s.fault.dies_at, s.outcome != NOT_STRUCK)):
-        end = next((end for end in struck.fault.ends if _is(end, ended)), None)
-        if end is not None:
-            if end.mend is not None:
-                with contextlib.suppress(NothingToStrike):
-                    end.mend(play)
-            struck.outcome = MENDED if end.mend is not None or struck.outcome == MENDED else AGAIN
-            return True
+        for end in struck.fault.ends:
+            if end.code == ended.code and end.says in ended.said:
+                if end.mend is not None:
+                    with contextlib.suppress(NothingToStrike):
+                        end.mend(play)
+                struck.outcome = MENDED if end.mend is not None or struck.outcome == MENDED else AGAIN
+                return True
     return False
-
-
-def _is(end: End, ended: Ended) -> bool:
-    return end.code == ended.code and end.says in ended.said
 
 
 def _last(said: str) -> str:

@@ -15,7 +15,8 @@ from signal import SIGKILL
 from typing import Any
 
 from tests.chaos import faults, strikes
-from tests.chaos.fault import Deed, End, Fault, NothingToStrike
+from tests.chaos.fault import End, Fault, NothingToStrike
+from tests.chaos.faults import by
 from tests.chaos.play import Play
 from tests.chaos.stage import REPO
 from tests.slurm.conftest import TURN, cluster_script
@@ -37,19 +38,15 @@ def cluster() -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         was_up = cluster_script("status").returncode == 0
         try:
-            _script("up")
+            cluster_is("up")
             yield
         finally:
             if not was_up:
                 cluster_script("down")
 
 
-def mend() -> None:
-    """Before a run: Slurm's own daemons crash, too, if seldom, and a node less is a fault that nobody drew."""
-    _script("mend")
-
-
-def _script(word: str) -> None:
+def cluster_is(word: str) -> None:
+    """`up`; `mend`: Slurm's own daemons crash, too, if seldom, and a node less is a fault that nobody drew."""
     done = cluster_script(word)
     if done.returncode:
         raise RuntimeError(f"the test cluster, {word}:\n{done.stdout}")
@@ -69,8 +66,8 @@ def _say(*command: str) -> None:
         raise NothingToStrike(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _to_job(*command: str, job: str = "train") -> Deed:
-    return lambda play: _say(*command, job_of(play, job))
+def _to_job(play: Play, job: str, *command: str) -> None:
+    _say(*command, job_of(play, job))
 
 
 def _node_down(play: Play) -> None:
@@ -112,11 +109,11 @@ _ANYWHERE = ("driver killed", "Ctrl-C", "SIGTERM", "dflop cancel", "a second dri
 _CANCELLED, _DIED = (End(5, "cancelled"),), (End(5, "died (signal 9)"),)
 _slurm = partial(Fault, part="slurm")
 FAULTS = (
-    _slurm("training cancelled by scancel", "training", _to_job("scancel"), _CANCELLED, "rank"),
-    _slurm("probing cancelled by scancel", "probing", _to_job("scancel", job="profile-tp1"), _CANCELLED, "rank"),
-    _slurm("shard cancelled by scancel", "profiling data", _to_job("scancel", job="data"), _CANCELLED, "rank"),
-    _slurm("rank killed on its node", "training", strikes.signalled(strikes.rank_of("train"), SIGKILL), _DIED, "rank"),
-    _slurm("training requeued", "training", _to_job("scontrol", "requeue"), (), "rank"),
+    _slurm("training cancelled by scancel", "training", by(_to_job, "train", "scancel"), _CANCELLED, "rank"),
+    _slurm("probing cancelled by scancel", "probing", by(_to_job, "profile-tp1", "scancel"), _CANCELLED, "rank"),
+    _slurm("shard cancelled by scancel", "profiling data", by(_to_job, "data", "scancel"), _CANCELLED, "rank"),
+    _slurm("rank killed on its node", "training", by(strikes.send, strikes.rank, "train", SIGKILL), _DIED, "rank"),
+    _slurm("training requeued", "training", by(_to_job, "train", "scontrol", "requeue"), (), "rank"),
     _slurm("node down for 6 s", "training", _node_down, (), "rank"),
     _slurm("training preempted", "training", _preempt, (), "rank"),
     _slurm("slurmstepd killed", "training", _kill_stepd, (), "rank"),

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +24,12 @@ MISSING, CUT = "missing", "cut"
 """Ids of the two rows that are broken from the beginning: the header gives one away, decoding the other."""
 
 
-@dataclass(frozen=True)
 class Stage:
     """A folder with dataset, configuration, store and runs of one run of the campaign."""
 
-    folder: Path
-
-    @property
-    def store(self) -> Path:
-        return self.folder / "store"
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
-
-    @property
-    def data(self) -> Path:
-        return self.folder / "data"
-
-    @property
-    def media(self) -> Path:
-        return self.data / "media"
-
-    @property
-    def annotations(self) -> Path:
-        return self.data / "annotations.jsonl"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store, self.runs, self.data = folder, folder / "store", folder / "runs", folder / "data"
+        self.media, self.annotations = self.data / "media", self.data / "annotations.jsonl"
 
 
 def rows_of(annotations: Path) -> list[dict[str, Any]]:

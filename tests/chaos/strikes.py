@@ -1,4 +1,7 @@
-"""What faults do: to files of the store, the dataset and the run, to processes and disks."""
+"""What faults do: to files of the store, the dataset and the run, to processes and disks.
+
+Paths are patterns below the folder of a run; of several files the newest is struck.
+"""
 
 from __future__ import annotations
 
@@ -15,44 +18,24 @@ from PIL import Image
 
 from dflop.store import settings
 from dflop.train import manifest
-from tests.chaos.fault import Deed, NothingToStrike
+from tests.chaos.fault import NothingToStrike
 from tests.chaos.play import Play
 from tests.chaos.stage import CUT, MISSING, rows_of
 from tests.launch.helpers import parent_of
 
-Find = Callable[[Play], Path]
+SPOOL = "store/spool/**/*.parquet"
 
 
-def _newest(folder: Path, pattern: str) -> Path:
-    found = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
+def newest(play: Play, pattern: str) -> Path:
+    found = [path for path in play.stage.folder.glob(pattern) if not path.name.startswith(".")]
     if not found:
         raise NothingToStrike(f"no {pattern}")
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
-def in_store(pattern: str) -> Find:
-    return lambda play: _newest(play.stage.store, pattern)
-
-
-def in_run(pattern: str) -> Find:
-    return lambda play: _newest(play.stage.runs, f"chaos-*/{pattern}")
-
-
-def checkpoint(play: Play) -> Path:
-    """The largest file of the newest one."""
-    folder = _newest(play.stage.runs, "chaos-*/checkpoints")
-    for name in manifest.candidates(folder):
-        files = [p for p in (folder / name).rglob("*") if p.is_file() and p.name != manifest.MANIFEST]
-        return max(files, key=lambda p: p.stat().st_size)
-    raise NothingToStrike("no checkpoint")
-
-
-def at(find: Find, what: str, num_bytes: int = 20_000) -> Deed:
-    return lambda play: edit(find(play), what, play, num_bytes)
-
-
-def edit(path: Path, what: str, play: Play, num_bytes: int = 20_000) -> None:
+def edit(play: Play, pattern: str, what: str, num_bytes: int = 0) -> None:
     """Something happens to a file, in the words of the faults' names; `num_bytes` of noise."""
+    path = newest(play, pattern)
     size = path.stat().st_size
     match what:
         case "lost":
@@ -92,30 +75,40 @@ def _write_at(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-def picture(what: str, *, is_sure: bool) -> Deed:
+def edit_checkpoint(play: Play, what: str) -> None:
+    """Something happens to the largest file of the newest one."""
+    names = manifest.candidates(newest(play, "runs/*/checkpoints"))
+    files = [path for name in names[:1] for path in play.stage.runs.glob(f"*/checkpoints/{name}/**/*")]
+    files = [path for path in files if path.is_file() and path.name != manifest.MANIFEST]
+    if not files:
+        raise NothingToStrike("no checkpoint")
+    largest = max(files, key=lambda path: path.stat().st_size)
+    edit(play, str(largest.relative_to(play.stage.folder)), what)
+
+
+def edit_picture(play: Play, what: str, *, is_sure: bool = False) -> None:
     """Something happens to the picture of one sample; `is_sure`: that sample has to be left out because of it."""
-
-    def strike(play: Play) -> None:
-        spoilt = {MISSING, CUT} | play.must_be_left_out | play.may_be_left_out
-        rows = [row for row in rows_of(play.stage.annotations) if "image" in row and row["id"] not in spoilt]
-        if not rows:
-            raise NothingToStrike("no sound picture is left")
-        row = play.rng.choice(rows)
-        edit(play.stage.media / row["image"], what, play)
-        (play.must_be_left_out if is_sure else play.may_be_left_out).add(row["id"])
-        play.notes.append(f"{row['image']} of sample {row['id']} {what}")
-
-    return strike
+    spoilt = {MISSING, CUT} | play.must_be_left_out | play.may_be_left_out
+    rows = [row for row in rows_of(play.stage.annotations) if "image" in row and row["id"] not in spoilt]
+    if not rows:
+        raise NothingToStrike("no sound picture is left")
+    row = play.rng.choice(rows)
+    edit(play, f"data/media/{row['image']}", what, 20_000)
+    (play.must_be_left_out if is_sure else play.may_be_left_out).add(row["id"])
+    play.notes.append(f"{row['image']} of sample {row['id']} {what}")
 
 
-def touch(pattern: str) -> Deed:
+def edit_headers(play: Play) -> None:
+    """The cache of headers is noise."""
+    newest(play, "store/cache/headers/*/*.parquet")
+    for path in sorted(play.stage.store.glob("cache/headers/*/*.parquet")):
+        path.write_bytes(play.rng.randbytes(100))
+
+
+def touch(play: Play, pattern: str) -> None:
     """Files have another time, as after a copy."""
-
-    def strike(play: Play) -> None:
-        for path in sorted(play.stage.folder.glob(pattern)):
-            os.utime(path)
-
-    return strike
+    for path in sorted(play.stage.folder.glob(pattern)):
+        os.utime(path)
 
 
 def bad_rows(play: Play) -> None:
@@ -135,41 +128,25 @@ def another_row(play: Play) -> None:
     path.write_text("".join([rows[-3].replace('"id": "', '"id": "more-'), *rows]))
 
 
-def moved(name: str, to: str) -> Deed:
+def move(play: Play, name: str, to: str) -> None:
     """A file or folder of the dataset is elsewhere, or back."""
-    return lambda play: os.replace(play.stage.data / name, play.stage.data / to)
+    os.replace(play.stage.data / name, play.stage.data / to)
 
 
-def broken_headers(play: Play) -> None:
-    """The cache of headers is noise."""
-    in_store("cache/headers/*/*.parquet")(play)
-    for path in sorted((play.stage.store / "cache" / "headers").glob("*/*.parquet")):
-        edit(path, "of noise", play, 100)
-
-
-def foreign(content: Callable[[Play], bytes]) -> Deed:
+def foreign(play: Play, content: Callable[[Play], bytes]) -> None:
     """A file in the spool that no dflop has written; it belongs into quarantine."""
-
-    def strike(play: Play) -> None:
-        folder = play.stage.store / "spool" / "correction" / "elsewhere"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"p-{len(play.notes):06d}.parquet").write_bytes(content(play))
-
-    return strike
+    path = play.stage.store / "spool" / "correction" / "elsewhere" / f"p-{len(play.notes):06d}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content(play))
 
 
-def a_spool_file(play: Play) -> bytes:
-    return in_store("spool/**/*.parquet")(play).read_bytes()
-
-
-def half_a_spool_file(play: Play) -> bytes:
-    whole = a_spool_file(play)
-    return whole[: len(whole) // 2]
+def spool_bytes(play: Play) -> bytes:
+    return newest(play, SPOOL).read_bytes()
 
 
 def same_key(play: Play) -> None:
     """Other bytes are there under a new number of a file that was ingested."""
-    path, other = in_store("spool/**/*.parquet")(play), in_store("spool/run_record/**/*.parquet")(play)
+    path, other = newest(play, SPOOL), newest(play, "store/spool/run_record/**/*.parquet")
     if path == other:
         raise NothingToStrike("one spool file only")
     path.with_name(path.name.replace("-000", "-900", 1)).write_bytes(other.read_bytes())
@@ -182,17 +159,16 @@ def leftover(play: Play) -> None:
     (folder / ".tmp-elsewhere-1-000000000000").write_bytes(b"PAR1")
 
 
-def beside(*words: str, needs: str = ".", ends_s: Callable[[Play], float] | None = None) -> Deed:
-    """Somebody else does something with the store meanwhile, by `python WORDS STORE`; killed after some seconds."""
+def beside(play: Play, *words: str, needs: str = "store") -> None:
+    """Somebody else does something with the store meanwhile, by `python WORDS STORE`."""
+    newest(play, needs)
+    play.beside(*words, str(play.stage.store))
 
-    def strike(play: Play) -> None:
-        if not any(play.stage.store.glob(needs)):
-            raise NothingToStrike(f"no {needs}")
-        process = play.beside(*words, str(play.stage.store))
-        if ends_s is not None:
-            play.later(ends_s(play), process.kill)
 
-    return strike
+def second_ingester(play: Play) -> None:
+    """`dflop store ingest --watch`, killed after some seconds."""
+    process = play.beside("-m", "dflop.cli", "store", "ingest", "--watch", "--store", str(play.stage.store))
+    play.later(2 + 4 * play.rng.random(), process.kill)
 
 
 def rebuild(play: Play) -> None:
@@ -202,17 +178,13 @@ def rebuild(play: Play) -> None:
         play.notes.append(f"rebuild failed: {done.stderr.strip()}")
 
 
-def mount_disk(name: str) -> Deed:
+def mount_disk(play: Play, name: str) -> None:
     """A small disk for `store` or `runs` alone: room for three checkpoints of 95 MB and for the rest of a run."""
-
-    def strike(play: Play) -> None:
-        folder = play.stage.folder / name
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)]
-        if subprocess.run(command, check=False, capture_output=True).returncode == 0 and name == "store":
-            settings.init(folder, keep_snapshots=1, grace_s=0)
-
-    return strike
+    folder = play.stage.folder / name
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode == 0 and name == "store":
+        settings.init(folder, keep_snapshots=1, grace_s=0)
 
 
 def unmount_disks(play: Play) -> None:
@@ -221,23 +193,19 @@ def unmount_disks(play: Play) -> None:
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill_disk(name: str) -> Deed:
+def fill_disk(play: Play, name: str) -> None:
     """Not a byte is left, for some seconds."""
-
-    def strike(play: Play) -> None:
-        folder = play.stage.folder / name
-        if not os.path.ismount(folder):
-            raise NothingToStrike("a disk needs the right to mount one")
-        with (folder / "filler").open("wb", buffering=0) as file:
-            for num_bytes in (1 << 20, 1 << 12):
-                try:
-                    while True:
-                        file.write(bytes(num_bytes))
-                except OSError:
-                    continue
-        play.later(8.0, lambda: free_disk(play))
-
-    return strike
+    folder = play.stage.folder / name
+    if not os.path.ismount(folder):
+        raise NothingToStrike("a disk needs the right to mount one")
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for num_bytes in (1 << 20, 1 << 12):
+            try:
+                while True:
+                    file.write(bytes(num_bytes))
+            except OSError:
+                continue
+    play.later(8.0, lambda: free_disk(play))
 
 
 def free_disk(play: Play) -> None:
@@ -245,52 +213,36 @@ def free_disk(play: Play) -> None:
         (folder / "filler").unlink(missing_ok=True)
 
 
-def to_driver(number: int) -> Deed:
-    return lambda play: play.send(number)
-
-
-def rank_of(job: str) -> Callable[[Play], int]:
+def rank(play: Play, job: str) -> int:
     """A rank of a job."""
-
-    def find(play: Play) -> int:
-        ranks = play.ranks(job)
-        if not ranks:
-            raise NothingToStrike(f"no rank of {job}")
-        return play.rng.choice(ranks)
-
-    return find
+    ranks = play.ranks(job)
+    if not ranks:
+        raise NothingToStrike(f"no rank of {job}")
+    return play.rng.choice(ranks)
 
 
-def named(words: str) -> Callable[[Play], int]:
+def named(play: Play, words: str) -> int:
     """The newest process of this run that has these words in its command line; no fork of one."""
-
-    def find(play: Play) -> int:
-        found = play.processes(words)
-        pids = [pid for pid in found if parent_of(pid) not in found]
-        if not pids:
-            raise NothingToStrike(f"no process `{words}`")
-        return max(pids)
-
-    return find
+    found = play.processes(words)
+    pids = [pid for pid in found if parent_of(pid) not in found]
+    if not pids:
+        raise NothingToStrike(f"no process `{words}`")
+    return max(pids)
 
 
-def signalled(find: Callable[[Play], int], number: int) -> Deed:
-    return lambda play: os.kill(find(play), number)
+def send(play: Play, find: Callable[[Play, str], int], which: str, number: int) -> None:
+    os.kill(find(play, which), number)
 
 
-def asleep(find: Callable[[Play], int], seconds: float) -> Deed:
+def stop(play: Play, find: Callable[[Play, str], int], which: str, seconds: float) -> None:
     """A process stands still for a while; 0: for ever."""
-
-    def strike(play: Play) -> None:
-        pid = find(play)
-        os.kill(pid, signal.SIGSTOP)
-        if seconds:
-            play.later(seconds, lambda: pid in play.processes() and os.kill(pid, signal.SIGCONT))
-
-    return strike
+    pid = find(play, which)
+    os.kill(pid, signal.SIGSTOP)
+    if seconds:
+        play.later(seconds, lambda: pid in play.processes() and os.kill(pid, signal.SIGCONT))
 
 
-def sleeping_driver(play: Play) -> None:
+def stop_driver(play: Play) -> None:
     """The driver, which is the ingester, is stopped for three seconds, and nobody strikes meanwhile."""
     os.kill(play.pid, signal.SIGSTOP)
     time.sleep(3)
@@ -306,4 +258,4 @@ def second_driver(play: Play) -> None:
 
 def checkpoints_away(play: Play) -> None:
     """To start over, as the message says."""
-    in_run("checkpoints")(play).rename(play.stage.folder / "damaged-checkpoints")
+    newest(play, "runs/*/checkpoints").rename(play.stage.folder / "damaged-checkpoints")
