@@ -83,11 +83,11 @@ SMALL, FULL = Size(1, 4, 16, 8.0), Size(5, 8, 24, 30.0)
 
 
 def main() -> None:
-    become_a_job("tests.bench.endtoend", **kernel_environment(os.environ))
     parser = options(__doc__)
     parser.add_argument("--full", action="store_true", help="five seeds and more steps: an hour")
     parser.add_argument("--media", type=Path, help=f"folder of media with {ANNOTATIONS}; demo data alone without")
     args = parser.parse_args()
+    become_a_job("tests.bench.endtoend", **kernel_environment(os.environ))
     size, bounds, seeds = FULL if args.full else SMALL, [], []
     pairs = list(itertools.product((DEMO, MEDIA) if args.media else (DEMO,), PROCESSES))
     if args.media and not args.full:
@@ -164,9 +164,7 @@ def _of_seed(profiled: Profiled, folder: Path, seed: int, size: Size, num_proces
         arms[name] = _arm(of_arm, taken[name], simulated.step_s[counted], busy_s[counted], num_processes)
     return {
         "num_llm_tokens": [sum(s.num_llm_tokens for s in batch) for batch in batches[counted]],
-        "setup": {
-            "data_profile_s": profiled.data_profile_s, "model_profile_s": profiled.model_profile_s, "plan_s": plan_s,
-        },
+        "setup": {"profile_s": profiled.profile_s, "plan_s": plan_s},
         "largest_loss_error": float(np.abs(losses / losses[0] - 1).max()),
         "arms": arms,
     }  # fmt: skip

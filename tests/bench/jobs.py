@@ -44,8 +44,8 @@ class Profiled:
     key: str
     """Of the model profile."""
     cost: CostModel
-    data_profile_s: float
-    model_profile_s: float
+    profile_s: float
+    """Wall seconds, of data and model."""
 
 
 async def profiled_run(
@@ -68,10 +68,9 @@ async def profiled_run(
     data = await profiling.data_profile(run, launcher, say)
     with Reader(config.store) as reader:
         run.write_shapes([s for s in reader.shapes(data.profile_key) if is_kept(s)])
-    data_s = time.perf_counter() - began_s
     key = await profiling.model_profile(run, launcher, say)
     cost = planning.cost_tables(run, config, key, say)
-    return Profiled(run, key, cost, data_s, time.perf_counter() - began_s - data_s)
+    return Profiled(run, key, cost, time.perf_counter() - began_s)
 
 
 def configured(profiled: RunDir, folder: Path, *overrides: str) -> RunDir:
