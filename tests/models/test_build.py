@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dflop.errors import ConfigError
-from dflop.models.build import EncoderStage, LlmStage, build_model, cut_stage
+from dflop.models.build import build_model, cut_stage
 from dflop.models.positions import MediaPosition
 from dflop.records import LLM
 from dflop.train.feed import seconds_per_grid
@@ -91,16 +91,6 @@ def media(shape):
     return [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in shape.items]
 
 
-def test_encoders_take_a_packed_group_like_single_items():
-    stage = cut_stage(tiny_model(), family(), "audio", (0, 2))
-    arrays = [torch.randn(128, frames, generator=torch.Generator().manual_seed(frames)) for frames in (30, 171, 8)]
-    lengths = torch.tensor([[30, 0, 0], [171, 0, 0], [8, 0, 0]])
-    with torch.no_grad():
-        packed = stage(torch.cat(arrays, dim=1), lengths)
-        alone = [stage(a, lengths[i : i + 1]) for i, a in enumerate(arrays)]
-    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("module", "layers"), [("vision", (0, 3)), ("audio", (1, 1)), (LLM, (-1, 2)), (LLM, (3, 5))])
 def test_layers_that_a_module_does_not_have_are_refused(module, layers):
     with pytest.raises(ConfigError, match=rf"layers \[{layers[0]}, {layers[1]}\) of `{module}`, which has"):
@@ -132,20 +122,6 @@ def test_the_seed_fixes_the_weights_and_leaves_the_callers_randomness_alone():
     weights = [m.get_parameter("lm_head.weight") for m in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_half_precision_runs_through_encoder_and_decoder():
-    model = build_model(family(), synthetic.hf_config(), seed=0, dtype=torch.bfloat16)
-    encoder = EncoderStage(model, family().towers["vision"])
-    decoder = LlmStage(model, family(), (0, 4))
-    array = torch.randn(16, 1176, dtype=torch.bfloat16)
-    rows = encoder(array, torch.tensor([[1, 4, 4]]))
-    hidden = decoder.embed(torch.arange(10), [rows], [torch.arange(3, 7)])
-    hidden = decoder(hidden, torch.arange(10).expand(3, -1), torch.tensor([0, 10], dtype=torch.int32))
-    loss = decoder.loss_sum(hidden, torch.arange(9), torch.arange(1, 10))
-    assert hidden.dtype == torch.bfloat16
-    assert loss.dtype == torch.float32
-    assert torch.isfinite(loss)
 
 
 def test_only_the_last_stage_knows_the_loss():

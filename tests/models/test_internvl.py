@@ -9,18 +9,23 @@ import types
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import InternVLConfig, InternVLModel, PreTrainedTokenizerFast
-from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as imaging
-from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from dflop.errors import ConfigError
 from dflop.models import load_rules
 from tests.models.placing import place_frames, place_image
+from tests.models.tiled import (
+    TEXT,
+    WIDTH,
+    FrameStack,
+    assert_lengths,
+    pixel_sizes,
+    placed_images,
+    text_of,
+    tokenizer,
+)
 
 NAME = "internvl"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
@@ -33,34 +38,21 @@ def written(layout):
     return "".join("<IMG_CONTEXT>" * part if isinstance(part, int) else part for part in layout)
 
 
-class FrameStack:
-    """Stands for the video processor, which needs torchvision: every frame becomes one tile."""
-
-    def __call__(self, videos, **_):
-        return {"pixel_values_videos": torch.zeros(len(videos), len(videos[0]), 3, TINY.tile_px, TINY.tile_px)}
-
-
 @pytest.fixture(scope="module")
 def processor_of():
-    names = {
-        "start_image_token": "<img>", "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>",
-    }  # fmt: skip
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")), extra_special_tokens=names
+    from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as imaging
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    words = tokenizer(
+        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>", video_token="<video>"
     )
 
     def build(rules):
-        return InternVLProcessor(
-            imaging.GotOcr2ImageProcessorPil(
-                size={"height": rules.tile_px, "width": rules.tile_px},
-                min_patches=rules.media["min_tiles"],
-                max_patches=rules.media["max_tiles"],
-            ),
-            tokenizer,
-            FrameStack(),
-            image_seq_length=rules.rows_per_tile,
-        )
+        images = imaging.GotOcr2ImageProcessorPil(
+            size={"height": rules.tile_px, "width": rules.tile_px}, min_patches=rules.media["min_tiles"],
+            max_patches=rules.media["max_tiles"],
+        )  # fmt: skip
+        return InternVLProcessor(images, words, FrameStack(TINY.tile_px), image_seq_length=rules.rows_per_tile)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InternVLProcessor, "check_argument_for_proper_class", lambda *_: None)
@@ -89,26 +81,17 @@ def sample_frames():
 
 
 def tiny_model(rules):
-    """The real model at the rules' geometry, one layer deep and eight numbers wide."""
-    width = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    vision = {**rules.hf_config.get("vision_config", {}), **width}
-    text = {**width, "num_key_value_heads": 1, "vocab_size": 8}
-    return InternVLModel(InternVLConfig(**{**rules.hf_config, "vision_config": vision, "text_config": text}))
+    """The real model at the rules' geometry."""
+    vision = {**rules.hf_config.get("vision_config", {}), **WIDTH}
+    config = transformers.InternVLConfig(**{**rules.hf_config, "vision_config": vision, "text_config": TEXT})
+    return transformers.InternVLModel(config)
 
 
 def check_rows_and_lengths(model, pixel_values, placed):
     """What the model makes of the tiles: rows, and what its layer attends over."""
-    lengths = []
     layer = model.vision_tower.encoder.layer[0]
-    hook = layer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[:2]))
-    with torch.no_grad():
-        features = model.get_image_features(pixel_values).pooler_output
-    hook.remove()
-    num_sequences, length = lengths[0]
+    features = assert_lengths(layer, lambda: model.get_image_features(pixel_values), placed)
     assert features.shape[0] * features.shape[1] == sum(p.num_rows for p in placed)
-    assert num_sequences == sum(p.grid[0] for p in placed)
-    assert num_sequences * length == sum(p.num_tokens for p in placed)
-    assert num_sequences * length**2 == sum(p.sum_sq_tokens for p in placed)
 
 
 @given(
@@ -148,30 +131,18 @@ def test_a_level_equals_the_processor_with_fewer_tiles(processor_of, width, heig
     assert place_image(FULL, width, height, level=level).grid[0] == num_tiles
 
 
-PIXEL_SIZES = [(1, 1), (55, 56), (56, 56), (57, 56), (300, 3), (2, 500), (200, 97), (168, 126), (333, 500), (640, 480)]
+SIZES = pixel_sizes(TINY.tile_px)
+IMAGES = [
+    *((TINY, [size]) for size in SIZES), *((TINY, SIZES[-n:]) for n in range(2, 7)), (FULL, [(447, 449)]),
+    (FULL, [(1500, 500)]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", PIXEL_SIZES)
-def test_one_image_runs_through_processor_and_model_as_placed(processor_of, size):
-    check_images(processor_of(TINY), TINY, [size])
-
-
-@pytest.mark.parametrize("num_images", range(2, 7))
-def test_several_images_are_placed_like_one(processor_of, num_images):
-    check_images(processor_of(TINY), TINY, PIXEL_SIZES[-num_images:])
-
-
-@pytest.mark.parametrize("size", [(447, 449), (1500, 500)])
-def test_an_image_runs_through_processor_and_model_at_the_released_geometry(processor_of, size):
-    check_images(processor_of(FULL), FULL, [size])
-
-
-def check_images(processor, rules, sizes):
-    placed = [place_image(rules, *size, num_images=len(sizes)) for size in sizes]
-    images = [Image.new("RGB", size) for size in sizes]
+@pytest.mark.parametrize(("rules", "sizes"), IMAGES)
+def test_images_run_through_processor_and_model_as_placed(processor_of, rules, sizes):
+    processor, (placed, images) = processor_of(rules), placed_images(rules, sizes)
     inputs = processor(images=images, text="?".join("<IMG_CONTEXT>" for _ in sizes), return_tensors="pt")
-    text = processor.tokenizer.decode(inputs["input_ids"][0]).replace(" ", "")
-    assert text == "?".join(written(p.layout) for p in placed)
+    assert text_of(processor, inputs) == "?".join(written(p.layout) for p in placed)
     check_rows_and_lengths(tiny_model(rules), inputs["pixel_values"], placed)
 
 
@@ -187,10 +158,6 @@ def test_video_runs_through_processor_and_model_as_placed(processor_of, num_fram
     pad = processor.image_token_id
     assert (inputs["input_ids"] == pad).sum() == placed.num_rows == sum(p for p in placed.layout if isinstance(p, int))
     check_rows_and_lengths(tiny_model(rules), inputs["pixel_values"], [placed])
-
-
-def test_frames_are_numbered_and_one_to_a_line():
-    assert place_frames(FULL, 2).layout == ("Frame1: ", "<img>", 256, "</img>", "\nFrame2: ", "<img>", 256, "</img>")
 
 
 # The processor counts in float32: odd multiples of a frame over twice the limit are exact below 2^24.
@@ -229,7 +196,7 @@ def test_a_limit_shrinks_to_its_least():
 )
 def test_geometry_and_rows_equal_the_model(config):
     rules = load_rules(NAME, config, {})
-    built = InternVLConfig(**config).vision_config
+    built = transformers.InternVLConfig(**config).vision_config
     assert (rules.tile_px, rules.side) == (built.image_size[0], built.image_size[0] // built.patch_size[0])
     pixels = torch.zeros(1, 3, rules.tile_px, rules.tile_px)
     check_rows_and_lengths(tiny_model(rules), pixels, [place_image(rules, 10, 10)])

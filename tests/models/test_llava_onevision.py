@@ -7,23 +7,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlavaOnevisionConfig, LlavaOnevisionModel, PreTrainedTokenizerFast
-from transformers.models.llava_onevision import image_processing_pil_llava_onevision as imaging
-from transformers.models.llava_onevision import modeling_llava_onevision as modeling
-from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from dflop.errors import ConfigError
 from dflop.models import load_rules
 from tests.models.placing import place_frames, place_image
+from tests.models.tiled import (
+    TEXT,
+    WIDTH,
+    FrameStack,
+    assert_lengths,
+    pixel_sizes,
+    placed_images,
+    text_of,
+    tokenizer,
+)
 
 NAME = "llava_onevision"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
-TINY_TILE_PX = 42
 
 
 def grid_of(rows, columns, tile_px=384):
@@ -44,35 +47,23 @@ RULES = {name: load_rules(NAME, config, {}) for name, config in CONFIGS.items()}
 FULL, TINY = RULES["released"], RULES["tiny"]
 
 
-class FrameStack:
-    """Stands for the video processor, which needs torchvision: every frame becomes one tile."""
-
-    def __call__(self, videos, **_):
-        tile = TINY_TILE_PX
-        return {"pixel_values_videos": torch.zeros(len(videos), len(videos[0]), 3, tile, tile)}
-
-
 @pytest.fixture(scope="module")
 def processor_of():
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")),
-        extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
-    )
+    from transformers.models.llava_onevision import image_processing_pil_llava_onevision as imaging
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    words = tokenizer(image_token="<image>", video_token="<video>")
 
     def build(rules):
-        config = LlavaOnevisionConfig(**rules.hf_config)
+        config = transformers.LlavaOnevisionConfig(**rules.hf_config)
         image_processor = imaging.LlavaOnevisionImageProcessorPil(
             size={"height": rules.tile_px, "width": rules.tile_px},
             image_grid_pinpoints=[list(p) for p in config.image_grid_pinpoints],
         )
         return LlavaOnevisionProcessor(
-            image_processor,
-            tokenizer,
-            FrameStack(),
-            num_image_tokens=rules.side**2,
-            vision_feature_select_strategy="full",
-            vision_aspect_ratio=config.vision_aspect_ratio,
-        )
+            image_processor, words, FrameStack(TINY.tile_px), num_image_tokens=rules.side**2,
+            vision_feature_select_strategy="full", vision_aspect_ratio=config.vision_aspect_ratio,
+        )  # fmt: skip
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LlavaOnevisionProcessor, "check_argument_for_proper_class", lambda *_: None)
@@ -80,33 +71,21 @@ def processor_of():
 
 
 def tiny_model(rules):
-    """The real model at the rules' geometry, one layer deep and eight numbers wide."""
+    """The real model at the rules' geometry."""
     geometry = {"image_size": rules.tile_px, "patch_size": rules.tile_px // rules.side}
-    width = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    text = {**width, "num_key_value_heads": 1, "vocab_size": 8}
-    vision = {"model_type": "siglip_vision_model", "vision_use_head": False, **width, **geometry}
-    return LlavaOnevisionModel(
-        LlavaOnevisionConfig(**{**rules.hf_config, "vision_config": vision, "text_config": text})
-    )
-
-
-def run_tower(model, method, *args, **kwargs):
-    """Features, and (sequences, length) of what the tower's layer attended over."""
-    lengths = []
-    layer = model.vision_tower.encoder.layers[0]
-    hook = layer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[:2]))
-    with torch.no_grad():
-        features = getattr(model, method)(*args, **kwargs).pooler_output
-    hook.remove()
-    return features, lengths[0]
+    vision = {"model_type": "siglip_vision_model", "vision_use_head": False, **WIDTH, **geometry}
+    config = {**rules.hf_config, "vision_config": vision, "text_config": TEXT}
+    return transformers.LlavaOnevisionModel(transformers.LlavaOnevisionConfig(**config))
 
 
 def pack_lengths(rules, width, height, num_tiles):
     """Rows the model's own packing makes of features of the right shape."""
-    model = SimpleNamespace(config=LlavaOnevisionConfig(**rules.hf_config))
+    model = SimpleNamespace(config=transformers.LlavaOnevisionConfig(**rules.hf_config))
     features = [torch.zeros(num_tiles, rules.side**2, 1)]
     newline, ratio = torch.zeros(1), model.config.vision_aspect_ratio
-    _, lengths = LlavaOnevisionModel.pack_image_features(model, features, [(height, width)], newline, ratio)
+    _, lengths = transformers.LlavaOnevisionModel.pack_image_features(
+        model, features, [(height, width)], newline, ratio
+    )
     return int(lengths[0])
 
 
@@ -124,8 +103,10 @@ def pack_lengths(rules, width, height, num_tiles):
 @example(769, 384)
 @example(1152, 1153)
 def test_image_tiles_and_rows_equal_processor_and_model(processor_of, name, width, height):
+    from transformers.models.llava_onevision import modeling_llava_onevision as modeling
+
     rules = RULES[name]
-    pinpoints = LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
+    pinpoints = transformers.LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
     num_tiles = modeling.image_size_to_num_patches([height, width], pinpoints, rules.tile_px)
     try:
         num_rows = pack_lengths(rules, width, height, num_tiles)
@@ -147,39 +128,26 @@ def test_an_image_the_model_scales_down_to_nothing_is_refused():
         place_image(rules, 20_000, 10)
 
 
-PIXEL_SIZES = [(1, 1), (41, 42), (42, 42), (43, 42), (300, 3), (2, 500), (200, 97), (126, 168), (333, 500), (640, 480)]
+SIZES = pixel_sizes(TINY.tile_px)
+IMAGES = [
+    *((TINY, [size]) for size in SIZES), *((TINY, SIZES[-n:]) for n in range(2, 7)), (FULL, [(500, 333)]),
+    (FULL, [(1000, 2000)]), (FULL, [(640, 480), (100, 1)]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", PIXEL_SIZES)
-def test_one_image_runs_through_processor_and_model_as_placed(processor_of, size):
-    check_images(processor_of(TINY), tiny_model(TINY), TINY, [size])
-
-
-@pytest.mark.parametrize("num_images", range(2, 7))
-def test_several_images_run_through_processor_and_model_as_placed(processor_of, num_images):
-    check_images(processor_of(TINY), tiny_model(TINY), TINY, PIXEL_SIZES[-num_images:])
-
-
-@pytest.mark.parametrize("sizes", [[(500, 333)], [(1000, 2000)], [(640, 480), (100, 1)]])
-def test_images_run_through_processor_and_model_at_the_released_geometry(processor_of, sizes):
-    check_images(processor_of(FULL), tiny_model(FULL), FULL, sizes)
-
-
-def check_images(processor, model, rules, sizes):
-    placed = [place_image(rules, *size, num_images=len(sizes)) for size in sizes]
-    images = [[Image.new("RGB", size) for size in sizes]]
-    inputs = processor(images=images, text=["?".join("<image>" for _ in sizes)], return_tensors="pt")
-    assert tokens_of(processor, inputs) == "?".join(f"{'<image>' * p.num_rows}" for p in placed)
+@pytest.mark.parametrize(("rules", "sizes"), IMAGES)
+def test_images_run_through_processor_and_model_as_placed(processor_of, rules, sizes):
+    model, processor, (placed, images) = tiny_model(rules), processor_of(rules), placed_images(rules, sizes)
+    inputs = processor(images=[images], text=["?".join("<image>" for _ in sizes)], return_tensors="pt")
+    assert text_of(processor, inputs) == "?".join(f"{'<image>' * p.num_rows}" for p in placed)
     assert inputs["pixel_values"].shape[1] == max(p.grid[0] for p in placed)
     arguments = {key: inputs[key] for key in ("pixel_values", "image_sizes", "batch_num_images")}
-    features, (num_sequences, length) = run_tower(model, "get_image_features", **arguments)
+    features = assert_lengths(layer_of(model), lambda: model.get_image_features(**arguments), placed)
     assert [len(f) for f in features] == [p.num_rows for p in placed]
-    assert num_sequences * length == sum(p.num_tokens for p in placed)
-    assert num_sequences * length**2 == sum(p.sum_sq_tokens for p in placed)
 
 
-def tokens_of(processor, inputs):
-    return processor.tokenizer.decode(inputs["input_ids"][0], clean_up_tokenization_spaces=False).replace(" ", "")
+def layer_of(model):
+    return model.vision_tower.encoder.layers[0]
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 8, 32, 256])
@@ -191,7 +159,7 @@ def test_video_runs_through_processor_and_model_as_placed(processor_of, name, nu
     processor = processor_of(rules)
     frames = np.zeros((num_frames, 48, 64, 3), dtype=np.uint8)
     inputs = processor(videos=[frames], text=["<video>"], return_tensors="pt")
-    assert tokens_of(processor, inputs) == "<video>" * placed.num_rows
+    assert text_of(processor, inputs) == "<video>" * placed.num_rows
 
 
 @pytest.mark.parametrize("num_frames", [1, 3])
@@ -203,10 +171,8 @@ def test_video_runs_through_the_model_at_the_released_geometry(num_frames):
 
 def check_video(model, rules, placed):
     frames = torch.zeros(1, placed.grid[0], 3, rules.tile_px, rules.tile_px)
-    features, (num_sequences, length) = run_tower(model, "get_video_features", frames)
+    features = assert_lengths(layer_of(model), lambda: model.get_video_features(frames), [placed])
     assert features.shape[1] == placed.num_rows == sum(placed.layout)
-    assert (num_sequences, length) == (placed.grid[0], placed.grid[1] * placed.grid[2])
-    assert (placed.num_tokens, placed.sum_sq_tokens) == (num_sequences * length, num_sequences * length**2)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 256))
@@ -227,7 +193,7 @@ def test_frames_are_all_of_a_short_video_and_evenly_spaced_of_a_long_one(num_fra
 def test_a_level_equals_the_model_with_fewer_resolutions(name, width, height, level):
     rules = RULES[name]
     most_tiles = rules.limits(level)["max_tiles"]
-    pinpoints = LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
+    pinpoints = transformers.LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
     kept = [[h, w] for h, w in pinpoints if h * w <= most_tiles * rules.tile_px**2]
     assume(kept)
     fewer = load_rules(NAME, {**rules.hf_config, "image_grid_pinpoints": kept}, {})
@@ -254,14 +220,14 @@ def test_a_limit_of_tiles_is_none_where_the_configuration_is_silent():
     "vision", [None, {}, {"image_size": 384}, {"image_size": 384, "patch_size": 14}, {"patch_size": 32}]
 )
 def test_geometry_falls_back_as_in_hugging_face(vision):
-    config = LlavaOnevisionConfig(vision_config=vision).vision_config
+    config = transformers.LlavaOnevisionConfig(vision_config=vision).vision_config
     pinpoints = grid_of(2, 2, config.image_size)
     rules = load_rules(NAME, {"vision_config": vision, "image_grid_pinpoints": pinpoints}, {})
     assert (rules.tile_px, rules.side) == (config.image_size, config.image_size // config.patch_size)
 
 
 def test_default_resolutions_equal_hugging_face():
-    assert [list(p) for p in FULL._pinpoints[0]] == LlavaOnevisionConfig().image_grid_pinpoints
+    assert [list(p) for p in FULL._pinpoints[0]] == transformers.LlavaOnevisionConfig().image_grid_pinpoints
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,3 @@ def test_deep_features_need_their_layers_on_the_first_stage(first):
             for bounds in (((0, 4),), ((0, first), (first, 4)))
         ]
         torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
-
-
-@each_family
-def test_an_encoder_lets_go_of_the_rest_of_the_model(case):
-    stage = encoder_of(case)
-    assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
-    (tower,) = case.family.towers.values()
-    prefixes = (tower.path, *tower.extras)
-    assert all(any(n.startswith(prefix) for prefix in prefixes) for n in stage.names)
-    assert all(any(n.startswith(prefix) for n in stage.names) for prefix in prefixes)

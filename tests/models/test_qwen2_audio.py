@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2AudioConfig,
-    Qwen2AudioForConditionalGeneration,
-    Qwen2AudioProcessor,
-    WhisperFeatureExtractor,
-)
 
 from dflop.models import load_rules
 
@@ -30,11 +24,11 @@ def place(rules, duration_s, kind="audio"):
 @pytest.fixture(scope="module")
 def processor():
     words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="<unk>", pad_token="<unk>",
         extra_special_tokens={"audio_token": "<|AUDIO|>", "bos": "<|audio_bos|>", "eos": "<|audio_eos|>"},
     )  # fmt: skip
-    return Qwen2AudioProcessor(WhisperFeatureExtractor(feature_size=8), tokenizer)
+    return transformers.Qwen2AudioProcessor(transformers.WhisperFeatureExtractor(feature_size=8), tokenizer)
 
 
 def expanded(processor, num_samples):
@@ -66,7 +60,7 @@ def test_audio_equals_the_processor(num_samples, processor):
 
 @pytest.mark.parametrize("duration_s", [0.1, 3.2, 30, 40])
 def test_the_real_encoder_runs_over_the_whole_window(duration_s, processor):
-    config = Qwen2AudioConfig(
+    config = transformers.Qwen2AudioConfig(
         audio_config={
             "model_type": "qwen2_audio_encoder", "num_mel_bins": 8, "encoder_layers": 1, "d_model": 16,
             "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
@@ -77,7 +71,7 @@ def test_the_real_encoder_runs_over_the_whole_window(duration_s, processor):
         },
         audio_token_index=processor.audio_token_id,
     )  # fmt: skip
-    model = Qwen2AudioForConditionalGeneration(config).eval()
+    model = transformers.Qwen2AudioForConditionalGeneration(config).eval()
     seen = []
     layer = model.get_submodule("model.audio_tower").layers[0]
     layer.register_forward_pre_hook(lambda _layer, args: seen.append(args))

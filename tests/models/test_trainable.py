@@ -6,11 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
-from transformers import WhisperFeatureExtractor
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dflop.data.demo_media import write_video
 from dflop.data.load import load_item, resize
@@ -18,6 +15,7 @@ from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_trainable
 from dflop.models.arrays import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, SAMPLE_RATE_HZ
 from dflop.records import MediaItem
+from tests.models.test_arrays import picture
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -56,31 +54,25 @@ def tiles_of(family, folder, sizes):
     return [np.asarray(Image.open(folder / item.path)) for item in items], arrays
 
 
-TILED_SIZES = [(384, 384), (1000, 300), (333, 1001), (50, 20), (769, 384), (640, 480)]
+TILED_SIZES = [[(384, 384)], [(1000, 300)], [(333, 1001)], [(50, 20)], [(769, 384)]]
 
 
-@pytest.mark.parametrize("size", TILED_SIZES)
-def test_tiles_of_llavas_only_image_equal_the_processor(size, tmp_path):
-    family = load_trainable("llava_onevision", {}, {})
-    images, (array,) = tiles_of(family, tmp_path, [size])
-    processor = LlavaOnevisionImageProcessorPil(image_mean=list(HALF), image_std=list(HALF))
-    made = processor(images=[images], input_data_format="channels_last", return_tensors="np")["pixel_values"][0]
-    np.testing.assert_allclose(array, made, atol=1e-5)
+@pytest.mark.parametrize("sizes", [*TILED_SIZES, [(500, 333), (30, 90), (384, 384), (101, 100)]])
+def test_tiles_of_llavas_images_equal_the_processor(sizes, tmp_path):
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
-
-def test_tiles_of_several_images_of_llava_equal_the_processor(tmp_path):
-    family = load_trainable("llava_onevision", {}, {})
-    images, arrays = tiles_of(family, tmp_path, [(500, 333), (30, 90), (384, 384), (101, 100)])
+    images, arrays = tiles_of(load_trainable("llava_onevision", {}, {}), tmp_path, sizes)
     processor = LlavaOnevisionImageProcessorPil(image_mean=list(HALF), image_std=list(HALF))
     made = processor(images=[images], input_data_format="channels_last", return_tensors="np")["pixel_values"]
     for array, expected in zip(arrays, made, strict=True):
         np.testing.assert_allclose(array, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [*TILED_SIZES, (448, 448), (4000, 3000)])
-def test_tiles_of_internvl_equal_the_processor(size, tmp_path):
-    family = load_trainable("internvl", {}, {"max_tiles": 6})
-    images, (array,) = tiles_of(family, tmp_path, [size])
+@pytest.mark.parametrize("sizes", [*TILED_SIZES, [(448, 448)], [(2000, 1500)]])
+def test_tiles_of_internvl_equal_the_processor(sizes, tmp_path):
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    images, (array,) = tiles_of(load_trainable("internvl", {}, {"max_tiles": 6}), tmp_path, sizes)
     processor = GotOcr2ImageProcessorPil(
         size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=6, image_mean=list(IMAGENET_MEAN),
         image_std=list(IMAGENET_STD),
@@ -111,14 +103,19 @@ def test_every_frame_of_a_video_is_a_tile(name, tmp_path):
     assert means[0] < means[1] < means[2]
 
 
-@pytest.mark.parametrize("size", [(224, 224), (101, 333), (640, 480), (37, 29)])
+@pytest.mark.parametrize("size", [(56, 84), (101, 333), (640, 480), (37, 29), (1, 1), (13, 1500)])
 @pytest.mark.parametrize(
-    ("name", "patch_px", "mean", "std"), [("qwen2_5_vl", 14, CLIP_MEAN, CLIP_STD), ("qwen3_vl", 16, HALF, HALF)]
-)
+    ("name", "patch_px", "mean", "std"),
+    [
+        ("qwen2_5_omni_thinker", 14, CLIP_MEAN, CLIP_STD), ("qwen2_5_vl", 14, CLIP_MEAN, CLIP_STD),
+        ("qwen3_vl", 16, HALF, HALF),
+    ],
+)  # fmt: skip
 def test_pixels_equal_the_processor(name, patch_px, mean, std, size):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
     width, height = size
-    family = load_trainable(name, {}, {"max_pixels": 64 * 32 * 32})
-    image = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    family, image = load_trainable(name, {}, {"max_pixels": 64 * 32 * 32}), picture(width, height)
     processor = Qwen2VLImageProcessorPil(
         min_pixels=family.media["min_pixels"], max_pixels=family.media["max_pixels"], patch_size=patch_px,
         image_mean=list(mean), image_std=list(std),
@@ -127,6 +124,7 @@ def test_pixels_equal_the_processor(name, patch_px, mean, std, size):
     placed = family.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0)
     assert placed.grid == tuple(expected["image_grid_thw"][0])
     array = family.item_array("image", resize(image[None], family.frame_size_px(placed.grid)), placed.grid)
+    assert array.dtype == np.float32
     assert array.shape == family.array_shape("vision", placed.grid)
     np.testing.assert_allclose(array, expected["pixel_values"], atol=1e-5)
 
@@ -136,7 +134,7 @@ def test_a_window_of_audio_equals_the_processor(duration_s):
     family = load_trainable("qwen2_audio", {}, {})
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     waveform = np.random.default_rng(1).normal(0, 0.1, num_samples).astype(np.float32)
-    extract = WhisperFeatureExtractor(feature_size=128)
+    extract = transformers.WhisperFeatureExtractor(feature_size=128)
     made = extract(waveform, sampling_rate=SAMPLE_RATE_HZ, return_attention_mask=True, return_tensors="np")
     placed = family.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=duration_s)
     array = family.item_array("audio", waveform, placed.grid)

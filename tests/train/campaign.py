@@ -24,16 +24,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from dflop.data.order import SampleOrder
-from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import Plan, SampleShape, StepObservation
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed
 from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
-from dflop.train.stages import llm_stage_of, make_stages
-from tests.train import synthetic
+from tests.train.rank import Rank
 from tests.train.ranks import PRELOAD
 from tests.train.synthetic import SyntheticSource, family, make_shapes, make_step_plan, tiny_model
 
@@ -202,19 +197,11 @@ def _no_bad_sample(*event: Any) -> None:
 
 
 def _trainer(rank: int, job: Job, plan: Plan, hooks: Hooks) -> Trainer:
-    seat, width = seat_of(plan, rank), synthetic.HIDDEN_SIZE
-    groups = make_groups(plan, rank, timeout_s=PATIENCE_S)
-    stages, sharded = make_stages(tiny_model(), family(), seat, groups.tensor)
-    source = SyntheticSource(job.shapes)
+    it, source = Rank(rank, plan, family(), tiny_model()), SyntheticSource(job.shapes)
     settings = LoopSettings("campaign", 0, job.num_steps, 0.003, 3, 1.0, job.checkpoint_every)
-    optimizer = make_optimizer(plan, seat, stages, groups, sharded, OptimizerSettings(settings.learning_rate, 0.01))
-    return Trainer(
-        settings=settings, plan=plan, seat=seat, stages=stages, groups=groups, sharded=sharded,
-        engine=Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=width, row_width=width),
-        feed=Feed(source, family(), plan, seat, llm_stage_of(stages)), source=source, plans=EpochPlans(job, plan),
-        optimizer=optimizer, hooks=hooks,
-        checkpointer=Checkpointer(job.checkpoints, stages, optimizer, groups, sharded, keep=2),
-    )  # fmt: skip
+    optimizer = it.optimizer(settings.learning_rate, 0.01)
+    checkpointer = Checkpointer(job.checkpoints, it.stages, optimizer, it.groups, it.parts, keep=2)
+    return it.trainer(settings, source, EpochPlans(job, plan), hooks, optimizer, checkpointer=checkpointer)
 
 
 def _held(kill: Kill, writer: Connection) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ LAYOUTS = {
 WORSE = 1.5
 """Times as far from float32 as Hugging Face: another order of adding."""
 
+cached_reference = cache(reference)
+
 
 def trial_of(name: str, device: str, dtype: torch.dtype) -> Trial:
     """A layout of this file on a device that its ranks share."""
@@ -47,8 +50,8 @@ def assert_as_exact_as_hugging_face(name: str, device: str, folder: Path) -> Non
         AssertionError: the engine's loss or gradients are much further away.
     """
     trial = trial_of(name, device, torch.bfloat16)
-    (exact,) = reference(trial.subject, device=device)
-    (plain,) = reference(trial.subject, device=device, dtype=torch.bfloat16)
+    (exact,) = cached_reference(trial.subject, device=device)
+    (plain,) = cached_reference(trial.subject, device=device, dtype=torch.bfloat16)
     ranks = [steps[0] for steps in run_trial(trial, folder)]
     found = {n: g for rank in ranks for n, g in rank[2].items()}
     assert set(exact[2]) <= set(found)

@@ -18,15 +18,10 @@ import torch
 import torch.distributed as dist
 
 from dflop.models.family import Family
-from dflop.parallel.topology import Groups, make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed, SampleSource
-from dflop.train.fillers import Fillers
-from dflop.train.fsdp import shard_parameters
-from dflop.train.reduce import GradientReducer
-from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
+from dflop.train.feed import SampleSource
 from tests.train import synthetic
+from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, make_shapes
 
@@ -179,48 +174,34 @@ def run_trial(trial: Trial, folder: Path) -> list[list[Step]]:
 
 def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     """The steps of one rank of a trial, run by feed, engine and reducer."""
-    subject, plan = trial.subject, trial.plan
-    seat, family = seat_of(plan, rank), subject.family
-    groups = make_groups(plan, rank, timeout_s=60)
-    stages, sharded = make_stages(subject.build().to(trial.dtype), family, seat, groups.tensor)
     exact_on(trial.device)
-    for stage in stages:
-        stage.to(trial.device)
-    trains = prepare_stages(stages, plan, seat, family, frozen=trial.frozen)
-    if trial.shard_parameters:
-        sharded |= shard_parameters(stages, plan, seat, groups)
-    hidden = int(family.configs[LLM]["hidden_size"])
-    width = hidden * (1 + family.decoder.num_deep_features)
-    device = torch.device(trial.device)
-    engine = Engine(plan, seat, stages, groups, device, hidden_size=hidden, row_width=width, trains=trains)
-    reducer = GradientReducer(plan, seat, stages, groups, sharded)
-    trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
+    subject = trial.subject
+    it = Rank(
+        rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen,
+        shard_parameters=trial.shard_parameters, device=trial.device,
+    )  # fmt: skip
+    reducer = it.reducer()
+    trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []
     for batch, step_plan in zip(subject.batches, trial.step_plans, strict=True):
-        given = subject.source(batch), family, plan, seat, llm_stage_of(stages)
-        prepared = Feed(*given).prepare(step_plan)
-        if trial.shard_parameters:
-            prepared = Fillers(*given).fill(prepared)
-        healthy = torch.tensor([p not in trial.bad_positions for p in range(len(batch))])
-        tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
-        trace = engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
+        trace = it.step(subject.source(batch), batch, step_plan, trial.bad_positions)
         reducer.reduce()
         norm, loss = reducer.norm_and_loss(trace.loss)
-        steps.append((loss, norm, {n: _whole(n, p, sharded, groups) for n, p in trained.items()}))
+        steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
         descend(trained.values())
     return steps
 
 
-def _whole(name: str, parameter: torch.Tensor, sharded: Collection[str], groups: Groups) -> Any:
+def _whole(name: str, parameter: torch.Tensor, it: Rank) -> Any:
     """A gradient, put together where replicas hold rows of it, or the parts of it that tensor-parallel ranks hold."""
     assert parameter.grad is not None, f"{name} has no gradient"
     gradient = parameter.grad.cpu().clone()
-    if name not in sharded:
+    if name not in it.parts:
         return gradient
-    group = groups.tensor if groups.tensor.size() > 1 else groups.replicas
+    group = it.groups.tensor if it.groups.tensor.size() > 1 else it.groups.replicas
     parts = [torch.empty(0)] * group.size()
     dist.all_gather_object(parts, gradient, group=group)
-    return parts if group is groups.tensor else torch.cat(parts)
+    return parts if group is it.groups.tensor else torch.cat(parts)
 
 
 def assert_equal_steps(ranks: Sequence[Sequence[Step]], expected: Sequence[Step], tolerance: float = TOLERANCE) -> None:

@@ -20,9 +20,15 @@ def run_ranks(worker: Callable[..., Any], num_ranks: int, folder: Path, *args: A
 
     Results go through `torch.save` files: a queue would hide a worker's traceback.
     """
-    multiprocessing.set_forkserver_preload(PRELOAD)
-    mp.start_processes(_rank, (worker, num_ranks, str(folder), args), nprocs=num_ranks, start_method="forkserver")
+    (folder / "rendezvous").unlink(missing_ok=True)  # of an earlier start in this folder
+    start(_rank, num_ranks, worker, num_ranks, str(folder), args)
     return [torch.load(folder / f"rank-{r}.pt", weights_only=False) for r in range(num_ranks)]
+
+
+def start(worker: Callable[..., Any], num_processes: int, *args: Any) -> None:
+    """`worker(number, *args)` in so many processes, to their end."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    mp.start_processes(worker, args, nprocs=num_processes, start_method="forkserver")
 
 
 def _rank(rank: int, worker: Callable[..., Any], num_ranks: int, folder: str, args: tuple[Any, ...]) -> None:

@@ -1,13 +1,10 @@
-"""Checkpoints on disks that fill up, under kills, and after damage: what is loaded is always complete."""
+"""Checkpoints on disks that fill up and after damage: what is loaded is always complete. Kills: `test_resume.py`."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.topology import make_groups
 from dflop.records import LLM
-from dflop.train import manifest
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.manifest import read_latest
 from dflop.train.optim import Optimizer, OptimizerSettings
@@ -242,95 +238,39 @@ def test_a_disk_that_is_really_full(one_rank, tiny_disk):
         checkpointer.wait()
 
 
-def fail_on_rank_one(rank, folder):
-    """Rank 1's disk is full while the others' are not."""
-    _, checkpointer = small(folder / "c", num_ranks=3, rank=rank, value=1.0, size=1000)
+def suffer(rank, folder):
+    """Rank 1's disk is full while the others' are not; then a file is damaged that only one rank reads."""
+    stage, checkpointer = small(folder / "c", num_ranks=3, rank=rank, value=1.0, size=1000)
     checkpointer.save(1, {})
     checkpointer.wait()
-    filesystem, found = torch.distributed.checkpoint.filesystem, []
-    write = filesystem.FileSystemWriter.write_data
+    writer, told = torch.distributed.checkpoint.filesystem.FileSystemWriter, ""
 
     def full(*args, **kwargs):
-        if rank == 1:
-            raise OSError(28, "No space left on device")
-        return write(*args, **kwargs)
+        raise OSError(28, "No space left on device")
 
-    filesystem.FileSystemWriter.write_data = full
-    checkpointer.save(2, {})
-    try:
-        checkpointer.wait()
-    except TrainError as error:
-        found.append(error.what)
+    with pytest.MonkeyPatch.context() as patched:
+        if rank == 1:
+            patched.setattr(writer, "write_data", full)
+        checkpointer.save(2, {})
+        try:
+            checkpointer.wait()
+        except TrainError as error:
+            told = error.what
     dist.barrier()
-    found += [names_in(folder / "c"), checkpointer.load_latest()["next_step"]]
-    filesystem.FileSystemWriter.write_data = write
+    found = [told, names_in(folder / "c"), checkpointer.load_latest()["next_step"]]
+    stage.names["w"].data.fill_(3.0)
     checkpointer.save(3, {})
     checkpointer.wait()
-    return [*found, checkpointer.load_latest()["next_step"]]
-
-
-def test_one_full_disk_of_many_fails_the_checkpoint_on_all_ranks(tmp_path):
-    seen = run_ranks(fail_on_rank_one, 3, tmp_path)
-    told = "cannot write checkpoint: rank 1: No space left on device"
-    assert seen == [[told, ["latest.json", STEP.format(1)], 1, 3]] * 3
-
-
-def fall_back(rank, folder):
-    """Only one rank reads the damaged file; all must agree."""
-    stage, checkpointer = small(folder / "c", num_ranks=3, rank=rank, value=1.0, size=1000)
-    for step in (1, 2):
-        stage.names["w"].data.fill_(step)
-        checkpointer.save(step, {})
-    checkpointer.wait()
+    found.append(checkpointer.load_latest()["next_step"])
     dist.barrier()
     if rank == 0:
-        flip(folder / "c" / STEP.format(2) / "__1_0.distcp")
+        flip(folder / "c" / STEP.format(3) / "__1_0.distcp")
     dist.barrier()
     latest = checkpointer.load_latest()
-    return latest["next_step"], latest["fell_back_from"], stage.names["w"][0].item()
+    return [*found, latest["next_step"], latest["fell_back_from"], stage.names["w"][0].item()]
 
 
-def test_all_ranks_fall_back_together(tmp_path):
-    reason = f"{STEP.format(2)}: __1_0.distcp has changed"
-    assert run_ranks(fall_back, 3, tmp_path) == [(1, reason, 1.0)] * 3
-
-
-ENDLESS = """
-import sys
-from pathlib import Path
-import torch.distributed as dist
-from tests.train.test_checkpoint_faults import small
-folder = Path(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-endless", rank=0, world_size=1)
-stage, checkpointer = small(folder / "c", size=300_000)
-latest = checkpointer.load_latest()
-step = latest["next_step"] if latest else 0
-assert set(stage.names["w"].tolist()) == {float(step)}, "weights of another step"
-print(step, flush=True)
-while True:
-    step += 1
-    stage.names["w"].data.fill_(step)
-    checkpointer.save(step, {})
-"""
-
-
-def test_a_kill_in_the_middle_of_a_write_leaves_a_checkpoint_that_loads(tmp_path):
-    """Killed again and again as soon as a temporary folder is there, then started again on what is left."""
-    root, first_steps, num_half_written = Path(__file__).parents[2], [], 0
-    for _ in range(4):
-        (tmp_path / "rendezvous-endless").unlink(missing_ok=True)
-        process = subprocess.Popen(
-            [sys.executable, "-c", ENDLESS, tmp_path], cwd=root, stdout=subprocess.PIPE, text=True
-        )
-        first_steps.append(int(process.stdout.readline()))
-        start = first_steps[-1]
-        while (manifest.read_latest(tmp_path / "c") or {"next_step": 0})["next_step"] < start + 2:
-            assert process.poll() is None
-        while not any((tmp_path / "c").glob(".tmp-step-*/*.distcp")):
-            assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        num_half_written += any((tmp_path / "c").glob(".tmp-step-*"))
-    assert first_steps == sorted(set(first_steps))
-    assert num_half_written
-    assert json.loads((tmp_path / "c" / "latest.json").read_text())["next_step"] >= first_steps[-1] + 2
+def test_all_ranks_fail_together_with_one_full_disk_and_fall_back_together(tmp_path):
+    told = "cannot write checkpoint: rank 1: No space left on device"
+    reason = f"{STEP.format(3)}: __1_0.distcp has changed"
+    assert run_ranks(suffer, 3, tmp_path) == [[told, ["latest.json", STEP.format(1)], 1, 3, 1, reason, 1.0]] * 3

@@ -6,26 +6,19 @@ import pytest
 import torch
 
 from dflop.errors import TrainError
-from dflop.parallel.topology import seat_of
 from dflop.records import LLM
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed
-from dflop.train.stages import llm_stage_of, make_stages
 from tests.train import synthetic
+from tests.train.rank import Rank
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
 
 def prepare(rank, layout, kinds, num_microbatches=3):
-    """(engine, stage, prepared step) of one rank; it may run as long as it needs no peer."""
+    """(engine, stage, samples, prepared step) of one rank; it may run as long as it needs no peer."""
     plan = make_plan(layout, num_microbatches=num_microbatches)
-    seat = seat_of(plan, rank)
-    stages, _ = make_stages(tiny_model(), family(), seat, None)
-    (stage,), width = stages, synthetic.HIDDEN_SIZE
+    it = Rank(rank, plan, family(), tiny_model(), is_alone=True)
     shapes = [s for s in make_shapes(20, seed=5, kinds=kinds or ("image",)) if bool(s.items) == bool(kinds)][:6]
-    feed = Feed(SyntheticSource(shapes), family(), plan, seat, llm_stage_of(stages))
-    step = feed.prepare(make_step_plan(plan, shapes, 0, text_only_slot=False))
-    engine = Engine(plan, seat, stages, None, torch.device("cpu"), hidden_size=width, row_width=width)
-    return engine, stage, shapes, step
+    step = it.prepare(SyntheticSource(shapes), make_step_plan(plan, shapes, 0, text_only_slot=False))
+    return it.engine, it.stages[0], shapes, step
 
 
 def first_microbatch(step):

@@ -16,20 +16,16 @@ from dflop.errors import ConfigError
 from dflop.models.build import IGNORE_LABEL, build_model
 from dflop.models.export import write_folder
 from dflop.models.weights import WeightFolder, build_empty
-from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed
 from dflop.train.manifest import read_latest
-from dflop.train.optim import OptimizerSettings, make_optimizer
-from dflop.train.reduce import GradientReducer
 from dflop.train.stage_weights import fill_stages
-from dflop.train.stages import llm_stage_of, make_stages
+from dflop.train.stages import llm_stage_of
 from dflop.train.state import read_model
 from tests.models.tiny_families import CASES
 from tests.train import synthetic
 from tests.train.parity import Omni
+from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 from tests.train.test_parity_families import Tiny
@@ -40,6 +36,11 @@ SUBJECTS = {
     "Omni, tied": Omni(kv_heads=2, num_steps=1, batch_size=8, tied=True),
     **{name: Tiny(name) for name in ("LLaVA-OneVision", "InternVL", "Qwen2.5-VL", "Qwen3-VL", "Qwen2-Audio")},
 }
+
+
+def subjects(*quick):
+    """All names; those that are not quick are in a lane."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.lane("layouts")) for n in SUBJECTS]
 
 
 def config_of(subject):
@@ -65,72 +66,51 @@ def inline(subject):
     return make_inline_plan([depth], dp=1, num_microbatches=2)
 
 
-class Rank:
-    """A rank that trains."""
-
-    def __init__(self, rank, subject, plan, make):
-        self.subject, self.plan, self.seat = subject, plan, seat_of(plan, rank)
-        self.groups = make_groups(plan, rank, timeout_s=120)
-        self.stages, self.parts = make(self.seat, self.groups)
-        hidden = int(subject.family.configs[LLM]["hidden_size"])
-        width = hidden * (1 + subject.family.decoder.num_deep_features)
-        device = torch.device("cpu")
-        self.engine = Engine(plan, self.seat, self.stages, self.groups, device, hidden_size=hidden, row_width=width)
-        settings = OptimizerSettings(0.01, 0.1)
-        self.optimizer = make_optimizer(plan, self.seat, self.stages, self.groups, self.parts, settings)
-        owners = self.optimizer.owners
-        self.reducer = GradientReducer(plan, self.seat, self.stages, self.groups, self.parts, owners=owners)
-
-    def step(self):
-        """(loss, logits that the head computed on this rank, in order); gradients are reduced."""
-        batch, logits, stage = self.subject.batches[0], [], llm_stage_of(self.stages)
-        feed = Feed(self.subject.source(batch), self.subject.family, self.plan, self.seat, stage)
-        prepared = feed.prepare(make_step_plan(self.plan, batch, 0, text_only_slot=False))
-        seen = None
-        if stage is not None and stage.is_last:
-            seen = stage.head.register_forward_hook(lambda _module, _given, out: logits.append(out.detach().clone()))
-        tokens = sum(s.num_supervised_tokens for s in batch)
-        healthy = torch.ones(len(batch), dtype=torch.bool)
-        trace = self.engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
-        if seen is not None:
-            seen.remove()
-        self.reducer.reduce()
-        return self.reducer.norm_and_loss(trace.loss)[1], logits
+def first_step(it, subject):
+    """(loss, logits that the head computed on this rank, in order); gradients are reduced."""
+    batch, logits, stage = subject.batches[0], [], llm_stage_of(it.stages)
+    seen = None
+    if stage is not None and stage.is_last:
+        seen = stage.head.register_forward_hook(lambda _module, _given, out: logits.append(out.detach().clone()))
+    reducer = it.reducer()
+    trace = it.step(subject.source(batch), batch, make_step_plan(it.plan, batch, 0, text_only_slot=False))
+    if seen is not None:
+        seen.remove()
+    reducer.reduce()
+    return reducer.norm_and_loss(trace.loss)[1], logits
 
 
 def train_and_save(rank, folder, subject):
-    it = Rank(
-        rank, subject, dp2_pp2(subject),
-        lambda seat, groups: make_stages(subject.build(), subject.family, seat, groups.tensor),
-    )  # fmt: skip
+    it = Rank(rank, dp2_pp2(subject), subject.family, subject.build())
+    optimizer = it.optimizer(0.01, 0.1)
     for _ in range(NUM_STEPS):
-        it.step()
-        it.optimizer.step(0.01)
-        it.optimizer.zero_grad()
-    checkpointer = Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=1)
+        first_step(it, subject)
+        optimizer.step(0.01)
+        optimizer.zero_grad()
+    checkpointer = Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=1)
     checkpointer.save(NUM_STEPS, {})
     checkpointer.wait()
-    return (it.seat.dp_rank, *it.step())
+    return (it.seat.dp_rank, *first_step(it, subject))
 
 
 def start(rank, folder, subject, plan, dtype):
     """Loss of the first step, and what the rank holds."""
-
-    def make(seat, groups):
-        model = build_empty(subject.family, config_of(subject), dtype)
-        weights = WeightFolder(folder / "out", model)
-        stages, parts = make_stages(model, subject.family, seat, groups.tensor)
-        assert all(p.is_meta for stage in stages for p in stage.parameters())
-        fill_stages(stages, parts, weights, torch.device("cpu"))
-        return stages, parts
-
-    it = Rank(rank, subject, plan, make)
+    it = filled(rank, folder, plan, subject.family, config_of(subject), dtype)
     for stage in it.stages:
         assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
-    held = {n: (it.parts.get(n), p.detach()) for stage in it.stages for n, p in stage.names.items()}
-    loss = it.step()[0]
-    gradients = {n: p.grad.clone() for s in it.stages for n, p in s.names.items() if p.grad is not None}
-    return loss, held, gradients
+    held = {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
+    loss = first_step(it, subject)[0]
+    return loss, held, {n: p.grad.clone() for n, p in it.names.items() if p.grad is not None}
+
+
+def filled(rank, folder, plan, family, config, dtype):
+    """A rank whose weights come from a folder."""
+    model = build_empty(family, config, dtype)
+    weights = WeightFolder(folder / "out", model)
+    it = Rank(rank, plan, family, model)
+    assert all(p.is_meta for stage in it.stages for p in stage.parameters())
+    fill_stages(it.stages, it.parts, weights, torch.device("cpu"))
+    return it
 
 
 def logits_of(model, subject, position):
@@ -165,7 +145,7 @@ def loaded(subject, folder):
     return made.train()
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", subjects("Omni, tied", "Qwen3-VL"))
 def test_a_trained_model_leaves_and_comes_back_as_it_was(name, tmp_path):
     subject = SUBJECTS[name]
     plan = dp2_pp2(subject)
@@ -193,7 +173,6 @@ def test_a_trained_model_leaves_and_comes_back_as_it_was(name, tmp_path):
             num_logits += len(got)
     assert num_logits == sum(s.num_supervised_tokens for s in subject.batches[0])
 
-    (tmp_path / "rendezvous").unlink(missing_ok=True)
     ((loss, held, _),) = run_ranks(start, 1, tmp_path, subject, inline(subject), torch.float32)
     assert loss == pytest.approx(seen[0][1], rel=TOLERANCE)
     assert set(held) == set(weights)
@@ -201,7 +180,7 @@ def test_a_trained_model_leaves_and_comes_back_as_it_was(name, tmp_path):
         assert torch.equal(value, weights[parameter]), parameter
 
 
-@pytest.mark.parametrize("name", ["Omni", "Omni, tied"])
+@pytest.mark.parametrize("name", ["Omni", pytest.param("Omni, tied", marks=pytest.mark.lane("layouts"))])
 def test_ranks_that_share_matrices_read_their_parts(name, tmp_path):
     """Of the first step the loss and every gradient, so that what hooks on the parameters do is there, too."""
     subject = SUBJECTS[name]
@@ -235,12 +214,8 @@ def hold(rank, folder, name, tp):
     """What a rank holds of a family whose query, key and value are one matrix, or whose norms have hooks."""
     case = CASES[name]
     plan = make_plan({"vision": (1, 1, tp), LLM: (1, 1)}, num_microbatches=1, of=case.family)
-    groups = make_groups(plan, rank, timeout_s=60)
-    model = build_empty(case.family, case.full_config, torch.bfloat16)
-    weights = WeightFolder(folder / "out", model)
-    stages, parts = make_stages(model, case.family, seat_of(plan, rank), groups.tensor)
-    fill_stages(stages, parts, weights, torch.device("cpu"))
-    return {n: (parts.get(n), p.detach()) for stage in stages for n, p in stage.names.items()}
+    it = filled(rank, folder, plan, case.family, case.full_config, torch.bfloat16)
+    return {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
 
 
 def test_parts_of_fused_matrices_are_read_and_types_converted(tmp_path):

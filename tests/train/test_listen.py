@@ -5,13 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from dflop.jobs.ranks import joined
 from dflop.train import listen, wire
+from tests.train.ranks import start
 
 LISTENING = "0A"
 
@@ -77,29 +79,21 @@ def test_where_rank_0_is(local, world, expected):
     assert listen.master_host(environ) == expected
 
 
-JOINED = """
-import os, torch, torch.distributed as dist
-from dflop.jobs.ranks import joined
-with joined(torch.device("cpu"), 60):
-    seen = [None, None]
-    dist.all_gather_object(seen, dist.get_rank())
-    if dist.get_rank() == 0:
-        from tests.train.test_listen import listening_on
-        print(seen, sorted(listening_on(int(os.environ["MASTER_PORT"]))), flush=True)
-    dist.barrier()
-"""
+def meet(rank, place, folder):
+    """What rank 0 sees, into a file."""
+    os.environ |= place | {"RANK": str(rank)}
+    with joined(torch.device("cpu"), 60):
+        seen = [None, None]
+        dist.all_gather_object(seen, dist.get_rank())
+        if rank == 0:
+            (folder / "seen").write_text(f"{seen} {sorted(listening_on(int(place['MASTER_PORT'])))}")
+        dist.barrier()
 
 
-def test_ranks_of_a_job_find_each_other_there():
+def test_ranks_of_a_job_find_each_other_there(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": str(port)}
-    env = os.environ | place | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", JOINED], env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, text=True)
-        for r in range(2)
-    ]
-    outs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert outs[0].strip() == "[0, 1] ['127.0.0.1']"
+    start(meet, 2, place, tmp_path)
+    assert (tmp_path / "seen").read_text() == "[0, 1] ['127.0.0.1']"

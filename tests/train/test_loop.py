@@ -9,18 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import Interrupted
-from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.decode_worker import MediaError
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed
-from dflop.train.loop import Hooks, LoopSettings, Trainer, learning_rate
+from dflop.train.loop import Hooks, LoopSettings, learning_rate
 from dflop.train.manifest import read_latest
-from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
-from dflop.train.stages import llm_stage_of, make_stages
 from tests.train import synthetic
+from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
@@ -47,28 +43,15 @@ class FixedPlans:
 def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, **hooks):
     """(trainer, stage, what it told the outside)."""
     plan = make_plan(layout, num_microbatches=3)
-    seat = seat_of(plan, rank)
-    groups = make_groups(plan, rank, timeout_s=60)
-    stages, _ = make_stages(tiny_model(), family(), seat, groups.tensor)
-    (stage,) = stages
-    width = synthetic.HIDDEN_SIZE
-    optimizer = make_optimizer(plan, seat, stages, groups, {}, OptimizerSettings(settings.learning_rate, 0.01))
+    it = Rank(rank, plan, family(), tiny_model())
+    optimizer = it.optimizer(settings.learning_rate, 0.01)
     seen, bad = [], []
-    trainer = Trainer(
-        settings=settings,
-        plan=plan,
-        seat=seat,
-        stages=stages,
-        groups=groups,
-        engine=Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=width, row_width=width),
-        feed=Feed(source, family(), plan, seat, llm_stage_of(stages)),
-        source=source,
-        plans=FixedPlans(plan, shapes, ends_at),
-        optimizer=optimizer,
-        hooks=Hooks(seen.append, lambda *event: bad.append(event), **hooks),
-        checkpointer=Checkpointer(folder, stages, optimizer, groups, {}, keep=2) if folder else None,
-    )
-    return trainer, stage, (seen, bad)
+    checkpointer = Checkpointer(folder, it.stages, optimizer, it.groups, {}, keep=2) if folder else None
+    trainer = it.trainer(
+        settings, source, FixedPlans(plan, shapes, ends_at),
+        Hooks(seen.append, lambda *event: bad.append(event), **hooks), optimizer, checkpointer=checkpointer,
+    )  # fmt: skip
+    return trainer, it.stages[0], (seen, bad)
 
 
 def text_shapes(num_steps):

@@ -1,85 +1,149 @@
 """Same mathematics: losses and every gradient equal a single-process Hugging Face run, whatever the layout.
 
-Three steps of four microbatches whose shapes all differ. `test_the_steps_are_as_uneven_as_claimed` says what they meet:
-microbatches and whole steps in which encoders, replicas of the LLM or all ranks have nothing.
+Steps of four microbatches whose shapes all differ. `test_the_steps_are_as_uneven_as_claimed` says what they meet:
+microbatches and whole steps in which encoders, replicas of the LLM or all ranks have nothing. `make test` runs what
+together takes every mechanism once; the other layouts are in a lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import pytest
 
-from dflop.records import LLM, Plan, StepPlan
+from dflop.records import LLM, Plan
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
-NUM_MICROBATCHES = 4
-
+NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
+ENDS = ({"vision": 2, "audio": 2, LLM: 1}, {LLM: 3})
+MIXED = ({"vision": 2, "audio": 1}, {"audio": 1, LLM: 4})
+ONE = ({"vision": 2, "audio": 2, LLM: 4},)
+SPLIT = {"vision": (2, 1), LLM: (2, 1)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How Omni is trained."""
+
+    modules: dict[str, tuple[int, ...]] | tuple[dict[str, int], ...]
+    """(pp, dp[, tp]) of every module of a split plan, or layers per stage of an inline one."""
+    dp: int = 1
+    tp: int = 1
+    """Both of an inline plan."""
+    tied: bool = False
+    recompute: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    bad: tuple[int, ...] = ()
+    sharded: bool = False
+    kinds: tuple[str, ...] = ()
+    """Media; those that the modules take where it is empty."""
+
+    @cached_property
+    def plan(self) -> Plan:
+        if isinstance(self.modules, dict):
+            plan = make_plan(self.modules, num_microbatches=NUM_MICROBATCHES)
+        else:
+            plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=NUM_MICROBATCHES)
+        return replace(plan, modules=tuple(replace(m, recompute=m.module in self.recompute) for m in plan.modules))
+
+    @property
+    def subject(self) -> Omni:
+        has_audio = any(m.module == "audio" for m in self.plan.modules)
+        # As many heads of keys as tensor-parallel ranks of the LLM can share.
+        tp = self.plan.module(LLM).parallel.tp
+        return Omni(self.kinds or (MEDIA if has_audio else IMAGES), self.tied, tp, NUM_STEPS)
+
+    @property
+    def trial(self) -> Trial:
+        plans = (make_step_plan(self.plan, batch, step, idle=True) for step, batch in enumerate(self.subject.batches))
+        return Trial(self.subject, self.plan, tuple(plans), self.frozen, self.bad, self.sharded)
+
+
 LAYOUTS = {
-    "vision + llm": ({"vision": (1, 1), LLM: (1, 1)}, IMAGES, False),
-    "vision dp2 + llm pp2": ({"vision": (1, 2), LLM: (2, 1)}, IMAGES, False),
-    "vision dp2 + llm dp2": ({"vision": (1, 2), LLM: (1, 2)}, IMAGES, False),
-    "vision pp2 + llm dp2": ({"vision": (2, 1), LLM: (1, 2)}, IMAGES, False),
-    "vision dp3 + llm": ({"vision": (1, 3), LLM: (1, 1)}, IMAGES, False),
-    "vision + llm pp3": ({"vision": (1, 1), LLM: (3, 1)}, IMAGES, False),
-    "vision dp2 + llm tp2": ({"vision": (1, 2), LLM: (1, 1, 2)}, IMAGES, False),
-    "vision tp2 + llm dp2": ({"vision": (1, 1, 2), LLM: (1, 2)}, IMAGES, False),
-    "vision tp2 + llm pp2": ({"vision": (1, 1, 2), LLM: (2, 1)}, IMAGES, False),
-    "vision pp2 dp2 + llm pp2": ({"vision": (2, 2), LLM: (2, 1)}, IMAGES, False),
-    "vision dp2 + llm dp2 tp2, tied": ({"vision": (1, 2), LLM: (1, 2, 2)}, IMAGES, True),
-    "vision + audio + llm dp2": ({"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}, MEDIA, False),
-    "vision + audio + llm pp2, tied": ({"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}, ("image", "audio"), True),
-    "vision + audio pp2 + llm dp2": ({"vision": (1, 1), "audio": (2, 1), LLM: (1, 2)}, MEDIA, False),
-    "inline dp2": (([{"vision": 2, "audio": 2, LLM: 4}], 2), MEDIA, False),
-    "inline tp2": (([{"vision": 2, LLM: 4}], 1, 2), IMAGES, False),
-    "inline pp2, mixed stage": (([{"vision": 2, "audio": 1}, {"audio": 1, LLM: 4}], 1), MEDIA, False),
-    "inline pp3, rows pass through": (([{"vision": 2}, {"audio": 2}, {LLM: 4}], 1), MEDIA, False),
-    "inline pp2 dp2, tied": (([{"vision": 2, "audio": 2, LLM: 1}, {LLM: 3}], 2), MEDIA, True),
-    "inline pp2 dp2, mixed stages": (([{"vision": 2, "audio": 1}, {"audio": 1, LLM: 4}], 2), MEDIA, False),
+    "vision dp2 + llm pp2": Layout({"vision": (1, 2), LLM: (2, 1)}),
+    "vision + audio pp2 + llm dp2": Layout({"vision": (1, 1), "audio": (2, 1), LLM: (1, 2)}),
+    "vision dp2 + llm dp2 tp2, tied": Layout({"vision": (1, 2), LLM: (1, 2, 2)}, tied=True),
+    "vision tp2 + llm pp2, tied": Layout({"vision": (1, 1, 2), LLM: (2, 1)}, tied=True),
+    "inline tp2": Layout(({"vision": 2, LLM: 4},), tp=2),
+    "inline pp3, rows pass through": Layout(({"vision": 2}, {"audio": 2}, {LLM: 4})),
+    "inline pp2 dp2, mixed stages": Layout(MIXED, dp=2),
+    "vision pp2 + llm pp2, recomputed": Layout(SPLIT, recompute=("vision", LLM)),
+    "vision pp2 + llm pp2, vision frozen": Layout(SPLIT, frozen=("vision",)),
+    "inline pp2, mixed stage, projectors alone train": Layout(
+        MIXED, recompute=(LLM,), frozen=("vision.tower", "audio.tower", LLM)
+    ),
+    "inline pp2 dp2, sharded, tied ends": Layout(ENDS, dp=2, tied=True, sharded=True),
+    "vision dp2 + llm pp2, sharded, recomputed": Layout(
+        {"vision": (1, 2), LLM: (2, 1)}, sharded=True, recompute=(LLM,)
+    ),
+    "inline dp2, sharded, towers frozen": Layout(
+        ONE, dp=2, sharded=True, recompute=(LLM,), frozen=("vision.tower", "audio.tower")
+    ),
 }
-"""(pp, dp[, tp]) of every module of a split plan, or (layers per stage, dp[, tp]) of an inline one; media; if tied."""
-
-
-def trial_of(name: str) -> Trial:
-    layout, kinds, tied = LAYOUTS[name]
-    plan = plan_of(layout)
-    # As many as tensor-parallel ranks of the LLM can share.
-    subject = Omni(kinds, tied, kv_heads=plan.module(LLM).parallel.tp)
-    return Trial(subject, plan, step_plans(plan, subject))
-
-
-def plan_of(layout) -> Plan:
-    if isinstance(layout, dict):
-        return make_plan(layout, num_microbatches=NUM_MICROBATCHES)
-    stages, dp, *tp = layout
-    return make_inline_plan(stages, dp=dp, tp=tp[0] if tp else 1, num_microbatches=NUM_MICROBATCHES)
-
-
-def step_plans(plan: Plan, subject: Omni) -> tuple[StepPlan, ...]:
-    return tuple(make_step_plan(plan, batch, step, idle=True) for step, batch in enumerate(subject.batches))
-
+OTHERS = {
+    "vision + llm": Layout({"vision": (1, 1), LLM: (1, 1)}),
+    "vision dp2 + llm dp2": Layout({"vision": (1, 2), LLM: (1, 2)}),
+    "vision pp2 + llm dp2": Layout({"vision": (2, 1), LLM: (1, 2)}),
+    "vision dp3 + llm": Layout({"vision": (1, 3), LLM: (1, 1)}),
+    "vision + llm pp3": Layout({"vision": (1, 1), LLM: (3, 1)}),
+    "vision dp2 + llm tp2": Layout({"vision": (1, 2), LLM: (1, 1, 2)}),
+    "vision tp2 + llm dp2": Layout({"vision": (1, 1, 2), LLM: (1, 2)}),
+    "vision pp2 dp2 + llm pp2": Layout({"vision": (2, 2), LLM: (2, 1)}),
+    "vision + audio + llm dp2": Layout({"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}),
+    "vision + audio + llm pp2, tied": Layout(
+        {"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}, tied=True, kinds=("image", "audio")
+    ),
+    "inline dp2": Layout(ONE, dp=2),
+    "inline pp2, mixed stage": Layout(MIXED),
+    "inline pp2 dp2, tied": Layout(ENDS, dp=2, tied=True),
+    "inline pp2, mixed stage, recomputed": Layout(MIXED, recompute=("vision", "audio", LLM)),
+    "inline pp2, mixed stage, audio recomputed": Layout(MIXED, recompute=("audio",)),
+    "vision pp2 + llm pp2, llm frozen and recomputed": Layout(SPLIT, recompute=(LLM,), frozen=(LLM,)),
+    "inline pp2, mixed stage, encoders frozen": Layout(MIXED, recompute=(LLM,), frozen=("vision", "audio")),
+    "inline pp2, mixed stage, llm and audio frozen": Layout(MIXED, recompute=("vision",), frozen=("audio", LLM)),
+    "vision pp2 + llm pp2, projector alone trains": Layout(SPLIT, frozen=("vision.tower", LLM)),
+    "vision pp2 + llm pp2, tower frozen and recomputed": Layout(SPLIT, recompute=("vision",), frozen=("vision.tower",)),
+    "inline pp2, mixed stage, one tower frozen": Layout(MIXED, frozen=("audio.tower",)),
+    "inline dp2, sharded": Layout(ONE, dp=2, sharded=True),
+    "inline dp2, sharded, tied": Layout(ONE, dp=2, sharded=True, tied=True),
+    "inline dp4, sharded": Layout(ONE, dp=4, sharded=True),
+    "inline dp2, sharded, recomputed": Layout(ONE, dp=2, sharded=True, recompute=("vision", LLM)),
+    "inline dp2, sharded, vision frozen": Layout(ONE, dp=2, sharded=True, frozen=("vision",)),
+    "inline dp2, sharded, llm frozen": Layout(ONE, dp=2, sharded=True, frozen=(LLM,)),
+    "inline pp2 dp2, sharded, projectors alone train": Layout(
+        MIXED, dp=2, sharded=True, frozen=("vision.tower", "audio.tower", LLM)
+    ),
+    "inline pp2 dp2, sharded, mixed stages": Layout(MIXED, dp=2, sharded=True),
+    "vision dp2 + llm dp2, sharded": Layout({"vision": (1, 2), LLM: (1, 2)}, sharded=True),
+}
+"""In a lane."""
 
 cached_reference = cache(reference)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+def assert_parity(layout: Layout, folder) -> None:
+    expected = cached_reference(layout.subject, frozen=layout.frozen, bad_positions=layout.bad)
+    assert_equal_steps(run_trial(layout.trial, folder), expected)
+
+
+@pytest.mark.parametrize(
+    "name", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.lane("layouts")) for name in OTHERS)]
+)
 def test_gradients_equal_hugging_face(name, tmp_path):
-    trial = trial_of(name)
-    assert_equal_steps(run_trial(trial, tmp_path), cached_reference(trial.subject))
+    assert_parity((LAYOUTS | OTHERS)[name], tmp_path)
 
 
 def test_bad_sample_changes_nobody_elses_gradient(tmp_path):
-    plan, subject, bad = plan_of({"vision": (1, 1), LLM: (1, 1)}), Omni(IMAGES), (1, 4)
-    trial = Trial(subject, plan, step_plans(plan, subject), bad_positions=bad)
-    assert_equal_steps(run_trial(trial, tmp_path), reference(subject, bad_positions=bad))
+    assert_parity(Layout({"vision": (1, 1), LLM: (1, 1)}, bad=(1, 4)), tmp_path)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name, layout in (LAYOUTS | OTHERS).items() if layout.dp < 4])
 def test_the_steps_are_as_uneven_as_claimed(name):
-    trial = trial_of(name)
+    trial = (LAYOUTS | OTHERS)[name].trial
     for module in trial.plan.modules:
         met = {what for step_plan in trial.step_plans for what in unevenness(step_plan, module.module)}
         wanted = {"text only", "nobody"} if module.module != LLM else {"nobody"}
@@ -95,7 +159,7 @@ def test_the_steps_are_as_uneven_as_claimed(name):
         assert len(set(supervised)) == len(supervised), "replicas share the tokens of the loss evenly"
 
 
-def unevenness(step_plan: StepPlan, module: str) -> Iterator[str]:
+def unevenness(step_plan, module: str) -> Iterator[str]:
     """What a module meets in a step."""
     owner, llm_owner = step_plan.of(module).owner, step_plan.of(LLM).owner
     for slot, llm_slot in zip(owner, llm_owner, strict=True):

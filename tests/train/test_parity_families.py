@@ -7,9 +7,11 @@ for the other families.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from dflop.models.family import Family
 from dflop.records import LLM, Plan, SampleShape
 from dflop.train.feed import TokenizedSample
 from tests.models.tiny_families import CASES, Case
-from tests.train.parity import PROJECTORS, Trial, assert_equal_steps, reference, run_trial
+from tests.train.parity import PROJECTORS, Step, Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
 LAYOUTS = (
@@ -100,26 +102,43 @@ def plan_of(family: Family, layout: str) -> Plan:
 
 cached_reference = cache(reference)
 FROZEN_LAYOUTS = ("encoder pp2 + llm dp2", "inline pp2, mixed stage")
+QUICK = {
+    ("Qwen3-VL", "encoder dp2 + llm pp2"), ("LLaVA-OneVision with Llama", "encoder pp2 + llm dp2, recomputed"),
+    ("LLaVA-OneVision", "inline pp2, mixed stage"), ("InternVL", "encoder pp2 + llm dp2"),
+    ("InternVL with InternViT-6B", "inline pp2, mixed stage"), ("Qwen2.5-VL", "encoder dp2 + llm pp2"),
+    ("Qwen2-Audio", "encoder pp2 + llm dp2"),
+}  # fmt: skip
+"""Not in a lane: every family, and every layout, at least once."""
+QUICK_FROZEN = {("Qwen3-VL", "encoder pp2 + llm dp2")}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CASES)
+def each(layouts: Sequence[str], quick: Collection[tuple[str, str]]) -> pytest.MarkDecorator:
+    """All families in all of the layouts, most of them in a lane."""
+    lane = pytest.mark.lane("layouts")
+    pairs = itertools.product(CASES, layouts)
+    return pytest.mark.parametrize(
+        ("name", "layout"), [pytest.param(*pair, marks=() if pair in quick else lane) for pair in pairs]
+    )
+
+
+def steps_of(name: str, layout: str, folder: Path, frozen: Collection[str] = ()) -> list[list[Step]]:
+    """Of every rank."""
+    subject = Tiny(name)
+    plan = plan_of(subject.family, layout)
+    plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
+    return run_trial(Trial(subject, plan, plans, tuple(frozen)), folder)
+
+
+@each(LAYOUTS, QUICK)
 def test_gradients_equal_hugging_face(name, layout, tmp_path):
-    subject = Tiny(name)
-    plan = plan_of(subject.family, layout)
-    plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
-    assert_equal_steps(run_trial(Trial(subject, plan, plans), tmp_path), cached_reference(subject))
+    assert_equal_steps(steps_of(name, layout, tmp_path), cached_reference(Tiny(name)))
 
 
-@pytest.mark.parametrize("layout", FROZEN_LAYOUTS)
-@pytest.mark.parametrize("name", CASES)
+@each(FROZEN_LAYOUTS, QUICK_FROZEN)
 def test_projectors_alone_train_as_they_do_in_hugging_face(name, layout, tmp_path):
-    subject = Tiny(name)
-    plan = plan_of(subject.family, layout)
-    plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
-    frozen = (*(f"{encoder}.tower" for encoder in subject.family.towers), LLM)
-    ranks = run_trial(Trial(subject, plan, plans, frozen), tmp_path)
+    frozen = (*(f"{encoder}.tower" for encoder in Tiny(name).family.towers), LLM)
+    ranks = steps_of(name, layout, tmp_path, frozen)
     trained = {name for rank in ranks for name in rank[0][2]}
     assert trained, "something trains"
     assert all(any(part in name for part in PROJECTORS) for name in trained), trained
-    assert_equal_steps(ranks, cached_reference(subject, frozen=frozen))
+    assert_equal_steps(ranks, cached_reference(Tiny(name), frozen=frozen))

@@ -1,7 +1,7 @@
 """Kills cost time and nothing else: the losses are those of an undisturbed run, and every sample is trained once.
 
 Whole jobs (launcher, store, scheduler) are killed in `tests/test_pipeline.py` and `tests/jobs/`; here only ranks are,
-but many times and at awkward moments.
+at awkward moments; many times in a lane.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -20,7 +21,8 @@ NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
 SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
 NUM_SAMPLES, BATCH_SIZE = 26, 6
 
-pytestmark = [pytest.mark.lane("kills"), pytest.mark.timeout(900)]
+in_lane = pytest.mark.lane("kills")
+pytestmark = pytest.mark.timeout(900)
 
 
 def split_plan() -> Plan:
@@ -49,10 +51,15 @@ def draw_kills(seed: int, num_ranks: int) -> list[Kill]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Records of a run under the split plan to its end."""
-    job = make_job(tmp_path_factory.mktemp("undisturbed"), num_steps=40)
-    start_until_killed(job, split_plan(), 1, None)
-    return records(job)
+    """Records of runs of so many steps under the split plan to their end."""
+
+    @cache
+    def run(num_steps):
+        job = make_job(tmp_path_factory.mktemp("undisturbed"), num_steps)
+        start_until_killed(job, split_plan(), 1, None)
+        return records(job)
+
+    return run
 
 
 def make_job(folder, num_steps):
@@ -83,6 +90,19 @@ def assert_same_curve(found, expected, tolerance):
         assert r.grad_norm == pytest.approx(by_step[r.step].grad_norm, rel=100 * tolerance)
 
 
+def test_two_kills_one_of_them_in_a_checkpoint_cost_nothing_under_another_plan_either(tmp_path, undisturbed):
+    job = make_job(tmp_path, num_steps=10)
+    start_until_killed(job, split_plan(), 1, Kill(2, STEP, 3))
+    assert start_until_killed(job, inline_plan(), 2, Kill(0, "files written", 1)), "a folder in the making"
+    start_until_killed(job, split_plan(), 3, None)
+    found = records(job)
+    assert {r.attempt for r in found} == {1, 2, 3}
+    assert len(found) > job.num_steps, "no kill cost a step"
+    assert_nothing_lost_or_repeated(job, found)
+    assert_same_curve(found, undisturbed(10), OTHER_PLAN)
+
+
+@in_lane
 def test_ten_kills_change_no_loss_and_lose_no_sample(tmp_path, undisturbed):
     job, plan = make_job(tmp_path, num_steps=40), split_plan()
     kills = draw_kills(0, plan.num_processes)
@@ -95,12 +115,13 @@ def test_ten_kills_change_no_loss_and_lose_no_sample(tmp_path, undisturbed):
     start_until_killed(job, plan, NUM_KILLS + 1, None)
     found = records(job)
     assert_nothing_lost_or_repeated(job, found)
-    assert_same_curve(found, undisturbed, SAME_PLAN)
+    assert_same_curve(found, undisturbed(40), SAME_PLAN)
     losses = [r.loss for r in counted(found)]
     assert losses[-1] < losses[0]
     assert len(found) > job.num_steps, "no kill cost a step: none came before a checkpoint was due"
 
 
+@in_lane
 def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed):
     job = make_job(tmp_path, num_steps=40)
     start_until_killed(job, split_plan(), 1, Kill(2, STEP, 5))
@@ -110,4 +131,4 @@ def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed)
     found = records(job)
     assert {r.attempt for r in found} == {1, 2, 3, 4}
     assert_nothing_lost_or_repeated(job, found)
-    assert_same_curve(found, undisturbed, OTHER_PLAN)
+    assert_same_curve(found, undisturbed(40), OTHER_PLAN)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
-from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed
-from dflop.train.stages import llm_stage_of, make_stages
 from dflop.train.trace import WHOLE_STEP, StepTrace, Timing, Visit
 from tests.train import synthetic
+from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
@@ -40,13 +36,9 @@ def test_spans_are_what_lies_between_the_clock_readings():
 def traced_step(rank, folder):
     """(trace, spans) of one rank in a step with an encoder on two ranks and the LLM on two stages."""
     plan = make_plan(LAYOUT, num_microbatches=NUM_MICROBATCHES)
-    seat, groups = seat_of(plan, rank), make_groups(plan, rank, timeout_s=120)
-    stages, _ = make_stages(tiny_model(), family(), seat, groups.tensor)
-    width = synthetic.HIDDEN_SIZE
-    feed = Feed(SyntheticSource(SHAPES), family(), plan, seat, llm_stage_of(stages))
-    prepared = feed.prepare(make_step_plan(plan, SHAPES, 0))
-    engine = Engine(plan, seat, stages, groups, torch.device("cpu"), hidden_size=width, row_width=width)
-    trace = engine.run(prepared.microbatches, healthy=torch.ones(12, dtype=torch.bool), num_loss_tokens=100)
+    trace = Rank(rank, plan, family(), tiny_model()).step(
+        SyntheticSource(SHAPES), SHAPES, make_step_plan(plan, SHAPES, 0)
+    )
     return trace, list(trace.spans(trace.started_at_s))
 
 

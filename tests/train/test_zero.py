@@ -7,22 +7,19 @@ import dataclasses
 import pytest
 import torch
 
-from dflop.parallel.topology import make_groups, seat_of, seats
+from dflop.parallel.topology import seat_of, seats
 from dflop.records import LLM
 from dflop.train import flat
-from dflop.train.optim import OptimizerSettings, make_optimizer
-from dflop.train.reduce import GradientReducer
 from dflop.train.stages import make_stages
 from dflop.train.zero import owners_of
 from tests.train import synthetic
+from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_inline_plan, make_plan
 
 RATE, MAX_NORMS = 1e-2, (1e9, 0.5)
 """The second step is clipped."""
-SETTINGS = OptimizerSettings(RATE, weight_decay=0.1)
 LAYOUTS = {
-    "split dp2": ("split", {"vision": (1, 2), LLM: (1, 2)}, {"vision", LLM}),
     "split dp2, one module": ("split", {"vision": (1, 2), LLM: (1, 2)}, {LLM}),
     "split pp2 dp2, tied": ("split", {LLM: (2, 2)}, {LLM}),
     "split tp2 dp2": ("split", {LLM: (1, 2, 2)}, {LLM}),
@@ -50,17 +47,13 @@ def set_gradients(rank, step, names, sharded):
 def worker(rank, folder, name, shard, bucket_bytes):
     flat.BUCKET_BYTES = bucket_bytes
     plan = plan_of(name, shard=shard)
-    seat = seat_of(plan, rank)
-    groups = make_groups(plan, rank, timeout_s=60)
     tp = plan.module(LLM).parallel.tp
-    model = synthetic.tiny_model(tied="tied" in name, kv_heads=tp)
-    stages, sharded = make_stages(model, synthetic.family(tp), seat, groups.tensor)
-    names = {n: p for stage in stages for n, p in stage.names.items()}
-    optimizer = make_optimizer(plan, seat, stages, groups, sharded, SETTINGS)
-    reducer = GradientReducer(plan, seat, stages, groups, sharded, owners=optimizer.owners)
+    it = Rank(rank, plan, synthetic.family(tp), synthetic.tiny_model(tied="tied" in name, kv_heads=tp))
+    seat, names, optimizer = it.seat, it.names, it.optimizer(RATE, 0.1)
+    reducer = it.reducer(optimizer)
     norms, weights = [], []
     for step, max_norm in enumerate(MAX_NORMS):
-        set_gradients(seat.dp_rank * 2 + seat.tp_rank, step, names, sharded)
+        set_gradients(seat.dp_rank * 2 + seat.tp_rank, step, names, it.parts)
         reducer.reduce()
         norm, _ = reducer.norm_and_loss(0.0)
         norms.append(norm)
@@ -68,18 +61,16 @@ def worker(rank, folder, name, shard, bucket_bytes):
         optimizer.step(RATE)
         optimizer.zero_grad()
         weights.append({n: p.detach().clone() for n, p in names.items()})
-    module_of = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
+    module_of = {n: part.module for part, stage in zip(seat.parts, it.stages, strict=True) for n in stage.names}
     return norms, weights, optimizer.state(), module_of
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_weights_and_states_equal_the_unshared_ones(name, tmp_path):
-    (tmp_path / "all").mkdir()
-    (tmp_path / "shared").mkdir()
     plan = plan_of(name, shard=True)
-    whole = run_ranks(worker, plan.num_processes, tmp_path / "all", name, False, 256 << 20)
+    whole = run_ranks(worker, plan.num_processes, tmp_path, name, False, 256 << 20)
     # Buckets so small that many are needed.
-    shared = run_ranks(worker, plan.num_processes, tmp_path / "shared", name, True, 10_000)
+    shared = run_ranks(worker, plan.num_processes, tmp_path, name, True, 10_000)
     for (norms, weights, states, _), (want_norms, want_weights, want_states, _) in zip(shared, whole, strict=True):
         assert norms == pytest.approx(want_norms, rel=1e-6)
         assert norms[1] > MAX_NORMS[1], "clipping should have had something to do"

@@ -1,0 +1,90 @@
+"""A rank of a test: what a job puts together of stages, groups, engine and feed, and nothing around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from dflop.models.family import Family
+from dflop.parallel.topology import make_groups, seat_of
+from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed, PreparedStep, SampleSource
+from dflop.train.fillers import Fillers
+from dflop.train.fsdp import shard_parameters as share_out
+from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
+from dflop.train.reduce import GradientReducer
+from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
+from dflop.train.trace import StepTrace
+
+TIMEOUT_S = 120
+
+
+class Rank:
+    """A seat of a plan with its part of a model; one that `is_alone` runs as long as it needs no peer."""
+
+    def __init__(
+        self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, *, frozen: Collection[str] = (),
+        shard_parameters: bool = False, device: str = "cpu", is_alone: bool = False,
+    ) -> None:  # fmt: skip
+        self.plan, self.family, self.seat = plan, family, seat_of(plan, rank)
+        self.dtype = next(model.parameters()).dtype
+        self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S)
+        self.stages, self.parts = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
+        if device != "cpu":
+            for stage in self.stages:
+                stage.to(device)
+        trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
+        self.is_sharded = shard_parameters
+        if shard_parameters:
+            self.parts |= share_out(self.stages, plan, self.seat, self.groups)
+        hidden = int(family.configs[LLM]["hidden_size"])
+        self.engine = Engine(
+            plan, self.seat, self.stages, self.groups, torch.device(device), hidden_size=hidden,
+            row_width=hidden * (1 + family.decoder.num_deep_features), trains=trains,
+        )  # fmt: skip
+
+    @property
+    def names(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters that the rank holds, or holds parts of, by their global names."""
+        return {n: p for stage in self.stages for n, p in stage.names.items()}
+
+    def optimizer(self, rate: float, weight_decay: float = 0.0) -> Optimizer:
+        numbers = OptimizerSettings(rate, weight_decay)
+        return make_optimizer(self.plan, self.seat, self.stages, self.groups, self.parts, numbers)
+
+    def reducer(self, optimizer: Optimizer | None = None) -> GradientReducer:
+        owners = optimizer.owners if optimizer else None
+        return GradientReducer(self.plan, self.seat, self.stages, self.groups, self.parts, owners=owners)
+
+    def feed(self, source: SampleSource, **options: Any) -> Feed:
+        stage = llm_stage_of(self.stages)
+        return Feed(source, self.family, self.plan, self.seat, stage, dtype=self.dtype, **options)
+
+    def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
+        prepared = self.feed(source).prepare(step_plan)
+        if not self.is_sharded:
+            return prepared
+        return Fillers(source, self.family, self.plan, self.seat, llm_stage_of(self.stages)).fill(prepared)
+
+    def step(
+        self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()
+    ) -> StepTrace:
+        """Forward and backward passes of a global batch; samples at the positions in `bad` carry no loss."""
+        healthy = torch.tensor([position not in bad for position in range(len(batch))])
+        tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
+        microbatches = self.prepare(source, step_plan).microbatches
+        return self.engine.run(microbatches, healthy=healthy, num_loss_tokens=tokens)
+
+    def trainer(
+        self, settings: LoopSettings, source: SampleSource, plans: Any, hooks: Hooks, optimizer: Optimizer,
+        **options: Any,
+    ) -> Trainer:  # fmt: skip
+        return Trainer(
+            settings=settings, plan=self.plan, seat=self.seat, stages=self.stages, groups=self.groups,
+            sharded=self.parts, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
+            optimizer=optimizer, hooks=hooks, **options,
+        )  # fmt: skip
