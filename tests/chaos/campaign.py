@@ -73,10 +73,10 @@ def draw(seed: int, number: int, faults: Sequence[Fault] = FAULTS) -> tuple[list
 
 
 def _go_together(a: Fault, b: Fault) -> bool:
-    """One of a kind, and one that the operator has to mend."""
+    """One of a kind, and one that the operator has to repair."""
     if a is b or (a.excludes and a.excludes == b.excludes):
         return False
-    return not all(any(end.mend for end in fault.ends) for fault in (a, b))
+    return not all(any(end.repair for end in fault.ends) for fault in (a, b))
 
 
 def play_run(
@@ -93,7 +93,7 @@ def play_run(
             if struck.fault.prepare is not None:
                 struck.fault.prepare(play)
         is_over = commands(play, result)
-        play.end_beside()
+        play.end_others()
         if uses_prefect:  # docs/operating.md: what a killed driver leaves of its temporary server, this ends
             play.dflop("reap")
         if is_over:
@@ -174,10 +174,10 @@ def explain(play: Play, faults: Sequence[Struck], ended: Ended) -> bool:
     for struck in sorted(struck_ones, key=lambda s: (not s.fault.dies_at, s.outcome != NOT_STRUCK)):
         for end in struck.fault.ends:
             if end.code == ended.code and end.says in ended.said:
-                if end.mend is not None:
+                if end.repair is not None:
                     with contextlib.suppress(NothingToStrike):
-                        end.mend(play)
-                struck.outcome = MENDED if end.mend is not None or struck.outcome == MENDED else AGAIN
+                        end.repair(play)
+                struck.outcome = MENDED if end.repair is not None or struck.outcome == MENDED else AGAIN
                 return True
     return False
 

@@ -174,9 +174,9 @@ def of_jobs(run: RunDir) -> Iterator[str]:
             yield f"job {record.job_name} {record.job_id} is {record.state} in the journal"
     with Reader(run.config().store) as reader:
         rows = reader.records(JobRecord, where={"run_id": run.run_id})
-        stored, told = (Counter((r.job_id, r.state, r.observed_at_s) for r in found) for found in (rows, records))
-    if stored != told:
-        yield f"the store has {stored.total()} rows of {told.total()} entries of the journal"
+        stored, noted = (Counter((r.job_id, r.state, r.observed_at_s) for r in found) for found in (rows, records))
+    if stored != noted:
+        yield f"the store has {stored.total()} rows of {noted.total()} entries of the journal"
 
 
 def of_store(play: Play) -> Iterator[str]:

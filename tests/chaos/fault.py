@@ -27,7 +27,7 @@ class End:
     """Exit code; of a process that was killed minus the signal."""
     says: str = ""
     """Part of what it said."""
-    mend: Deed | None = None
+    repair: Deed | None = None
     """What the message, or docs/operating.md, says to do before; None: nothing."""
 
 

@@ -44,7 +44,7 @@ def _dies(make: partial[Fault], name: str, place: str) -> Fault:
 
 
 def _command(word: str) -> Deed:
-    return by(do.beside, "-m", "dflop.cli", "store", word, "--store", needs=_CURRENT)
+    return by(do.somebody, "-m", "dflop.cli", "store", word, "--store", needs=_CURRENT)
 
 
 def _disk(name: str) -> Fault:
@@ -79,7 +79,7 @@ def _overwritten(file: str) -> Fault:
 
 
 def _cancel(play: Play) -> None:
-    play.beside("-m", "dflop.cli", "cancel", "latest")
+    play.also("-m", "dflop.cli", "cancel", "latest")
 
 
 STORE = (
@@ -98,9 +98,9 @@ STORE = (
     _store("spool: other bytes under a new number", "training", do.same_key),
     _store("spool: all files touched", "training", by(do.touch, do.SPOOL)),
     _store("spool: leftover of a dead writer", "starting", do.leftover),
-    _store("somebody holds the lock", "training", by(do.beside, "-c", _HOLDS)),
+    _store("somebody holds the lock", "training", by(do.somebody, "-c", _HOLDS)),
     _store("a second ingester, killed", "training", do.second_ingester),
-    _store("a reader that stays", "training", by(do.beside, "-c", _READS, needs=_SNAPSHOT)),
+    _store("a reader that stays", "training", by(do.somebody, "-c", _READS, needs=_SNAPSHOT)),
     *(_store(f"{word} in the midst", "training", _command(word)) for word in ("rebuild", "verify", "compact")),
     _disk("store"), _disk("runs"),
     _store("ingester stopped for 3 s", "training", do.stop_driver),

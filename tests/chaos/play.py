@@ -18,7 +18,7 @@ from dflop.jobs.rundir import RunDir
 from tests.chaos.stage import REPO, Stage
 
 MARK = "DFLOP_CHAOS"
-"""Variable by which every process of a run is found, whoever started it."""
+"""Variable by which every process of a run is found, no matter what started it."""
 DFLOP = ("-m", "dflop.cli")
 _STEP = re.compile(r"^step (\d+)/", re.MULTILINE)
 
@@ -39,13 +39,13 @@ class Play:
         self.mark = f"{stage.folder.name}-{os.getpid()}"
         self.ended: list[Ended] = []
         self.must_be_left_out: set[str] = set()
-        """Ids of samples that have to be in quarantine in the end, besides those that are broken from the beginning."""
+        """Ids of samples that have to be in quarantine in the end, and those that are broken from the beginning."""
         self.may_be_left_out: set[str] = set()
         self.notes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._began_s = 0.0
         self._later: list[tuple[float, Callable[[], object]]] = []
-        self._beside: list[subprocess.Popen[bytes]] = []
+        self._others: list[subprocess.Popen[bytes]] = []
         self.environment = os.environ | {
             MARK: self.mark, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
             "PREFECT_HOME": str(stage.folder / "prefect"),
@@ -80,10 +80,10 @@ class Play:
             capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def beside(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start `python WORDS` beside the command; it is ended with the run."""
-        self._beside.append(self._open(words, self.stage.folder / f"beside-{len(self._beside)}.log"))
-        return self._beside[-1]
+    def also(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start `python WORDS` next to the command; it is ended with the run."""
+        self._others.append(self._open(words, self.stage.folder / f"other-{len(self._others)}.log"))
+        return self._others[-1]
 
     def _open(self, words: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as out:
@@ -107,14 +107,14 @@ class Play:
             except Exception as error:  # what is undone too late must not end the campaign
                 self.notes.append(f"later: {type(error).__name__}: {error}")
 
-    def end_beside(self) -> None:
-        for process in self._beside:
+    def end_others(self) -> None:
+        for process in self._others:
             process.kill()
             process.wait()
 
     def end_all(self) -> None:
         """Kill whatever is left, by pid."""
-        self.end_beside()
+        self.end_others()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -155,7 +155,7 @@ class Play:
         return time.time() - files[-1].stat().st_mtime if files else -1.0
 
     def steps_done(self) -> int:
-        """Last step that rank 0 of the newest training job has told of."""
+        """Last step that rank 0 of the newest training job has logged."""
         logs = self.pid_files("train", "*_0_log.err")
         found = _STEP.findall(logs[-1].read_text(errors="replace")) if logs else []
         return max(map(int, found), default=0)

@@ -159,15 +159,15 @@ def leftover(play: Play) -> None:
     (folder / ".tmp-elsewhere-1-000000000000").write_bytes(b"PAR1")
 
 
-def beside(play: Play, *words: str, needs: str = "store") -> None:
+def somebody(play: Play, *words: str, needs: str = "store") -> None:
     """Somebody else does something with the store meanwhile, by `python WORDS STORE`."""
     newest(play, needs)
-    play.beside(*words, str(play.stage.store))
+    play.also(*words, str(play.stage.store))
 
 
 def second_ingester(play: Play) -> None:
     """`dflop store ingest --watch`, killed after some seconds."""
-    process = play.beside("-m", "dflop.cli", "store", "ingest", "--watch", "--store", str(play.stage.store))
+    process = play.also("-m", "dflop.cli", "store", "ingest", "--watch", "--store", str(play.stage.store))
     play.later(2 + 4 * play.rng.random(), process.kill)
 
 

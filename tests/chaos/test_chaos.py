@@ -55,7 +55,7 @@ def strike(play: Play, what: str) -> None:
             play.send(9)
         case "break":
             (play.stage.folder / "broken").touch()
-        case "mend":
+        case "repair":
             (play.stage.folder / "broken").unlink()
         case "absent":
             raise NothingToStrike
@@ -66,14 +66,14 @@ def fault(when: str, what: str, *ends: End) -> Fault:
 
 
 KILL = fault("working", "kill", End(-9))
-MENDS = End(1, "is damaged", partial(strike, what="mend"))
+REPAIRED = End(1, "is damaged", partial(strike, what="repair"))
 
 
 @pytest.mark.parametrize(
     ("faults", "wrong", "outcomes"),
     [
         ([KILL], [], [AGAIN]),
-        ([fault("between", "break", MENDS)], [], [MENDED]),
+        ([fault("between", "break", REPAIRED)], [], [MENDED]),
         ([KILL, fault("before", "absent")], [], [AGAIN, NOT_STRUCK]),
         ([KILL, fault("before", "nothing")], [], [AGAIN, ITSELF]),
         ([KILL], ["a sample is lost"], [WRONG]),
@@ -141,8 +141,8 @@ def test_what_is_wrong_with_a_run_is_found(
 def test_tracebacks_and_processes_that_are_left_are_found(tmp_path: Path) -> None:
     play = Play(Stage(tmp_path), random.Random(0), ())
     play.ended = [Ended(7, ""), Ended(1, "Traceback (most recent call last):\n  x\nKeyError: 'a'")]
-    process = play.beside("-c", "import signal; signal.pause()")
-    told = [*checks.of_outputs(play), *checks.of_processes(play, 0.0)]
+    process = play.also("-c", "import signal; signal.pause()")
+    found = [*checks.of_outputs(play), *checks.of_processes(play, 0.0)]
     play.end_all()
     words = ("ended with 7", "KeyError: 'a'", f"process {process.pid} is")
-    assert [word in problem for word, problem in zip(words, told, strict=True)] == [True] * 3
+    assert [word in problem for word, problem in zip(words, found, strict=True)] == [True] * 3

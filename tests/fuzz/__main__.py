@@ -1,6 +1,6 @@
 """Fuzzing of what comes from outside, for a bounded time: `python -m tests.fuzz --minutes 10`.
 
-Every target has a process of its own and an equal share of the time. A crash is shown with its smallest example and the
+Every target runs in its own process for an equal share of the time. A crash is shown with its smallest example and the
 command that runs it again, and kept in `.fuzz`: the next campaign begins with it. Ends with 1 where there is one.
 """
 
@@ -48,9 +48,9 @@ def campaign_of(name: str, seconds: float, seed: int) -> dict[str, Any]:
         _say(f"{name}: {crash.name}\n{crash.trace}\nexample: {crash.example}")
         _say(f"again: python -m tests.fuzz --target {name} --minutes 1 --seed {crash.seed}")
     _say(f"{name}: {num_examples} examples in {elapsed_s:.0f} s, {len(crashes)} crashes")
-    told = [{"name": crash.name, "seed": crash.seed, "example": crash.example} for crash in crashes]
+    shown = [{"name": crash.name, "seed": crash.seed, "example": crash.example} for crash in crashes]
     counts = {"num_examples": num_examples, "elapsed_s": elapsed_s}
-    return {"target": name, **counts, "crashes": told, "what": TARGETS[name].what}
+    return {"target": name, **counts, "crashes": shown, "what": TARGETS[name].what}
 
 
 def _say(line: str) -> None:

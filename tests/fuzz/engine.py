@@ -62,7 +62,7 @@ class Crash:
 
 @dataclass
 class Campaign:
-    """What came of a target so far; `last` is a file for the example in hand, for whoever finds this process dead."""
+    """What came of a target so far; the file `last` has the example in hand, should this process die."""
 
     target: Target
     check: Callable[[Any], Any]
@@ -161,7 +161,7 @@ def name_of(error: BaseException) -> str:
 
 
 def in_process(name: str, database: Path, seconds: float, first_seed: int) -> tuple[int, float, list[Crash]]:
-    """What `fuzz` finds in a process of its own: examples, seconds, crashes; the death of that process is one, too."""
+    """What `fuzz` finds in another process: examples, seconds, crashes; the death of that process is one, too."""
     with (
         tempfile.TemporaryDirectory(prefix="dflop-fuzz-") as folder,  # what a killed target leaves goes with it
         ProcessPoolExecutor(1, get_context("spawn"), _bound, (folder,)) as pool,

@@ -106,7 +106,7 @@ def broken_bytes(*sound: bytes) -> st.SearchStrategy[bytes]:
 
 
 def broken_text(sound: Sequence[str], words: Sequence[str]) -> st.SearchStrategy[str]:
-    """Some texts broken, with `words` put in besides `TEXTS`."""
+    """Some texts broken, with `words` put in as well as `TEXTS`."""
     return _spliced(sound, TEXTS | st.sampled_from(words))
 
 

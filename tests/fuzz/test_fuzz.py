@@ -37,8 +37,8 @@ def examples(folder: Path, check: Any, **options: Any) -> set[str]:
     return {crash.example for crash in found.crashes.values()}
 
 
-def test_crashes_are_made_small_and_kept_until_they_are_mended(tmp_path: Path) -> None:
+def test_crashes_are_made_small_and_kept_until_they_are_repaired(tmp_path: Path) -> None:
     assert examples(tmp_path / "first", divides) == {"1001", "1"}
     assert any((tmp_path / "database" / "toy").iterdir())
-    assert examples(tmp_path / "mended", lambda _: None) == set()
+    assert examples(tmp_path / "repaired", lambda _: None) == set()
     assert examples(tmp_path / "hangs", hangs, deadline_s=0.05) == {"0"}, "even where that is swallowed"

@@ -37,7 +37,7 @@ _LEFT_OUT = {
     "run", "train", "serve", "reap", "doctor", "compare", "completion", "demo-data", "profile", "watch", "replan",
     "init",
 }  # fmt: skip
-"""Commands that start jobs or servers, end processes, or go on for ever; `init` and `compare` take long."""
+"""Commands that start jobs or servers, end processes, or never end; `init` and `compare` take long."""
 _WORDS = (
     "run.yaml", "small-1", "latest", "store", "runs", "out.json", "out.svg", "nope.yaml", "missing/out.svg", "tables",
     "select 1", "--set=train.num_steps=", "train.num_steps=1e999", "--json", "--format", "--store", "--param", "a=b",

@@ -157,7 +157,7 @@ def _use(root: Path) -> None:
     writer.append(_ROWS[0])
     attempt(writer.close)
     attempt(ingest, root, lock_timeout_s=0.1)
-    shutil.rmtree(root / lease.FOLDER, ignore_errors=True)  # whoever is believed to hold it: the rest would wait
+    shutil.rmtree(root / lease.FOLDER, ignore_errors=True)  # its supposed holder, for whom the rest would wait
     attempt(verify, root)
     attempt(gc, root)
 
@@ -223,7 +223,7 @@ def _file(folder: Path, example: str) -> None:
         json.dumps([query.name, query.purpose])
 
 
-def _beside(folder: Path) -> Path:
+def _with_queries(folder: Path) -> Path:
     _copied(folder)
     (folder / "queries").mkdir()
     return folder
@@ -266,8 +266,8 @@ TARGETS = (
     Target("store-binary", "bytes of archives, logs of publishes, snapshots, the live database", _HEADS, _damaged,
            quick=2, deadline_s=60),
     Target("sql", "statements cut up, with what a console must refuse; parameters",
-           st.tuples(_STATEMENT | st.sampled_from(_WORDS), st.none() | _PARAMS), _text, _beside, deadline_s=30),
+           st.tuples(_STATEMENT | st.sampled_from(_WORDS), st.none() | _PARAMS), _text, _with_queries, deadline_s=30),
     Target("sql-parameters", "values of the parameters of named queries", st.tuples(st.integers(0, 200), _VALUES),
-           _values, _beside, deadline_s=30),
-    Target("sql-file", "files of named queries", _QUERIES, _file, _beside),
+           _values, _with_queries, deadline_s=30),
+    Target("sql-file", "files of named queries", _QUERIES, _file, _with_queries),
 )  # fmt: skip
