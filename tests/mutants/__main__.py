@@ -51,7 +51,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for the results, written after every fault")
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose tests are tried")
     parser.add_argument("--marks", default="", help="expression for pytest's -m; by default its own choice")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="time of one fault")
+    parser.add_argument("--limit-s", type=float, default=480.0, help="processor time of one fault")
     return parser.parse_args(words)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from dflop.launch.process import ProcessId, adopt_orphans, family, kill_all
 from tests.mutants.table import Mutant
 
+LOOKS_EVERY_S = 2.0
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?: - |$)", re.MULTILINE)
 _PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", "--timeout", "300")
 
@@ -35,7 +36,7 @@ class Trial:
     marks: str
     """Expression of pytest's `-m`; empty: its default."""
     limit_s: float
-    """Of one fault."""
+    """Of processor time, of one fault: on a busy machine a clock would end those that have hardly begun."""
 
     @property
     def home(self) -> Path:
@@ -69,8 +70,9 @@ class Trial:
         code: int | None = None
         with (self.home / "output").open("w+") as output:
             child = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = child.wait(max(limit_s, 1.0))
+            while code is None and _used_s(set(family(me)) - {me}) < limit_s:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = child.wait(LOOKS_EVERY_S)
             kill_all(set(family(me)) - {me})
             child.wait()
             with contextlib.suppress(ChildProcessError):
@@ -125,7 +127,7 @@ def try_mutant(trial: Trial, mutant: Mutant) -> Result:
     start_s, start_cpu_s = time.monotonic(), _cpu_s()
     found = Result(mutant.id, "survived")
     for number, path in enumerate(paths):
-        left_s = trial.limit_s - (time.monotonic() - start_s)
+        left_s = trial.limit_s - (_cpu_s() - start_cpu_s)
         seen = [f"--ignore={before}" for before in paths[:number]]
         outcome = trial.pytest(folder, ["-x", path, *seen], limit_s=left_s, kernels=kernels)
         if outcome.code is None:
@@ -160,6 +162,17 @@ def check_import(trial: Trial) -> None:
         raise RuntimeError(f"not the copy is imported but {done.stdout}")
 
 
+def _used_s(processes: set[ProcessId]) -> float:
+    """Processor time of processes and of their children that have ended."""
+    ticks = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _cpu_s() -> float:
+    """Of all children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
