@@ -13,81 +13,72 @@ SMI = "NVIDIA H100 80GB HBM3, 81559, 550.54.15\nNVIDIA H100 80GB HBM3, 81559, 55
 UNDEFINED = "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationE"
 
 
+SEES, BLIND = "2.13.0+cu128 12.8 True 2 True\n", "2.13.0+cpu - False 0 True\n"
+BROKEN = "OSError: libcudart.so.12: cannot open shared object file"
+
+
 @pytest.fixture
-def run(monkeypatch):
-    """Answers by what a command holds; everything is installed unless said otherwise."""
-    answers: dict[str, tuple[int, str, str]] = {}
-    monkeypatch.setattr(devices.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: object())
+def machine(monkeypatch):
+    """Findings where nvidia-smi and Python answer so, or are not there."""
 
-    def answer(command):
-        for part, (code, out, err) in answers.items():
-            if part in " ".join(command):
-                return subprocess.CompletedProcess(command, code, out, err)
-        raise AssertionError(command)
+    def examined(smi, torch, flash, *, wants_gpu=False, attention="auto"):
+        def answer(command):
+            line = " ".join(command)
+            found = smi if "nvidia-smi" in line else flash if "flash_attn" in line else torch
+            return subprocess.CompletedProcess(command, *found)
 
-    monkeypatch.setattr(devices, "_run", answer)
-    return answers
+        monkeypatch.setattr(devices, "_run", answer)
+        monkeypatch.setattr(devices.shutil, "which", lambda name: smi and f"/usr/bin/{name}")
+        monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: torch if name == "torch" else flash)
+        return {f.name: f for f in devices.machine(wants_gpu, attention=attention)}
 
-
-def examined(*arguments, **options) -> dict[str, tuple[str, str, str]]:
-    return {f.name: (f.status, f.detail, f.advice) for f in devices.machine(*arguments, **options)}
+    return examined
 
 
-def test_a_gpu_that_torch_sees(run):
-    run["nvidia-smi"] = (0, SMI, "")
-    run["import torch"] = (0, "2.13.0+cu128 12.8 True 2 True\n", "")
-    run["flash_attn"] = (0, "2.8.3\n", "")
-    found = examined(True)
-    assert found["GPUs"][:2] == (OK, "2: NVIDIA H100 80GB HBM3 (79.6 GiB), driver 550.54.15")
-    assert found["torch"][:2] == (OK, "2.13.0+cu128, built for CUDA 12.8, sees 2 GPUs")
-    assert found["flash-attn"][:2] == (OK, "2.8.3")
+FLASH = (0, "2.8.3\n", "")
+GPUS = (0, SMI, "")
 
 
-def test_a_cpu_torch_beside_a_gpu(run):
-    run["nvidia-smi"] = (0, SMI, "")
-    run["import torch"] = (0, "2.13.0+cpu - False 0 True\n", "")
-    run["flash_attn"] = (0, "2.8.3\n", "")
-    assert examined(False)["torch"][0] == WARN
-    status, detail, advice = examined(True)["torch"]
-    assert (status, detail) == (FAIL, "2.13.0+cpu, built for CPUs, sees 0 of 2 GPUs")
-    assert "built for CUDA" in advice
+def test_a_gpu_that_torch_sees(machine):
+    found = machine(GPUS, (0, SEES, ""), FLASH, wants_gpu=True)
+    assert {f.status for f in found.values()} == {OK}
+    assert found["GPUs"].detail == "2: NVIDIA H100 80GB HBM3 (79.6 GiB), driver 550.54.15"
+    assert found["torch"].detail == "2.13.0+cu128, built for CUDA 12.8, sees 2 GPUs"
+    assert found["flash-attn"].detail == "2.8.3"
 
 
-def test_no_gpu_is_a_fault_only_where_one_is_wanted(run, monkeypatch):
-    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
-    run["import torch"] = (0, "2.13.0+cpu - False 0 True\n", "")
-    run["flash_attn"] = (0, "2.8.3\n", "")
-    assert examined(False)["GPUs"][0] == SKIP
-    assert examined(False)["torch"][:2] == (OK, "2.13.0+cpu, built for CPUs")
-    assert examined(True)["GPUs"][0] == FAIL
+def test_a_cpu_torch_beside_a_gpu_is_a_fault_only_where_gpus_are_wanted(machine):
+    assert machine(GPUS, (0, BLIND, ""), FLASH)["torch"].status == WARN
+    finding = machine(GPUS, (0, BLIND, ""), FLASH, wants_gpu=True)["torch"]
+    assert (finding.status, finding.detail) == (FAIL, "2.13.0+cpu, built for CPUs, sees 0 of 2 GPUs")
+    assert "built for CUDA" in finding.advice
 
 
-def test_a_flash_attn_of_another_torch_says_what_to_build_for(run):
-    run["nvidia-smi"] = (9, "", "no devices")
-    run["import torch"] = (0, "2.13.0+cu128 12.8 True 1 True\n", "")
-    run["flash_attn"] = (1, "", f"Traceback\n  File x\n{UNDEFINED}\n")
-    status, detail, advice = examined(False)["flash-attn"]
-    assert (status, detail) == (WARN, UNDEFINED)
-    assert "torch 2.13.0+cu128, CUDA 12.8, CXX11 ABI TRUE" in advice
-    assert examined(False, attention="flash")["flash-attn"][0] == FAIL
+def test_no_gpu_is_a_fault_only_where_one_is_wanted(machine):
+    found = machine(None, (0, BLIND, ""), FLASH)
+    assert found["GPUs"].status == SKIP
+    assert (found["torch"].status, found["torch"].detail) == (OK, "2.13.0+cpu, built for CPUs")
+    assert machine(None, (0, BLIND, ""), FLASH, wants_gpu=True)["GPUs"].status == FAIL
 
 
-def test_without_flash_attn_other_kernels_are_used(run, monkeypatch):
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
-    found = examined(False)
-    assert found["torch"][0] == found["flash-attn"][0] == SKIP
-    assert examined(False, attention="flash")["flash-attn"][0] == FAIL
+def test_a_flash_attn_of_another_torch_says_what_to_build_for(machine):
+    broken = (1, "", f"Traceback\n  File x\n{UNDEFINED}\n")
+    finding = machine((9, "", "no devices"), (0, SEES, ""), broken)["flash-attn"]
+    assert (finding.status, finding.detail) == (WARN, UNDEFINED)
+    assert "torch 2.13.0+cu128, CUDA 12.8, CXX11 ABI TRUE" in finding.advice
+    assert machine(GPUS, (0, SEES, ""), broken, attention="flash")["flash-attn"].status == FAIL
+    assert machine(GPUS, (0, SEES, ""), (1, "", ""))["flash-attn"].detail == "it ended without a word"
 
 
-def test_a_broken_torch_is_told_in_its_own_words(run):
-    run["nvidia-smi"] = (9, "", "")
-    run["import torch"] = (1, "", "OSError: libcudart.so.12: cannot open shared object file\n")
-    run["flash_attn"] = (1, "", "")
-    status, detail, _ = examined(False)["torch"]
-    assert (status, detail) == (FAIL, "OSError: libcudart.so.12: cannot open shared object file")
-    assert examined(False)["flash-attn"][1] == "it ended without a word"
+def test_without_torch_and_flash_attn_others_are_used_unless_they_are_wanted(machine):
+    found = machine(None, None, None)
+    assert found["torch"].status == found["flash-attn"].status == SKIP
+    assert machine(None, None, None, attention="flash")["flash-attn"].status == FAIL
+
+
+def test_a_broken_torch_is_told_in_its_own_words(machine):
+    finding = machine((9, "", ""), (1, "", f"{BROKEN}\n"), FLASH)["torch"]
+    assert (finding.status, finding.detail) == (FAIL, BROKEN)
 
 
 def test_this_machine_tells_its_torch():

@@ -49,13 +49,10 @@ def test_a_sound_store(store):
     assert found["spool"].detail == "no file waits"
 
 
-def test_no_store_yet(tmp_path):
+def test_looking_changes_nothing_and_makes_no_store(store, tmp_path):
     (finding,) = profile_store(tmp_path / "none")
     assert finding.status == SKIP
     assert not (tmp_path / "none").exists()
-
-
-def test_looking_changes_nothing(store):
     before = {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"}
     of(store)
     assert {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"} == before
@@ -109,19 +106,11 @@ def test_files_that_wait_long_are_said(store):
     os.utime(path, (time.time() - 7300,) * 2)
     finding = of(store)["spool"]
     assert (finding.status, finding.detail) == (WARN, "1 files wait, the oldest for 2 h 1 min")
-    ingest(store)
-    assert waiting_files(store) == []
 
 
-def test_before_the_first_ingest_all_files_wait(tmp_path):
-    write(tmp_path / "store")
-    found = of(tmp_path / "store")
-    assert found["snapshot"].detail.startswith("none yet")
-    assert found["live database"].detail.startswith("none on this machine")
-    assert found["spool"].detail.startswith("1 files wait")
-
-
-def test_refused_files_are_counted(store):
+def test_refused_files_are_counted_and_a_store_before_its_first_ingest_is_none(store):
+    write(store.with_name("new"))
+    assert of(store.with_name("new"))["snapshot"].detail.startswith("none yet")
     bad = store / "spool" / "run_record" / "demo-1" / "flow-000009.parquet"
     bad.write_bytes(b"no parquet")
     ingest(store)

@@ -46,10 +46,11 @@ def test_a_file_is_taken_as_it_is(tmp_path):
     assert found.media_root == tmp_path / "media"
 
 
-def test_text_needs_no_media(tmp_path):
-    (tmp_path / "chat.jsonl").write_text(json.dumps(chat("a", "b")) + "\n")
+def test_text_needs_no_media_and_only_some_rows_of_a_long_file_are_read(tmp_path):
+    (tmp_path / "chat.jsonl").write_text((json.dumps(chat("a", "b")) + "\n") * 1000)
     found = find_dataset(tmp_path)
     assert (found.num_media, found.media_root, dict(found.kinds)) == (0, tmp_path, {})
+    assert (found.num_rows, found.num_looked_at) == (1000, NUM_LOOKED_AT)
 
 
 def test_shards_that_differ_in_a_number_are_one_dataset(tmp_path):
@@ -57,12 +58,10 @@ def test_shards_that_differ_in_a_number_are_one_dataset(tmp_path):
         tar_of([chat("a", "b", id="0"), chat("a", "b", id="1")], tmp_path, tmp_path / f"shard-{number:03d}.tar")
     found = find_dataset(tmp_path)
     assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "shard-*.tar"), "WebDataset tar", 6)
-
-
-def test_a_parquet_file(tmp_path):
-    rows_of_text = [chat("a", "b", id=str(number)) for number in range(5)]
-    parquet_of(rows_of_text, tmp_path, tmp_path / "train-00000-of-00001.parquet", embed=False, row_group_size=5)
-    found = find_dataset(tmp_path)
+    (tmp_path / "other").mkdir()
+    path = tmp_path / "other" / "train-00000-of-00001.parquet"
+    parquet_of([chat("a", "b", id=str(n)) for n in range(5)], tmp_path, path, embed=False, row_group_size=5)
+    found = find_dataset(path.parent)
     assert (found.format, found.num_rows) == ("Parquet", 5)
 
 
@@ -76,12 +75,6 @@ def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
     found = find_dataset(tmp_path)
     assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "mixture.yaml"), "mixture", 3)
     assert (found.media_root, found.num_media_found) == (tmp_path / "m", 2)
-
-
-def test_only_some_rows_of_a_long_file_are_read(tmp_path):
-    (tmp_path / "a.jsonl").write_text(rows(*["1.jpg"] * 1000))
-    found = find_dataset(tmp_path)
-    assert (found.num_rows, found.num_looked_at) == (1000, NUM_LOOKED_AT)
 
 
 def test_bad_rows_are_counted_with_a_reason(tmp_path):
