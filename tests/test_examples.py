@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,10 @@ import pytest
 from dflop import resources
 from dflop.config import load_config, load_with_origins
 from dflop.jobs.preflight import problems
-from tests.test_cli import dflop, python_path
+from tests.forked import run_module
+from tests.test_cli import dflop
 
 EXAMPLES = sorted((resources.path("configs") / "examples").glob("*.yaml"))
-IN_EVERY_RUN = ("llava_onevision_7b_a100", "qwen2_audio_7b_h100")
-PLANNED = [p for p in EXAMPLES if os.environ.get("DFLOP_TEST_EXAMPLES") == "all" or p.stem in IN_EVERY_RUN]
-"""A plan takes ten to thirty seconds of a core: `DFLOP_TEST_EXAMPLES=all` makes all of them."""
 PLAN_TIMEOUT_S = 540
 
 
@@ -32,18 +28,18 @@ def test_models_and_devices_are_complete():
     assert {path.stem for path in EXAMPLES} == {f"{model}_{device}" for model in models for device in ("a100", "h100")}
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_an_example_is_valid_and_says_what_to_edit(path):
-    loaded = load_with_origins(path)
-    assert loaded.config.name == path.stem
-    assert [p.error for p in problems(loaded.config, loaded.origins) if not p.is_of_machine] == []
-    text = path.read_text()
-    assert text.count("EDIT") >= 4
-    assert "invented" in text
-    assert f"--device {device_of(path)}" in text
-    assert device_of(path).upper() in loaded.config.cluster.hardware
-    cluster = (path.parent / f"../clusters/{loaded.config.cluster.name}.yaml").resolve()
-    assert cluster.read_text().startswith("# An invented cluster")
+def test_examples_are_valid_and_say_what_to_edit():
+    for path in EXAMPLES:
+        loaded = load_with_origins(path)
+        assert loaded.config.name == path.stem
+        assert [p.error for p in problems(loaded.config, loaded.origins) if not p.is_of_machine] == []
+        text = path.read_text()
+        assert text.count("EDIT") >= 4
+        assert "invented" in text
+        assert f"--device {device_of(path)}" in text
+        assert device_of(path).upper() in loaded.config.cluster.hardware
+        cluster = (path.parent / f"../clusters/{loaded.config.cluster.name}.yaml").resolve()
+        assert cluster.read_text().startswith("# An invented cluster")
 
 
 def test_the_command_says_ok(tmp_path):
@@ -54,14 +50,12 @@ def test_the_command_says_ok(tmp_path):
 
 @pytest.mark.timeout(PLAN_TIMEOUT_S + 30)
 @pytest.mark.lane("instances")
-@pytest.mark.parametrize("path", PLANNED, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_an_example_is_planned_from_a_data_sheet(path, tmp_path):
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
-    command = [sys.executable, "-m", "dflop.cli", "plan", str(path), "--device", device_of(path), "--json"]
-    environment = {**os.environ, "PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PLAN_TIMEOUT_S, check=False
-    )
+    arguments = ("plan", str(path), "--device", device_of(path), "--json")
+    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+    done = run_module("dflop.cli", *arguments, cwd=tmp_path, env=environment, timeout_s=PLAN_TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     plans = [json.loads(line) for line in done.stdout.splitlines()]

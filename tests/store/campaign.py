@@ -1,6 +1,6 @@
-"""Eight producers and an ingester that are killed again and again; run as a process of its own.
+"""Producers and an ingester that are killed again and again; run as a process of its own.
 
-    python campaign.py STORE SEED NUM_KILLS
+    python -m tests.store.campaign STORE SEED NUM_KILLS NUM_PRODUCERS
 
 Every producer appends to STORE/acknowledged/<producer> the ids of rows whose flush has returned. A row carries a
 checksum of its id. The parent forks its children before anything has started a thread, so a restart takes
@@ -22,8 +22,6 @@ from pathlib import Path
 from dflop.records import Correction
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
-
-NUM_PRODUCERS = 8
 
 
 def checksum(row_id: int, producer: str) -> float:
@@ -59,10 +57,10 @@ def start(target, *args) -> int:
     return child
 
 
-def main(root: Path, seed: int, num_kills: int) -> None:
+def main(root: Path, seed: int, num_kills: int, num_producers: int) -> None:
     rng = random.Random(seed)
     (root / "acknowledged").mkdir(parents=True)
-    producers = {f"p{k}": start(produce, root, f"p{k}", 0) for k in range(NUM_PRODUCERS)}
+    producers = {f"p{k}": start(produce, root, f"p{k}", 0) for k in range(num_producers)}
     ingester = start(keep_ingesting, root)
     killed = {"producer": 0, "ingester": 0}
     try:
@@ -94,4 +92,4 @@ def reap(child: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-import sys
 import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dflop import records as r
+from tests.forked import Program
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
@@ -89,20 +89,37 @@ class Make:
         return dataclasses.replace(base, **changes)
 
 
+class Snippet:
+    """A process that runs Python code; what it prints is in a file."""
+
+    def __init__(self, code: str, args: tuple[str | Path, ...], folder: Path) -> None:
+        self._out, self._err = folder / "out", folder / "err"
+        arguments = (code, *map(str, args))
+        self.process = Program("tests.store.snippet", arguments, os.environ, self._out, err=self._err)
+
+    def ends(self, code: int = 0) -> str:
+        """What it has printed; fails unless it ends with this exit code."""
+        assert self.process.wait(60) == code, self._err.read_text()
+        return self.printed()
+
+    def printed(self) -> str:
+        return self._out.read_text()
+
+
 @pytest.fixture(scope="session")
 def make() -> type[Make]:
     return Make
 
 
-@pytest.fixture(scope="session")
-def python() -> Any:
-    """Runs a Python snippet in its own process; returns it completed."""
+@pytest.fixture
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Snippet]]:
+    """Starts a Python snippet in its own process, forked from a server that has imported the store."""
+    started: list[Snippet] = []
 
-    def run(code: str, *args: str | Path, blocking: bool = True) -> Any:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
-        command = [sys.executable, "-c", code, *map(str, args)]
-        if blocking:
-            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def run(code: str, *args: str | Path) -> Snippet:
+        started.append(Snippet(code, args, tmp_path_factory.mktemp("snippet")))
+        return started[-1]
 
-    return run
+    yield run
+    for snippet in started:
+        snippet.process.kill()

@@ -11,15 +11,9 @@ import pytest
 from dflop.records import Correction
 from dflop.store import check, schema
 from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
 from dflop.store.rebuild import rebuild
-from dflop.store.spool import SpoolKey, SpoolWriter, encode, list_files, read_spool
-
-
-def write(root: Path, record: Correction) -> Path:
-    with SpoolWriter(root, "run", "p") as writer:
-        writer.append(record)
-    return max(root.glob("spool/*/run/p-*.parquet"))
+from dflop.store.spool import SpoolKey, encode, read_spool
+from tests.store.asking import stored, write
 
 
 def set_version(path: Path, version: int, kind: str | None = None) -> None:
@@ -49,12 +43,10 @@ def test_files_of_an_older_schema_version_are_brought_forward_for_ever(tmp_path:
     report = ingest(tmp_path)
     assert (report.num_files, report.num_quarantined_files) == (2, 0)
     expected = [make.correction(0, factor=1.5), make.correction(1)]
-    with Reader(tmp_path) as reader:
-        assert reader.records(Correction) == expected
+    assert stored(tmp_path) == expected
     assert read_spool(tmp_path, Correction) == expected
     rebuild(tmp_path)
-    with Reader(tmp_path) as reader:
-        assert reader.records(Correction) == expected
+    assert stored(tmp_path) == expected
 
 
 @pytest.mark.parametrize("newer", ["version", "kind"])
@@ -98,15 +90,3 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, make) -> None:
         unnoticed += 1
         assert found.equals(table.replace_schema_metadata()), position
     assert unnoticed < len(data) / 3
-
-
-def test_judging_in_batches_keeps_order_and_every_file(tmp_path: Path, make, monkeypatch) -> None:
-    monkeypatch.setattr(check, "BATCH_FILES", 3)
-    for step in range(8):
-        write(tmp_path, make.correction(step))
-    files = [
-        check.SpoolFile(name, path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in list_files(tmp_path)
-    ]
-    batches = list(check.judge_all(files, {}))
-    assert [len(batch) for batch in batches] == [3, 3, 2]
-    assert [j.key.seq for batch in batches for j in batch] == list(range(8))

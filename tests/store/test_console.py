@@ -9,18 +9,13 @@ import pytest
 
 from dflop.errors import ConfigError, StoreError
 from dflop.store import console, refusal, snapshot
-from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
+from tests.store.asking import fill
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
-    root = tmp_path_factory.mktemp("store")
-    with SpoolWriter(root, "run", "p") as writer:
-        writer.append(make.correction(1, factor=1.5))
-    ingest(root)
-    return root
+    return fill(tmp_path_factory.mktemp("store"), make.correction(1, factor=1.5))
 
 
 def test_a_select_returns_columns_and_rows(store: Path) -> None:
@@ -32,111 +27,110 @@ def test_parameters_go_by_name_or_position(store: Path) -> None:
     assert console.query(store, "select ? || 'x'", ["a"])[1] == [("ax",)]
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "describe correction",
-        "show tables",
-        "explain select 1",
-        "from correction",
-        "with a as (select 1) from a",
-    ],
-)
-def test_ways_of_reading_are_accepted(store: Path, sql: str) -> None:
-    assert console.query(store, sql)[1]
+def test_ways_of_reading_are_accepted(store: Path) -> None:
+    for sql in (
+        "describe correction", "show tables", "explain select 1", "from correction", "with a as (select 1) from a",
+    ):  # fmt: skip
+        assert console.query(store, sql)[1], sql
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "select * from read_csv('/etc/passwd')",
-        "select * from read_text('/etc/passwd')",
-        "select * from read_blob('/etc/passwd')",
-        "select * from read_parquet('spool/**/*.parquet')",
-        "select * from sniff_csv('/etc/passwd')",
-        "select * from glob('/etc/*')",
-        "select * from '/etc/passwd'",
-        "from read_json('http://localhost/x')",
-        "copy correction to '/tmp/x.csv'",
-        "copy correction from '/etc/passwd'",
-        "copy (select 1) to '/dev/stdout'",
-        "from read_parquet(['/etc/passwd'])",
-        "from parquet_metadata('/etc/passwd')",
-        "from read_csv_auto('/etc/*')",
-        "from 'https://example.com/a.parquet'",
-        "from read_text('/proc/self/environ')",
-        "select * from query('select * from read_text(''/etc/passwd'')')",
-        "from query_table('/etc/passwd')",
-        "select getenv('HOME')",
-        "pragma enable_profiling",
-        "pragma memory_limit='100GB'",
-        "set global allow_unsigned_extensions = true",
-        "set temp_directory = '/tmp'",
-        "reset lock_configuration",
-        "explain analyze insert into correction select * from correction",
-        "with gone as (delete from correction returning *) from gone",
-        "create view v as select 1",
-        "create or replace temp view v as select 1",
-        "create sequence q",
-        "create type t as enum ('a')",
-        "comment on table correction is 'mine'",
-        "truncate correction",
-        "execute p",
-        "use memory",
-        "from duckdb_secrets(redact=false)",
-        "/* harmless */ drop table correction --",
-        "select 1 -- \n; drop table correction",
-        "export database '/tmp/x'",
-        "import database '/tmp/x'",
-        "attach ':memory:' as other",
-        "attach '/tmp/other.duckdb' as other",
-        "detach other",
-        "install httpfs",
-        "load httpfs",
-        "set threads = 64",
-        "set memory_limit = '1TB'",
-        "set enable_external_access = true",
-        "reset memory_limit",
-        "set variable a = 1",
-        "create table t (a int)",
-        "create temp table t as select 1",
-        "create macro m() as 1",
-        "create secret s (type s3)",
-        "insert into correction select * from correction",
-        "update correction set factor = 0",
-        "delete from correction",
-        "drop table correction",
-        "alter table correction add column x int",
-        "checkpoint",
-        "vacuum",
-        "prepare p as select 1",
-        "call pragma_version()",
-        "begin",
-        "select 1; drop table correction",
-        "select 1; select 2",
-        "from enable_logging(storage='file', storage_path='/tmp/x')",
-        "from query('from ENABLE_LOGGING()')",
-        "from enable_profiling(format='json', save_location='/tmp/x.json')",
-        "update extensions",
-        "connect 'x'",
-        "pivot correction on module using max(factor)",
-        "explain analyze copy correction to '/tmp/x.csv'",
-        "from query('drop table correction')",
-        "from json_execute_serialized_sql(json_serialize_sql('from read_text(''/etc/passwd'')'))",
-        "merge into correction using correction as c on true when matched then delete",
-        "copy from database a to b",
-        "from duckdb_secrets()",
-        "from read_duckdb('/etc/passwd')",
-        "select * from correction limit (select count(*) from read_text('/etc/passwd'))",
-        ";",
-        "",
-    ],
-)
-def test_everything_but_reading_the_snapshot_is_refused(store: Path, sql: str) -> None:
-    with pytest.raises(StoreError) as refused:
+def refusal_of(store: Path, sql: str) -> str:
+    """What the error says; nothing where the query ran."""
+    try:
         console.query(store, sql)
-    assert refused.value.what
-    assert "Traceback" not in str(refused.value)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+REFUSED = (
+    "select * from read_csv('/etc/passwd')",
+    "select * from read_text('/etc/passwd')",
+    "select * from read_blob('/etc/passwd')",
+    "select * from read_parquet('spool/**/*.parquet')",
+    "select * from sniff_csv('/etc/passwd')",
+    "select * from glob('/etc/*')",
+    "select * from '/etc/passwd'",
+    "from read_json('http://localhost/x')",
+    "copy correction to '/tmp/x.csv'",
+    "copy correction from '/etc/passwd'",
+    "copy (select 1) to '/dev/stdout'",
+    "from read_parquet(['/etc/passwd'])",
+    "from parquet_metadata('/etc/passwd')",
+    "from read_csv_auto('/etc/*')",
+    "from 'https://example.com/a.parquet'",
+    "from read_text('/proc/self/environ')",
+    "select * from query('select * from read_text(''/etc/passwd'')')",
+    "from query_table('/etc/passwd')",
+    "select getenv('HOME')",
+    "pragma enable_profiling",
+    "pragma memory_limit='100GB'",
+    "set global allow_unsigned_extensions = true",
+    "set temp_directory = '/tmp'",
+    "reset lock_configuration",
+    "explain analyze insert into correction select * from correction",
+    "with gone as (delete from correction returning *) from gone",
+    "create view v as select 1",
+    "create or replace temp view v as select 1",
+    "create sequence q",
+    "create type t as enum ('a')",
+    "comment on table correction is 'mine'",
+    "truncate correction",
+    "execute p",
+    "use memory",
+    "from duckdb_secrets(redact=false)",
+    "/* harmless */ drop table correction --",
+    "select 1 -- \n; drop table correction",
+    "export database '/tmp/x'",
+    "import database '/tmp/x'",
+    "attach ':memory:' as other",
+    "attach '/tmp/other.duckdb' as other",
+    "detach other",
+    "install httpfs",
+    "load httpfs",
+    "set threads = 64",
+    "set memory_limit = '1TB'",
+    "set enable_external_access = true",
+    "reset memory_limit",
+    "set variable a = 1",
+    "create table t (a int)",
+    "create temp table t as select 1",
+    "create macro m() as 1",
+    "create secret s (type s3)",
+    "insert into correction select * from correction",
+    "update correction set factor = 0",
+    "delete from correction",
+    "drop table correction",
+    "alter table correction add column x int",
+    "checkpoint",
+    "vacuum",
+    "prepare p as select 1",
+    "call pragma_version()",
+    "begin",
+    "select 1; drop table correction",
+    "select 1; select 2",
+    "from enable_logging(storage='file', storage_path='/tmp/x')",
+    "from query('from ENABLE_LOGGING()')",
+    "from enable_profiling(format='json', save_location='/tmp/x.json')",
+    "update extensions",
+    "connect 'x'",
+    "pivot correction on module using max(factor)",
+    "explain analyze copy correction to '/tmp/x.csv'",
+    "from query('drop table correction')",
+    "from json_execute_serialized_sql(json_serialize_sql('from read_text(''/etc/passwd'')'))",
+    "merge into correction using correction as c on true when matched then delete",
+    "copy from database a to b",
+    "from duckdb_secrets()",
+    "from read_duckdb('/etc/passwd')",
+    "select * from correction limit (select count(*) from read_text('/etc/passwd'))",
+    ";",
+    "",
+)
+
+
+def test_everything_but_reading_the_snapshot_is_refused(store: Path) -> None:
+    said = {sql: refusal_of(store, sql) for sql in REFUSED}
+    assert {sql: text for sql, text in said.items() if not text or "Traceback" in text} == {}
     path = store / "current.duckdb"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == snapshot.read_current(store).sha256
     assert console.query(store, "select count(*) from correction")[1] == [(1,)]
@@ -150,8 +144,7 @@ def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
         "select 1; delete from correction",
         "create table t as select 1", "export database 'z'",
     ):  # fmt: skip
-        with pytest.raises(StoreError):
-            console.query(store, sql)
+        assert refusal_of(store, sql), sql
     assert path.read_bytes() == before
     assert sorted(store.rglob("*")) == entries
 
@@ -171,19 +164,12 @@ def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(store: Path, sql: str, words: str) -> None:
-    with pytest.raises(StoreError) as refused:
-        console.query(store, sql)
-    assert words in str(refused.value)
+    assert words in refusal_of(store, sql)
 
 
 def test_a_pivot_is_reading(store: Path) -> None:
     with_values = "pivot (select module, factor from correction) on module in ('llm') using max(factor)"
     assert console.query(store, with_values) == (["llm"], [(1.5,)])
-
-
-def test_endless_recursion_is_stopped(store: Path) -> None:
-    with pytest.raises(StoreError, match="stopped after"):
-        console.query(store, "with recursive r as (select 1 as a union all select a + 1 from r) from r", timeout_s=0.3)
 
 
 def test_rows_are_streamed_and_not_collected(store: Path) -> None:
@@ -206,14 +192,8 @@ def test_a_result_becomes_a_parquet_file_or_none(store: Path, tmp_path: Path) ->
 
 
 def test_parameters_of_named_queries_are_typed_and_complete() -> None:
-    query = console.NamedQuery(
-        "q",
-        "p",
-        (console.Parameter("n", "bigint", "how many"), console.Parameter("x", "varchar", "what")),
-        "g",
-        "u",
-        "",
-    )
+    given = [("n", "bigint", "how many"), ("x", "varchar", "what")]
+    query = console.NamedQuery("q", "p", tuple(console.Parameter(*p) for p in given), "g", "u", "")
     assert query.values({"n": "7", "x": "7"}) == {"n": 7, "x": "7"}
     with pytest.raises(ConfigError, match="needs parameter `n`, `x`") as error:
         query.values({})
@@ -222,9 +202,6 @@ def test_parameters_of_named_queries_are_typed_and_complete() -> None:
         query.values({"n": "7", "x": "", "y": ""})
     with pytest.raises(ConfigError, match="`seven` is no bigint"):
         query.values({"n": "seven", "x": ""})
-
-
-def test_a_boolean_parameter_is_true_or_false() -> None:
     query = console.NamedQuery("q", "p", (console.Parameter("b", "boolean", "whether"),), "g", "u", "")
     assert [query.values({"b": text}) for text in ("true", "False")] == [{"b": True}, {"b": False}]
     with pytest.raises(ConfigError, match="`maybe` is no boolean"):
@@ -280,8 +257,12 @@ def test_a_query_without_its_parameter_names_it(store: Path) -> None:
 
 
 def test_an_endless_query_is_stopped(store: Path) -> None:
-    with pytest.raises(StoreError, match=r"stopped after 0\.1 s"):
-        console.query(store, "select count(*) from range(1000000000000) as a, range(1000) as b", timeout_s=0.1)
+    for sql in (
+        "select count(*) from range(1000000000000) as a, range(1000) as b",
+        "with recursive r as (select 1 as a union all select a + 1 from r) from r",
+    ):
+        with pytest.raises(StoreError, match=r"stopped after 0\.1 s"):
+            console.query(store, sql, timeout_s=0.1)
 
 
 def test_memory_is_bounded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,12 +277,13 @@ def test_a_console_and_a_reader_share_a_process(store: Path) -> None:
         assert reader.seq == 1
 
 
-@pytest.mark.parametrize("name", [q.name for q in console.list_queries()])
-def test_named_queries_have_true_headers_and_run(store: Path, name: str) -> None:
-    query = console.named_query(name)
-    assert query.parameter_names == list(dict.fromkeys(re.findall(r"\$(\w+)", query.sql.partition("-- grain")[2])))
-    columns, _ = console.query(store, query.sql, dict.fromkeys(query.parameter_names, "run"))
-    assert columns
+def test_named_queries_have_true_headers_and_run(store: Path) -> None:
+    queries = console.list_queries()
+    assert len(queries) >= 12
+    for query in queries:
+        used = dict.fromkeys(re.findall(r"\$(\w+)", query.sql.partition("-- grain")[2]))
+        assert query.parameter_names == list(used), query.name
+        assert console.query(store, query.sql, dict.fromkeys(query.parameter_names, "run"))[0]
 
 
 def test_an_unknown_query_lists_the_known_ones() -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +14,8 @@ from dflop.cost.curve import from_slopes
 from dflop.cost.model import CostModel
 from dflop.errors import StoreError
 from dflop.store import console
-from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from tests.store.asking import named, rows, write
-
-CLIENTS = Path(sys.prefix) / "clients"
+from tests.store.asking import VERSIONS, ask_client, fill, named, rows, write
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +28,7 @@ def priced(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, CostMo
         max_mean_length=2048.0,
     )  # fmt: skip
     correction = make.correction(3, 1.25, module="vision", table_id=table.table_id)
-    write(root, table, make.cost_table("llm"), correction)
-    ingest(root)
+    fill(root, table, make.cost_table("llm"), correction)
     return root, CostModel([table], {"vision": 1.25}, extrapolate=True)
 
 
@@ -113,8 +105,7 @@ def random_costs(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, 
     tables = [random_table(rng, f"m{i}", make) for i in range(20)]
     factors = {t.module: float(rng.uniform(0.5, 2)) for t in tables[::2]}
     corrections = [make.correction(1, f, module=m, table_id=f"table-{m}") for m, f in factors.items()]
-    write(root, *tables, *corrections)
-    ingest(root)
+    fill(root, *tables, *corrections)
     return root, tables, CostModel(tables, factors, extrapolate=True)
 
 
@@ -160,25 +151,16 @@ con = duckdb.connect(sys.argv[1], read_only=True)
 sql = ("select load.t, cost.forward_s from (select unnest([1, 300, 5000, 40000]) as t) as load, "
        "lateral (from cost_estimate('table-m' || $i, 2, load.t, load.t)) as cost order by all")
 found = {i: con.execute(sql, {"i": i}).fetchall() for i in range(4)}
-print(json.dumps({"version": duckdb.__version__, "found": found}))
+print(json.dumps({"version": duckdb.__version__, **found}))
 """
 
 
-@pytest.mark.parametrize("version", ["1.4", "1.5", "2.0"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_curves_read_alike_in_every_client(
     random_costs: tuple[Path, list[r.CostTable], CostModel], version: str
 ) -> None:
-    client = CLIENTS / version
-    if not client.is_dir():
-        pytest.skip(f"duckdb {version} is not installed beside the environment (make clients)")
     root, tables, model = random_costs
-    env = {**os.environ, "PYTHONPATH": str(client)}
-    command = [sys.executable, "-c", ASK, str(root / "current.duckdb")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["version"].startswith(version)
-    for i, found in told["found"].items():
+    for i, found in ask_client(version, ASK, root).items():
         tokens, seconds = np.array(found).T
         table = tables[int(i)]
         expected, _ = model.module_seconds(table.module, 2, tokens, tokens, num_layers=table.num_layers, edge=True)
@@ -196,8 +178,7 @@ def test_every_way_of_running_has_its_own_latest_table(tmp_path: Path, make) -> 
     ways = [(False, False), (False, True), (True, False), (True, True)]
     tables = [make.cost_table(is_frozen=f, recompute=c, table_id=f"{f:d}{c:d}") for f, c in ways]
     guesses = [make.cost_table(tp=tp, table_id=f"guess{tp}", source="analytic") for tp in (1, 2)]
-    write(tmp_path, *tables, *guesses, make.cost_table(tp=2, table_id="split", source="derived"))
-    ingest(tmp_path)
+    fill(tmp_path, *tables, *guesses, make.cost_table(tp=2, table_id="split", source="derived"))
     with Reader(tmp_path) as reader:
         assert [t.table_id for t in reader.latest_cost_tables("model")] == ["00", "01", "10", "11", "guess2"]
     found = [row for row in named(tmp_path, "cost_tables") if row["tp"] == 1]
@@ -213,8 +194,7 @@ def test_link_costs_are_the_newest_measured_ones(tmp_path: Path) -> None:
 
     write(tmp_path, profile("z", 10.0), link("all_reduce", 2, 1e9), run_id="z")
     write(tmp_path, profile("a", 20.0), link("all_reduce", 2, 2e9), link("p2p", 2, 3e9), run_id="a")
-    write(tmp_path, link("all_reduce", 2, 9e9, "analytic"), link("all_gather", 4, 8e9, "analytic"), run_id="zz")
-    ingest(tmp_path)
+    fill(tmp_path, link("all_reduce", 2, 9e9, "analytic"), link("all_gather", 4, 8e9, "analytic"), run_id="zz")
     with Reader(tmp_path) as reader:
         found = reader.latest_link_costs("model")
         assert reader.latest_link_costs("other") == []

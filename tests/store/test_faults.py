@@ -44,7 +44,8 @@ from dflop.records import Correction
 from dflop.store import live, schema, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolKey, SpoolWriter, encode, list_files
+from dflop.store.spool import SpoolKey, encode, list_files
+from tests.store.asking import fill, rows, stored, write
 
 KILL = """
 import os, signal, sys
@@ -80,8 +81,7 @@ ingest.ingest(root)
 
 
 def stored_steps(root: Path) -> list[int]:
-    with Reader(root) as reader:
-        return [row.effective_step for row in reader.records(Correction)]
+    return [row.effective_step for row in stored(root)]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,8 @@ def stored_steps(root: Path) -> list[int]:
     ],
 )
 def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, python, trap: str) -> None:
-    done = python(KILL + WRITE.format(trap=trap), tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    acknowledged = int(done.stdout.split()[-1])
+    printed = python(KILL + WRITE.format(trap=trap), tmp_path).ends(-signal.SIGKILL)
+    acknowledged = int(printed.split()[-1])
     assert ingest(tmp_path).num_quarantined_files == 0
     steps = stored_steps(tmp_path)
     assert acknowledged == 20
@@ -126,12 +125,10 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, python, t
 )
 def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path, python, make, trap: str) -> None:
     for step in range(5):
-        with SpoolWriter(tmp_path, "run", "p") as writer:
-            writer.append(make.correction(step))
+        write(tmp_path, make.correction(step))
     bad = tmp_path / "spool/correction/run/a-000000.parquet"
     bad.write_bytes(b"")
-    done = python(KILL + INGEST.format(trap=trap), tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    python(KILL + INGEST.format(trap=trap), tmp_path).ends(-signal.SIGKILL)
     ingest(tmp_path)
     assert stored_steps(tmp_path) == list(range(5))
     assert len(list(list_files(tmp_path))) == 5
@@ -140,25 +137,17 @@ def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path, pyt
 
 
 def test_ingesters_and_writers_that_meet_store_every_row_once(tmp_path: Path, python) -> None:
-    write = KILL + (
+    code = KILL + (
         "with spool.SpoolWriter(root, 'run', sys.argv[2], flush_rows=5) as writer:\n"
         "    for step in range(50): writer.append(Correction('run', step, 'llm', sys.argv[2], 1.0, 0.1, 1, 0.0))\n"
     )
-    writers = [python(write, tmp_path, f"p{i}", blocking=False) for i in range(2)]
-    ingesters = [python(KILL + "ingest.ingest(root)", tmp_path, blocking=False) for _ in range(3)]
+    writers = [python(code, tmp_path, f"p{i}") for i in range(2)]
+    ingesters = [python(KILL + "ingest.ingest(root)", tmp_path) for _ in range(3)]
     for process in (*writers, *ingesters):
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+        process.ends()
     ingest(tmp_path)
-    with Reader(tmp_path) as reader:
-        rows = sorted((row.table_id, row.effective_step) for row in reader.records(Correction))
+    rows = sorted((row.table_id, row.effective_step) for row in stored(tmp_path))
     assert rows == [(f"p{i}", step) for i in range(2) for step in range(50)]
-
-
-def write(root: Path, *records: Correction, producer: str = "p") -> None:
-    with SpoolWriter(root, "run", producer) as writer:
-        for record in records:
-            writer.append(record)
 
 
 def test_every_file_replayed_twice_changes_nothing(tmp_path: Path, make) -> None:
@@ -214,16 +203,10 @@ def test_of_corrections_at_one_instant_the_order_is_total(tmp_path: Path, make) 
     same = [
         (producer, make.correction(5, factor, observed_at_s=1000.0)) for producer, factor in (("a", 1.1), ("b", 1.2))
     ]
-    found = []
     for name, order in (("forth", same), ("back", same[::-1])):
         for producer, correction in order:
-            write(tmp_path / name, correction, producer=producer)
-            ingest(tmp_path / name)
-        with Reader(tmp_path / name) as reader:
-            found += reader.arrays("v_correction_latest", ["factor"], where={"table_id": "table-llm"})[
-                "factor"
-            ].tolist()
-    assert found == [1.2, 1.2]
+            fill(tmp_path / name, correction, producer=producer)
+        assert rows(tmp_path / name, "select factor from v_correction_latest") == [{"factor": 1.2}]
 
 
 @pytest.mark.lane("instances")
@@ -241,8 +224,7 @@ def test_a_backlog_of_ten_thousand_files_is_taken_whole(tmp_path: Path, make) ->
 
 def test_readers_that_open_during_publishes_see_whole_snapshots(tmp_path: Path, make) -> None:
     """Every snapshot adds one row: a reader must find exactly as many as its number says."""
-    write(tmp_path, make.correction(0))
-    ingest(tmp_path)
+    fill(tmp_path, make.correction(0))
     seen: list[tuple[int, int]] = []
     errors: list[Exception] = []
     done = threading.Event()
@@ -258,9 +240,8 @@ def test_readers_that_open_during_publishes_see_whole_snapshots(tmp_path: Path, 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for thread in readers:
         thread.start()
-    for step in range(1, 12):
-        write(tmp_path, make.correction(step))
-        ingest(tmp_path)
+    for step in range(1, 8):
+        fill(tmp_path, make.correction(step))
     done.set()
     for thread in readers:
         thread.join()
@@ -287,6 +268,5 @@ with snapshot.open_current(root)[0] as con:
 
 def test_a_fork_under_an_open_database_harms_neither_side(tmp_path: Path, python, make) -> None:
     write(tmp_path, make.correction(0))
-    done = python(KILL + FORK, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert python(KILL + FORK, tmp_path).ends() == "2\n"
     assert snapshot.read_current(tmp_path).seq == 1

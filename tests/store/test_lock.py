@@ -8,6 +8,7 @@ import pytest
 
 from dflop.errors import StoreError
 from dflop.store import lock
+from tests.launch.helpers import until
 
 
 def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
@@ -28,13 +29,12 @@ def test_the_lock_dies_with_its_process(tmp_path: Path, python) -> None:
         "import sys, time; from pathlib import Path; from dflop.store import lock\n"
         "with lock.exclusive(Path(sys.argv[1]), timeout_s=0): print('held', flush=True); time.sleep(60)",
         path,
-        blocking=False,
     )
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(StoreError, match=f"pid {holder.pid} "), lock.exclusive(path, timeout_s=0.1):
+    until(lambda: holder.printed() == "held\n", what="the lock")
+    with pytest.raises(StoreError, match=f"pid {holder.process.pid} "), lock.exclusive(path, timeout_s=0.1):
         pass
-    holder.kill()
-    holder.communicate()
+    holder.process.kill()
+    holder.process.wait()
     with lock.exclusive(path, timeout_s=0):
         pass
 

@@ -5,18 +5,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
-
-CLIENTS = Path(sys.prefix) / "clients"
+from tests.store.asking import VERSIONS, ask_client, fill
 
 ASK = """
 import duckdb, json, sys
@@ -33,21 +26,9 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("version", ["1.4", "1.5", "2.0"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_snapshot_opens_in_every_client_in_use(tmp_path: Path, make, version: str) -> None:
-    client = CLIENTS / version
-    if not client.is_dir():
-        pytest.skip(f"duckdb {version} is not installed beside the environment (make clients)")
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(make.correction(0, factor=1.5))
-        writer.append(make.run())
-        writer.append(make.observation(0))
-    ingest(tmp_path)
-    env = {**os.environ, "PYTHONPATH": str(client)}
-    command = [sys.executable, "-c", ASK, str(tmp_path / "current.duckdb")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("version").startswith(version)
+    fill(tmp_path, make.correction(0, factor=1.5), make.run(), make.observation(0))
+    found = ask_client(version, ASK, tmp_path)
     assert found.pop("comment")
     assert found == {"rows": 1, "view": 1.5, "summary": 1, "macro": 0}
