@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError, TrainError
@@ -31,6 +31,7 @@ def make(costs=None, **given) -> BalancedBatchSampler:
     )
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=3, max_size=3), min_size=1, max_size=4),
     st.sampled_from(["mean", "sum"]), st.booleans(),

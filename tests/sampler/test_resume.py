@@ -1,36 +1,39 @@
-"""Resuming as trainers do it by themselves: what they skip, and where they call `set_epoch`."""
+"""Resuming as trainers do it by themselves: what they skip, and where they call `set_epoch`; the page's examples run.
+
+Trainers are imported in functions: that takes seconds, of every collection of tests.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 from dflop.sampler import BalancedBatchSampler
-from tests.sampler.tiny import collate, costs_of, make_dataset, make_model
+from tests.sampler.tiny import collate, costs_of, make_dataset, make_model, num_supervised
 
 DATASET = make_dataset()
 STEPS_PER_EPOCH = 3
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "sampler.md"
 
 
-class Kept(Trainer):
+def train(folder: Path, resume: str | None = None) -> Any:
     """The recipe of the README, which remembers the batches it trained on."""
+    from transformers import Trainer, TrainingArguments
 
-    def get_train_dataloader(self):
-        self.sampler = BalancedBatchSampler(costs_of(DATASET), 16, num_microbatches=2, rank=0, num_replicas=1)
-        return DataLoader(self.train_dataset, batch_sampler=self.sampler, collate_fn=self.data_collator)
+    class Kept(Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_sampler=make(), collate_fn=self.data_collator)
 
-    def training_step(self, model, inputs, *args, **kwargs):
-        self.trained = [*getattr(self, "trained", []), inputs["input_ids"].sum().item()]
-        return super().training_step(model, inputs, *args, **kwargs)
+        def training_step(self, model, inputs, *args, **kwargs):
+            self.trained = [*getattr(self, "trained", []), inputs["input_ids"].sum().item()]
+            return super().training_step(model, inputs, *args, **kwargs)
 
-
-def train(folder: Path, resume: str | None = None) -> Kept:
     args = TrainingArguments(
         output_dir=str(folder), use_cpu=True, num_train_epochs=2, gradient_accumulation_steps=2, report_to=[],
         save_strategy="steps", save_steps=1, logging_strategy="no", disable_tqdm=True,
@@ -41,7 +44,7 @@ def train(folder: Path, resume: str | None = None) -> Kept:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> tuple[Path, Kept]:
+def whole(tmp_path_factory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("whole")
     return folder, train(folder)
 
@@ -55,26 +58,27 @@ def test_hugging_face_goes_on_within_an_epoch_and_at_its_end(step, whole, tmp_pa
     assert torch.equal(resumed.model.lm_head.weight, uninterrupted.model.lm_head.weight)
 
 
-class Remembering(pl.LightningModule):
-    """Trains nothing, keeps what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(batch)
-        return self.weight.sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
 def make() -> BalancedBatchSampler:
     return BalancedBatchSampler(costs_of(DATASET), 16, num_microbatches=2, rank=0, num_replicas=1)
 
 
 def fit(sampler: BalancedBatchSampler, folder: Path, resume: Path | None = None) -> list[list[int]]:
+    """Trains nothing, and returns what it was given."""
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    class Remembering(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append(batch)
+            return self.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
     module = Remembering()
     loader = DataLoader(range(len(DATASET)), batch_sampler=sampler, collate_fn=list)
     keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
@@ -105,3 +109,68 @@ def test_lightning_goes_on_where_the_sampler_is_told_to(step, lightning, tmp_pat
     sampler = make()
     sampler.resume(step)
     assert fit(sampler, tmp_path, folder / f"step={step}.ckpt") == seen[2 * step :]
+
+
+def blocks(page: Path = PAGE) -> list[str]:
+    """Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+def names(tmp_path) -> dict[str, Any]:
+    """What the page leaves to its reader."""
+    import pytorch_lightning as pl
+    from transformers import Trainer, TrainingArguments
+
+    class MyModule(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    dataset, model = make_dataset(), make_model()
+    return {
+        "dataset": dataset,
+        "lengths": [len(s["input_ids"]) for s in dataset],
+        "num_supervised": [num_supervised(s) for s in dataset],
+        "collate": collate,
+        "fetch": lambda indices: collate([dataset[i] for i in indices]),
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
+        "DataLoader": DataLoader,
+        "Trainer": Trainer,
+        "TrainingArguments": TrainingArguments,
+        "arguments": {
+            "output_dir": str(tmp_path), "use_cpu": True, "num_train_epochs": 1, "report_to": [], "save_strategy": "no",
+            "disable_tqdm": True,
+        },
+        "pl": pl,
+        "MyModule": MyModule,
+        "options": {
+            "accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+            "enable_progress_bar": False, "enable_model_summary": False,
+        },
+    }  # fmt: skip
+
+
+def test_the_readme_shows_the_first_example():
+    assert blocks(ROOT / "README.md") == blocks()[:1]
+
+
+def test_every_example_trains(names):
+    first, *loops = blocks()
+    assert len(loops) >= 3, "an example for every kind of loop"
+    exec(first, names)
+    model = names["model"]
+    for loop in loops:
+        before = model.lm_head.weight.detach().clone()
+        exec(loop, names)
+        assert not torch.equal(model.lm_head.weight, before)
+
+
+def test_the_check_on_the_page_runs(names):
+    calls = re.findall(r"`(check_loss_scaling\(.*?\))`", PAGE.read_text())
+    exec(blocks()[0], names)
+    assert eval(calls[0], names).error_frac < 1e-5

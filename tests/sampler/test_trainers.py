@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from dflop.sampler import BalancedBatchSampler
+from tests.forked import run_module
 from tests.sampler.tiny import costs_of, error_frac, exact_gradient, make_dataset
-from tests.sampler.trainers import BATCH, CASES, NUM_MICROBATCHES, NUM_STEPS
+from tests.sampler.trainers import BATCH, CASES, NUM_STEPS
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,23 +23,9 @@ def runs(tmp_path_factory) -> Path:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {
-        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.sampler.trainers", "all", str(folder)]
-
-    def start(rank: int) -> subprocess.Popen[str]:
-        env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-    ranks = [start(rank) for rank in range(2)]
-    try:
-        for rank in ranks:
-            said, _ = rank.communicate(timeout=240)
-            assert rank.returncode == 0, said[-3000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    done = run_module("tests.sampler.trainers", str(folder), cwd=ROOT, env=env, timeout_s=240)
+    assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
@@ -67,16 +52,3 @@ def test_gradients_are_those_of_the_global_batch(name, runs, expected):
 def test_ranks_with_other_costs_are_refused_by_all(runs):
     for rank in range(2):
         assert "rank(s) 1 have other costs" in (runs / f"refusal-{rank}").read_text()
-
-
-def test_the_test_sees_a_mean_of_means():
-    """Two ranks with uneven microbatches, as a loop would add them up that was not told."""
-    from tests.sampler.tiny import collate, flat_gradient, make_model
-
-    dataset = make_dataset()
-    sampler = BalancedBatchSampler(costs_of(dataset), BATCH, num_microbatches=NUM_MICROBATCHES, num_replicas=2, rank=0)
-    plan, model = sampler.planned(0), make_model()
-    for rank in range(2):
-        for microbatch in plan.rank(rank):
-            (model(**collate([dataset[i] for i in microbatch])).loss / (2 * NUM_MICROBATCHES)).backward()
-    assert error_frac(flat_gradient(model), exact_gradient(dataset, set(plan.samples.tolist()))) > 1e-2

@@ -1,11 +1,15 @@
-"""One process of two: a few optimizer steps under each trainer, at learning rate 0, and the gradients they ended with.
+"""Two ranks: a few optimizer steps under each trainer, at learning rate 0, and the gradients they ended with.
 
-Run as `python -m tests.sampler.trainers NAME FOLDER` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Run as `python -m tests.sampler.trainers FOLDER` with MASTER_ADDR and MASTER_PORT set. The ranks are forked once all
+trainers are imported, which takes longer than all that is trained.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import multiprocessing
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,6 +27,7 @@ from dflop.sampler import BalancedBatchSampler
 from tests.sampler.tiny import collate, costs_of, flat_gradient, make_dataset, make_model, num_supervised
 
 NUM_STEPS, NUM_MICROBATCHES, BATCH = 2, 2, 16
+NUM_RANKS = 2
 DATASET = make_dataset()
 
 
@@ -113,7 +118,7 @@ def hugging_face(seen: Seen) -> list[Tensor]:
             return DataLoader(self.train_dataset, batch_sampler=make_sampler(), collate_fn=self.data_collator)
 
     args = TrainingArguments(
-        output_dir=str(Path(sys.argv[2]) / "out"), use_cpu=True, max_steps=NUM_STEPS, learning_rate=0.0,
+        output_dir=str(Path(sys.argv[1]) / "out"), use_cpu=True, max_steps=NUM_STEPS, learning_rate=0.0,
         gradient_accumulation_steps=NUM_MICROBATCHES, max_grad_norm=0.0, report_to=[], save_strategy="no",
         logging_strategy="no", disable_tqdm=True, seed=3,
     )  # fmt: skip
@@ -162,17 +167,30 @@ def refusal() -> str:
     return ""
 
 
-def main(name: str, folder: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+def run_rank(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS)}
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    (Path(folder) / f"refusal-{dist.get_rank()}").write_text(refusal())
-    for case in CASES.values() if name == "all" else [CASES[name]]:
+    (folder / f"refusal-{rank}").write_text(refusal())
+    for name, case in CASES.items():
         seen = Seen()
         gradients = case(seen)
-        torch.save((gradients, seen.drawn), Path(folder) / f"{case.__name__}-{dist.get_rank()}.pt")
+        torch.save((gradients, seen.drawn), folder / f"{name}-{rank}.pt")
         dist.barrier()
     dist.destroy_process_group()
+
+
+def main(folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for trainer in ("accelerate", "pytorch_lightning", "transformers.trainer"):
+        importlib.import_module(trainer)
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run_rank, args=(rank, Path(folder))) for rank in range(NUM_RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
 
 
 if __name__ == "__main__":
