@@ -106,7 +106,8 @@ class Board:
             began_s = time.perf_counter()
             job = StepJob(plan, batch, self._problem.cost)
             _, assignment, step_s = job.best(effort or Effort())
-            found.add(step_s + self.plan.sync_s, job.keeps_caps(assignment), time.perf_counter() - began_s)
+            decide_s = time.perf_counter() - began_s
+            found.add(step_s + self.plan.sync_s, job.keeps_caps(assignment), decide_s)
         return found
 
     def judged(self, count: int, batch: int, place: Place) -> tuple[float, bool]:
