@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
@@ -90,6 +90,7 @@ def pack_lengths(rules, width, height, num_tiles):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=40)
 @given(SIDES, SIDES)
 @example(1, 1).via("smallest")
 @example(8000, 3).via("ribbon that no resolution keeps a pixel of")

@@ -4,13 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from dflop.models import load_family
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.memory import IntegersAreReal, fake_stage
-from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, new_probe, users
 from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family
@@ -48,25 +46,6 @@ def test_qwen2_5_7b_at_full_depth_is_what_two_shallow_depths_say():
     assert 20 * GIB < full.activation_bytes < 30 * GIB
     recomputed = counted(LLM, 28, group, model=omni, vocab_size=152064, dtype="bfloat16", way=WAYS["recompute"])
     assert recomputed.activation_bytes < full.activation_bytes / 5
-
-
-def siglip_bytes(num_layers):
-    """Bytes kept for 8 images by a SigLIP-so400m of some depth."""
-    config = SiglipVisionConfig(
-        hidden_size=1152, intermediate_size=4304, num_attention_heads=16, image_size=384, patch_size=14,
-        num_hidden_layers=num_layers, vision_use_head=False,
-    )  # fmt: skip
-    with IntegersAreReal() as mode:
-        with mode.answering_no():
-            model = SiglipVisionModel._from_config(config, dtype=torch.bfloat16).train()
-        pixels = torch.empty(8, 3, 384, 384, dtype=torch.bfloat16)
-        return saved_bytes(lambda: model(pixel_values=pixels).last_hidden_state, model.parameters())[0]
-
-
-def test_siglip_so400m_at_full_depth_is_what_two_shallow_depths_say():
-    one, two, full = (siglip_bytes(n) for n in (1, 2, 27))
-    assert full == pytest.approx(one + 26 * (two - one), rel=0.01)
-    assert 4 * GIB < full < 6 * GIB
 
 
 def test_what_is_computed_from_integers_alone_is_real():

@@ -66,44 +66,38 @@ def test_other_errors_go_on():
             attempt(group)
 
 
-def test_nothing_larger_than_what_did_not_fit_is_tried(monkeypatch):
-    shapes, calls = make_shapes(40, seed=3), {}
-    groups = probe_groups(shapes, LLM, num_groups=12, max_samples=8, seed=0)
-    most = sorted(g.load.num_tokens for g in groups)[8]
+def limited_profile(monkeypatch, num_probes, num_fitting, depths):
+    """(most tokens that fit at these depths, groups drawn, rows of the LLM, tokens tried by depth, lines)."""
+    shapes, tried = make_shapes(40, seed=3), {}
+    groups = probe_groups(shapes, LLM, num_groups=num_probes, max_samples=8, seed=0)
+    most = sorted(g.load.num_tokens for g in groups)[num_fitting - 1]
 
     class Limited(ModuleProbe):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            if self._module == LLM:
-                calls[self._num_layers] = limit_tokens(self, most, MemoryError())
+            if self._module == LLM and self._num_layers in depths:
+                tried[self._num_layers] = limit_tokens(self, most, MemoryError())
 
     monkeypatch.setattr(run, "ModuleProbe", Limited)
-    found, lines = profile(shapes, num_probes=12, max_samples=8, target_frac=None)
-    rows = [m for m in found if m.module == LLM]
+    found, lines = profile(shapes, num_probes=num_probes, max_samples=8, target_frac=None)
+    return most, groups, [m for m in found if m.module == LLM], tried, lines
+
+
+def test_nothing_larger_than_what_did_not_fit_is_tried(monkeypatch):
+    most, groups, rows, tried, lines = limited_profile(monkeypatch, 12, 9, (1, 2))
     failed = [m.num_tokens for m in rows if m.status == "oom"]
     assert failed == sorted((g.load.num_tokens for g in groups if g.load.num_tokens > most), reverse=True)
     for depth in (1, 2):
         tokens = [m.num_tokens for m in rows if m.num_layers == depth and m.status == "ok"]
         assert tokens == [g.load.num_tokens for g in groups if g.load.num_tokens <= most]
-    assert [n for n in calls[1] if n > most] == failed, "each only once"
-    assert [n for n in calls[2] if n > most] == [], "what did not fit at one layer is not tried at two"
+    assert [n for n in tried[1] if n > most] == failed, "each only once"
+    assert [n for n in tried[2] if n > most] == [], "what did not fit at one layer is not tried at two"
     assert lines[-1].endswith(f", {len(failed)} too large for the memory")
 
 
 def test_what_fits_only_at_the_smaller_depth_is_not_tried_at_the_larger_again(monkeypatch):
-    shapes, calls = make_shapes(40, seed=3), []
-    groups = probe_groups(shapes, LLM, num_groups=8, max_samples=8, seed=0)
-    most = sorted(g.load.num_tokens for g in groups)[5]
-
-    class Limited(ModuleProbe):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            if (self._module, self._num_layers) == (LLM, 2):
-                calls.append(limit_tokens(self, most, MemoryError()))
-
-    monkeypatch.setattr(run, "ModuleProbe", Limited)
-    found, _ = profile(shapes, num_probes=8, max_samples=8, target_frac=None)
-    rows = [m for m in found if m.module == LLM]
-    assert {m.num_layers for m in rows if m.status == "oom"} == {2}
-    assert len([n for n in calls[0] if n > most]) == len([m for m in rows if m.status == "oom"]) == 2
+    most, _, rows, tried, _ = limited_profile(monkeypatch, 8, 6, (2,))
+    failed = [m for m in rows if m.status == "oom"]
+    assert {m.num_layers for m in failed} == {2}
+    assert len([n for n in tried[2] if n > most]) == len(failed) == 2
     assert max(m.num_tokens for m in rows if m.status == "ok") == most
