@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -11,16 +12,24 @@ import torch.distributed as dist
 
 from dflop.errors import ConfigError
 from dflop.models import splits
-from dflop.models.build import LlmStage
 from dflop.parallel.tensor import shard_layers, shard_stage
 from dflop.parallel.vocab import vocab_share
-from tests.parallel import stacks
-from tests.parallel.stacks import HIDDEN, LENGTHS, NUM_LAYERS, STACKS, decoder, with_split
+from dflop.records import LLM
+from tests.models.tiny_families import HIDDEN
+from tests.parallel.stacks import LENGTHS, STACKS, decoder, encoder, layers_of
 from tests.train.ranks import run_ranks
 
 TOLERANCE = 1e-5
 NUM_MICROBATCHES = 2
-CASES = [(name, 2) for name in STACKS] + [(n, 4) for n in ("Llama", "Qwen3", "Qwen3 tied", "Qwen2.5-VL vision")]
+ALL = [(name, 2) for name in STACKS] + [(n, 4) for n in ("Llama", "Qwen3", "Qwen3 tied", "Qwen2.5-VL vision")]
+QUICK = {
+    ("Llama", 4), ("Qwen3", 2), ("Qwen3 tied", 2), ("Qwen2.5-VL text", 2), ("Qwen2.5-VL vision", 4), ("SigLIP", 2),
+    ("InternVL", 2), ("Qwen3-VL vision", 2), ("Qwen2-Audio", 2), ("Omni vision", 2), ("Omni audio", 2),
+}  # fmt: skip
+"""Every way of cutting a layer once; the others are in a lane."""
+each_case = pytest.mark.parametrize(
+    ("name", "degree"), [pytest.param(*c, marks=() if c in QUICK else pytest.mark.lane("layouts")) for c in ALL]
+)
 
 
 def train(stack, stage, on_phase=lambda _: None):
@@ -39,7 +48,7 @@ def train(stack, stage, on_phase=lambda _: None):
 def worker(rank, _folder, name, recompute):
     stack, sent = STACKS[name], []
     stage = stack.build()
-    parts = shard_stage(stage, stage.get_submodule(stack.layers), stack.split, dist.group.WORLD)
+    parts = shard_stage(stage, layers_of(stage), stack.split, dist.group.WORLD)
     if recompute:
         stage.decoder.gradient_checkpointing_enable()
     phase, all_reduce = "", dist.all_reduce
@@ -98,7 +107,7 @@ def rounding_scale(name, gradients):
     return float(weight) if gradients[name].abs().max() < TOLERANCE * weight else 0.0
 
 
-@pytest.mark.parametrize(("name", "degree"), CASES)
+@each_case
 def test_output_loss_and_every_gradient_equal_one_process(run, name, degree):
     assert_parity(run(name, degree), name, degree)
 
@@ -123,7 +132,7 @@ def assert_parity(ranks, name, degree):
             assert_close(got.gradients[n], part, f"gradient of {n}", rounding_scale(n, gradients))
 
 
-@pytest.mark.parametrize(("name", "degree"), CASES)
+@each_case
 def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
     first, *others = run(name, degree)
     whole = set(first.gradients) - first.parts
@@ -136,7 +145,7 @@ def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
             assert torch.equal(other.gradients[n], first.gradients[n]), n
 
 
-@pytest.mark.parametrize(("name", "degree"), CASES)
+@each_case
 def test_ranks_hold_every_part_once_and_count_their_bytes(run, name, degree):
     ranks, stage = run(name, degree), STACKS[name].build()
     for n, p in stage.names.items():
@@ -144,15 +153,14 @@ def test_ranks_hold_every_part_once_and_count_their_bytes(run, name, degree):
         assert sum(numbers) == p.numel() * (1 if n in ranks[0].parts else degree), n
     for got in ranks:
         assert got.param_bytes == 4 * sum(v.numel() for v in got.values.values())
-    assert ("lm_head.weight" in ranks[0].parts) == (name in ("Qwen2", "Llama", "Qwen3"))
+    assert ("lm_head.weight" in ranks[0].parts) == (STACKS[name].module == LLM and name != "Qwen3 tied")
 
 
-@pytest.mark.parametrize(("name", "degree"), CASES)
+@each_case
 def test_exchanges_are_as_many_and_as_large_as_documented(run, name, degree):
-    got = run(name, degree)[0]
-    is_llm = isinstance(STACKS[name].build(), LlmStage)
+    got, num_layers, is_llm = run(name, degree)[0], STACKS[name].depth, STACKS[name].module == LLM
     sent = {p: [n for phase, n in got.sent if phase == p] for p in ("forward", "loss", "backward")}
-    assert len(sent["forward"]) == 2 * NUM_LAYERS * NUM_MICROBATCHES
+    assert len(sent["forward"]) == 2 * num_layers * NUM_MICROBATCHES
     (hidden,) = set(sent["forward"])
     num_targets, loss = sum(LENGTHS) // 2, []
     head = []
@@ -161,9 +169,9 @@ def test_exchanges_are_as_many_and_as_large_as_documented(run, name, degree):
         loss, head = [num_targets, 2 * num_targets], [num_targets * HIDDEN]
     tied = [STACKS[name].build().decoder.embed_tokens.weight.numel()] if name == "Qwen3 tied" else []
     norms = [v.numel() for n, v in got.values.items() if n.endswith(("q_norm.weight", "k_norm.weight"))]
-    assert len(norms) == (2 * NUM_LAYERS if name in ("Qwen3", "Qwen3 tied", "Qwen3-VL text") else 0)
+    assert len(norms) == (2 * num_layers if name.startswith("Qwen3") and is_llm else 0)
     assert sent["loss"] == loss * NUM_MICROBATCHES
-    assert sorted(sent["backward"]) == sorted((([hidden] * 2 * NUM_LAYERS) + head + tied + norms) * NUM_MICROBATCHES)
+    assert sorted(sent["backward"]) == sorted((([hidden] * 2 * num_layers) + head + tied + norms) * NUM_MICROBATCHES)
 
 
 def stand_in(degree):
@@ -175,7 +183,7 @@ def refuse(stack, degree):
     stage = stack.build()
     before = {n: p for n, p in stage.named_parameters()}
     with pytest.raises(ConfigError) as error:
-        shard_stage(stage, stage.get_submodule(stack.layers), stack.split, stand_in(degree))
+        shard_stage(stage, layers_of(stage), stack.split, stand_in(degree))
     after = dict(stage.named_parameters())
     assert set(after) == set(before)
     assert all(after[n] is p for n, p in before.items())
@@ -187,22 +195,23 @@ def test_what_does_not_divide_is_named():
     assert "`attn.num_heads` of Qwen2_5_VLVisionBlock, 4, cannot be shared by 3" in refuse(
         STACKS["Qwen2.5-VL vision"], 3
     )
-    odd = decoder("Qwen2", splits.QWEN2, intermediate_size=50)
+    odd = decoder("LLaVA-OneVision", intermediate_size=50)
     assert "the width 50 of `mlp.gate_proj` of Qwen2DecoderLayer cannot be shared by 4" in refuse(odd, 4)
-    assert "a vocabulary of 3 cannot be shared by 4" in refuse(decoder("Qwen2", splits.QWEN2, vocab_size=3), 4)
+    assert "a vocabulary of 3 cannot be shared by 4" in refuse(decoder("LLaVA-OneVision", vocab_size=3), 4)
 
 
 def test_a_split_that_does_not_fit_the_model_is_refused():
-    wrong = with_split("Qwen2", column=("self_attn.qkv",))
-    assert "Qwen2DecoderLayer has no `self_attn.qkv`" in refuse(wrong, 2)
-    assert "Qwen2DecoderLayer has no `self_attn.num_heads`" in refuse(
-        with_split("Qwen2", heads=("self_attn.num_heads",)), 2
-    )
+    stack = STACKS["Qwen2"]
+    for fields in ({"column": ("self_attn.qkv",)}, {"heads": ("self_attn.num_heads",)}):
+        (missing,) = next(iter(fields.values()))
+        wrong = replace(stack, split=replace(stack.split, **fields))
+        assert f"Qwen2DecoderLayer has no `{missing}`" in refuse(wrong, 2)
 
 
 def test_a_norm_over_all_heads_is_refused():
-    normed = stacks.internvit(use_qk_norm=True)
-    assert "`attention.q_norm.weight` of InternVLVisionLayer works on all heads" in refuse(normed, 2)
+    assert "`attention.q_norm.weight` of InternVLVisionLayer works on all heads" in refuse(
+        encoder("InternVL with InternViT-6B"), 2
+    )
 
 
 def test_a_group_of_one_changes_nothing():
@@ -228,4 +237,4 @@ def test_parts_keep_what_is_frozen_and_let_the_whole_go():
             linear = layer.get_submodule(name)
             assert linear.weight.shape == (linear.out_features, linear.in_features)
     # The head; in a layer seven weights and the biases of query, key and value.
-    assert len(parts) == 1 + NUM_LAYERS * (7 + 3)
+    assert len(parts) == 1 + STACKS["Qwen3"].depth * (7 + 3)
