@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dflop.data.annotations import BadSample, confine
 
 
-def test_paths_stay_under_the_media_root(tmp_path: Path) -> None:
+def test_paths_stay_under_the_media_root(tmp_path):
     root, outside = tmp_path / "media", tmp_path / "outside"
     for folder in (root / "sub", outside, tmp_path / "media2"):
         folder.mkdir(parents=True)

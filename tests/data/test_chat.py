@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import jinja2
 import pytest
@@ -36,7 +35,7 @@ roles = st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=6)
 
 
 @given(roles, st.booleans(), st.sampled_from([*BUILT_IN.values(), PARTS_ONLY]))
-def test_a_skeleton_filled_in_is_the_rendered_template(turns, with_system, source) -> None:
+def test_a_skeleton_filled_in_is_the_rendered_template(turns, with_system, source):
     turns = ("system", *turns) if with_system else turns
     contents = [f"text {i}" for i in range(len(turns))]
     parts = source == PARTS_ONLY
@@ -49,13 +48,13 @@ def test_a_skeleton_filled_in_is_the_rendered_template(turns, with_system, sourc
     assert "".join(contents[p] if isinstance(p, int) else p for p in skeleton) == expected
 
 
-def test_an_elaborate_template() -> None:
+def test_an_elaborate_template():
     template = ChatTemplate(ELABORATE, "here", {"eos_token": "<|e|>"})
     assert template.skeleton(("user", "assistant")) == ("<|s|>Be kind.<|e|><|user|>", 0, "<|assistant|>", 1, "<|e|>")
     assert template.skeleton(("system", "user")) == ("<|s|>", 0, "<|e|><|user|>", 1)
 
 
-def test_what_a_template_refuses_or_loses_is_an_error() -> None:
+def test_what_a_template_refuses_or_loses_is_an_error():
     with pytest.raises(ConfigError, match=r"does not render: no role tool \(turns: user, tool\)"):
         ChatTemplate(ELABORATE, "here").skeleton(("user", "tool"))
     with pytest.raises(ConfigError, match="does not show every turn once, in order"):
@@ -64,7 +63,7 @@ def test_what_a_template_refuses_or_loses_is_an_error() -> None:
         ChatTemplate("{% for %}", "here")
 
 
-def test_a_template_cannot_reach_the_interpreter() -> None:
+def test_a_template_cannot_reach_the_interpreter():
     source = "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}"
     with pytest.raises(ConfigError, match="does not render"):
         ChatTemplate(source, "here").skeleton(("user",))
@@ -86,17 +85,17 @@ def test_a_template_cannot_reach_the_interpreter() -> None:
         ("{% include '/etc/passwd' %}", "no loader"),
     ],
 )
-def test_a_hostile_template_is_one_error(source: str, told: str) -> None:
+def test_a_hostile_template_is_one_error(source, told):
     with pytest.raises(ConfigError, match=f"does not render: .*({told})"):
         ChatTemplate(source + "{{ messages[0].content }}", "here").skeleton(("user",))
 
 
-def test_long_conversations_are_far_below_the_limit() -> None:
+def test_long_conversations_are_far_below_the_limit():
     skeleton = ChatTemplate(PARTS_ONLY, "here").skeleton(("user",) * 2000)
     assert [part for part in skeleton if isinstance(part, int)] == list(range(2000))
 
 
-def test_rendering_leaves_a_debugger_as_it_was() -> None:
+def test_rendering_leaves_a_debugger_as_it_was():
     def mine(*_: object) -> None:
         return None
 
@@ -109,7 +108,7 @@ def test_rendering_leaves_a_debugger_as_it_was() -> None:
         sys.settrace(before)
 
 
-def test_templates_come_from_files(tmp_path: Path) -> None:
+def test_templates_come_from_files(tmp_path):
     jinja, config, named, none = (tmp_path / n for n in ("t.jinja", "tokenizer_config.json", "n.json", "x.json"))
     jinja.write_text("{% for m in messages %}|{{ m.content }}{% endfor %}")
     bos = "{{ bos_token }}{{ messages[0].content }}"
@@ -126,5 +125,5 @@ def test_templates_come_from_files(tmp_path: Path) -> None:
     assert "chatml" in error.value.hint
 
 
-def test_plain_text_has_no_template() -> None:
+def test_plain_text_has_no_template():
     assert ChatTemplate.load("qwen").skeleton(("text",)) == (0,)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,17 +34,17 @@ HI = {"type": "text", "text": "\nhi"}
         {"instruction": "hi", "input": "", "output": "ok", "images": ["1.png"]},
     ],
 )
-def test_every_way_to_write_it_is_one_conversation(row: dict[str, Any]) -> None:
+def test_every_way_to_write_it_is_one_conversation(row):
     sample = parse_row(row, 0)
     assert (sample.turns, sample.media) == (TURNS, IMAGE)
 
 
-def test_media_follow_placeholder_order() -> None:
+def test_media_follow_placeholder_order():
     sample = sample_of("<video> then <image> then <image>", "ok", image=["1.png", "2.png"], videos="v.mp4")
     assert sample.media == (MediaRef("video", "v.mp4"), MediaRef("image", "1.png"), MediaRef("image", "2.png"))
 
 
-def test_files_named_in_place_leave_the_others_their_order() -> None:
+def test_files_named_in_place_leave_the_others_their_order():
     named = {"type": "image", "image": "here.png"}
     row = {"messages": parts({"type": "image"}, named, {"type": "image"}), "images": ["1.png", "2.png", "3.png"]}
     sample = parse_row(row, 0)
@@ -54,7 +52,7 @@ def test_files_named_in_place_leave_the_others_their_order() -> None:
     assert [ref.path for ref in sample.media] == ["1.png", "2.png", "here.png", "3.png"]
 
 
-def test_missing_placeholders_go_to_the_front_of_the_first_user_turn() -> None:
+def test_missing_placeholders_go_to_the_front_of_the_first_user_turn():
     row = {
         "image": ["1.png", "2.png"],
         "audio": "a.wav",
@@ -69,18 +67,18 @@ def test_missing_placeholders_go_to_the_front_of_the_first_user_turn() -> None:
     assert [ref.path for ref in sample.media] == ["1.png", "a.wav", "2.png"]
 
 
-def test_system_string_is_the_first_turn_unless_there_is_one() -> None:
+def test_system_string_is_the_first_turn_unless_there_is_one():
     assert sample_of("hi", "ok", system="be brief").turns[0] == Turn("system", "be brief")
     row = {"system": "no", "conversations": [{"from": "system", "value": "yes"}, *chat("hi", "ok")["conversations"]]}
     assert [t.text for t in parse_row(row, 0).turns] == ["yes", "hi", "ok"]
 
 
-def test_alpaca_with_input_and_history() -> None:
+def test_alpaca_with_input_and_history():
     row = {"instruction": "add", "input": "1 2", "output": "3", "history": [["hi", "hello"]]}
     assert [t.text for t in parse_row(row, 0).turns] == ["hi", "hello", "add\n1 2", "3"]
 
 
-def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder() -> None:
+def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
     sample = parse_row({"text": "<rss><image></rss>", "id": None}, 7)
     assert (sample.sample_id, sample.turns, sample.media) == ("7", (Turn("text", "<rss><image></rss>"),), ())
     assert parse_row({**chat("hi", "ok"), "text": "not this"}, 0).turns[0].text == "hi"
@@ -117,7 +115,7 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder() -> Non
         (chat("a", "b", system=["x"]), "`system` has no text"),
     ],
 )
-def test_bad_rows_say_why(row: dict[str, Any], reason: str) -> None:
+def test_bad_rows_say_why(row, reason):
     with pytest.raises(BadSample) as caught:
         parse_row(row, 0)
     assert reason in caught.value.reason
@@ -148,7 +146,7 @@ turn_values = st.fixed_dictionaries(
         lambda turns, image: {"conversations": turns, "image": image}, st.lists(turn_values), json_values | st.just("a")
     )
 )
-def test_any_json_object_is_a_sample_or_bad(row: dict[str, Any]) -> None:
+def test_any_json_object_is_a_sample_or_bad(row):
     try:
         sample = parse_row(row, 0)
     except BadSample as error:

@@ -34,11 +34,11 @@ def shape(index: int, *items: MediaItem, num_text_tokens: int = 10) -> SampleSha
         (["image", "video"], "mixed"),
     ],
 )
-def test_groups(kinds: list[str], group: str) -> None:
+def test_groups(kinds, group):
     assert group_of(shape(0, *(item(kind, 4) for kind in kinds))) == group
 
 
-def test_frame_holds_the_load_of_every_module() -> None:
+def test_frame_holds_the_load_of_every_module():
     frame = shapes_frame([shape(0, item("image", 8), item("image", 4)), shape(1)])
     first, second = frame.rows(named=True)
     assert (first["vision_items"], first["vision_tokens"], first["vision_sum_sq_tokens"]) == (2, 12, 80)
@@ -46,7 +46,7 @@ def test_frame_holds_the_load_of_every_module() -> None:
     assert (second["group"], second["vision_tokens"], second["llm_tokens"]) == ("text", 0, 10)
 
 
-def test_summary_agrees_with_numpy() -> None:
+def test_summary_agrees_with_numpy():
     rng = np.random.default_rng(0)
     lengths = [int(n) for n in rng.integers(1, 10_000, 301)]
     shapes = [shape(i, num_text_tokens=n) for i, n in enumerate(lengths)]
@@ -60,14 +60,14 @@ def test_summary_agrees_with_numpy() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 5)), min_size=1, max_size=30), st.floats(0.01, 1))
-def test_weighted_quantiles_are_those_of_repeated_samples(draws: list[tuple[int, int]], share: float) -> None:
+def test_weighted_quantiles_are_those_of_repeated_samples(draws, share):
     values, weights = np.array(draws).T
     (found,) = quantiles(values, weights * 0.1, [share])
     repeated = np.sort(np.repeat(values, weights))
     assert found == repeated[math.ceil(share * len(repeated) - 1e-9) - 1]
 
 
-def test_batches_and_quantiles_follow_the_weights() -> None:
+def test_batches_and_quantiles_follow_the_weights():
     shapes = [replace(shape(i, num_text_tokens=10 + i), weight=100.0 if i < 10 else 0.01) for i in range(200)]
     drawn = [s.sample_index for batch in sample_batches(shapes, 5, 20, seed=0) for s in batch]
     assert np.mean(np.array(drawn) < 10) > 0.95
@@ -75,11 +75,11 @@ def test_batches_and_quantiles_follow_the_weights() -> None:
     assert (row["num_samples"], row["p50_tokens"], row["p99_tokens"], row["max_tokens"]) == (200, 15, 19, 209)
 
 
-def test_no_samples_is_an_empty_summary() -> None:
+def test_no_samples_is_an_empty_summary():
     assert summary(shapes_frame([])).is_empty()
 
 
-def test_batches_are_drawn_without_replacement_and_by_seed() -> None:
+def test_batches_are_drawn_without_replacement_and_by_seed():
     shapes = [shape(i) for i in range(20)]
     batches = sample_batches(shapes, 8, 5, seed=1)
     assert [len({s.sample_index for s in batch}) for batch in batches] == [8] * 5

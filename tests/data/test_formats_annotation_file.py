@@ -35,16 +35,14 @@ def write(folder: Path, name: str, rows: list[object]) -> Path:
 
 
 @pytest.mark.parametrize("name", [*(f"a{s}" for s in SUFFIXES), "v1.2.jsonl", "A.JSONL"])
-def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+def test_every_format_gives_the_same_rows(tmp_path, name):
     file = AnnotationFile.open(write(tmp_path, name, ROWS))
     assert [file.row(i) for i in (2, 0, 1)] == [ROWS[2], ROWS[0], ROWS[1]]
     assert [file.sample(i).sample_id for i in range(len(file))] == ["x", "é", "3"]
 
 
 @given(st.lists(st.sampled_from(["", "  ", '{"id": 1}', '{"é": "\\n"}', "{", "[1]"])), st.booleans())
-def test_line_index_agrees_with_splitting(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], end: bool
-) -> None:
+def test_line_index_agrees_with_splitting(tmp_path_factory, lines, end):
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(("\n".join(lines) + "\n" * end).encode())
     file = AnnotationFile.open(path)
@@ -65,7 +63,7 @@ values = st.recursive(
 
 
 @given(st.lists(values), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 2**22]))
-def test_list_index_agrees_with_parsing(elements: list[object], indent: int | None, ascii: bool, window: int) -> None:
+def test_list_index_agrees_with_parsing(elements, indent, ascii, window):
     data = json.dumps(elements, indent=indent, ensure_ascii=ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_rows, "_WINDOW_BYTES", window)
@@ -88,16 +86,14 @@ def test_list_index_agrees_with_parsing(elements: list[object], indent: int | No
     ],
 )
 @pytest.mark.parametrize("window", [3, 2**22])
-def test_broken_lists_say_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, window: int
-) -> None:
+def test_broken_lists_say_where(tmp_path, monkeypatch, text, reason, window):
     monkeypatch.setattr(json_rows, "_WINDOW_BYTES", window)
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=reason):
         AnnotationFile.open(tmp_path / "a.json")
 
 
-def test_unreadable_files_name_the_remedy(tmp_path: Path) -> None:
+def test_unreadable_files_name_the_remedy(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(ConfigError, match=r"\.jsonl\.zst"):
         AnnotationFile.open(tmp_path / "a.csv")
@@ -106,7 +102,7 @@ def test_unreadable_files_name_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_packed_files_cut_off_or_damaged_are_refused_and_never_shorter(tmp_path: Path, suffix: str) -> None:
+def test_packed_files_cut_off_or_damaged_are_refused_and_never_shorter(tmp_path, suffix):
     whole = write(tmp_path, f"a.jsonl{suffix}", list(range(5000))).read_bytes()
     for size in range(1, len(whole), len(whole) // 20):
         (tmp_path / f"cut.jsonl{suffix}").write_bytes(whole[:size])
@@ -121,7 +117,7 @@ def test_packed_files_cut_off_or_damaged_are_refused_and_never_shorter(tmp_path:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_opening_holds_an_index_and_no_rows(tmp_path: Path, suffix: str) -> None:
+def test_opening_holds_an_index_and_no_rows(tmp_path, suffix):
     rng = np.random.default_rng(0)
     path = write(tmp_path, f"a{suffix}", [chat(rng.bytes(3000).hex(), "ok") for _ in range(4000)])  # 24 MB
     tracemalloc.start()
@@ -133,14 +129,14 @@ def test_opening_holds_an_index_and_no_rows(tmp_path: Path, suffix: str) -> None
     assert peak < 20_000_000
 
 
-def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+def test_fingerprint_is_of_the_content(tmp_path):
     first = AnnotationFile.open(write(tmp_path, "a.jsonl", ROWS)).fingerprint()
     assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS)).fingerprint() == first
     assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS[:2])).fingerprint() != first
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_packed_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_bomb_is_refused(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(compressed, "FREE_BYTES", 100_000)
     ordinary = write(tmp_path, f"rows.jsonl{suffix}", [chat("a", "b" * 2000, id=n) for n in range(40)])
     assert AnnotationFile.open(ordinary).row(39)["id"] == 39, "small files unpack to anything"

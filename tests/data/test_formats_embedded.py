@@ -30,12 +30,12 @@ def sources(path: Path) -> dict[str, MediaSource]:
 
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
-def test_headers_are_the_same_from_a_path_or_an_open_file(media_root: Path, kind: str, name: str) -> None:
+def test_headers_are_the_same_from_a_path_or_an_open_file(media_root, kind, name):
     headers = {way: read_header(kind, source) for way, source in sources(media_root / name).items()}
     assert set(headers.values()) == {headers["path"]}
 
 
-def test_pixels_and_samples_are_the_same_from_a_path_or_an_open_file(media_root: Path) -> None:
+def test_pixels_and_samples_are_the_same_from_a_path_or_an_open_file(media_root):
     readers = {
         "cat.png": decode_image,
         "clip.mp4": lambda source: decode_video(source, [0, 9, 3]),
@@ -49,7 +49,7 @@ def test_pixels_and_samples_are_the_same_from_a_path_or_an_open_file(media_root:
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])
 @pytest.mark.parametrize("content", [b"", b"not media " * 100])
-def test_open_files_that_are_no_media_say_why_and_are_closed(tmp_path: Path, kind: str, content: bytes) -> None:
+def test_open_files_that_are_no_media_say_why_and_are_closed(tmp_path, kind, content):
     (tmp_path / "x").write_bytes(b"..." + content)
     for source in (io.BytesIO(content), open_window(tmp_path / "x", 3, len(content), "x")):
         with pytest.raises(BadMedia, match="not an image|broken container" if content else "empty file"):
@@ -57,13 +57,13 @@ def test_open_files_that_are_no_media_say_why_and_are_closed(tmp_path: Path, kin
         assert source.closed
 
 
-def test_an_open_file_opens_no_other(media_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_file_opens_no_other(media_root, monkeypatch):
     monkeypatch.chdir(media_root)
     with pytest.raises(BadMedia, match="broken container"):
         read_header("video", NamedBytes(b"ffconcat version 1.0\nfile clip.mp4\n", "list.ffconcat"))
 
 
-def test_a_file_that_shrank_is_bad_media(tmp_path: Path, media_root: Path) -> None:
+def test_a_file_that_shrank_is_bad_media(tmp_path, media_root):
     content = (media_root / "cat.png").read_bytes()
     (tmp_path / "x").write_bytes(content[:200])
     with pytest.raises(BadMedia):
@@ -75,9 +75,7 @@ def test_a_file_that_shrank_is_bad_media(tmp_path: Path, media_root: Path) -> No
     st.integers(0, 20),
     st.lists(st.tuples(st.integers(-70, 70), st.sampled_from([0, 1, 2]), st.integers(-1, 70)), max_size=8),
 )
-def test_a_window_is_a_file(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, start: int, moves: list[tuple[int, int, int]]
-) -> None:
+def test_a_window_is_a_file(tmp_path_factory, content, start, moves):
     path = tmp_path_factory.getbasetemp() / "window.bin"
     path.write_bytes(b"<" * start + content + b">" * 50)
     expected = io.BytesIO(content)

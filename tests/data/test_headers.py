@@ -14,7 +14,7 @@ from dflop.data.decode import decode_image, decode_video
 from dflop.data.headers import BadMedia, MediaHeader, open_container, read_header
 
 
-def test_sizes_of_each_kind(media_root: Path) -> None:
+def test_sizes_of_each_kind(media_root):
     assert read_header("image", media_root / "cat.png") == MediaHeader("image", 60, 30, 1, 0.0)
     assert read_header("video", media_root / "clip.mp4") == MediaHeader("video", 64, 48, 10, 1.0)
     assert read_header("audio", media_root / "tone.flac") == MediaHeader("audio", 0, 0, 0, 2.0)
@@ -22,7 +22,7 @@ def test_sizes_of_each_kind(media_root: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_header_and_decode_agree_under_exif(tmp_path: Path, orientation: int, suffix: str) -> None:
+def test_header_and_decode_agree_under_exif(tmp_path, orientation, suffix):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / f"turned{suffix}"
@@ -32,7 +32,7 @@ def test_header_and_decode_agree_under_exif(tmp_path: Path, orientation: int, su
     assert decode_image(path).shape == (header.height_px, header.width_px, 3)
 
 
-def test_too_many_pixels_is_refused_without_a_warning(tmp_path: Path) -> None:
+def test_too_many_pixels_is_refused_without_a_warning(tmp_path):
     path = tmp_path / "large.png"
     Image.new("1", (12_000, 8_000)).save(path)  # 96 Mpx: Pillow would warn, our default limit allows it
     with warnings.catch_warnings():
@@ -43,7 +43,7 @@ def test_too_many_pixels_is_refused_without_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])
-def test_unusable_files_say_why(tmp_path: Path, kind: str) -> None:
+def test_unusable_files_say_why(tmp_path, kind):
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("not media " * 100)
     os.mkfifo(tmp_path / "fifo")
@@ -53,7 +53,7 @@ def test_unusable_files_say_why(tmp_path: Path, kind: str) -> None:
             read_header(kind, tmp_path / name)
 
 
-def test_playlists_are_not_followed(media_root: Path) -> None:
+def test_playlists_are_not_followed(media_root):
     # A name FFmpeg's concat demuxer would accept: relative, in the same folder.
     (media_root / "list.ffconcat").write_text("ffconcat version 1.0\nfile clip.mp4\n")
     with pytest.raises(BadMedia, match="broken container"):
@@ -70,7 +70,7 @@ def write_video(path: Path, width_px: int, height_px: int, codec: str = "mpeg4")
     return path
 
 
-def test_a_video_of_huge_frames_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_of_huge_frames_is_refused(tmp_path, monkeypatch):
     path = write_video(tmp_path / "v.mp4", 256, 128)
     assert read_header("video", path).width_px == 256
     for module in (headers, decode):
@@ -81,18 +81,18 @@ def test_a_video_of_huge_frames_is_refused(tmp_path: Path, monkeypatch: pytest.M
         decode_video(path, [0])  # the decoder itself, whatever a header said
 
 
-def test_the_limit_of_frames_is_above_what_cameras_make() -> None:
+def test_the_limit_of_frames_is_above_what_cameras_make():
     assert headers.MAX_FRAME_PIXELS > 7680 * 4320
 
 
-def test_wrong_kind_of_stream(media_root: Path) -> None:
+def test_wrong_kind_of_stream(media_root):
     with pytest.raises(BadMedia, match="no video stream"):
         read_header("video", media_root / "tone.flac")
     with pytest.raises(BadMedia, match="no audio stream"):
         read_header("audio", media_root / "clip.mp4")
 
 
-def test_random_damage_costs_one_file(media_root: Path, tmp_path: Path) -> None:
+def test_random_damage_costs_one_file(media_root, tmp_path):
     rng = np.random.default_rng(0)
     for name, kind in (("cat.png", "image"), ("clip.mp4", "video"), ("tone.flac", "audio")):
         content = np.frombuffer((media_root / name).read_bytes(), np.uint8)
@@ -111,7 +111,7 @@ def test_random_damage_costs_one_file(media_root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_f32le", "adpcm_ms", "pcm_mulaw"])
 @pytest.mark.parametrize("num_list_bytes", [4, 30_000])
-def test_a_short_look_at_a_wav_finds_the_same(tmp_path: Path, codec: str, num_list_bytes: int) -> None:
+def test_a_short_look_at_a_wav_finds_the_same(tmp_path, codec, num_list_bytes):
     path = tmp_path / "a.wav"
     with av.open(str(path), "w") as out:
         stream = out.add_stream(codec, rate=16_000, layout="mono")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import pytest
-
-from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.headers import BadMedia
 from dflop.data.load import load_item
 from dflop.data.profile import DatasetRef, duplicate_ids, profile_shard
 from dflop.models import load_family
-from tests.data.helpers import TinyFamily
 
 FINE, DAMAGED = "fine", "damaged"
 """A sample to train on; one whose header is sound and whose body is found out by the decoder."""
@@ -64,7 +59,7 @@ EXPECTED = {
 }
 
 
-def test_every_hostile_row_ends_as_expected(shared_media: Path, tokenizer_path: Path) -> None:
+def test_every_hostile_row_ends_as_expected(shared_media, tokenizer_path):
     path = shared_media / "hostile.jsonl"
     rows = [json.loads(line)["id"].removeprefix("hostile-") for line in path.read_text("utf-8").splitlines()]
     assert (len(rows), set(rows)) == (45, set(EXPECTED))
@@ -86,7 +81,7 @@ def test_every_hostile_row_ends_as_expected(shared_media: Path, tokenizer_path: 
     assert duplicate_ids([*shapes, *quarantined]) == ["hostile-duplicate-id"]
 
 
-def test_malformed_lines_are_quarantine_rows(shared_media: Path, tokenizer_path: Path, family: TinyFamily) -> None:
+def test_malformed_lines_are_quarantine_rows(shared_media, tokenizer_path, family):
     dataset = DatasetRef.of_file(shared_media / "hostile_malformed.jsonl", shared_media, tokenizer_path, 8192)
     shapes, quarantined = profile_shard(dataset, family, 0, 1)
     assert shapes == []
@@ -103,25 +98,3 @@ def test_malformed_lines_are_quarantine_rows(shared_media: Path, tokenizer_path:
     assert len(quarantined) == len(reasons)
     for q, reason in zip(quarantined, reasons, strict=True):
         assert q.reason.startswith(reason)
-
-
-@pytest.mark.parametrize("name", ["truncated.jpg", "zero_bytes.png", "text_named.jpg", "bomb_60000x60000_header.png"])
-def test_bad_images_do_not_decode(shared_media: Path, name: str) -> None:
-    with pytest.raises(BadMedia):
-        decode_image(shared_media / "hostile" / name)
-
-
-@pytest.mark.parametrize("name", ["cmyk.jpg", "palette.png", "gray16.png", "rgba.png", "exif_rotated.jpg"])
-def test_awkward_images_decode(shared_media: Path, name: str) -> None:
-    assert decode_image(shared_media / "hostile" / name).ndim == 3
-
-
-def test_bad_video_and_audio_do_not_decode(shared_media: Path) -> None:
-    hostile = shared_media / "hostile"
-    for name in ("truncated.mp4", "zero_bytes.mp4", "zero_video_frames_audio_only.mp4"):
-        with pytest.raises(BadMedia):
-            decode_video(hostile / name, [0])
-    for name in ("zero_samples.wav", "truncated.wav"):
-        with pytest.raises(BadMedia):
-            decode_audio(hostile / name, 16_000)
-    assert decode_video(hostile / "no_duration.webm", [0, 5]).shape[0] == 2

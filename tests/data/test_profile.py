@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from dflop.data import profile
 from dflop.data.profile import DatasetRef, duplicate_ids, profile_key, profile_shard, shard_rows
 from dflop.errors import DataError
-from tests.data.helpers import TinyFamily, WriteRows, chat
+from tests.data.helpers import TinyFamily, chat
 
 ROWS = [
     chat("<image> a", "b", id="0", image="cat.png"),
@@ -23,7 +22,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("num_shards", [2, 3, 8])
-def test_shards_laid_end_to_end_are_the_profile(write_rows: WriteRows, family: TinyFamily, num_shards: int) -> None:
+def test_shards_laid_end_to_end_are_the_profile(write_rows, family, num_shards):
     dataset = write_rows(ROWS)
     whole = profile_shard(dataset, family, 0, 1)
     shards = [profile_shard(dataset, family, i, num_shards) for i in range(num_shards)]
@@ -34,19 +33,19 @@ def test_shards_laid_end_to_end_are_the_profile(write_rows: WriteRows, family: T
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
-def test_every_row_is_in_one_shard(num_rows: int, num_shards: int) -> None:
+def test_every_row_is_in_one_shard(num_rows, num_shards):
     shards = [shard_rows(num_rows, i, num_shards) for i in range(num_shards)]
     assert [row for shard in shards for row in shard] == list(range(num_rows))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
-def test_duplicate_ids_are_found_and_kept(write_rows: WriteRows, family: TinyFamily) -> None:
+def test_duplicate_ids_are_found_and_kept(write_rows, family):
     shapes, quarantined = profile_shard(write_rows(ROWS), family, 0, 1)
     assert [s.sample_id for s in shapes] == ["0", "1", "1"]
     assert duplicate_ids([*shapes, *quarantined]) == ["1"]
 
 
-def test_a_pool_of_processes_gives_the_same_rows(write_rows: WriteRows, family: TinyFamily, monkeypatch) -> None:
+def test_a_pool_of_processes_gives_the_same_rows(write_rows, family, monkeypatch):
     dataset = write_rows(ROWS * 3)
     alone = profile_shard(dataset, family, 0, 1, key="key")
     monkeypatch.setattr(profile, "BLOCK_ROWS", 4)
@@ -55,7 +54,7 @@ def test_a_pool_of_processes_gives_the_same_rows(write_rows: WriteRows, family: 
     assert said[-1].startswith("data profile, shard 1 of 1: 15 rows, 6 quarantined")
 
 
-def test_unchanged_files_are_not_read_again(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
+def test_unchanged_files_are_not_read_again(write_rows, family, tmp_path):
     dataset, cache, said = write_rows(ROWS), tmp_path / "cache", []
     first = profile_shard(dataset, family, 0, 1, said.append, key="key", cache=cache)
     assert said[-1].endswith("2 media files read")
@@ -71,7 +70,7 @@ def test_unchanged_files_are_not_read_again(write_rows: WriteRows, family: TinyF
     assert said[-1].endswith("2 media files read")
 
 
-def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
+def test_key_follows_everything_that_decides_a_shape(write_rows, family, tmp_path):
     dataset = write_rows(ROWS)
     keys = [profile_key(dataset, family), profile_key(dataset, TinyFamily({"depth": 2}, {}))]
     for change in ({"max_llm_tokens": 7}, {"overlong": ("shrink",)}, {"min_side_px": 9}, {"chat_template": "qwen"}):
@@ -87,14 +86,14 @@ def test_key_follows_everything_that_decides_a_shape(write_rows: WriteRows, fami
     assert len(set(keys)) == len(keys)
 
 
-def test_key_ignores_files_no_row_names(write_rows: WriteRows, family: TinyFamily) -> None:
+def test_key_ignores_files_no_row_names(write_rows, family):
     dataset = write_rows(ROWS)
     before = profile_key(dataset, family)
     (dataset.entries[0].media_root / "unused.png").write_bytes(b"x")
     assert profile_key(dataset, family) == before
 
 
-def test_dataset_that_cannot_be_read(write_rows: WriteRows, family: TinyFamily, tmp_path: Path) -> None:
+def test_dataset_that_cannot_be_read(write_rows, family, tmp_path):
     dataset = write_rows(ROWS)
     with pytest.raises(DataError, match="media root is not a folder"):
         profile_shard(

@@ -7,7 +7,7 @@ from dflop.data.shapes import ShapeRules, header_of, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.models.media import MediaSize, Placement
 from dflop.records import QuarantinedSample, SampleShape
-from tests.data.helpers import TinyFamily, WriteRows, chat
+from tests.data.helpers import TinyFamily, chat
 
 
 def shape(dataset: DatasetRef, family: TinyFamily, index: int = 0, *overlong: str) -> SampleShape | QuarantinedSample:
@@ -22,7 +22,7 @@ def shape(dataset: DatasetRef, family: TinyFamily, index: int = 0, *overlong: st
     return found
 
 
-def test_shape_of_each_kind(write_rows: WriteRows, family: TinyFamily, tokenizer: ChatTokenizer) -> None:
+def test_shape_of_each_kind(write_rows, family, tokenizer):
     row = chat("<image><video><audio> what?", "cat", id="all", image="cat.png", video="clip.mp4", audio="tone.flac")
     dataset = write_rows([row])
     result = shape(dataset, family)
@@ -34,7 +34,7 @@ def test_shape_of_each_kind(write_rows: WriteRows, family: TinyFamily, tokenizer
     assert len(tokenizer.encode(sample, layouts).input_ids) == result.num_llm_tokens
 
 
-def test_every_refusal_is_a_row_with_its_reason(write_rows: WriteRows, family: TinyFamily) -> None:
+def test_every_refusal_is_a_row_with_its_reason(write_rows, family):
     long = "cat " * 3000
     cases: list[tuple[object, str, str]] = [
         (chat("<image>", "x", id="gone", image="gone.png"), "gone.png", "image: file not found"),
@@ -55,7 +55,7 @@ def test_every_refusal_is_a_row_with_its_reason(write_rows: WriteRows, family: T
         assert result.sample_id == (row["id"] if isinstance(row, dict) else "")
 
 
-def test_media_the_family_does_not_take(write_rows: WriteRows, family: TinyFamily) -> None:
+def test_media_the_family_does_not_take(write_rows, family):
     class ImageFamily(TinyFamily):
         media_tokens = {"image": family.media_tokens["image"]}
 
@@ -64,7 +64,7 @@ def test_media_the_family_does_not_take(write_rows: WriteRows, family: TinyFamil
     assert result.reason == "family tiny takes no audio (takes: image)"
 
 
-def test_size_the_family_refuses(write_rows: WriteRows, family: TinyFamily) -> None:
+def test_size_the_family_refuses(write_rows, family):
     class PickyFamily(TinyFamily):
         def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
             raise ValueError(f"{size.width_px} px is too narrow")
@@ -74,9 +74,7 @@ def test_size_the_family_refuses(write_rows: WriteRows, family: TinyFamily) -> N
     assert result.reason == "image: 60 px is too narrow"
 
 
-def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(
-    write_rows: WriteRows, family: TinyFamily, tokenizer: ChatTokenizer
-) -> None:
+def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(write_rows, family, tokenizer):
     row = chat("<image><video> what is it?", "the cat sat on the mat " * 4, image="cat.png", video="clip.mp4")
     whole = shape(write_rows([row]), family)
     assert isinstance(whole, SampleShape)
@@ -103,7 +101,7 @@ def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(
         assert [len(p) for p in encoded.media_positions] == [i.num_rows for i in found.items]
 
 
-def test_what_no_step_makes_fit_is_left_out(write_rows: WriteRows, family: TinyFamily) -> None:
+def test_what_no_step_makes_fit_is_left_out(write_rows, family):
     cases = [
         (chat("what?", "cat " * 300), 40, ("shrink",), "sample too long: 3"),
         (chat("cat " * 300, "x"), 40, ("truncate",), "no supervised tokens among the first 40"),
