@@ -75,21 +75,21 @@ def every_choice(table: FormulaTable, *, max_per_llm: int | None = None) -> list
 
 
 @pytest.mark.parametrize("num_encoders", [0, 1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_enumeration_equals_trying_every_choice(seed, num_encoders):
     table = random_table(seed, num_encoders, size=9 if num_encoders < 3 else 5)
-    assert best_choices(table, 5) == every_choice(table)[:5]
-    assert best_choices(table, 10**4) == every_choice(table)
+    expected = every_choice(table)
+    assert best_choices(table, 5) == expected[:5]
+    assert best_choices(table, 10**4) == expected
 
 
-@pytest.mark.parametrize("most", [1, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "most"), [(0, 1), (1, 2), (2, 2)])
 def test_enumeration_takes_the_best_few_of_each_llm_candidate(seed, most):
     table = random_table(seed, 2)
     assert best_choices(table, 6, max_per_llm=most) == every_choice(table, max_per_llm=most)[:6]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_ties_are_broken_by_content(seed):
     table = tied_table(seed)
     expected = every_choice(table)
@@ -98,7 +98,7 @@ def test_ties_are_broken_by_content(seed):
 
 
 @pytest.mark.parametrize("make", [functools.partial(random_table, num_encoders=2), tied_table])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_order_of_candidates_changes_no_choice(seed, make):
     table, rng = make(seed), np.random.default_rng(seed)
     shuffled = dataclasses.replace(
@@ -110,9 +110,17 @@ def test_the_order_of_candidates_changes_no_choice(seed, make):
     assert by_program == by_program[:1] * 2
 
 
-@pytest.mark.parametrize(("seed", "num_encoders"), [*((s, 1) for s in range(50)), *((s, 2) for s in range(100, 120))])
+@pytest.mark.parametrize(("seed", "num_encoders"), [*((s, 1) for s in range(8)), *((s, 2) for s in range(100, 104))])
 def test_program_finds_the_enumerated_optimum(seed, num_encoders):
-    table = random_table(seed, num_encoders)
+    check_program(random_table(seed, num_encoders))
+
+
+def test_program_and_enumeration_agree_that_nothing_fits():
+    assert not check_program(random_table(0, 2, num_processes=2))
+
+
+def check_program(table: FormulaTable) -> bool:
+    """It finds the enumerated optimum, if there is one."""
     choice, best = solve_milp(table), best_choices(table, 1)
     if not best:
         assert choice is None
@@ -120,12 +128,7 @@ def test_program_finds_the_enumerated_optimum(seed, num_encoders):
         assert choice is not None
         assert table.feasible(choice)
         assert table.objective(choice) == pytest.approx(best[0][0], rel=1e-9)
-
-
-def test_program_and_enumeration_agree_that_nothing_fits():
-    table = random_table(0, 2, num_processes=2)
-    assert solve_milp(table) is None
-    assert best_choices(table, 3) == []
+    return bool(best)
 
 
 def formula_by_hand(problem: Problem, num_microbatches: int, layout: dict[str, Candidate]) -> float:
@@ -156,7 +159,7 @@ def test_table_holds_the_formula_of_every_layout(num_microbatches):
     table = formula_table(problem, num_microbatches)
     choices = [choice for _, choice in best_choices(table, 10**6)]
     assert len({m.candidates.pp.max() for m in table.modules}) > 1
-    for choice in choices[:: max(1, len(choices) // 40)]:
+    for choice in choices[:: max(1, len(choices) // 20)]:
         layout = table.layout(choice)
         draft = split_draft(problem, num_microbatches, layout, table.objective(choice))
         expected = formula_by_hand(problem, num_microbatches, layout) + draft.sync_s
@@ -177,7 +180,7 @@ def test_synchronisation_and_optimizer_are_part_of_the_formula_except_for_frozen
     assert by_dp[2] == pytest.approx(6e6 * 1e-8 / 2 + 0.1 + 24e6 / 1e9)
 
 
-@pytest.mark.parametrize("memory_mb", [140, 170, 250])
+@pytest.mark.parametrize("memory_mb", [140, 250])
 def test_feasible_choices_are_the_drafts_that_fit(memory_mb):
     problem = make_problem("vision", num_processes=5, memory_bytes=memory_mb * 10**6, recompute=(False,))
     table = formula_table(problem, 3)

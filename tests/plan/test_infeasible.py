@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from dflop.plan.drafts import fits
 from dflop.plan.infeasible import explain, find_draft
 from dflop.plan.space import Problem
 from tests.plan.problems import make_problem
@@ -92,10 +91,3 @@ def test_too_few_processes_for_ranks_of_their_own():
 def test_layouts_whose_schedules_do_not_fit():
     error = explain(make_problem("vision"))
     assert "no schedule of the sampled batches keeps" in error.what
-
-
-def test_find_draft_fits():
-    problem = make_problem("vision", memory_bytes=170 * M)
-    plan = find_draft(problem)
-    assert plan is not None
-    assert fits(problem, plan)

@@ -84,8 +84,7 @@ def check_invariants(problem: Problem, plan: Plan) -> None:
     assert fits(problem, plan)
 
 
-@pytest.mark.parametrize("encoders", [(), ("vision",), ("vision", "audio")])
-@pytest.mark.parametrize("max_pp", [None, 4])
+@pytest.mark.parametrize(("encoders", "max_pp"), [((), 4), (("vision",), None), (("vision", "audio"), 4)])
 def test_every_choice_is_a_valid_plan(encoders, max_pp):
     problem = make_problem(*encoders, num_processes=6, tps=(1, 2), max_pp=max_pp)
     found = inline_choices(problem, 4, top=None)

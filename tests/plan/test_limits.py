@@ -24,7 +24,7 @@ def limits(problem: Problem, plan: Plan, largest: int = 100) -> dict[str, Limit]
     return {x.name: x for x in plan_limits(problem, plan, {m.module: largest for m in plan.modules})}
 
 
-def test_the_nearest_to_its_end_comes_first() -> None:
+def test_the_nearest_to_its_end_comes_first():
     problem = make_problem("vision")
     found = plan_limits(problem, draft(problem), {"vision": 1, LLM: 1})
     used = [limit.used_frac for limit in found]
@@ -40,7 +40,7 @@ def test_the_nearest_to_its_end_comes_first() -> None:
         ((1, 2, 4, 8), (1, 2), 8, "what the plan may choose"),
     ],
 )
-def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, why) -> None:
+def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, why):
     problem = make_problem("vision", num_processes=each, num_nodes=2, tps=choices)
     problem = dataclasses.replace(problem, space=dataclasses.replace(problem.space, tps=tps))
     found = limits(problem, draft(problem, tp=1))["tp of llm"]
@@ -48,14 +48,14 @@ def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, 
     assert found.text == f"tp 1 of at most 2, which is set by {why}"
 
 
-def test_a_tp_without_costs_is_named() -> None:
+def test_a_tp_without_costs_is_named():
     problem = make_problem("vision", num_processes=8, tps=(1, 2))
     specs = tuple(dataclasses.replace(s, tp_choices=(1, 2, 4)) for s in problem.specs)
     problem = dataclasses.replace(problem, specs=specs)  # the cost model knows the module by its old specs
     assert "set by cost tables of vision" in limits(problem, draft(problem))["tp of vision"].text
 
 
-def test_tokens_are_those_the_scheduler_may_not_exceed() -> None:
+def test_tokens_are_those_the_scheduler_may_not_exceed():
     problem = make_problem("vision", memory_bytes=2**28)
     plan = draft(problem)
     cap = plan.module(LLM).max_tokens
@@ -66,7 +66,7 @@ def test_tokens_are_those_the_scheduler_may_not_exceed() -> None:
 
 
 @pytest.mark.parametrize(("pp", "of", "average"), [(2, "microbatch", 3500 / 8), (1, "step", 3500 / 2)])
-def test_a_longest_sample_stands_beside_what_it_can_be_balanced_with(pp: int, of: str, average: float) -> None:
+def test_a_longest_sample_stands_beside_what_it_can_be_balanced_with(pp, of, average):
     samples = tuple(make_sample(i, 100 if i else 1200) for i in range(24))
     problem = make_problem(batches=[samples])  # 23 * 100 + 1200 tokens
     parallel, layers = ParallelSpec(1, pp, 2), {LLM: (4 // pp,) * pp}

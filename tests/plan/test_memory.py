@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.cost.model import CostModel
@@ -92,6 +92,7 @@ def test_microbatches_in_flight_are_those_of_one_f_one_b():
     assert in_flight(np.array([3]), 2, np.array([4]), 3).tolist() == [[2, 2, 2]]
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(100, 500), st.integers(0, 6), st.integers(1, 4), st.booleans())
 def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, max_pp, frozen):
     problem = make_problem("vision", num_processes=6, max_pp=max_pp, frozen=frozen)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from dflop.cost.model import CostModel
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, residual_sigma_frac, scheduled_step_s
@@ -62,13 +63,15 @@ def test_a_plan_that_runs_is_measured_as_candidates_are():
     assert 1.02 * step_s < slow_s < 2 * step_s
 
 
-def test_noise_costs_where_ranks_wait_for_one_another():
-    p = problem()
+@pytest.mark.parametrize("num_cores", [2, 4])
+def test_noise_costs_where_ranks_wait_for_one_another_and_share_cores(num_cores):
+    p = problem(cluster=make_cluster(4, num_cores=num_cores))
     chains = inline_draft(
         p, 4, ParallelSpec(1, 2, 2), {"vision": (4, 0), LLM: (1, 3)}, recompute=False, shard_optimizer=False,
         formula_s=1.0,
     )  # fmt: skip
     (found,) = rank(p, [chains])
+    assert found.is_final
     assert found.noisy_step_s > found.plan.predicted_step_s
 
 
@@ -77,8 +80,6 @@ def test_noise_is_that_of_measured_tables():
         dataclasses.replace(t, source="measured", median_error_frac=0.04 if t.module == LLM else 0.1)
         for t in make_cost("vision").tables
     ]
-    from dflop.cost.model import CostModel
-
     p = problem(cost=CostModel(tables, extrapolate=True))
     assert residual_sigma_frac(p, make_plan({"vision": 1, LLM: 1})) == pytest.approx(0.148)
 
@@ -117,13 +118,3 @@ def test_what_was_simulated_on_a_few_batches_is_compared_on_those():
     early = dataclasses.replace(early, first_step_s=0.6)
     assert reason(chosen, [chosen, early]).startswith("fastest of 2 simulated plans")
     assert reason(early, [chosen, early]) == "1.20x the step time of the chosen plan on the first batches"
-
-
-def test_noise_counts_where_processes_share_cores():
-    p = problem(cluster=make_cluster(4, num_cores=2))
-    (found,) = rank(p, [inline_draft(
-        p, 4, ParallelSpec(1, 2, 2), {"vision": (4, 0), LLM: (1, 3)}, recompute=False, shard_optimizer=False,
-        formula_s=1.0,
-    )])  # fmt: skip
-    assert found.is_final
-    assert found.noisy_step_s > found.plan.predicted_step_s

@@ -47,13 +47,6 @@ def test_literal_rule_lets_microbatches_only_fall_and_steps_creep_up():
     assert rule(argmin, steps) == 3
 
 
-def test_literal_rule_depends_on_the_order():
-    steps = [(10.0, 8), (5.0, 8), (6.0, 9)]
-    assert rule(literal, steps) == 0
-    assert rule(literal, steps[::-1]) == 1  # (6.0, 9), then (5.0, 8); (10.0, 8) has no fewer
-    assert rule(argmin, steps) == 1
-
-
 steps_strategy = st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 64)), min_size=1, max_size=30)
 
 
@@ -225,7 +218,7 @@ def test_reference_plan_takes_every_device_and_cuts_layers_evenly(chosen):
         assert (m.recompute, m.shard_optimizer) == (True, False)
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), num_processes=st.integers(2, 12))
 def test_reference_argmin_is_never_slower_by_its_own_formula(seed, num_processes):
     problem = baseline_problem(

@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from dflop.cost.model import CostModel
-from dflop.errors import CostError, InfeasiblePlanError
+from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
@@ -124,7 +124,7 @@ def test_order_of_modules_candidates_and_counts_does_not_matter():
     assert plans(layouts=("split", "inline"), microbatches=(1, 2, 3, 4, 6), cost=CostModel(reversed(tables))) == first
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_never_worse_than_the_data_blind_plans_under_the_simulator(seed):
     batches = tuple(random_batch(24, seed=10 * seed + i) for i in range(2))
     cost = make_cost(*ENCODERS, scale={LLM: 2.0}).extrapolating()
@@ -135,17 +135,6 @@ def test_never_worse_than_the_data_blind_plans_under_the_simulator(seed):
     assert best.uniform_step_s == pytest.approx(min(uniform))
     assert best.predicted_step_s <= min(uniform)
     assert best.predicted_step_s <= arrival_step_s(problem, blind_plan(problem))
-
-
-def test_fewer_processes_than_modules():
-    with pytest.raises(InfeasiblePlanError, match="need at least 3 processes; the cluster has 2"):
-        plans(cluster=make_cluster(2))
-
-
-def test_memory_too_small_names_module_and_amount():
-    with pytest.raises(InfeasiblePlanError, match=r"module `audio` needs .* MiB more per process") as failure:
-        plans(cluster=make_cluster(4, memory_bytes=50 * 2**20))
-    assert "memory_per_process_bytes" in failure.value.hint
 
 
 def test_memory_that_forces_more_processes_than_there_are():
@@ -171,16 +160,6 @@ def test_modules_that_fit_alone_but_not_together():
             microbatches=(1,),
         )
     assert "1 more process" in failure.value.hint
-
-
-def test_no_usable_number_of_microbatches():
-    with pytest.raises(InfeasiblePlanError, match=r"\[32, 64\] is between 1 and the global batch of 24"):
-        plans(microbatches=(64, 32))
-
-
-def test_missing_cost_table():
-    with pytest.raises(CostError, match="no cost table for module `audio`"):
-        plans(cost=make_cost("vision"))
 
 
 def test_another_trainers_rules_are_constraints_of_the_search():

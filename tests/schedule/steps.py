@@ -1,14 +1,29 @@
-"""Random linear steps whose seconds are sums of eighths, so that orders of summation do not matter."""
+"""Random plans with a batch; random linear steps, of eighths of seconds: orders of summation do not matter."""
 
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
 
+from dflop.records import LLM, Plan, SampleShape
 from dflop.schedule.linear import LinearStep
+from tests.builders import make_inline_plan, make_plan, random_batch
 
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 SLOWNESS = st.sampled_from([1.0, 1.0, 0.5, 1.5, 2.0])
+
+
+@st.composite
+def plans_with_batches(draw: st.DrawFn) -> tuple[Plan, tuple[SampleShape, ...]]:
+    """Either layout, up to two encoders; the batch may be shorter than the plan's."""
+    encoders = draw(st.sampled_from([(), ("vision",), ("vision", "audio")]))
+    num_slots, pp = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        plan = make_inline_plan(draw(st.integers(1, 3)), pp=pp, modules=(*encoders, LLM), num_microbatches=num_slots)
+    else:
+        dp = {name: draw(st.integers(1, 3)) for name in (*encoders, LLM)}
+        plan = make_plan(dp, llm_pp=pp, encoder_pp=draw(st.integers(1, 2)), num_microbatches=num_slots)
+    return plan, random_batch(draw(st.integers(1, 24)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
 
 
 @st.composite

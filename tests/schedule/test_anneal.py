@@ -84,7 +84,7 @@ def test_search_is_never_worse_than_its_seeds_and_repeats(step, num_moves):
     assert found.tolist() == again.tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(linear_steps(), st.integers(1, 200), st.integers(0, 1000))
 def test_annealing_keeps_all_caps_of_a_start_that_does(step, num_moves, seed):
     start = np.random.default_rng(seed).integers(step.num_slots * step.num_ranks, size=len(step.tokens))

@@ -18,9 +18,9 @@ from dflop.schedule.linear import linear_step
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
 from dflop.simulate.step import step_nodes
-from tests.builders import make_cost, make_inline_plan, make_plan, random_batch
+from tests.builders import make_cost, make_plan, random_batch
+from tests.schedule.steps import plans_with_batches
 
-ENCODERS = ("vision", "audio")
 EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60, max_evals=2_000, max_orders=2)
 FACTORS = st.floats(0.25, 4.0)
 
@@ -28,20 +28,13 @@ FACTORS = st.floats(0.25, 4.0)
 @st.composite
 def cases(draw: st.DrawFn):
     """(plan, batch, uncorrected cost, corrections by size of every module)."""
-    encoders = draw(st.sampled_from([(), ("vision",), ENCODERS]))
-    num_slots, pp = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    if draw(st.booleans()):
-        plan = make_inline_plan(draw(st.integers(1, 3)), pp=pp, modules=(*encoders, LLM), num_microbatches=num_slots)
-    else:
-        dp = {name: draw(st.integers(1, 3)) for name in (*encoders, LLM)}
-        plan = make_plan(dp, llm_pp=pp, encoder_pp=draw(st.integers(1, 2)), num_microbatches=num_slots)
-    batch = random_batch(draw(st.integers(1, 24)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
+    plan, batch = draw(plans_with_batches())
     factors = {}
-    for name in (*encoders, LLM):
+    for name in (m.module for m in plan.modules):
         edges = tuple(sorted(draw(st.sets(st.sampled_from([20, 80, 100, 150, 400]), max_size=3))))
         values = tuple(draw(st.lists(FACTORS, min_size=len(edges) + 1, max_size=len(edges) + 1)))
         factors[name] = ModuleFactors(name, draw(FACTORS) if edges else values[0], edges, values)
-    return plan, batch, make_cost(*encoders), factors
+    return plan, batch, make_cost(*(m.module for m in plan.encoders)), factors
 
 
 def schedule(plan, batch, cost, **kwargs):

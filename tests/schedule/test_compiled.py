@@ -52,19 +52,6 @@ def test_balanced_uncompiled_leaves_out_the_search_only(case):
     assert slow <= jobs[1].quick(Effort())[2]
 
 
-@settings(max_examples=15, deadline=None)
-@given(cases())
-def test_quick_is_never_worse_than_arrival(case):
-    plan, batch, cost, max_concurrency = case
-    job = StepJob(plan, batch, cost, max_concurrency)
-    policy, assignment, step_s = job.quick(Effort())
-    assert job.judge.step_s(assignment) == step_s
-    assert policy in ("arrival", "quick")
-    if job.keeps_caps(job.assign("arrival", Effort())):
-        assert step_s <= job.judge.step_s(job.assign("arrival", Effort()))
-    assert job.keeps_caps(assignment)
-
-
 def test_numba_may_be_missing():
     code = "import sys; sys.modules['numba'] = None\n" + SETUP
     code += """

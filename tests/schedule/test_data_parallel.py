@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -96,14 +95,13 @@ def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
 @settings(max_examples=25, deadline=None)
-@given(problems(), st.sampled_from([50, 3000, 2_000_000]), st.sampled_from([0.0, 1e-3]))
-def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance):
+@given(problems(), st.sampled_from([50, 3000, 2_000_000]), st.sampled_from([0.0, 1e-3]), st.integers(0, 1000))
+def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance, seed):
     s, tokens, given = problem
-    plans = [
-        balance_ranks(s, tokens, **given, max_evals=max_evals, tolerance=tolerance, compiled=compiled)
-        for compiled in (True, False)
-    ]
-    assert equal(*plans)
+    given |= {"max_evals": max_evals, "tolerance": tolerance}
+    if seed % 3:
+        given["slowness"] = np.random.default_rng(seed).choice([1.0, 0.7, 1.3, 2.0], given["num_ranks"])
+    assert equal(*(balance_ranks(s, tokens, **given, compiled=compiled) for compiled in (True, False)))
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
@@ -114,26 +112,6 @@ def test_compiled_and_numpy_come_to_the_same_plan_on_real_sizes(num_ranks, num_s
     given = {"cap_tokens": cap, "num_microbatches": num_slots, "sync": sync, "fixed_s": 0.05, "max_evals": 200_000}
     plans = [balance_ranks(seconds(tokens), tokens, num_ranks, **given, compiled=c) for c in (True, False)]
     assert equal(*plans)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=2, max_size=5),
-    st.integers(1, 2), st.integers(1, 2), st.sampled_from([0.0, 1.0]), st.sampled_from(SYNCS), st.integers(8, 20),
-)  # fmt: skip
-def test_lower_bound_holds_for_every_assignment_there_is(samples, num_ranks, num_slots, fixed_s, sync, cap):
-    tokens, s = np.array([t for t, _ in samples]), np.array([float(w) for _, w in samples])
-    num_buckets = num_ranks * num_slots
-    if (cap := max(cap, token_cap(tokens, num_buckets))) and len(s) < num_buckets:
-        return
-    found = balance_ranks(s, tokens, num_ranks, cap_tokens=cap, num_microbatches=num_slots, fixed_s=fixed_s, sync=sync)
-    best = min(
-        step_s(s, np.array(b), num_ranks, num_slots, fixed_s, sync)
-        for b in itertools.product(range(num_buckets), repeat=len(s))
-        if len(set(b)) == num_buckets and np.bincount(b, tokens).max() <= cap
-    )
-    assert found.lower_bound_s <= best + 1e-9
-    assert best <= found.step_s + 1e-9 <= 1.5 * best + 1e-9
 
 
 @pytest.mark.parametrize("longest", [8192, 32768])

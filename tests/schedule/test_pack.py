@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,15 +31,6 @@ def tight_instances(draw: st.DrawFn):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     weights = rng.integers(1, 9, (n, draw(st.integers(2, 3)))) / 8 + rng.random((n, 1)) * draw(st.integers(0, 1))
     return weights, rng.integers(0, 1000, n), draw(st.integers(3, n // 3))
-
-
-def optimum(weights, num_buckets: int) -> float:
-    """Every assignment."""
-    n = len(weights)
-    return min(
-        bottleneck(weights, np.array(buckets), num_buckets)
-        for buckets in itertools.product(range(num_buckets), repeat=n)
-    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -97,18 +86,6 @@ def test_several_caps_are_kept_where_they_leave_room(instance, num_more_caps):
     seed = vector_lpt(shares, np.zeros(len(tokens), dtype=np.int64), buckets, 0)
     if bottleneck(shares, seed, buckets) <= 1:
         assert (filled <= caps).all()
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 1000), st.integers(1, 3), st.integers(2, 3), st.booleans())
-def test_bound_and_search_bracket_the_optimum(seed, modules, buckets, is_coarse):
-    weights = np.random.default_rng(seed).lognormal(0.0, 0.7, (6, modules))
-    weights = np.ceil(weights) if is_coarse else weights
-    tokens = np.ones(6, dtype=np.int64)
-    best = optimum(weights, buckets)
-    assert lower_bound(weights, buckets) <= best * (1 + 1e-12)
-    found = pack(weights, tokens, buckets, cap_tokens=6, max_evals=100_000)
-    assert best * (1 - 1e-12) <= found.bottleneck_s <= best * 1.001
 
 
 def test_bound_sees_samples_that_clash_in_different_modules():

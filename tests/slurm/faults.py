@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +74,27 @@ def shown(job_id: str, field: str) -> str:
     """A field of what Slurm knows about a job; empty when it knows none, or does not answer."""
     done = subprocess.run(["scontrol", "-o", "show", "job", job_id], capture_output=True, text=True, check=False)
     return done.stdout.partition(f"{field}=")[2].partition(" ")[0].strip()
+
+
+def end_of(job_id: str, limit_s: float = 60) -> str:
+    """The job's final state. (sbatch --wait would look ever less often, 32 s apart in the end.)"""
+
+    def final_state() -> str:
+        state = shown(job_id, "JobState")
+        return "" if state in ("PENDING", "RUNNING", "COMPLETING") else state
+
+    return until(final_state, what=f"job {job_id} to end", limit_s=limit_s)
+
+
+def make_environment(folder: Path, **variables: str) -> None:
+    """A `.venv` as the files in slurm/ activate it: `dflop` of the environment, with this checkout's code."""
+    activate = folder / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    (activate.parent / "dflop").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dflop.cli "$@"\n')
+    (activate.parent / "dflop").chmod(0o755)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    path = f"{shlex.quote(str(activate.parent))}:{shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+    activate.write_text("\n".join([*lines, f"export PATH={path}"]) + "\n")
 
 
 def slurm(*command: str) -> str:

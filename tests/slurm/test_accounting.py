@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dflop.launch import JobHandle, JobState
 from dflop.launch.commands import run_command
-from dflop.launch.slurm import SlurmLauncher
 from dflop.launch.watch import SlurmWatcher
 from tests.launch.helpers import end, make_spec, until
 from tests.slurm.conftest import cluster_script
@@ -50,9 +48,7 @@ def watcher_that_sees_no_queue() -> SlurmWatcher:
     return SlurmWatcher(poll_interval_s=0.2, lost_after_s=5, command=command)
 
 
-def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(
-    accounts: None, launcher: SlurmLauncher, tmp_path: Path
-) -> None:
+def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(accounts, launcher, tmp_path):
     done = launcher.submit(make_spec(tmp_path / "done", "report", "x"))
     cancelled = launcher.submit(make_spec(tmp_path / "cancelled", "wait_for", str(tmp_path / "never")))
     until(lambda: launcher.poll(cancelled).state is JobState.RUNNING, what="the job to run")
@@ -65,9 +61,7 @@ def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(
     assert found == [(JobState.DONE, ""), (JobState.CANCELLED, "by root")]
 
 
-def test_a_record_of_an_older_job_with_the_same_id_is_not_believed(
-    accounts: None, launcher: SlurmLauncher, tmp_path: Path
-) -> None:
+def test_a_record_of_an_older_job_with_the_same_id_is_not_believed(accounts, launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
     end(launcher, handle)
     ended(handle.job_id)
@@ -75,9 +69,7 @@ def test_a_record_of_an_older_job_with_the_same_id_is_not_believed(
     assert watcher_that_sees_no_queue().statuses([later])[0].state is JobState.QUEUED
 
 
-def test_a_database_that_dies_under_a_job_is_no_news_of_it(
-    accounts: None, launcher: SlurmLauncher, tmp_path: Path
-) -> None:
+def test_a_database_that_dies_under_a_job_is_no_news_of_it(accounts, launcher, tmp_path):
     gate = tmp_path / "gate"
     before = launcher.submit(make_spec(tmp_path / "before", "wait_for", str(gate)))
     until(lambda: launcher.poll(before).state is JobState.RUNNING, what="the job to run")

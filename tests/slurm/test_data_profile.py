@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ def profiled(config: Config) -> ProfileRecord:
     return asyncio.run(profile_dataset(config, print))
 
 
-def test_shards_on_slurm_find_what_one_process_finds(cluster: None, tmp_path: Path) -> None:
+def test_shards_on_slurm_find_what_one_process_finds(cluster, tmp_path):
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     found = {}
     for backend, num_shards in (("inline", 1), ("slurm", 4)):

@@ -83,7 +83,7 @@ def tell(what: str, **seconds: float) -> None:
 
 
 @pytest.mark.lane("slurm-heart")
-def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run: RunDir, drivers: Drivers) -> None:
+def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run, drivers):
     first = drivers.start()
     handle = job_of(run)
     first.kill()
@@ -97,7 +97,7 @@ def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run: Ru
     assert {r.job_id for r in Journal(run.path, run.run_id).records()} == {handle.job_id}
 
 
-def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run: RunDir, drivers: Drivers) -> None:
+def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run, drivers):
     handle = job_of(run)
     assert cluster_script("controller", "kill").returncode == 0
     told_s = drivers.last.hears("squeue has not answered since", limit_s=150)
@@ -111,7 +111,7 @@ def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run: RunDir, d
 
 
 @pytest.mark.lane("slurm-heart")
-def test_a_preempted_training_makes_way_and_goes_on(run: RunDir, drivers: Drivers) -> None:
+def test_a_preempted_training_makes_way_and_goes_on(run, drivers):
     handle, stopped_at = job_of(run), next_step(run)
     command = ["sbatch", "--parsable", "--partition=debug", "--nodes=4", "--exclusive", "--output=/dev/null"]
     intruder = slurm(*command, "--wrap=sleep 3")
@@ -125,7 +125,7 @@ def test_a_preempted_training_makes_way_and_goes_on(run: RunDir, drivers: Driver
     tell("preempted", said=again_s)
 
 
-def test_a_node_that_goes_down_costs_the_steps_since_the_checkpoint(run: RunDir, drivers: Drivers) -> None:
+def test_a_node_that_goes_down_costs_the_steps_since_the_checkpoint(run, drivers):
     handle = job_of(run)
     node = slurm("scontrol", "show", "hostnames", nodes_of(handle)).split()[-1]
     restarts = int(shown(handle.job_id, "Restarts"))
@@ -145,7 +145,7 @@ def test_a_node_that_goes_down_costs_the_steps_since_the_checkpoint(run: RunDir,
 
 
 @pytest.mark.lane("slurm-heart")
-def test_a_rank_that_is_killed_is_named_and_the_next_driver_goes_on(run: RunDir, drivers: Drivers) -> None:
+def test_a_rank_that_is_killed_is_named_and_the_next_driver_goes_on(run, drivers):
     handle = job_of(run)
     os.kill(pid_of(handle, 1), signal.SIGKILL)
     told_s = drivers.last.hears("rank 1 died (signal 9) on node")
@@ -156,7 +156,7 @@ def test_a_rank_that_is_killed_is_named_and_the_next_driver_goes_on(run: RunDir,
     tell("rank killed", told=told_s, steps=steps_s)
 
 
-def test_a_training_that_is_cancelled_ends_its_driver_and_the_next_one_goes_on(run: RunDir, drivers: Drivers) -> None:
+def test_a_training_that_is_cancelled_ends_its_driver_and_the_next_one_goes_on(run, drivers):
     handle = job_of(run)
     slurm("scancel", handle.job_id)
     told_s = timed(lambda: drivers.last.end())
@@ -168,7 +168,7 @@ def test_a_training_that_is_cancelled_ends_its_driver_and_the_next_one_goes_on(r
     tell("scancel", told=told_s, steps=steps_s)
 
 
-def test_a_slurmstepd_that_is_killed_is_no_end_of_its_tasks(run: RunDir, drivers: Drivers) -> None:
+def test_a_slurmstepd_that_is_killed_is_no_end_of_its_tasks(run, drivers):
     handle = job_of(run)
     (stepd, *_) = processes(f"slurmstepd: [{handle.job_id}.0]")
     os.kill(stepd, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_a_slurmstepd_that_is_killed_is_no_end_of_its_tasks(run: RunDir, drivers
     assert drivers.last.process.poll() is None
 
 
-def test_a_full_disk_under_the_store_loses_no_row(run: RunDir, drivers: Drivers, store_disk: Path) -> None:
+def test_a_full_disk_under_the_store_loses_no_row(run, drivers, store_disk):
     if not os.path.ismount(store_disk):
         pytest.skip("a disk of its own needs the right to mount one")
     handle = job_of(run)
@@ -198,7 +198,7 @@ def test_a_full_disk_under_the_store_loses_no_row(run: RunDir, drivers: Drivers,
 
 
 @pytest.mark.lane("slurm-heart")
-def test_dflop_cancel_empties_the_queue(run: RunDir, drivers: Drivers) -> None:
+def test_dflop_cancel_empties_the_queue(run, drivers):
     job_of(run)
     command = [sys.executable, "-m", "dflop.cli", "cancel", str(run.path)]
     took_s = timed(lambda: subprocess.run(command, cwd=REPO, check=True, timeout=120))
@@ -209,7 +209,7 @@ def test_dflop_cancel_empties_the_queue(run: RunDir, drivers: Drivers) -> None:
 
 
 @pytest.mark.lane("slurm-heart")
-def test_after_all_that_no_step_and_no_row_is_missing(run: RunDir) -> None:
+def test_after_all_that_no_step_and_no_row_is_missing(run):
     """Every step by every rank; what was done twice, between a checkpoint and a death, has the same loss."""
     num_steps, num_ranks = next_step(run), run.plan().num_processes
     assert num_steps > 20

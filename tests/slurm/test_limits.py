@@ -42,7 +42,7 @@ def run(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return run_on_two_nodes(folder, *rate, "cluster.slurm.signal_delay_s=10", "train.checkpoint_every=1000")
 
 
-def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run: RunDir, tmp_path: Path) -> None:
+def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run, tmp_path):
     """Checkpoints are far apart: what is kept is kept by the signal, Slurm's first, then ours."""
     straight = fresh(run, tmp_path)
     drivers = Drivers(run)
@@ -78,7 +78,7 @@ def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run: RunDir, tm
     print(f"{num_steps} steps, stopped at {[reached for _, reached in stops]}", file=sys.stderr)
 
 
-def test_a_comparison_that_a_limit_stops_three_times_is_given_up(run: RunDir, tmp_path: Path) -> None:
+def test_a_comparison_that_a_limit_stops_three_times_is_given_up(run, tmp_path):
     """It has no checkpoints and starts over each time; only signals, to save the time."""
     own = fresh(run, tmp_path)
     set_config(own, "compare.num_batches=8", "compare.num_repeats=200", "cluster.slurm.time_limit_min=10")

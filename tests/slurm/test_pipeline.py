@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from dflop.store import console
 from tests.flows.test_served import Server, background, ended
 from tests.jobs.training import NARROW_OMNI
 from tests.launch.helpers import REPO, until
-from tests.slurm.faults import shown
+from tests.slurm.faults import end_of, make_environment
 
 NEEDS_CLUSTER_ALONE = True  # one shard on each node
 NUM_STEPS = 4
@@ -102,7 +101,7 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
     """All three, to their ends."""
     names = {"model": NARROW_OMNI, "folder": folder, "repo": REPO, "num_steps": NUM_STEPS}
     (folder / "run.yaml").write_text(CONFIG.format(**names))
-    make_environment(folder, server)
+    make_environment(folder, **{name: server.env[name] for name in ("PYTHONPATH", "PREFECT_HOME", "PREFECT_API_URL")})
     logs = {name: folder / f"{name}.log" for name in ("first", "inside", "worker")}
     with background(server, "dflop.cli", "run", "run.yaml", log=logs["first"], cwd=folder) as first:
         server.call("/work_pools/", "POST", name="dflop", type="process")
@@ -118,8 +117,7 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
         until(lambda: [*(folder / "runs").glob("worker-*")], what="the worker's run to begin", limit_s=300)
         overrides = ("name=inside", "compare.num_batches=1", "compare.num_repeats=1")
         job_id = sbatch(folder, logs["inside"], *itertools.chain.from_iterable(("--set", o) for o in overrides))
-        inside = until(lambda: last_state(job_id), what="pipeline.sbatch to end", limit_s=600)
-        assert inside == "COMPLETED", logs["inside"].read_text()
+        assert end_of(job_id, 600) == "COMPLETED", logs["inside"].read_text()
         begun = server.call("/flow_runs/filter", "POST", flow_runs={"deployment_id": {"is_null_": False}})
         (served,) = (flow_run for flow_run in begun if flow_run["parent_task_run_id"] is None)
         ended(server, served["id"], logs["worker"], limit_s=600)
@@ -134,20 +132,6 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
     )
 
 
-def make_environment(folder: Path, server: Server) -> None:
-    """A `.venv` as pipeline.sbatch activates it, with this checkout's code and the server."""
-    activate = folder / ".venv" / "bin" / "activate"
-    activate.parent.mkdir(parents=True)
-    (activate.parent / "dflop").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dflop.cli "$@"\n')
-    (activate.parent / "dflop").chmod(0o755)
-    wanted = {name: server.env[name] for name in ("PYTHONPATH", "PREFECT_HOME", "PREFECT_API_URL")}
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in wanted.items()]
-    lines.append(
-        f"export PATH={shlex.quote(str(activate.parent))}:{shlex.quote(str(Path(sys.executable).parent))}:$PATH"
-    )
-    activate.write_text("\n".join(lines) + "\n")
-
-
 def prefect(server: Server, *args: str) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
     done = subprocess.run(command, cwd=REPO, env=server.env, capture_output=True, text=True, check=False)
@@ -159,12 +143,7 @@ def sbatch(folder: Path, log: Path, *args: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def last_state(job_id: str) -> str | None:
-    state = shown(job_id, "JobState")
-    return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
-
-
-def test_all_three_are_done(pipelines: Pipelines) -> None:
+def test_all_three_are_done(pipelines):
     assert pipelines.states == dict.fromkeys(pipelines.runs, "COMPLETED")
     for name, run in pipelines.runs.items():
         assert run.state()["state"] == runs.DONE, pipelines.said[name]
@@ -172,7 +151,7 @@ def test_all_three_are_done(pipelines: Pipelines) -> None:
         assert (run.path / "report.html").stat().st_size > 10_000
 
 
-def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipelines: Pipelines) -> None:
+def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipelines):
     jobs = pipelines.jobs("first").values()
     shards = [job.job_id for job in jobs if "data" in job.job_name]
     assert sorted(job_id.partition("_")[2] for job_id in shards) == list("0123")
@@ -187,7 +166,7 @@ def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipeline
         assert len(set(hosts)) == 2
 
 
-def test_the_others_find_its_profiles_and_submit_no_others(pipelines: Pipelines) -> None:
+def test_the_others_find_its_profiles_and_submit_no_others(pipelines):
     for name, submitted in {"inside": ["train", "compare"], "worker": ["train"]}.items():
         assert pipelines.said[name].count("not repeated") == 2, pipelines.said[name]
         assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == submitted
@@ -196,7 +175,7 @@ def test_the_others_find_its_profiles_and_submit_no_others(pipelines: Pipelines)
     ]  # fmt: skip
 
 
-def test_runs_at_once_in_one_store_keep_their_rows_apart(pipelines: Pipelines) -> None:
+def test_runs_at_once_in_one_store_keep_their_rows_apart(pipelines):
     ids = {name: run.run_id for name, run in pipelines.runs.items()}
     trained = "run_id not like '%/compare' group by run_id"
     observed = pipelines.rows(

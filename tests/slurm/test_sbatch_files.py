@@ -5,9 +5,7 @@ A whole pipeline is in test_pipeline.py, training in test_training.py.
 
 from __future__ import annotations
 
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,8 @@ from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
 from dflop.store import console
 from tests.jobs.training import NARROW_OMNI
-from tests.launch.helpers import REPO, until
+from tests.launch.helpers import REPO
+from tests.slurm.faults import end_of, make_environment
 
 CONFIG = """
 name: by-hand
@@ -45,16 +44,7 @@ def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("by-hand")
     make_demo_dataset(folder / "data", num_samples=48)
     (folder / "run.yaml").write_text(CONFIG.format(model=NARROW_OMNI, folder=folder, repo=REPO))
-    activate = folder / ".venv" / "bin" / "activate"
-    activate.parent.mkdir(parents=True)
-    # `dflop` of the environment, with this checkout's code.
-    (activate.parent / "dflop").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dflop.cli "$@"\n')
-    (activate.parent / "dflop").chmod(0o755)
-    bin_dir = shlex.quote(str(Path(sys.executable).parent))
-    activate.write_text(
-        f"export PATH={shlex.quote(str(activate.parent))}:{bin_dir}:$PATH PYTHONPATH={shlex.quote(str(REPO))} "
-        f"PREFECT_HOME={shlex.quote(str(folder / 'prefect'))}\n"
-    )
+    make_environment(folder, PYTHONPATH=str(REPO), PREFECT_HOME=str(folder / "prefect"))
     return folder
 
 
@@ -63,20 +53,14 @@ def submit(folder: Path, script: str, *args: str) -> tuple[str, str]:
     log = folder / f"{script}.log"
     command = ["sbatch", "--parsable", f"--output={log}", REPO / "slurm" / f"{script}.sbatch", "run.yaml", *args]
     job_id = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-    def state() -> str | None:
-        shown = subprocess.run(["scontrol", "-o", "show", "job", job_id], capture_output=True, text=True, check=True)
-        found = shown.stdout.partition("JobState=")[2].split()[0]
-        return None if found in ("PENDING", "RUNNING", "COMPLETING") else found
-
-    return until(state, what=f"{script}.sbatch to end", limit_s=600), log.read_text()
+    return end_of(job_id, 600), log.read_text()
 
 
 def rows(folder: Path, sql: str) -> list[tuple]:
     return console.query(folder / "store", sql)[1]
 
 
-def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder: Path) -> None:
+def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder):
     state, said = submit(folder, "profile_data")
     assert state == "COMPLETED", said
     ((key,),) = rows(folder, "select profile_key from profile_record where kind = 'data'")
@@ -86,7 +70,7 @@ def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder: Path) -> None:
     assert {r.backend for r in Journal(run, run.name).records()} == {"local"}
 
 
-def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder: Path) -> None:
+def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder):
     state, said = submit(folder, "profile_model")
     assert state == "COMPLETED", said
     assert "not repeated" in said, "the data profile is there"
@@ -96,7 +80,7 @@ def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder: Path) -> Non
     assert len({job_id.split("_")[0] for (job_id,) in ids if "_" in job_id}) == 1
 
 
-def test_a_plan_is_made_from_what_was_measured(folder: Path) -> None:
+def test_a_plan_is_made_from_what_was_measured(folder):
     state, said = submit(folder, "plan")
     assert state == "COMPLETED", said
     assert "costs measured on test" in said

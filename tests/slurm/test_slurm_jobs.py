@@ -36,9 +36,7 @@ def ask_slurm(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_one_task_with_gpus_and_memory(
-    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_task_with_gpus_and_memory(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # as inside another job; sbatch refuses the pair
     monkeypatch.setenv("SLURM_TRES_PER_TASK", "cpu:7")
     resources = Resources(cpus_per_task=2, gpus_per_node=2, memory_bytes=2**30, time_limit_min=5, partition="low")
@@ -53,7 +51,7 @@ def test_one_task_with_gpus_and_memory(
 
 
 @pytest.mark.lane("slurm-heart")
-def test_two_nodes_with_two_tasks_each(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_two_nodes_with_two_tasks_each(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "report", "x", resources=TWO_BY_TWO, env={"GREETING": "it's $HOME"})
     handle = launcher.submit(spec)
     assert end(launcher, handle).state is JobState.DONE
@@ -67,7 +65,7 @@ def test_two_nodes_with_two_tasks_each(launcher: SlurmLauncher, tmp_path: Path) 
     assert {s["GREETING"] for s in seen} == {"it's $HOME"}
 
 
-def test_three_tasks_on_two_nodes(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_three_tasks_on_two_nodes(launcher, tmp_path):
     resources = Resources(num_nodes=2, tasks_per_node=2, num_idle_slots=1, time_limit_min=5)
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
     assert end(launcher, handle).state is JobState.DONE
@@ -78,7 +76,7 @@ def test_three_tasks_on_two_nodes(launcher: SlurmLauncher, tmp_path: Path) -> No
 
 
 @pytest.mark.lane("slurm-heart")
-def test_the_saved_script_does_the_same_work_by_hand(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_the_saved_script_does_the_same_work_by_hand(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
     script = tmp_path / "job" / "job.sbatch"
     text = script.read_text()
@@ -90,17 +88,8 @@ def test_the_saved_script_does_the_same_work_by_hand(launcher: SlurmLauncher, tm
     assert launcher.collect(by_hand)[0]["word"] == "x"
 
 
-def test_the_traceback_of_the_failing_rank_is_shown(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "2", resources=TWO_BY_TWO))
-    assert end(launcher, handle) == (JobState.FAILED, "rank 2: ValueError: no microbatch for rank 2")
-    with pytest.raises(LaunchError, match="rank 2 of 4 raised ValueError: no microbatch for rank 2") as caught:
-        launcher.collect(handle)
-    assert "entries.py" in caught.value.what
-    assert caught.value.where == str(log_paths(handle, 2).stderr)
-
-
 @pytest.mark.lane("slurm-heart")
-def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_a_killed_rank_fails_the_job_without_sacct(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), resources=TWO_BY_TWO))
     pids = [pids_of_hang(tmp_path, rank) for rank in range(4)]
     os.kill(pids[3][0], signal.SIGKILL)
@@ -115,9 +104,7 @@ def test_a_killed_rank_fails_the_job_without_sacct(launcher: SlurmLauncher, tmp_
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(
-    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "LOOKS_EVERY_S", 1)
     monkeypatch.setattr(script, "ENDS_WITHIN_S", 3)
     gate = tmp_path / "gate"
@@ -132,7 +119,7 @@ def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(
     assert "but srun waits; it is killed" in handle.path(script.BATCH_LOG).read_text()
 
 
-def test_gpus_as_a_generic_resource(cluster: None, tmp_path: Path) -> None:
+def test_gpus_as_a_generic_resource(cluster, tmp_path):
     launcher = SlurmLauncher(run_id="test", site=Site(gpus="gres", gpu_type="fake"), poll_interval_s=0.5)
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(gpus_per_node=1)))
     assert end(launcher, handle).state is JobState.DONE
@@ -151,7 +138,7 @@ def fail_once(folder: Path, *names: str) -> list[JobSpec]:
 
 
 @pytest.mark.lane("slurm-heart")
-def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher, tmp_path):
     specs, journal = fail_once(tmp_path, "a", "bad", "c", "d"), Journal(tmp_path / "run", "test")
 
     def together() -> list[list[object]]:
@@ -165,7 +152,7 @@ def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher: SlurmL
     assert [len((tmp_path / f"ran-{name}").read_text()) for name in ("a", "bad", "c", "d")] == [1, 2, 1, 1]
 
 
-def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster: None, tmp_path: Path) -> None:
+def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster, tmp_path):
     launcher = SlurmLauncher(run_id="test", site=Site(max_jobs_at_once=1), poll_interval_s=0.2, lost_after_s=60)
     gate = str(tmp_path / "gate")
     handles = launcher.submit_all(
@@ -181,9 +168,7 @@ def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster: None, 
     ]  # fmt: skip
 
 
-def test_an_array_beyond_the_sites_limit_is_cut(
-    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_beyond_the_sites_limit_is_cut(launcher, tmp_path, monkeypatch):
     assert sbatch.max_array_size() == 1001
     monkeypatch.setattr(sbatch, "max_array_size", lambda: 2)
     specs = [make_spec(tmp_path / "job", "report", str(n), name=f"w{n}", key=f"w{n}", array="w") for n in range(5)]
@@ -194,7 +179,7 @@ def test_an_array_beyond_the_sites_limit_is_cut(
 
 
 @pytest.mark.lane("slurm-heart")
-def test_a_job_goes_on_under_its_id(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_a_job_goes_on_under_its_id(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
     seen: list[str] = []
     journal = Journal(tmp_path / "run", "test")
@@ -205,7 +190,7 @@ def test_a_job_goes_on_under_its_id(launcher: SlurmLauncher, tmp_path: Path) -> 
     assert log.count("dflop: start ") == 2
 
 
-def test_a_site_that_does_not_requeue_leaves_it_to_the_driver(cluster: None, tmp_path: Path) -> None:
+def test_a_site_that_does_not_requeue_leaves_it_to_the_driver(cluster, tmp_path):
     launcher = SlurmLauncher(run_id="test", site=Site(requeue=False), poll_interval_s=0.5)
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
     journal = Journal(tmp_path / "run", "test")
@@ -215,22 +200,7 @@ def test_a_site_that_does_not_requeue_leaves_it_to_the_driver(cluster: None, tmp
     assert len({r.job_id for r in journal.records()}) == 2
 
 
-def test_a_setup_line_that_fails_is_named(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    resources = Resources(setup=("no-such-command --load",))
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
-    assert end(launcher, handle).reason == "dflop: a setup line of the cluster file failed: no-such-command --load"
-
-
-def test_a_job_that_stopped_with_a_checkpoint_was_interrupted(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    handle = launcher.submit(make_spec(tmp_path / "job", "stop", resources=TWO_BY_TWO))
-    assert end(launcher, handle).state is JobState.INTERRUPTED
-    with pytest.raises(Interrupted, match="was told to stop"):
-        launcher.collect(handle)
-
-
-def test_every_task_is_told_to_stop_and_none_dies_of_it_before_it_listens(
-    launcher: SlurmLauncher, tmp_path: Path
-) -> None:
+def test_every_task_is_told_to_stop_and_none_dies_of_it_before_it_listens(launcher, tmp_path):
     for attempt in range(5):
         folder = tmp_path / str(attempt)
         folder.mkdir()
@@ -262,16 +232,14 @@ def told_until_all_have(handle: JobHandle, folder: Path, what: str, launcher: Sl
     return until(told_again, what=f"tasks that have {what} under a hail of signals") == what
 
 
-def test_a_task_that_dies_of_being_told_before_it_listens_did_nothing_wrong(
-    launcher: SlurmLauncher, tmp_path: Path
-) -> None:
+def test_a_task_that_dies_of_being_told_before_it_listens_did_nothing_wrong(launcher, tmp_path):
     """Drivers of a training that was told to stop submit another job."""
     spec = make_spec(tmp_path / "job", "told_too_early", str(tmp_path), resources=TWO_BY_TWO, is_resumable=True)
     status = end(launcher, launcher.submit(spec))
     assert status == (JobState.INTERRUPTED, "its state is on disk; it was stopped before it listened")
 
 
-def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(extra={"hold": ""})))
     launcher.interrupt(handle)
     assert end(launcher, handle).state is JobState.CANCELLED
@@ -279,7 +247,7 @@ def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher: SlurmLauncher
     launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
 
 
-def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_scancel_from_outside_is_seen(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "never")))
     until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
     ask_slurm("scancel", handle.job_id)
@@ -289,7 +257,7 @@ def test_scancel_from_outside_is_seen(launcher: SlurmLauncher, tmp_path: Path) -
 
 
 @pytest.mark.lane("slurm-heart")
-def test_cancelling_a_queued_job_empties_the_queue(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_cancelling_a_queued_job_empties_the_queue(launcher, tmp_path):
     resources = Resources(extra={"hold": ""})
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
     until(lambda: launcher.poll(handle) == (JobState.QUEUED, "JobHeldUser"), what="the hold")
@@ -300,7 +268,7 @@ def test_cancelling_a_queued_job_empties_the_queue(launcher: SlurmLauncher, tmp_
 
 
 @pytest.mark.lane("slurm-heart")
-def test_another_process_adopts_the_job(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_another_process_adopts_the_job(launcher, tmp_path):
     gate = tmp_path / "gate"
     spec = make_spec(tmp_path / "job", "wait_for", str(gate))
     handle = launcher.submit(spec)
@@ -320,7 +288,7 @@ def test_another_process_adopts_the_job(launcher: SlurmLauncher, tmp_path: Path)
     assert {r.job_id for r in Journal(tmp_path / "run", "r1").records()} == {handle.job_id}
 
 
-def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, tmp_path):
     """Their driver died in between: an array and a job by itself."""
     gate, journal = tmp_path / "gate", Journal(tmp_path / "run", "test")
     specs = [
@@ -336,13 +304,13 @@ def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher: SlurmLau
     assert {end(later, handle).state for handle in adopted} == {JobState.DONE}
 
 
-def test_a_job_slurm_never_heard_of_is_lost(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_a_job_slurm_never_heard_of_is_lost(launcher, tmp_path):
     handle = JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0)
     assert launcher.poll(handle).state is JobState.QUEUED
     assert end(launcher, handle) == (JobState.LOST, "unknown to squeue, sacct and scontrol")
 
 
-def test_a_refused_submission_says_why(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_a_refused_submission_says_why(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "report", "x", resources=Resources(partition="nowhere"))
     with pytest.raises(LaunchError, match="invalid partition specified: nowhere") as caught:
         launcher.submit(spec)

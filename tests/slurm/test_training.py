@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -33,6 +31,7 @@ from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.jobs.training import NARROW_OMNI, set_config
 from tests.launch.helpers import REPO, parent_of, until
+from tests.slurm.faults import end_of, make_environment, processes, shown
 
 CONFIG = """
 name: on-slurm
@@ -61,10 +60,7 @@ def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with the dataset, and the environment train.sbatch activates."""
     folder = tmp_path_factory.mktemp("training")
     make_demo_dataset(folder / "data", num_samples=48)
-    activate = folder / ".venv" / "bin" / "activate"
-    activate.parent.mkdir(parents=True)
-    bin_dir = shlex.quote(str(Path(sys.executable).parent))
-    activate.write_text(f"export PATH={bin_dir}:$PATH PYTHONPATH={shlex.quote(str(REPO))}\n")
+    make_environment(folder, PYTHONPATH=str(REPO))
     return folder
 
 
@@ -93,7 +89,7 @@ def trained(folder: Path) -> RunDir:
     return run
 
 
-def test_a_run_trains_across_nodes(trained: RunDir) -> None:
+def test_a_run_trains_across_nodes(trained):
     num_processes = trained.plan().num_processes
     seen = observations(trained)
     assert sorted((o.step, o.rank) for o in seen) == [(t, r) for t in range(5) for r in range(num_processes)]
@@ -105,7 +101,7 @@ def test_a_run_trains_across_nodes(trained: RunDir) -> None:
     assert latest(trained)["next_step"] == 5
 
 
-def test_the_scheduler_process_packed_every_step(trained: RunDir) -> None:
+def test_the_scheduler_process_packed_every_step(trained):
     ingest(trained.config().store)
     with Reader(trained.config().store) as reader:
         assert {p.step for p in reader.records(StepPlan, where={"run_id": trained.run_id})} == set(range(5))
@@ -117,7 +113,7 @@ def test_the_scheduler_process_packed_every_step(trained: RunDir) -> None:
     assert schedulers(trained) == []
 
 
-def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(trained: RunDir, folder: Path) -> None:
+def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(trained, folder):
     first = latest(trained)["next_step"]
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
@@ -130,7 +126,7 @@ def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(t
     assert end_of(job_id) == "FAILED"
 
 
-def test_every_module_was_timed_by_an_element_of_one_array(trained: RunDir) -> None:
+def test_every_module_was_timed_by_an_element_of_one_array(trained):
     records = Journal(trained.path, trained.run_id).records()
     timed = {r.job_id for r in records if "profile-tp1-" in r.job_name}
     assert len(timed) > 1
@@ -140,7 +136,7 @@ def test_every_module_was_timed_by_an_element_of_one_array(trained: RunDir) -> N
         assert len({m.module for m in reader.records(Measurement, where={"hardware": "test"})}) == len(timed)
 
 
-def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained: RunDir, folder: Path) -> None:
+def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained, folder):
     first = latest(trained)["next_step"]
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
@@ -160,7 +156,7 @@ def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained: 
     assert (trained.path / f"stops-{job_id}").read_text().startswith(f"{first} {stopped}\n")
 
 
-def test_train_sbatch_goes_on_to_the_end_after_that(trained: RunDir, folder: Path) -> None:
+def test_train_sbatch_goes_on_to_the_end_after_that(trained, folder):
     first = latest(trained)["next_step"]
     set_num_steps(trained, first + 2)
     assert end_of(sbatch(folder, trained)) == "COMPLETED", log_of(folder)
@@ -170,7 +166,7 @@ def test_train_sbatch_goes_on_to_the_end_after_that(trained: RunDir, folder: Pat
     assert not processes(str(trained.path))
 
 
-def test_a_job_makes_way_for_another_plan(trained: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_makes_way_for_another_plan(trained, monkeypatch):
     settings = ["train.num_steps=10000", "replan.mode=act", "replan.check_every_s=0.5"]
     set_config(trained, *settings)
     first, old, launcher = latest(trained)["next_step"], trained.plan(), submit.launcher_of(trained, trained.config())
@@ -216,7 +212,7 @@ def test_a_job_makes_way_for_another_plan(trained: RunDir, monkeypatch: pytest.M
     until(lambda: not processes(str(trained.path)), what="every process of the job to end")
 
 
-def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained: RunDir, folder: Path) -> None:
+def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained, folder):
     command = ["srun", "--ntasks=1", sys.executable, "-m", "dflop.jobs.train", trained.path, "trian"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == ConfigError.exit_code
@@ -246,36 +242,9 @@ def sbatch(folder: Path, run: RunDir) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def shown(job_id: str, field: str) -> str:
-    """A field of what Slurm knows about a job."""
-    shown = subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True, check=True).stdout
-    return shown.partition(f"{field}=")[2].split()[0]
-
-
-def end_of(job_id: str) -> str:
-    """The job's final state. (sbatch --wait would look ever less often, 32 s apart in the end.)"""
-
-    def final_state() -> str | None:
-        state = shown(job_id, "JobState")
-        return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
-
-    return until(final_state, what=f"job {job_id} to end")
-
-
 def log_of(folder: Path) -> str:
     log = folder / "train.log"
     return log.read_text() if log.exists() else ""
-
-
-def processes(text: str) -> list[int]:
-    """Pids of the live processes that have the text in their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if text.encode() in (entry / "cmdline").read_bytes():  # empty for zombies
-                    found.append(int(entry.name))
-    return found
 
 
 def schedulers(run: RunDir) -> list[int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from dflop.errors import ConfigError
 from dflop.plan.emit import mimo_rules
@@ -14,15 +14,15 @@ from tests.plan.emit.mimo_text import layers_of, parsed, problems_of, recompute_
 from tests.plan.emit.plans import CLUSTER, mimo_like_plans, module, split, split_plans
 
 ROOMY = dataclasses.replace(CLUSTER, num_nodes=1000)
-UNIFORM = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 2))
 
 
 def text_problems(text: str, plan: Plan) -> list[str]:
     return problems_of(text, world_size=plan.num_processes, num_llm_layers=sum(plan.module(LLM).layers_per_stage))
 
 
+@settings(max_examples=50)
 @given(mimo_like_plans())
-def test_an_accepted_plan_breaks_no_rule_in_the_text_and_says_what_the_plan_says(plan: Plan):
+def test_an_accepted_plan_breaks_no_rule_in_the_text_and_says_what_the_plan_says(plan):
     if mimo_rules.mimo_problems(plan, ROOMY.num_processes):
         with pytest.raises(ConfigError, match="not valid for Megatron's MIMO"):
             emit_megatron_mimo(plan, ROOMY)
@@ -43,8 +43,9 @@ def test_an_accepted_plan_breaks_no_rule_in_the_text_and_says_what_the_plan_says
     assert found == {}
 
 
+@settings(max_examples=50)
 @given(split_plans())
-def test_what_the_rules_refuse_is_wrong_in_the_text_too(plan: Plan):
+def test_what_the_rules_refuse_is_wrong_in_the_text_too(plan):
     alike = dataclasses.replace(plan, modules=tuple(dataclasses.replace(m, recompute=False) for m in plan.modules))
     size, rest = divmod(alike.global_batch_size, alike.num_microbatches)
     if rest:  # what the file says is then another batch, not a broken rule
@@ -58,34 +59,6 @@ def test_what_the_rules_refuse_is_wrong_in_the_text_too(plan: Plan):
     if any("only first and last" in problem and f"`{LLM}`" in problem for problem in found):
         layers = layers_of(parsed(render(alike)), sum(alike.module(LLM).layers_per_stage))
         assert layers != alike.module(LLM).layers_per_stage
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "rule"),
-    [
-        ("MegatronMIMOParallelismConfig", "Other", "types"),
-        ("language:", "text:", "language"),
-        ("tensor_model_parallel_size: 2", "tensor_model_parallel_size: 3", "tp"),
-        ("data_parallel_size: 4", "data_parallel_size: 3", "dp"),
-        ("context_parallel_size: 1", "context_parallel_size: 2", "cp"),
-        ("expert_model_parallel_size: 1", "expert_model_parallel_size: 2", "dense"),
-        ("pipeline_model_parallel_size: 1", "pipeline_model_parallel_size: 2", "encoder pp"),
-        ("rank_offset: 4", "rank_offset: 5", "ranks"),
-        ("rank_offset: 4", "rank_offset: 3", "ranks"),
-        ("micro_batch_size: 8", "micro_batch_size: 6", "microbatches"),
-        ("num_layers_in_first_pipeline_stage: null", "num_layers_in_first_pipeline_stage: 0", "layers"),
-        ("recompute_method: null", 'recompute_method: "uniform"', "recompute"),
-        ("optimizer:\n  use_distributed_optimizer: false", "optimizer:\n  use_distributed_optimizer: true", "zero1"),
-    ],
-)
-def test_the_check_of_the_text_sees_every_rule_broken(old: str, new: str, rule: str):
-    text = emit_megatron_mimo(UNIFORM, CLUSTER)
-    assert old in text
-    if rule == "language":  # without it nothing else can be looked up
-        with pytest.raises(KeyError, match="language"):
-            text_problems(text.replace(old, new), UNIFORM)
-    else:
-        assert rule in text_problems(text.replace(old, new, 1), UNIFORM)
 
 
 def test_one_module_that_shards_its_optimizer_shards_all_and_the_file_says_so():

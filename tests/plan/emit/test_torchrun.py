@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
@@ -43,8 +43,9 @@ def start(script: str, tmp_path, *args: str, **env: str) -> subprocess.Completed
     return subprocess.run(["bash", tmp_path / "start.sh", *args], capture_output=True, text=True, env=clean)
 
 
+@settings(max_examples=40)
 @given(split_plans())
-def test_the_table_is_the_engines_seats(plan: Plan):
+def test_the_table_is_the_engines_seats(plan):
     rows = table(emit_torchrun(plan, cluster_of(plan, 8)))
     assert [tuple(map(int, row[:6])) for row in rows] == [
         (s.rank, s.rank // 8, s.rank % 8, s.stage, s.dp_rank, s.tp_rank) for s in seats(plan)
@@ -54,8 +55,9 @@ def test_the_table_is_the_engines_seats(plan: Plan):
     ]
 
 
+@settings(max_examples=40)
 @given(inline_plans())
-def test_a_rank_of_an_inline_plan_holds_layers_of_several_modules(plan: Plan):
+def test_a_rank_of_an_inline_plan_holds_layers_of_several_modules(plan):
     found = list(places(plan))
     assert [p.rank for p in found] == list(range(plan.num_processes))
     llm = plan.module(LLM)
@@ -74,7 +76,7 @@ def test_ranks_ascend_whatever_the_order_of_the_modules():
 
 
 @given(st.integers(1, 200), st.integers(1, 9))
-def test_ranks_fill_node_after_node(num_processes: int, per_node: int):
+def test_ranks_fill_node_after_node(num_processes, per_node):
     found = processes_of_nodes(num_processes, per_node)
     assert sum(found) == num_processes
     assert set(found[:-1]) <= {per_node}
