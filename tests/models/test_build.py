@@ -1,4 +1,4 @@
-"""Building and cutting: nothing is lost, nothing is held twice, and the pieces compute what the whole does."""
+"""Building and cutting: nothing is lost, nothing is held twice. What pieces compute is in `test_modules.py`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import torch
 
 from dflop.errors import ConfigError
 from dflop.models.build import build_model, cut_stage
-from dflop.models.positions import MediaPosition
 from dflop.records import LLM
-from dflop.train.feed import seconds_per_grid
 from tests.train import synthetic
-from tests.train.synthetic import SyntheticSource, family, make_shapes, tiny_model
+from tests.train.synthetic import family, tiny_model
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
-TOWERS = {"image": "vision", "video": "vision", "audio": "audio"}
 
 
 def stages_of(split, *, tied=False):
@@ -50,45 +47,6 @@ def test_a_tied_embedding_is_named_on_the_ends_of_the_pipeline():
     assert [EMBEDDING in s.names for s in (first, middle, last)] == [True, False, True]
     assert first.tied == last.tied == EMBEDDING
     assert stages_of([4])[1][0].tied == ""
-
-
-@pytest.mark.parametrize(("split", "tied"), [([4], False), ([1, 3], True), ([1, 2, 1], False)], ids=str)
-def test_stages_compute_the_logits_of_the_uncut_model(split, tied):
-    shapes = make_shapes(6, seed=2)
-    assert {i.kind for i in shapes[0].items} | {i.kind for i in shapes[2].items} == set(TOWERS)
-    source, plain = SyntheticSource(shapes), synthetic.plain_model(tied=tied)
-    with torch.no_grad():
-        got = packed_logits(source, shapes, *stages_of(split, tied=tied))
-        for shape, logits in zip(shapes, got, strict=True):
-            expected = plain(**synthetic.hf_inputs(source, shape, source.tokens(shape.sample_index))).logits[0]
-            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def packed_logits(source, shapes, encoders, llm):
-    """Logits of each sample, all samples packed into one microbatch."""
-    samples = [source.tokens(s.sample_index) for s in shapes]
-    lengths = [len(s.input_ids) for s in samples]
-    starts = torch.tensor([0, *lengths]).cumsum(0)
-    input_ids = torch.cat([torch.from_numpy(s.input_ids) for s in samples])
-    rows, where = [], []
-    for start, shape, sample in zip(starts.tolist(), shapes, samples, strict=False):
-        for number, item in enumerate(shape.items):
-            array = torch.from_numpy(source.array(shape.sample_index, number))
-            rows.append(encoders[TOWERS[item.kind]](array, torch.tensor([item.grid])))
-            assert len(sample.item_positions[number]) == item.num_rows
-            where.append(start + torch.from_numpy(sample.item_positions[number]))
-    positions = torch.cat(
-        [llm[-1].positions(torch.from_numpy(t.input_ids), media(s)) for s, t in zip(shapes, samples, strict=True)],
-        dim=1,
-    )
-    hidden = llm[0].embed(input_ids, rows, where)
-    for stage in llm:
-        hidden = stage(hidden, positions, starts.int())
-    return llm[-1].head(hidden).split(lengths)
-
-
-def media(shape):
-    return [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in shape.items]
 
 
 @pytest.mark.parametrize(("module", "layers"), [("vision", (0, 3)), ("audio", (1, 1)), (LLM, (-1, 2)), (LLM, (3, 5))])

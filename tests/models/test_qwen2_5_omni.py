@@ -21,12 +21,6 @@ def place_audio(family, duration_s):
     return family.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=duration_s)
 
 
-def test_frames_follow_the_rate_between_the_limits():
-    family = load_family(NAME, {}, {"video_fps": 2.0, "video_min_frames": 4, "video_max_frames": 16})
-    counts = [len(family.frame_indices(900, duration_s)) for duration_s in (0.5, 3, 5, 30)]
-    assert counts == [4, 6, 10, 16]
-
-
 @settings(max_examples=40)
 @given(st.integers(28, 2000), st.integers(28, 2000), st.integers(2, 60), st.sampled_from([TINY, FULL]))
 def test_vision_sum_of_squares_is_what_the_tower_attends_over(width, height, num_frames, family):

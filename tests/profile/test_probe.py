@@ -73,12 +73,6 @@ def test_activation_bytes_double_with_the_samples(module):
     assert twice.activation_bytes == pytest.approx(2 * once.activation_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_activation_bytes_repeat_exactly(module):
-    group = make_group("random", users(module, 2), module)
-    assert len({probe(module, 1).measure(group).activation_bytes for _ in range(3)}) == 1
-
-
 def profile(shapes, **changes):
     lines = []
     options = dict(

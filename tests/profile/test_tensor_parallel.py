@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cache
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from dflop.models import load_family
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe
@@ -20,22 +16,17 @@ from tests.profile.test_probe import MODULES, SETTINGS, users
 from tests.train import synthetic
 from tests.train.ranks import run_ranks
 
-CPU = torch.device("cpu")
+FAMILY = synthetic.family(kv_heads=2)
 
 
-@cache
-def family():
-    config = copy.deepcopy(synthetic.HF_CONFIG)
-    config["text_config"]["num_key_value_heads"] = 2
-    return load_family("qwen2_5_omni_thinker", config, synthetic.family().media)
+def probe_of(group, module, num_layers, way=TRAIN):
+    ids, cpu = FAMILY.token_ids(synthetic.TOKEN_IDS), torch.device("cpu")
+    return ModuleProbe(FAMILY, ids, synthetic.VOCAB_SIZE, module, num_layers, SETTINGS, cpu, way=way, group=group)
 
 
 def measure(group, module, num_layers, way):
     """(row, FLOP of a forward) of this process."""
-    token_config = family().token_ids(synthetic.TOKEN_IDS)
-    vocab_size = synthetic.VOCAB_SIZE
-    probe = ModuleProbe(family(), token_config, vocab_size, module, num_layers, SETTINGS, CPU, way=way, group=group)
-    samples = make_group("random", users(module, 3), module)
+    probe, samples = probe_of(group, module, num_layers, way), make_group("random", users(module, 3), module)
     forward = probe._prepare(samples)
     with FlopCounterMode(display=False) as counter:
         forward()
@@ -63,34 +54,32 @@ def test_two_ranks_share_a_module(tmp_path):
             assert row.param_bytes < alone.param_bytes
             assert row.activation_bytes < alone.activation_bytes or way.recompute
             assert flop < alone_flop
-    layer = {tp: [rows[LLM, n, "train"] for n in (1, 2)] for tp, rows in ((2, both[0]),)}
-    layer[1] = [measure(None, LLM, n, TRAIN) for n in (1, 2)]
-    params, flops = ({tp: f(two) - f(one) for tp, (one, two) in layer.items()} for f in (param_bytes, forward_flop))
-    assert params[2] == pytest.approx(params[1] / 2, rel=0.02), "norms are whole on every rank"
-    assert flops[2] == flops[1] / 2
+    shared = [both[0][LLM, n, "train"] for n in (1, 2)]
+    whole = [measure(None, LLM, n, TRAIN) for n in (1, 2)]
+    params, flops = zip(*(of_one_layer(rows) for rows in (shared, whole)), strict=True)
+    assert params[0] == pytest.approx(params[1] / 2, rel=0.02), "norms are whole on every rank"
+    assert flops[0] == flops[1] / 2
 
 
-def param_bytes(measured):
-    return measured[0].param_bytes
-
-
-def forward_flop(measured):
-    return measured[1]
+def of_one_layer(measured):
+    """(parameter bytes, FLOP), from depths 1 and 2."""
+    (one, one_flop), (two, two_flop) = measured
+    return two.param_bytes - one.param_bytes, two_flop - one_flop
 
 
 def profile(rank, folder):
     """Loads that a rank probed; the ranks' budgets differ, so that one alone would stop earlier."""
     rows = profile_model(
-        family(),
+        FAMILY,
         synthetic.make_shapes(30, seed=1, kinds=("audio",)),
-        token_config=family().token_ids(synthetic.TOKEN_IDS),
+        token_config=FAMILY.token_ids(synthetic.TOKEN_IDS),
         vocab_size=synthetic.VOCAB_SIZE,
         settings=SETTINGS,
         depths=(1, 2),
         num_probes=MIN_GROUPS + 2,
         max_samples=4,
         budget_s=0.0 if rank else 1e9,
-        device=CPU,
+        device=torch.device("cpu"),
         progress=lambda _: None,
         target_frac=1e-9,
         group=dist.group.WORLD,
@@ -106,9 +95,7 @@ def test_ranks_run_what_the_first_one_chooses(tmp_path):
 
 
 def fail(rank, folder):
-    token_config = family().token_ids(synthetic.TOKEN_IDS)
-    vocab_size, world = synthetic.VOCAB_SIZE, dist.group.WORLD
-    probe = ModuleProbe(family(), token_config, vocab_size, LLM, 1, SETTINGS, CPU, group=world)
+    probe = probe_of(dist.group.WORLD, LLM, 1)
 
     def run_out(*_):
         raise MemoryError

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from dflop.errors import ConfigError
-from dflop.models.build import build_model, cut_stage
-from dflop.models.ways import TRAIN, WAYS, Way, apply_way, recompute_layers
+from dflop.models.ways import TRAIN, WAYS, Way, apply_way
 from dflop.profile.groups import make_group
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, new_probe, probe, users
-from tests.train.synthetic import HIDDEN_SIZE, family, hf_config
+from tests.train.synthetic import HIDDEN_SIZE
 
 FROZEN, RECOMPUTE = WAYS["frozen"], WAYS["recompute"]
 
@@ -44,30 +43,6 @@ def test_a_recomputed_layer_keeps_its_input_only(module):
     assert three.activation_bytes - two.activation_bytes == 4 * width * one.num_tokens
     assert one.activation_bytes < measured(module, 1, TRAIN).activation_bytes
     assert one.optimizer_s > 0
-
-
-def stage_and_inputs(way):
-    model = build_model(family(), hf_config(), seed=0, dtype=torch.float32)
-    stage = cut_stage(model, family(), LLM, (1, 3))  # a middle stage
-    apply_way(stage, way)
-    hidden = torch.randn(20, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    positions = torch.arange(20).expand(3, -1)
-    stage(hidden, positions, torch.tensor([0, 12, 20], dtype=torch.int32)).square().sum().backward()
-    return stage, hidden
-
-
-def test_recomputation_changes_no_gradient():
-    (plain, x), (again, y) = stage_and_inputs(TRAIN), stage_and_inputs(RECOMPUTE)
-    assert recompute_layers(again) == 2
-    torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-6)
-    for name, parameter in plain.names.items():
-        torch.testing.assert_close(parameter.grad, again.names[name].grad, rtol=1e-5, atol=1e-6)
-
-
-def test_frozen_input_gradient_is_that_of_training():
-    (_, x), (frozen, y) = stage_and_inputs(TRAIN), stage_and_inputs(FROZEN)
-    assert torch.equal(x.grad, y.grad)
-    assert all(p.grad is None for p in frozen.names.values())
 
 
 def test_what_cannot_be_recomputed_is_refused():

@@ -91,10 +91,10 @@ class Record:
 
 
 class EpochPlans:
-    """Step plans over the batches of `Job.order`."""
+    """Step plans over the batches of an order."""
 
-    def __init__(self, job: Job, plan: Plan) -> None:
-        self._order, self._shapes, self._plan = job.order, job.shapes, plan
+    def __init__(self, plan: Plan, shapes: Sequence[SampleShape], order: SampleOrder) -> None:
+        self._plan, self._shapes, self._order = plan, shapes, order
 
     def get(self, step: int) -> PlanMessage:
         batch = [self._shapes[i] for i in self._order.batch(step)]
@@ -201,7 +201,9 @@ def _trainer(rank: int, job: Job, plan: Plan, hooks: Hooks) -> Trainer:
     settings = LoopSettings("campaign", 0, job.num_steps, 0.003, 3, 1.0, job.checkpoint_every)
     optimizer = it.optimizer(settings.learning_rate, 0.01)
     checkpointer = Checkpointer(job.checkpoints, it.stages, optimizer, it.groups, it.parts, keep=2)
-    return it.trainer(settings, source, EpochPlans(job, plan), hooks, optimizer, checkpointer=checkpointer)
+    return it.trainer(
+        settings, source, EpochPlans(plan, job.shapes, job.order), hooks, optimizer, checkpointer=checkpointer
+    )
 
 
 def _held(kill: Kill, writer: Connection) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 
@@ -207,35 +206,6 @@ def test_a_full_disk_costs_one_checkpoint_and_not_the_run(one_rank, tmp_path, mo
     checkpointer.save(3, {})  # the next period tries again
     checkpointer.wait()
     assert loaded(tmp_path)[1] == [3.0] * 3
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A file system of one MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system takes root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_disk_that_is_really_full(one_rank, tiny_disk):
-    size = 50_000  # parameter and two moments: 600 kB, so one checkpoint fits
-    told = []
-    _, checkpointer = small(tiny_disk / "c", size=size, value=1.0, on_failure=told.append)
-    checkpointer.save(1, {})
-    checkpointer.save(2, {})
-    checkpointer.close()
-    assert ["No space left on device" in e.what for e in told] == [True]
-    assert names_in(tiny_disk / "c") == ["latest.json", STEP.format(1)]
-    fresh, other = small(tiny_disk / "c", size=size)
-    assert other.load_latest()["next_step"] == 1
-    assert set(fresh.names["w"].tolist()) == {1.0}
-    checkpointer.save(3, {})
-    with pytest.raises(TrainError, match="No space left on device"):
-        checkpointer.wait()
 
 
 def suffer(rank, folder):

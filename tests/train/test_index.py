@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -97,41 +98,24 @@ def test_what_a_pickle_does_to_a_class_is_gone_with_it(checkpoint):
     assert not hasattr(dcp.metadata.Metadata, "spoilt")
 
 
-def wrong_type(content):
-    content.state_dict_metadata["model/w"].size = "12"
-
-
-def outside(content):
-    place(content, relative_path="../../etc/passwd")
-
-
-def absolute(content):
-    place(content, relative_path="/etc/passwd")
-
-
-def behind_the_end(content):
-    place(content, offset=1 << 40)
-
-
-def transformed(content):
-    place(content, transform_descriptors=["zstd"])
-
-
 def place(content, **fields):
+    """Where the tensor lies, other than it is."""
     key = next(key for key in content.storage_data if key.fqn == "model/w")
     old = content.storage_data[key]
     values = {"relative_path": old.relative_path, "offset": old.offset, "length": old.length} | fields
     content.storage_data[key] = _StorageInfo(**values)
 
 
-def bomb(content):
-    """A tensor of a petabyte in some hundred bytes."""
+def resize(content, *size, chunk=None):
+    """What the index says of the tensor, and of its only piece."""
     tensor = content.state_dict_metadata["model/w"]
-    tensor.size = tensor.chunks[0].sizes = torch.Size([1 << 24, 1 << 24])
+    tensor.size = torch.Size(size)
+    if chunk is not None:
+        tensor.chunks[0].sizes = torch.Size(chunk)
 
 
-def holes(content):
-    content.state_dict_metadata["model/w"].size = torch.Size([300, 4])
+def wrong_type(content):
+    content.state_dict_metadata["model/w"].size = "12"
 
 
 def outside_itself(content):
@@ -142,16 +126,19 @@ def nowhere(content):
     content.storage_data = {key: value for key, value in content.storage_data.items() if key.fqn != "model/w"}
 
 
+A_PETABYTE = (1 << 24, 1 << 24)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (wrong_type, "a size is none"),
-        (outside, "`../../etc/passwd` is no file of tensors"),
-        (absolute, "`/etc/passwd` is no file of tensors"),
-        (behind_the_end, "`model/w` lies behind the end of __0_0.distcp"),
-        (transformed, "no file of tensors"),
-        (bomb, "`model/w` is larger than what is stored of it"),
-        (holes, "the pieces of `model/w` are not the whole of it"),
+        (partial(place, relative_path="../../etc/passwd"), "`../../etc/passwd` is no file of tensors"),
+        (partial(place, relative_path="/etc/passwd"), "`/etc/passwd` is no file of tensors"),
+        (partial(place, offset=1 << 40), "`model/w` lies behind the end of __0_0.distcp"),
+        (partial(place, transform_descriptors=["zstd"]), "no file of tensors"),
+        (lambda c: resize(c, *A_PETABYTE, chunk=A_PETABYTE), "`model/w` is larger than what is stored of it"),
+        (lambda c: resize(c, 300, 4), "the pieces of `model/w` are not the whole of it"),
         (outside_itself, "a piece lies outside its tensor"),
         (nowhere, "`model/w` is larger than what is stored of it"),
     ],

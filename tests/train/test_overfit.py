@@ -25,10 +25,10 @@ from dflop.models.build import build_model
 from dflop.models.family import TrainableFamily
 from dflop.records import LLM, SampleShape
 from dflop.train.loop import Hooks, LoopSettings
-from dflop.train.plans import PlanMessage
+from tests.train.campaign import EpochPlans
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import make_plan, make_step_plan
+from tests.train.synthetic import make_plan
 
 LAYOUT = {"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}
 SHORTEST = {"image": 31, "video": 12, "audio": 9, "text": 12}
@@ -91,15 +91,6 @@ class CachedSource(DatasetSource):
         self.array = cache(super().array)
 
 
-class EpochPlans:
-    def __init__(self, plan, shapes):
-        self._plan, self._shapes, self._order = plan, shapes, SampleOrder(0, len(shapes), BATCH_SIZE)
-
-    def get(self, step):
-        batch = [self._shapes[i] for i in self._order.batch(step)]
-        return PlanMessage(make_step_plan(self._plan, batch, step, text_only_slot=False), {})
-
-
 def train(rank, folder, lesson):
     """Loss of every step."""
     plan, losses = make_plan(LAYOUT, num_microbatches=NUM_MICROBATCHES, of=lesson.family), []
@@ -107,7 +98,13 @@ def train(rank, folder, lesson):
     source = CachedSource(lesson.dataset, lesson.family, lesson.shapes)
     hooks = Hooks(lambda seen: losses.append(seen.loss), lambda *event: pytest.fail(f"{event}"))
     settings = LoopSettings("overfit", 0, NUM_STEPS, 3e-3, 20, 1.0, NUM_STEPS)
-    it.trainer(settings, source, EpochPlans(plan, lesson.shapes), hooks, it.optimizer(3e-3)).run()
+    it.trainer(
+        settings,
+        source,
+        EpochPlans(plan, lesson.shapes, SampleOrder(0, len(lesson.shapes), BATCH_SIZE)),
+        hooks,
+        it.optimizer(3e-3),
+    ).run()
     return losses
 
 

@@ -7,24 +7,21 @@ import copy
 import pytest
 import torch
 
-from dflop.models.build import cut_stage
-from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM
-from dflop.train.reduce import GradientReducer
+from tests.train.rank import Rank
 from tests.train.synthetic import family, make_plan, tiny_model
+
+PLAN = make_plan({LLM: (1, 1)}, num_microbatches=1)
 
 
 @pytest.fixture
 def reducer_and_stage(one_rank):
-    plan = make_plan({LLM: (1, 1)}, num_microbatches=1)
-    seat = seat_of(plan, 0)
-    (part,) = seat.parts
-    stage = cut_stage(tiny_model(), family(), LLM, part.layers)
+    it = Rank(0, PLAN, family(), tiny_model())
     generator = torch.Generator().manual_seed(0)
-    for n, p in stage.names.items():
+    for n, p in it.names.items():
         if not n.endswith("bias"):
             p.grad = torch.randn(p.shape, generator=generator)
-    return GradientReducer(plan, seat, [stage], make_groups(plan, 0, timeout_s=30)), stage
+    return it.reducer(), it.stages[0]
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
@@ -57,12 +54,9 @@ def test_the_loss_is_summed_over_ranks(reducer_and_stage):
 
 
 def test_gradients_of_bfloat16_weights_accumulate_in_float32(one_rank):
-    plan = make_plan({LLM: (1, 1)}, num_microbatches=1)
-    seat = seat_of(plan, 0)
-    (part,) = seat.parts
-    stage = cut_stage(tiny_model().bfloat16(), family(), LLM, part.layers)
-    reducer = GradientReducer(plan, seat, [stage], make_groups(plan, 0, timeout_s=30))
-    name, p = next(iter(stage.names.items()))
+    it = Rank(0, PLAN, family(), tiny_model().bfloat16())
+    reducer = it.reducer()
+    name, p = next(iter(it.names.items()))
     small = 2.0**-10  # beside 1, too small for the 8 bits of a bfloat16's mantissa
     for gradient in (1.0, small, small):
         (p * torch.tensor(gradient, dtype=torch.bfloat16)).sum().backward()

@@ -21,7 +21,6 @@ NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
 SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
 NUM_SAMPLES, BATCH_SIZE = 26, 6
 
-in_lane = pytest.mark.lane("kills")
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -90,7 +89,7 @@ def assert_same_curve(found, expected, tolerance):
         assert r.grad_norm == pytest.approx(by_step[r.step].grad_norm, rel=100 * tolerance)
 
 
-def test_two_kills_one_of_them_in_a_checkpoint_cost_nothing_under_another_plan_either(tmp_path, undisturbed):
+def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed):
     job = make_job(tmp_path, num_steps=10)
     start_until_killed(job, split_plan(), 1, Kill(2, STEP, 3))
     assert start_until_killed(job, inline_plan(), 2, Kill(0, "files written", 1)), "a folder in the making"
@@ -102,7 +101,7 @@ def test_two_kills_one_of_them_in_a_checkpoint_cost_nothing_under_another_plan_e
     assert_same_curve(found, undisturbed(10), OTHER_PLAN)
 
 
-@in_lane
+@pytest.mark.lane("kills")
 def test_ten_kills_change_no_loss_and_lose_no_sample(tmp_path, undisturbed):
     job, plan = make_job(tmp_path, num_steps=40), split_plan()
     kills = draw_kills(0, plan.num_processes)
@@ -119,16 +118,3 @@ def test_ten_kills_change_no_loss_and_lose_no_sample(tmp_path, undisturbed):
     losses = [r.loss for r in counted(found)]
     assert losses[-1] < losses[0]
     assert len(found) > job.num_steps, "no kill cost a step: none came before a checkpoint was due"
-
-
-@in_lane
-def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed):
-    job = make_job(tmp_path, num_steps=40)
-    start_until_killed(job, split_plan(), 1, Kill(2, STEP, 5))
-    start_until_killed(job, inline_plan(), 2, Kill(1, STEP, 6))
-    start_until_killed(job, split_plan(), 3, Kill(0, "files written", 2))
-    start_until_killed(job, inline_plan(), 4, None)
-    found = records(job)
-    assert {r.attempt for r in found} == {1, 2, 3, 4}
-    assert_nothing_lost_or_repeated(job, found)
-    assert_same_curve(found, undisturbed(40), OTHER_PLAN)

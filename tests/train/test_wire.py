@@ -36,13 +36,6 @@ def test_the_first_plan_of_a_step_counts(store):
     assert PlanMessage.decode(store.get(wire.plan_key(0))) == message(0)
 
 
-def test_a_retired_plan_is_small_and_cannot_be_published_again(store):
-    assert wire.publish(store, message(0))
-    wire.retire(store, 0)
-    assert len(store.get(wire.plan_key(0))) < 10
-    assert not wire.publish(store, message(0))
-
-
 def test_notes_are_empty_until_they_are_written(store):
     assert (wire.asked_step(store), wire.recorded_step(store, 1)) == (-1, -1)
     assert (wire.factors_in_force(store), wire.learned(store), wire.host_of(store, 1)) == (Factors(), {}, "")
