@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from dflop.report.details import RunDetails
+from dflop.report.summary import RunSummary
+from tests.report.detailed import detailed
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Figures that were saved, in order."""
+
+@pytest.fixture(scope="session")
+def run() -> tuple[RunSummary, RunDetails]:
+    """A finished run with everything a report can show."""
+    return detailed()
+
+
+@pytest.fixture(scope="module")
+def saved() -> Iterator[list[Figure]]:
+    """Figures that tests of this file have saved, in order."""
     figures: list[Figure] = []
     save = Figure.savefig
 
@@ -16,5 +27,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         figures.append(self)
         save(self, *args, **kwargs)
 
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        yield figures
+
+
+@pytest.fixture
+def drawn(saved: list[Figure]) -> list[Figure]:
+    """Figures that this test has saved."""
+    saved.clear()
+    return saved

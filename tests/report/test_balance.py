@@ -9,7 +9,6 @@ from dflop.report.balance import evenness, evenness_table, shares_table, stage_s
 from dflop.report.compare import BatchPair
 from dflop.report.steps import MeasuredStep
 from tests.builders import make_plan
-from tests.report.detailed import detailed
 from tests.report.runs import make_span, observe
 
 PLAN = make_plan({"vision": 1, "llm": 1}, num_microbatches=2)
@@ -70,8 +69,8 @@ def test_microbatches_without_work_are_none() -> None:
     assert math.isnan(found["llm pp0", "arrival"].max_over_mean)
 
 
-def test_of_a_module_in_several_stages_the_busiest_is_shown() -> None:
-    summary, _ = detailed(num_steps=1)
+def test_of_a_module_in_several_stages_the_busiest_is_shown(run) -> None:
+    summary, _ = run
     assert summary.comparison is not None
     pair = summary.comparison.typical_pair()
     assert pair is not None

@@ -26,9 +26,10 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium is installed (apt-get install chromium)"),
     pytest.mark.timeout(300),
 ]
-WIDTHS = (1280, 390)
+WIDTHS = (1280, pytest.param(390, marks=pytest.mark.lane("browser")))
 PAPER = 718
 """A4 between its margins, px."""
+OTHER_LOOKS = (("light", 390), ("dark", 1280), ("dark", 390), ("print", PAPER))
 OVERFLOWING = """
 [...document.querySelectorAll('body *')]
   .filter((e) => matchMedia('print').matches || !e.closest('.scroll, pre') || e.matches('.scroll, pre'))
@@ -78,7 +79,7 @@ def page(browser: Browser, report: Path) -> Iterator[Page]:
 
 
 @pytest.mark.parametrize(
-    ("look", "width"), [*((look, width) for look in ("light", "dark") for width in WIDTHS), ("print", PAPER)]
+    ("look", "width"), [("light", 1280), *(pytest.param(*p, marks=pytest.mark.lane("browser")) for p in OTHER_LOOKS)]
 )
 def test_nothing_is_loaded_said_or_cut_off(browser: Browser, document: Path, look: str, width: int) -> None:
     with opened(browser, document, width=width, dark=look == "dark", printed=look == "print") as page:
@@ -121,17 +122,6 @@ def test_columns_of_a_comparison_are_all_in_sight_on_a_desktop(browser: Browser,
         assert page.eval(f"{hidden}.length") == 0
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_wide_tables_scroll_in_their_own_box(browser: Browser, report: Path, width: int) -> None:
-    with opened(browser, report, width=width) as page:
-        boxes = page.eval(
-            "[...document.querySelectorAll('.scroll table')].map((t) => [t.closest('.scroll').clientWidth, "
-            "t.closest('.scroll').getBoundingClientRect().right])"
-        )
-        assert boxes
-        assert all(right <= width for _, right in boxes)
-
-
 # The calculator ---------------------------------------------------------------------------------------------------
 
 
@@ -163,15 +153,15 @@ def test_the_calculator_computes_what_python_does(page: Page) -> None:
     assert page.eval(OUTPUTS)["saved_usd"] != before["saved_usd"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "told"), [("speedup", "0.8", "never"), ("step_s", "", "-"), ("num_gpus", "-4", "-")]
-)
-def test_what_makes_no_sense_makes_no_number(page: Page, name: str, text: str, told: str) -> None:
-    page.type(f"#calculator input[name={name}]", text)
-    assert_computes(page)
-    assert page.eval(OUTPUTS)["break_even_steps"][1] == told
-    invalid = page.eval(f"document.querySelector('#calculator input[name={name}]').getAttribute('aria-invalid')")
-    assert invalid == str(text == "-4").lower()
+def test_what_makes_no_sense_makes_no_number(page: Page) -> None:
+    given = page.eval(INPUTS)
+    for name, text, told in (("speedup", "0.8", "never"), ("step_s", "", "-"), ("num_gpus", "-4", "-")):
+        field = f"#calculator input[name={name}]"
+        page.type(field, text)
+        assert_computes(page)
+        assert page.eval(OUTPUTS)["break_even_steps"][1] == told
+        assert page.eval(f"document.querySelector('{field}').getAttribute('aria-invalid')") == str(text == "-4").lower()
+        page.type(field, given[name])
 
 
 def test_the_calculator_goes_back_to_what_the_run_measured(page: Page) -> None:
@@ -220,9 +210,7 @@ def test_pointing_at_a_bar_tells_microbatch_shapes_prediction_and_measurement(pa
     assert f"{sample[0]} (row {sample[1]}): {sample[5][item][1]}, {sample[5][item][2]} vision tokens" in text
     assert page.eval("document.querySelectorAll('.drawing .chosen').length") == 1
 
-
-def test_a_bar_of_the_llm_tells_its_samples_as_text(page: Page) -> None:
-    known = data(page)
+    # A bar of the LLM tells its samples, as text.
     first = next(
         i
         for i, bar in enumerate(known["bars"])
@@ -233,9 +221,8 @@ def test_a_bar_of_the_llm_tells_its_samples_as_text(page: Page) -> None:
     assert "LLM tokens" in told(page)
     assert page.eval("document.querySelectorAll('#timeline-card script').length") == 0
 
-
-def test_pointing_at_what_was_predicted_tells_the_same(page: Page) -> None:
-    number = bar_of(data(page), "4: llm pp1 dp0", "backward")
+    # What was predicted tells the same.
+    number = bar_of(known, "4: llm pp1 dp0", "backward")
     page.move(*page.middle(f"rect.p[data-bar='{number}']"))
     assert "backward of microbatch" in told(page)
 
@@ -292,6 +279,7 @@ def test_what_is_folded_is_open_on_paper(page: Page) -> None:
     assert page.eval(closed) == before
 
 
+@pytest.mark.lane("browser")
 def test_a_tap_on_a_phone_tells_the_same(browser: Browser, report: Path) -> None:
     with opened(browser, report, width=390) as page:
         number = bar_of(data(page), "3: llm pp0 dp0", "forward")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dflop.cost.model import CostModel
 from dflop.errors import ConfigError
 from dflop.records import CostTable, Measurement
 from dflop.report.cost_plots import (
@@ -20,27 +19,17 @@ from dflop.report.cost_plots import (
     save_cost_plots,
     table_rows,
 )
-from tests.builders import make_table
+from tests.builders import make_probe, make_table
 
 
 def probes(table: CostTable, num: int = 24, off: float = 1.0) -> list[Measurement]:
     """What `table` would measure, times `off`."""
-    rng, model = np.random.default_rng(0), CostModel([table], extrapolate=True)
-    rows = []
+    rng, found = np.random.default_rng(0), []
     for i in range(num):
-        items, length, depth = int(rng.integers(1, 9)), int(rng.integers(20, 400)), 1 + i % 2
-        load = (items, items * length, items * length**2)
-        forward, backward = model.module_seconds(
-            table.module, *load, num_layers=depth, edge=True, tp=table.tp, recompute=table.recompute
-        )
-        rows.append(
-            Measurement(
-                table.profile_key, table.module, table.hardware, table.software, table.dtype, table.tp, depth,
-                ("random", "single", "adaptive")[i % 3], *load, off * float(forward), off * float(backward),
-                0.01 * float(forward), 0.0, 3, 0, 0, table.is_frozen, table.recompute,
-            )
-        )  # fmt: skip
-    return rows
+        items, length = int(rng.integers(1, 9)), int(rng.integers(20, 400))
+        probe = make_probe(table, 1 + i % 2, items, items * length, items * length**2, noise=off)
+        found.append(replace(probe, group=("random", "single", "adaptive")[i % 3], software=table.software))
+    return found
 
 
 def test_tables_meet_the_probes_that_ran_the_same_way() -> None:

@@ -54,13 +54,18 @@ def test_bars_are_as_long_as_the_mixture_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "drawn", [profile(), profile(300, "vision"), profile(9, "audio", "vision"), profile(0, "vision")]
+    ("name", "drawn"),
+    [
+        ("llm.svg", profile()),
+        ("two.png", profile(300, "vision")),
+        ("three.svg", profile(9, "audio", "vision")),
+        ("none.png", profile(0, "vision")),
+    ],
 )
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_files_are_drawn_whatever_there_is(drawn: Profile, suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"data{suffix}"
+def test_files_are_drawn_whatever_there_is(name: str, drawn: Profile, tmp_path: Path) -> None:
+    path = tmp_path / name
     save_plots(drawn, path)
-    if suffix == ".svg":
+    if path.suffix == ".svg":
         assert ET.parse(path).getroot().tag.endswith("svg")
     else:
         pixels = np.asarray(Image.open(path).convert("L"))

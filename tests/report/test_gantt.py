@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,18 +13,22 @@ import pytest
 from dflop.records import LLM
 from dflop.report import gantt, timeline
 from dflop.report.compare import BatchPair
+from dflop.report.details import RunDetails
 from dflop.report.gantt import draw_gantt, item_text, tick_every_s, tick_text
 from dflop.report.plots import MAX_LANES
 from dflop.report.steps import MeasuredStep
+from dflop.report.summary import RunSummary
 from dflop.report.timeline import Timeline, batch_timeline
 from tests.builders import make_inline_plan, make_plan, make_sample
-from tests.report.detailed import SPLIT, batch_of, detailed
 from tests.report.runs import make_span, observe
+
+Drawn = tuple[ET.Element, ET.Element, dict[str, Any]]
+"""Names, drawing, data."""
 
 
 @pytest.fixture(scope="module")
-def found() -> Timeline:
-    summary, details = detailed(num_steps=1)
+def found(run: tuple[RunSummary, RunDetails]) -> Timeline:
+    summary, details = run
     assert summary.comparison is not None
     pair = summary.comparison.typical_pair()
     assert pair is not None
@@ -31,8 +36,7 @@ def found() -> Timeline:
 
 
 @pytest.fixture(scope="module")
-def drawn(found: Timeline) -> tuple[ET.Element, ET.Element, dict[str, Any]]:
-    """(names, drawing, data)."""
+def drawn(found: Timeline) -> Drawn:
     made = draw_gantt(found)
     return ET.fromstring(made.names), ET.fromstring(made.drawing), json.loads(made.data)
 
@@ -68,7 +72,7 @@ def test_encoders_are_told_by_their_media_items(found: Timeline) -> None:
         assert sorted(shown) == wanted
 
 
-def test_bars_lie_where_their_spans_ran(found: Timeline, drawn: tuple[ET.Element, ET.Element, dict[str, Any]]) -> None:
+def test_bars_lie_where_their_spans_ran(found: Timeline, drawn: Drawn) -> None:
     _, drawing, data = drawn
     bars = {int(r.get("data-bar", "")): r for r in drawing.iter("rect") if "p" not in (r.get("class") or "").split()}
     told = [bar for track in found.tracks for lane in track.lanes for bar in lane.bars]
@@ -92,9 +96,7 @@ def test_bars_lie_where_their_spans_ran(found: Timeline, drawn: tuple[ET.Element
         assert name in {one.name for track in found.tracks if track.policy == policy for one in track.lanes}
 
 
-def test_what_was_predicted_lies_below_the_bar_it_is_of(
-    found: Timeline, drawn: tuple[ET.Element, ET.Element, dict[str, Any]]
-) -> None:
+def test_what_was_predicted_lies_below_the_bar_it_is_of(found: Timeline, drawn: Drawn) -> None:
     _, drawing, data = drawn
     thin = [r for r in drawing.iter("rect") if "p" in (r.get("class") or "").split()]
     assert len(thin) == sum(len(lane.predicted) for track in found.tracks for lane in track.lanes) > 50
@@ -105,9 +107,7 @@ def test_what_was_predicted_lies_below_the_bar_it_is_of(
         assert data["kinds"][data["bars"][number][1]][0] == (rect.get("class") or "").split()[1]
 
 
-def test_samples_are_told_with_their_sizes(
-    found: Timeline, drawn: tuple[ET.Element, ET.Element, dict[str, Any]]
-) -> None:
+def test_samples_are_told_with_their_sizes(found: Timeline, drawn: Drawn) -> None:
     data = drawn[2]
     assert len(data["samples"]) == 16
     for told, shape in zip(data["samples"], found.samples, strict=True):
@@ -120,7 +120,7 @@ def test_samples_are_told_with_their_sizes(
 
 
 def test_names_do_not_scroll_away_and_lanes_are_level_with_them(
-    drawn: tuple[ET.Element, ET.Element, dict[str, Any]],
+    drawn: Drawn,
 ) -> None:
     names, drawing, _ = drawn
     assert names.get("height") == drawing.get("height")
@@ -128,8 +128,8 @@ def test_names_do_not_scroll_away_and_lanes_are_level_with_them(
     assert max(float(r.get("y", "")) for r in drawing.iter("rect")) < float(drawing.get("height", ""))
 
 
-def test_numbers_of_narrow_bars_are_hidden_until_there_is_room(found: Timeline) -> None:
-    drawing = ET.fromstring(draw_gantt(found).drawing)
+def test_numbers_of_narrow_bars_are_hidden_until_there_is_room(drawn: Drawn) -> None:
+    _, drawing, _ = drawn
     labels = [t for t in drawing.iter("text") if "n" in (t.get("class") or "").split()]
     for label in labels:
         fits = float(label.get("data-share", "")) * gantt.SHOWN_PX >= gantt.LABEL_PX
@@ -181,15 +181,9 @@ def test_ticks_have_units() -> None:
 
 def test_items_are_told_by_what_their_header_said() -> None:
     (image,) = make_sample(0, 5, [("vision", 20)]).items
-    from dataclasses import replace
-
     assert item_text(replace(image, width_px=640, height_px=480)) == "image 640 x 480 px"
     video = replace(image, kind="video", width_px=64, height_px=48, num_frames=32, duration_s=3.2)
     assert item_text(video) == "video 64 x 48 px, 32 frames, 3.20 s"
     assert (
         item_text(replace(image, kind="audio", width_px=0, height_px=0, num_frames=0, duration_s=2.0)) == "audio 2.00 s"
     )
-
-
-def test_a_page_knows_the_whole_batch_once() -> None:
-    assert len({s.sample_index for s in batch_of(3)}) == SPLIT.global_batch_size

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dflop.report.details import RunDetails
-from dflop.report.history import HistoryEntry
 from dflop.report.html import CONTENTS, render_report, write_report
-from dflop.report.summary import summarise
+from dflop.report.summary import RunSummary, summarise
 from tests.builders import make_cluster, make_plan
 from tests.report.detailed import detailed
 from tests.report.runs import HOSTILE, make_run, realistic
@@ -60,12 +58,23 @@ class Page(HTMLParser):
             self.blocks[self.id] = self.blocks.get(self.id, "") + data
 
 
-def test_contains_everything() -> None:
-    summary = realistic()
-    page = Page(render_report(summary))
+@pytest.fixture(scope="module")
+def plain() -> str:
+    """The page of a run without details."""
+    return render_report(realistic())
+
+
+@pytest.fixture(scope="module")
+def full() -> str:
+    """The page of a run with everything."""
+    return render_report(*detailed(num_steps=40))
+
+
+def test_contains_everything(plain: str) -> None:
+    page = Page(plain)
     assert page.open == []
     shown = (
-        summary.verdict,
+        realistic().verdict,
         "vision dp2 | audio dp1 | llm pp1 dp1",
         "fastest of 38 layouts",
         "speedup, simulated",
@@ -78,22 +87,16 @@ def test_contains_everything() -> None:
         "abc123",
         "store snapshot",
         'dflop sql "select * from v_run_summary"',
+        "Nothing is known of how this run went.",
+        HOSTILE,
     )
-    for text in shown:
-        assert text in page.text, text
-
-
-def test_hostile_ids_are_text() -> None:
-    page = Page(render_report(realistic()))
-    assert HOSTILE in page.text
+    assert [text for text in shown if text not in page.text] == []
     assert page.tags.count("script") == NUM_SCRIPTS
     assert "b" not in page.tags
 
 
-def test_hostile_shapes_decisions_and_configurations_are_text() -> None:
-    summary, details = detailed()
-    html = render_report(summary, details)
-    page = Page(html)
+def test_hostile_shapes_decisions_and_configurations_are_text(full: str) -> None:
+    page = Page(full)
     assert page.open == []
     assert page.tags.count("script") == NUM_SCRIPTS
     assert "b" not in page.tags
@@ -104,9 +107,9 @@ def test_hostile_shapes_decisions_and_configurations_are_text() -> None:
     assert data["samples"][0][0] == HOSTILE
 
 
-def test_every_section_of_a_detailed_run_is_there() -> None:
-    page = Page(render_report(*detailed()))
-    for text in (
+def test_every_section_of_a_detailed_run_is_there(full: str) -> None:
+    page = Page(full)
+    shown = (
         "model FLOPs utilisation",
         "fastest of 38 layouts",
         "vision tp1 measured",
@@ -120,60 +123,48 @@ def test_every_section_of_a_detailed_run_is_there() -> None:
         "spent once, on profiling",
         "read by train",
         "snapshot 3, revision rev",
-    ):
-        assert text in page.text, text
+    )
+    assert [text for text in shown if text not in page.text] == []
     assert {name for name, _ in CONTENTS} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids)), "every id once"
+    assert page.text.index("Corrections learnt") < page.text.index("0:01:15") < page.text.index("30 % slower")
 
 
-def test_predictions_from_data_sheets_are_marked() -> None:
-    summary, details = detailed()
+def test_predictions_from_data_sheets_are_marked(plain: str) -> None:
     chip = '<span class="how analytic">analytic</span>'
-    assert chip not in render_report(summary, details)
-    assert chip in render_report(summary, replace(details, cost_sources=(("llm tp1", "analytic"),)))
+    assert chip not in plain
+    sheets = RunDetails(cost_sources=(("llm tp1", "analytic"),))
+    assert chip in render_report(realistic(compare=False), sheets)
 
 
-def test_the_policy_allows_the_page_and_nothing_else() -> None:
-    html = render_report(*detailed())
-    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', html)[1])
+def test_the_policy_allows_the_page_and_nothing_else(full: str) -> None:
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', full)[1])
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in policy
     for tag in ("style", "script"):
-        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", full, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-    assert not re.search(r"<[^>]+\s(style|on\w+)=", re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL))
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", re.sub(r"<script>.*?</script>", "", full, flags=re.DOTALL))
 
 
-def test_the_page_of_a_run_stays_small() -> None:
-    assert len(render_report(*detailed(num_steps=40)).encode()) < 1_500_000
+def test_a_page_stays_small_and_loads_nothing(full: str, plain: str) -> None:
+    assert len(full.encode()) < 1_500_000
+    assert not re.search(r'\b(src|srcset|action)=|@import|url\((?!#)|href="(?!#)', plain)
 
 
-def test_tells_the_history_below_the_corrections() -> None:
-    told = [
-        HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", 1000.0),
-        HistoryEntry(75.0, 9, 0, "drift_cost", "llm", "noticed", None, None, "<script>1.8x</script>", 1075.0),
-    ]
-    page = Page(render_report(realistic(), RunDetails(history=tuple(told))))
-    assert page.open == []
-    assert page.tags.count("script") == NUM_SCRIPTS
-    assert page.text.index("Corrections learnt") < page.text.index("History") < page.text.index("<script>1.8x")
-    assert "0:01:15" in page.text
-    assert "Nothing is known of how this run went." in Page(render_report(realistic())).text
+@pytest.fixture(scope="module")
+def empty() -> RunSummary:
+    """A run that failed before its first step."""
+    return summarise(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
 
 
-def test_loads_nothing() -> None:
-    html = render_report(realistic())
-    assert not re.search(r'\b(src|srcset|action)=|@import|url\((?!#)|href="(?!#)', html)
-
-
-def test_without_comparison_and_without_steps() -> None:
+def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
     page = Page(render_report(realistic(compare=False)))
     assert "timeline-data" not in page.blocks
     assert "No global batch was trained under both policies." in page.text
     assert "This run has no comparison with data-blind steps." in page.text
-    empty = summarise(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
     page = Page(render_report(empty))
     assert page.open == []
     assert page.tags.count("svg") == 0
@@ -183,19 +174,19 @@ def test_without_comparison_and_without_steps() -> None:
     assert "None: every sample was usable." in page.text
 
 
-def test_is_deterministic() -> None:
-    assert render_report(realistic()) == render_report(realistic())
+def test_is_deterministic(plain: str) -> None:
+    assert render_report(realistic()) == plain
 
 
-def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path, empty: RunSummary) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
-    write_report(path, realistic())
+    write_report(path, empty)
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: RunSummary) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
 
@@ -204,6 +195,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("dflop.report.page.os.replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write_report(path, realistic(compare=False))
+        write_report(path, empty)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba as rgba
 
 from dflop import units
 from dflop.errors import ConfigError
@@ -41,41 +43,13 @@ def bars(axes, colour):
     return found
 
 
-def rgba(name, alpha=1.0):
-    from matplotlib.colors import to_rgba
-
-    return to_rgba(name, alpha)
-
-
 @pytest.mark.parametrize("layout", PLANS)
-def test_all_work_of_a_lane_is_drawn_and_lanes_reach_to_the_end_of_the_step(layout, drawn, tmp_path) -> None:
+def test_all_work_of_a_lane_is_drawn_and_nothing_is_cut_off(layout, drawn, tmp_path) -> None:
     plan, steps = PLANS[layout], pictures(PLANS[layout])
-    save_step_pictures(plan, steps, "made up", tmp_path / "step.png")
-    for axes, step in zip(drawn[0].axes, steps, strict=True):
-        unit_s = 1e-3 if "(ms)" in drawn[0].axes[-1].get_xlabel() else 1.0
-        shown = lanes(plan, step)
-        forward, backward = bars(axes, rgba(plan_plots.FORWARD)), bars(axes, rgba(plan_plots.BACKWARD))
-        idle = bars(axes, rgba(INK, plan_plots.IDLE_ALPHA))
-        sync = bars(axes, rgba(plan_plots.UPDATE))
-        assert len(idle) == len(shown) > 0
-        for y, lane in enumerate(shown):
-            for found, phase in ((forward, 0), (backward, 1)):
-                expected = sorted(zip(step.start_s[lane.node, :, phase], step.end_s[lane.node, :, phase], strict=True))
-                expected = [(a, b) for a, b in expected if b > a]
-                assert np.array(sorted(found[y])) * unit_s == pytest.approx(np.array(expected))
-            assert np.array(idle[y]) * unit_s == pytest.approx(np.array([(0.0, step.pipeline_s)]))
-            behind = [(step.pipeline_s, step.pipeline_s + SYNC_S)]
-            assert np.array(sync[y]) * unit_s == pytest.approx(np.array(behind))
-        assert axes.get_xlim()[1] * unit_s >= step.pipeline_s + SYNC_S
-        assert axes.lines[-1].get_xdata()[0] * unit_s == pytest.approx(step.pipeline_s + plan.sync_s)
-        assert units.seconds(step.pipeline_s + plan.sync_s) in {t.get_text() for t in axes.texts}
-
-
-@pytest.mark.parametrize("layout", PLANS)
-def test_both_panels_have_one_axis_and_nothing_is_cut_off(layout, drawn, tmp_path) -> None:
-    plan = PLANS[layout]
-    save_step_pictures(plan, pictures(plan), "analytic, A100-80G SXM: data sheets, never measured", tmp_path / "s.png")
+    save_step_pictures(plan, steps, "analytic, A100-80G SXM: data sheets, never measured", tmp_path / "step.png")
     (figure,) = drawn
+    for axes, step in zip(figure.axes, steps, strict=True):
+        check_work(plan, step, axes, 1e-3 if "(ms)" in figure.axes[-1].get_xlabel() else 1.0)
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim()
     figure.draw_without_rendering()  # what was saved had another resolution
@@ -86,6 +60,26 @@ def test_both_panels_have_one_axis_and_nothing_is_cut_off(layout, drawn, tmp_pat
         if text.get_text():
             assert whole.x0 <= box.x0 < box.x1 <= whole.x1, text.get_text()
             assert whole.y0 <= box.y0 < box.y1 <= whole.y1, text.get_text()
+
+
+def check_work(plan: Plan, step: StepPicture, axes: Axes, unit_s: float) -> None:
+    """Bars lie when the work ran, and lanes reach to the end of the step."""
+    shown = lanes(plan, step)
+    forward, backward = bars(axes, rgba(plan_plots.FORWARD)), bars(axes, rgba(plan_plots.BACKWARD))
+    idle = bars(axes, rgba(INK, plan_plots.IDLE_ALPHA))
+    sync = bars(axes, rgba(plan_plots.UPDATE))
+    assert len(idle) == len(shown) > 0
+    for y, lane in enumerate(shown):
+        for found, phase in ((forward, 0), (backward, 1)):
+            expected = sorted(zip(step.start_s[lane.node, :, phase], step.end_s[lane.node, :, phase], strict=True))
+            expected = [(a, b) for a, b in expected if b > a]
+            assert np.array(sorted(found[y])) * unit_s == pytest.approx(np.array(expected))
+        assert np.array(idle[y]) * unit_s == pytest.approx(np.array([(0.0, step.pipeline_s)]))
+        behind = [(step.pipeline_s, step.pipeline_s + SYNC_S)]
+        assert np.array(sync[y]) * unit_s == pytest.approx(np.array(behind))
+    assert axes.get_xlim()[1] * unit_s >= step.pipeline_s + SYNC_S
+    assert axes.lines[-1].get_xdata()[0] * unit_s == pytest.approx(step.pipeline_s + plan.sync_s)
+    assert units.seconds(step.pipeline_s + plan.sync_s) in {t.get_text() for t in axes.texts}
 
 
 @pytest.mark.parametrize("layout", PLANS)
@@ -128,11 +122,13 @@ def test_the_rank_that_ends_last_is_marked_only_among_several() -> None:
         assert sum(label.endswith("(ends last)") for label in labels) == marked
 
 
-def test_svg_takes_the_colour_of_its_page_and_says_that_it_is_simulated(tmp_path) -> None:
-    plan = PLANS["split"]
-    save_step_pictures(plan, pictures(plan), "costs of nobody", tmp_path / "a.svg")
-    save_step_pictures(plan, pictures(plan), "costs of nobody", tmp_path / "b.svg")
-    text = (tmp_path / "a.svg").read_text()
+def test_endings_decide_the_format_and_svg_takes_the_colour_of_its_page(tmp_path) -> None:
+    plan = PLANS["inline"]
+    steps = pictures(plan)
+    for name, begin in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<svg"), ("b.svg", b"<svg")):
+        save_step_pictures(plan, steps, "costs of nobody", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begin)
+    text = (tmp_path / "a.SVG").read_text()
     assert text == (tmp_path / "b.svg").read_text()
     words = " ".join(ET.fromstring(text).itertext())
     assert "simulated" in words
@@ -140,13 +136,6 @@ def test_svg_takes_the_colour_of_its_page_and_says_that_it_is_simulated(tmp_path
     assert "microbatches" in words
     assert INK not in text
     assert "prefers-color-scheme: dark" in text
-
-
-@pytest.mark.parametrize(("ending", "begin"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".SVG", b"<svg")])
-def test_endings_decide_the_format(ending, begin, tmp_path) -> None:
-    path = tmp_path / f"step{ending}"
-    save_step_pictures(PLANS["inline"], pictures(PLANS["inline"]), "made up", path)
-    assert path.read_bytes().startswith(begin)
 
 
 def test_other_endings_are_refused_before_anything_is_drawn(drawn, tmp_path) -> None:

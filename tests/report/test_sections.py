@@ -19,13 +19,7 @@ from dflop.report.sections import (
 )
 from dflop.report.summary import summarise
 from tests.builders import make_cluster, make_inline_plan, make_plan, make_rank_factor
-from tests.report.detailed import detailed
 from tests.report.runs import CUDA, make_run, observe, realistic
-
-
-@pytest.fixture(scope="module")
-def run():
-    return detailed()
 
 
 def peak(rank: int, module: str, peak_bytes: int, *, attempt: int = 1, stage: int = 0, kind: str = "allocated"):
