@@ -55,10 +55,14 @@ def test_every_job_of_a_run_is_ended_with_all_it_started(run, tmp_path):
         refuse_if_cancelled(run)
 
 
-def test_a_finished_run_stays_finished(tmp_path):
+def test_a_finished_run_stays_finished_and_jobs_of_another_machine_are_not_judged(tmp_path):
     run = make_run(tmp_path, state=runs.DONE)
     assert cancel_run(run, str) == []
     assert run.state()["state"] == runs.DONE
+    run = make_run(tmp_path, "other", by={"host": f"not-{socket.gethostname()}", "pid": 1})
+    with pytest.raises(LaunchError, match="are processes of not-"):
+        cancel_run(run, str)
+    assert not run.is_cancelled()
 
 
 def test_its_driver_is_told_of_and_left_to_end(run):
@@ -68,13 +72,6 @@ def test_its_driver_is_told_of_and_left_to_end(run):
         assert "ends by itself" in said[0]
         assert run.is_cancelled()
         assert run.state()["state"] == runs.RUNNING, "the driver says how it ended"
-
-
-def test_jobs_of_another_machine_are_not_judged_here(tmp_path):
-    run = make_run(tmp_path, by={"host": f"not-{socket.gethostname()}", "pid": 1})
-    with pytest.raises(LaunchError, match="are processes of not-"):
-        cancel_run(run, str)
-    assert not run.is_cancelled()
 
 
 def test_a_job_that_does_not_go_is_named(run, tmp_path, monkeypatch):

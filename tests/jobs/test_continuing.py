@@ -1,6 +1,8 @@
-"""Which job comes next, whoever has died meanwhile. Jobs are played; `test_replanned_job.py` runs real ones."""
+"""Which job comes next, whoever has died meanwhile. Jobs are played; `test_replanning.py` runs real ones."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
@@ -12,16 +14,7 @@ from dflop.jobs.replan import Advice
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
-from tests.jobs.played import (
-    PLANS,
-    STAGES,
-    PlayedLauncher,
-    advice,
-    decisions,
-    submitted,
-    train,
-    trained_to,
-)
+from tests.jobs.played import PLANS, STAGES, PlayedLauncher, advice, decisions, submitted, train, trained_to
 
 pytestmark = pytest.mark.usefixtures("untold")
 
@@ -85,8 +78,9 @@ def test_every_stage_is_planned_once(make_run, monkeypatch):
     assert "nothing frozen" in begun.detail
 
 
-def test_a_job_makes_way_and_is_told_until_it_does(run, applied, monkeypatch):
-    launcher, wanted = PlayedLauncher(), advice("done")
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.QUEUED])
+def test_a_job_makes_way_and_is_told_until_it_does(run, applied, monkeypatch, state):
+    launcher, wanted = PlayedLauncher(state), advice("done")
     monkeypatch.setattr(replan, "consider", lambda *_: wanted)
     assert train(run, launcher) is wanted
     assert launcher.told >= 2
@@ -96,11 +90,6 @@ def test_a_job_makes_way_and_is_told_until_it_does(run, applied, monkeypatch):
     assert (run.plan(), applied, what_next(run, launcher)) == (PLANS[1], [wanted], Todo.TRAIN)
     trained_to(run, 10)
     assert what_next(run, launcher) is Todo.NOTHING
-
-
-def test_a_job_in_the_queue_makes_way_too(run, monkeypatch):
-    monkeypatch.setattr(replan, "consider", lambda *_: advice("done"))
-    assert train(run, PlayedLauncher(JobState.QUEUED)) is not None
 
 
 @pytest.mark.parametrize("was_told", [False, True])
@@ -176,16 +165,20 @@ def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
     assert (launcher.told, run.is_replanning()) == (0, False)
 
 
-def test_a_job_that_has_trained_its_last_step_when_it_is_told_to_stop_is_done(make_run, monkeypatch):
-    run, launcher = make_run("replan.mode=act"), PlayedLauncher()
-    run.write_plan(PLANS[0], [])
+def ends_as(launcher: PlayedLauncher, state: JobState, verdict: str = "") -> Callable[..., Advice | None]:
+    """In the place of `consider`: the job ends as it is asked."""
 
-    def consider(*_: object) -> Advice:
-        trained_to(run, 10)
-        launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
-        return advice("done")
+    def consider(*_: object) -> Advice | None:
+        launcher.state = dict.fromkeys(launcher.state, state)
+        return advice(verdict) if verdict else None
 
-    monkeypatch.setattr(replan, "consider", consider)
+    return consider
+
+
+def test_a_job_that_has_trained_its_last_step_when_it_is_told_to_stop_is_done(run, monkeypatch):
+    launcher = PlayedLauncher()
+    trained_to(run, 10)
+    monkeypatch.setattr(replan, "consider", ends_as(launcher, JobState.DONE, "done"))
     train(run, launcher)
     assert what_next(run, launcher) is Todo.NOTHING
     assert not run.is_replanning()
@@ -194,26 +187,15 @@ def test_a_job_that_has_trained_its_last_step_when_it_is_told_to_stop_is_done(ma
     assert told.detail.startswith("training ended first")
 
 
-def test_a_job_that_somebody_else_stops_ends_the_run(run, monkeypatch):
+@pytest.mark.parametrize(
+    ("state", "verdict", "error"), [(JobState.INTERRUPTED, "", Interrupted), (JobState.FAILED, "done", LaunchError)]
+)
+def test_a_job_that_somebody_else_stops_or_that_fails_while_it_makes_way_ends_the_run(
+    run, monkeypatch, state, verdict, error
+):
     launcher = PlayedLauncher()
-
-    def consider(*_: object) -> None:
-        launcher.state = dict.fromkeys(launcher.state, JobState.INTERRUPTED)
-
-    monkeypatch.setattr(replan, "consider", consider)
-    with pytest.raises(Interrupted):
-        train(run, launcher)
-
-
-def test_a_job_that_fails_while_it_makes_way_has_failed(run, monkeypatch):
-    launcher = PlayedLauncher()
-
-    def consider(*_: object) -> Advice:
-        launcher.state = dict.fromkeys(launcher.state, JobState.FAILED)
-        return advice("done")
-
-    monkeypatch.setattr(replan, "consider", consider)
-    with pytest.raises(LaunchError, match="the job is failed"):
+    monkeypatch.setattr(replan, "consider", ends_as(launcher, state, verdict))
+    with pytest.raises(error):
         train(run, launcher)
 
 

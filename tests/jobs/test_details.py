@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,11 @@ def test_everything_else_is_there(run: RunDir) -> None:
     assert "num_steps: 6" in details.config_text
 
 
-def test_a_run_directory_without_cost_tables_has_a_report_all_the_same(tmp_path: Path) -> None:
-    run = finished_run(tmp_path, num_steps=1)
-    (run.path / "cost_tables.json").write_text("{")
-    assert load_details(run, load_summary(run), ()).cost_sources == ()
+def test_a_run_directory_with_damaged_cost_tables_has_a_report_all_the_same(run: RunDir, tmp_path: Path) -> None:
+    copy = RunDir(tmp_path / run.run_id)
+    shutil.copytree(run.path, copy.path)
+    (copy.path / "cost_tables.json").write_text("{")
+    assert load_details(copy, load_summary(copy), ()).cost_sources == ()
 
 
 def test_the_report_is_written_with_all_of_it(run: RunDir) -> None:
@@ -94,14 +96,8 @@ def test_idle_time_per_stage_is_that_of_the_view(run: RunDir) -> None:
         assert (share.idle_frac, share.wait_frac) == pytest.approx((idle, bubble))
 
 
-def test_memory_in_sql_is_that_of_the_report(run: RunDir) -> None:
+def test_memory_in_sql_is_that_of_the_fuller_rank_of_a_stage(run: RunDir) -> None:
     _, found = console.query(run.config().store, console.named_query("memory").sql, {"run_id": run.run_id})
-    assert [row[:4] for row in found] == [
-        ("audio", 0, 2**29, "allocated"),
-        ("llm", 0, 2**29, "allocated"),
-        ("llm", 1, 2**29, "allocated"),
-        ("vision", 0, 2**29, "allocated"),
-    ]
+    assert [row[:2] for row in found] == [("audio", 0), ("llm", 0), ("llm", 1), ("vision", 0)]
     peaks = {(row[0], row[1]): row[4] for row in found}
-    assert peaks["vision", 0] == max(2**29 + 2**20 * rank for rank in (0, 1)), "the fuller rank of the stage"
-    assert peaks["llm", 1] == 2**29 + 2**20 * 4
+    assert (peaks["vision", 0], peaks["llm", 1]) == (2**29 + 2**20, 2**29 + 2**20 * 4)

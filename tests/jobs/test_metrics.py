@@ -1,4 +1,4 @@
-"""Metrics files: Prometheus' own parser reads them, nobody waits for them, and a broken folder costs nothing else."""
+"""What is said of a step: metrics files that Prometheus' own parser reads and nobody waits for; how fast it was."""
 
 from __future__ import annotations
 
@@ -8,8 +8,21 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dflop.cost.flops import FlopCounter
 from dflop.jobs.metrics import METRICS, MetricsFile, render
+from dflop.jobs.rundir import RunDir, trainable_of
+from dflop.jobs.steps import TRAIN, GlobalBatches, job_steps
+from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.parallel.topology import seat_of
+from dflop.records import LLM, StepFlops, StepObservation
+from dflop.train.trace import Span
+from tests.builders import make_plan, random_batch
+from tests.jobs.configs import make_config
 
+VOCAB, BATCH_SIZE, NUM_RANKS = 1000, 8, 4
+PEAK = 989.5e12
+"""H100, bf16, dense: its data sheet."""
+STEP_S, BUSY_S = 0.004, 0.001
 LABELS = {"run_id": 'a"b\\c\nd', "module": "llm", "stage": "0", "rank": "3"}
 
 
@@ -26,6 +39,9 @@ def test_prometheus_reads_every_metric_with_its_type_and_labels():
     values = {name: float(n) + 0.1 for n, name in enumerate(METRICS)}
     found = parsed(render(values, LABELS))
     assert found == {name: (METRICS[name][0], LABELS, value) for name, value in values.items()}
+    assert {name for name, (kind, _) in METRICS.items() if kind == "counter"} == {
+        name for name in METRICS if name.endswith("_total")
+    }
     assert all(family.documentation for family in text_string_to_metric_families(render(values, LABELS)))
 
 
@@ -35,18 +51,14 @@ def test_values_survive(value):
     assert found == pytest.approx(value, nan_ok=True, rel=0)
 
 
-def test_counters_are_named_as_prometheus_wants_them():
-    assert {name for name, (kind, _) in METRICS.items() if kind == "counter"} == {
-        name for name in METRICS if name.endswith("_total")
-    }
-
-
 def test_the_file_holds_what_was_told_last_and_sums_of_counts(tmp_path):
-    path = tmp_path / "new" / "rank-3.prom"
+    before, path = threading.active_count(), tmp_path / "new" / "rank-3.prom"
     metrics = MetricsFile(path, LABELS, look=lambda: {"dflop_checkpoint_step": 20.0}, every_s=60.0)
     for step in range(5):
         metrics.update({"dflop_step": step}, {"dflop_data_wait_seconds_total": 0.5})
-    metrics.close()
+    for _ in range(2):
+        metrics.close()
+    assert threading.active_count() == before
     values = {name: value for name, (_, _, value) in parsed(path.read_text()).items()}
     assert values == {"dflop_step": 4.0, "dflop_data_wait_seconds_total": 2.5, "dflop_checkpoint_step": 20.0}
     assert [p.name for p in path.parent.iterdir()] == ["rank-3.prom"], "the collector reads whatever ends in .prom"
@@ -90,9 +102,72 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_taken_up_again(tmp_pat
     assert parsed((folder / "rank-0.prom").read_text())["dflop_step"][2] == 2.0
 
 
-def test_close_may_be_called_twice_and_ends_the_thread(tmp_path):
-    before = threading.active_count()
-    metrics = MetricsFile(tmp_path / "rank-0.prom", LABELS)
-    metrics.close()
-    metrics.close()
-    assert threading.active_count() == before
+class Spool:
+    """Keeps what it is handed."""
+
+    def __init__(self):
+        self.rows = []
+
+    def put(self, row):
+        self.rows.append(row)
+
+
+def observation(step: int) -> StepObservation:
+    return StepObservation(
+        "small-1", 2, step, "balanced", 0, LLM, 0, 0, 0.003, STEP_S, BUSY_S, 0.5, 0.25, 0.0, 0.0, 2.5, 1.5, 80, 1e9, ()
+    )
+
+
+@pytest.fixture
+def told(tmp_path):
+    """(telemetry of rank 0, its spool, its run, samples of the batches)."""
+    config = make_config(
+        tmp_path, "cluster.hardware=H100", "model.dtype=bfloat16", f"plan.global_batch_size={BATCH_SIZE}"
+    )
+    shapes = list(random_batch(3 * BATCH_SIZE, seed=1))
+    run, spool = RunDir(tmp_path / "small-1"), Spool()
+    telemetry = Telemetry(run, config, seat_of(make_plan({LLM: 1}), 0), "small-1", 2, spool)
+    batches = GlobalBatches(config, shapes)
+    family = trainable_of(config, VOCAB)
+    telemetry.count_speed(SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS))
+    yield telemetry, spool, run, (FlopCounter(family.specs(), VOCAB), batches)
+    telemetry.close()
+
+
+def shown(run: RunDir) -> dict[str, float]:
+    return {name: value for name, (_, _, value) in parsed((run.path / "metrics" / "rank-0.prom").read_text()).items()}
+
+
+def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(told):
+    telemetry, spool, run, (counter, batches) = told
+    line = telemetry.observed(observation(1))
+    telemetry.close()
+    flops, tokens = counter.count(batches.at(1)), sum(s.num_llm_tokens for s in batches.at(1))
+    mfu = flops / (NUM_RANKS * PEAK * STEP_S)
+    assert spool.rows == [observation(1), StepFlops("small-1", 2, 1, flops, NUM_RANKS * PEAK)]
+    assert shown(run)["dflop_mfu"] == pytest.approx(mfu)
+    assert shown(run)["dflop_tokens_per_second"] == pytest.approx(tokens / STEP_S)
+    assert line.startswith("loss 2.5000  4.0 ms (predicted 3.0 ms)  balanced  ")
+    assert line.endswith(f"rank 0 idle 75.0 %  MFU {mfu * 100:.1f} %")
+
+
+def test_waits_and_accidents_add_up(told):
+    telemetry, _, run, _ = told
+    for step in range(3):
+        telemetry.observed(observation(step))
+    telemetry.skipped_sample()
+    telemetry.skipped_sample()
+    telemetry.scheduler_event()
+    telemetry.close()
+    found = shown(run)
+    assert found["dflop_data_wait_seconds_total"] == 1.5
+    assert found["dflop_schedule_wait_seconds_total"] == 0.75
+    assert (found["dflop_skipped_samples_total"], found["dflop_scheduler_events_total"]) == (2, 1)
+
+
+def test_spans_carry_the_seat(told):
+    telemetry, spool, _, _ = told
+    telemetry.traced(4, [Span("send", 3, 0.5, 0.25, 64)])
+    (row,) = spool.rows
+    assert (row.run_id, row.attempt, row.step, row.rank, row.module, row.tp_rank) == ("small-1", 2, 4, 0, LLM, 0)
+    assert (row.name, row.microbatch, row.start_s, row.duration_s, row.num_bytes) == ("send", 3, 0.5, 0.25, 64)

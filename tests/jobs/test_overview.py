@@ -8,6 +8,7 @@ import pytest
 from dflop.errors import ConfigError
 from dflop.jobs import runs
 from dflop.jobs.driver import drive_alone
+from dflop.jobs.find import all_runs, find_run, training_runs
 from dflop.jobs.overview import JOB_COLUMNS, RUN_COLUMNS, job_rows, job_table, jobs_of, log_files, run_facts, run_rows
 from dflop.launch import JobState, log_paths
 from tests.jobs.made import add_job, begun_at, make_run, save_step
@@ -84,11 +85,58 @@ def test_what_runs_beside_rank_0_has_a_log_too(tmp_path):
     with pytest.raises(ConfigError, match="submitted no job yet"):
         log_files(run, "", 0)
     (run.path / "log").mkdir()
-    for number, name in enumerate(("scheduler-train-1.log", "scheduler-train-2.log")):
-        begun_file(run.path / "log" / name, 100.0 + number)
-    assert log_files(run, "scheduler", 0) == (None, [run.path / "log" / "scheduler-train-2.log"])
+    for number in (1, 2):
+        path = run.path / "log" / f"scheduler-train-{number}.log"
+        path.write_text("")
+        os.utime(path, (number, number))
+    assert log_files(run, "scheduler", 0) == (None, [path])
 
 
-def begun_file(path: Path, at_s: float) -> None:
-    path.write_text("")
-    os.utime(path, (at_s, at_s))
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """Three runs to train and one for a plan, begun in this order; and a folder that is no run."""
+    for at, name in enumerate(("demo-20260101-000000", "demo-20260102-000000", "big-20260103-000000")):
+        begun_at(make_run(tmp_path, name), 1000.0 + at)
+    begun_at(make_run(tmp_path, "demo-plan-20260104-000000", trains=False), 2000.0)
+    (tmp_path / "runs" / "demo-notes").mkdir()
+    return tmp_path / "runs"
+
+
+def test_runs_come_newest_first(several):
+    names = ["demo-plan-20260104-000000", "big-20260103-000000", "demo-20260102-000000", "demo-20260101-000000"]
+    assert [run.run_id for run in all_runs(several)] == names
+    assert [run.run_id for run in training_runs(several)] == names[1:]
+    assert all_runs(several / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "run_id"),
+    [
+        ("latest", "big-20260103-000000"),
+        ("big", "big-20260103-000000"),
+        ("demo-20260101", "demo-20260101-000000"),
+        ("demo-20260102-000000", "demo-20260102-000000"),
+        ("demo-plan", "demo-plan-20260104-000000"),
+    ],
+)
+def test_a_run_is_meant_by_its_id_or_the_beginning_of_it(several, name, run_id):
+    assert find_run(name, several).path == several / run_id
+    make_run(several.parent, f"{run_id}-2")
+    assert find_run(run_id, several).run_id == run_id, "an id that is also a beginning"
+
+
+def test_a_directory_goes_before_names(several, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_run("runs/big-20260103-000000", Path("elsewhere")).path == several / "big-20260103-000000"
+    assert find_run(str(several / "big-20260103-000000"), Path("elsewhere")).run_id == "big-20260103-000000"
+
+
+def test_a_beginning_of_several_and_no_run_list_what_there_is(several, tmp_path):
+    with pytest.raises(ConfigError, match="3 runs begin with `demo`") as caught:
+        find_run("demo", several)
+    assert "demo-20260101-000000" in caught.value.hint
+    with pytest.raises(ConfigError, match="no run `bug-2026") as caught:
+        find_run("bug-20260103-000000", several)
+    assert "did you mean `big-20260103-000000`?" in caught.value.hint
+    with pytest.raises(ConfigError, match="there is no run yet"):
+        find_run("latest", tmp_path / "empty")

@@ -15,9 +15,13 @@ def check(folder, *overrides):
     preflight(make_config(folder, *overrides), folder / "run.yaml")
 
 
-def test_a_sound_configuration_passes(tmp_path):
+def test_a_sound_configuration_passes_and_nothing_is_created(tmp_path):
+    check(tmp_path, "dataset.demo=true")  # may still be missing
     make_dataset(tmp_path)
+    write_config(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     check(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("key", ["annotations", "media_root", "tokenizer"])
@@ -25,8 +29,9 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
     make_dataset(tmp_path)
     with pytest.raises(ConfigError, match="`/nowhere/at/all` does not exist") as caught:
         check(tmp_path, f"dataset.{key}=/nowhere/at/all")
-    assert caught.value.where == f"{tmp_path / 'run.yaml'}: dataset.{key}"
-    assert caught.value.exit_code == 2
+    assert (caught.value.where, caught.value.exit_code) == (f"{tmp_path / 'run.yaml'}: dataset.{key}", 2)
+    with pytest.raises(ConfigError, match="does not exist"):
+        check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
 
 
 def test_weights_to_start_from_must_be_there(tmp_path):
@@ -36,16 +41,6 @@ def test_weights_to_start_from_must_be_there(tmp_path):
     assert caught.value.where == f"{tmp_path / 'run.yaml'}: model.weights"
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     check(tmp_path, f"model.weights={tmp_path}")
-
-
-def test_a_folder_is_no_annotation_file(tmp_path):
-    make_dataset(tmp_path)
-    with pytest.raises(ConfigError, match="does not exist"):
-        check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
-
-
-def test_the_demo_dataset_may_still_be_missing(tmp_path):
-    check(tmp_path, "dataset.demo=true")
 
 
 @pytest.mark.parametrize(
@@ -121,14 +116,6 @@ def test_too_few_processes_end_before_anything_is_profiled(tmp_path, annotations
     assert "add 1 process(es)" in caught.value.hint
     check(tmp_path, each(num_processes + 1), "plan.layouts=[split]")
     check(tmp_path, each(num_processes))  # one chain may hold all modules
-
-
-def test_nothing_is_created(tmp_path):
-    make_dataset(tmp_path)
-    write_config(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    check(tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_tensorboard_that_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):

@@ -34,9 +34,6 @@ def test_what_the_machine_did_is_tried_again_and_said():
     assert work.num_calls == 3
     assert said[0] == "node1 went away; tried again in 0 us, 2 more times if need be"
     assert said[1].endswith("once more if need be")
-
-
-def test_it_ends_after_so_many_times():
     work = Work(*(InfrastructureError(f"{i}") for i in range(9)))
     with pytest.raises(InfrastructureError, match=str(RETRIES)):
         asyncio.run(with_retries(work, str))
@@ -71,13 +68,10 @@ def test_a_job_that_gets_on_is_submitted_as_often_as_it_takes():
     assert said[0].endswith("goes on from step 5 in another job")
 
 
-def test_a_job_that_gets_nowhere_has_two_more_chances():
+def test_a_job_that_gets_nowhere_has_two_more_chances_which_come_back_with_progress():
     work, step, said = interrupted([3, *[0] * 9])
     with pytest.raises(Interrupted):
         asyncio.run(while_it_gets_on(work, step, said.append))
     assert len(said) == 1 + RETRIES
-
-
-def test_chances_come_back_with_progress():
     work, step, said = interrupted([0, 0, 4, 0, 0, 4])
     assert asyncio.run(while_it_gets_on(work, step, said.append)) == 8

@@ -15,15 +15,7 @@ from dflop.jobs.rounds import Rounds, Teller
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobSpec, JobState
 from dflop.store.reader import Reader
-from tests.jobs.played import (
-    PLANS,
-    PlayedLauncher,
-    decision,
-    nobody,
-    submitted,
-    train,
-    trained_to,
-)
+from tests.jobs.played import PLANS, PlayedLauncher, decision, nobody, submitted, train, trained_to
 
 pytestmark = pytest.mark.usefixtures("untold")
 

@@ -34,6 +34,8 @@ def test_what_is_written_is_read_back(run):
     assert run.profile_key() == "data"
     assert run.state() == {"state": "running"}
     assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
+    (run.path / "cost_tables.json").unlink()
+    assert not run.has_plan(), "it was made from them"
 
 
 def test_plans_that_ran_before_are_kept(run):
@@ -46,17 +48,13 @@ def test_plans_that_ran_before_are_kept(run):
     assert [from_dict(Plan, json.loads(p.read_text())) for p in kept] == plans[:2]
 
 
-def test_an_empty_data_profile_has_no_key(run):
-    run.write_shapes([])
-    assert run.shapes() == []
-    assert run.profile_key() == ""
-
-
 @pytest.mark.parametrize("content", [None, "", "{half"])
 def test_a_folder_without_a_readable_state_is_no_run(run, content):
     if content is not None:
         (run.path / "run.json").write_text(content)
     assert run.state() == {}
+    run.write_shapes([])
+    assert (run.shapes(), run.profile_key()) == ([], "")
 
 
 def test_attempts_are_numbered_from_one_per_job(run):
@@ -107,17 +105,11 @@ def test_the_family_gets_the_tokenizers_vocabulary(tmp_path):
 def test_the_dataset_is_passed_on_whole(tmp_path):
     changes = ("max_llm_tokens=77", "chat_template=qwen", "overlong=[shrink]")
     config = make_config(tmp_path, *(f"dataset.{change}" for change in changes))
-    config.dataset.annotations.parent.mkdir(parents=True)
-    config.dataset.annotations.touch()
-    assert dataclasses.astuple(dataset_ref(config)) == (
-        ((config.dataset.annotations.name, (config.dataset.annotations,), config.dataset.media_root, "all", None),),
-        config.dataset.tokenizer,
-        77,
-        "qwen",
-        ("shrink",),
-        2,
-        0,
-    )
+    given = config.dataset
+    given.annotations.parent.mkdir(parents=True)
+    given.annotations.touch()
+    files = ((given.annotations.name, (given.annotations,), given.media_root, "all", None),)
+    assert dataclasses.astuple(dataset_ref(config)) == (files, given.tokenizer, 77, "qwen", ("shrink",), 2, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00noise", b"{}", b"[1]", b"PAR1"])
@@ -138,12 +130,6 @@ def test_a_damaged_file_is_named_with_what_to_do(run, name, read, content):
         read(run)
     assert caught.value.where == str(run.path / name)
     assert caught.value.hint.startswith("remove it: ")
-
-
-def test_a_plan_without_the_tables_it_was_made_from_is_none(run):
-    run.write_plan(make_plan({"vision": 1, LLM: 1}), [make_table(LLM)])
-    (run.path / "cost_tables.json").unlink()
-    assert not run.has_plan()
 
 
 @pytest.mark.parametrize("read", [RunDir.plan, RunDir.cost_tables, RunDir.shapes, RunDir.profile_key])

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from dflop.errors import StoreError
 from dflop.jobs.spooling import PatientWriter, SpoolThread
 from dflop.records import Correction
@@ -14,22 +12,19 @@ def correction(step):
     return Correction("run", step, "llm", "table", 1.0, 0.1, 8, 1000.0)
 
 
-def test_everything_handed_over_is_on_disk_after_close(tmp_path):
+def test_what_was_handed_over_is_on_disk_after_a_flush_and_a_close(tmp_path):
+    before = threading.active_count()
     spool = SpoolThread(SpoolWriter(tmp_path, "run", "train-r0-a1", flush_rows=4))
-    for step in range(10):
-        spool.put(correction(step))
-    spool.close()
-    assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(10))
-
-
-def test_what_was_handed_over_is_on_disk_after_a_flush(tmp_path):
-    spool = SpoolThread(SpoolWriter(tmp_path, "run", "train-r0-a1"))
     for end in (3, 6):
         for step in range(end - 3, end):
             spool.put(correction(step))
         spool.flush()
         assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(end))
+    spool.put(correction(6))
     spool.close()
+    assert [c.effective_step for c in read_spool(tmp_path, Correction)] == list(range(7))
+    SpoolThread(SpoolWriter(tmp_path, "run", "train-r1-a1")).close()
+    assert threading.active_count() == before, "close ends the thread"
 
 
 class FailingWriter:
@@ -79,7 +74,7 @@ def test_rows_that_are_lost_in_the_end_are_reported_again(capfd):
     writer = FailingWriter()
     spool = SpoolThread(writer)
     put_and_wait(spool, writer, [1, 2])
-    capfd.readouterr()
+    assert "disk is full" in capfd.readouterr().err
     spool.close()
     assert "disk is full" in capfd.readouterr().err
 
@@ -105,13 +100,3 @@ def test_a_log_that_cannot_be_written_either_ends_no_thread(monkeypatch):
     writer.broken = False
     spool.close()
     assert writer.written == [1, 2]
-
-
-@pytest.mark.parametrize("num_records", [0, 1])
-def test_close_ends_the_thread(tmp_path, num_records):
-    before = threading.active_count()
-    spool = SpoolThread(SpoolWriter(tmp_path, "run", "train-r0-a1"))
-    for step in range(num_records):
-        spool.put(correction(step))
-    spool.close()
-    assert threading.active_count() == before

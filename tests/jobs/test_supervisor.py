@@ -48,14 +48,9 @@ DIES = "import sys; print(sys.argv[1:]); sys.exit(3)"
 LIVES = "import signal; signal.pause()"
 
 
-def test_one_that_lives_is_left_alone(make):
+def test_a_killed_one_is_started_again_a_step_later_and_one_that_lives_left_alone(make):
     watched = make(LIVES)
     assert [tend(watched, step) for step in range(3)] == [[], [], []]
-    assert watched.is_alive()
-
-
-def test_a_killed_one_is_started_again_a_step_later(make):
-    watched = make(LIVES)
     os.kill(watched.pid, signal.SIGKILL)
     until_dead(watched)
     assert tend(watched, 5) == [(5, "scheduler_dead")]
@@ -87,21 +82,16 @@ def test_one_that_cannot_be_started_again_does_not_end_the_job(make, monkeypatch
     assert tend(watched, 2) == []
 
 
-def test_without_restarts_it_is_given_up_at_once(make):
-    watched = make(DIES, max_restarts=0)
+def test_without_restarts_it_is_given_up_at_once_and_what_went_wrong_is_said(make):
+    watched, said = make(DIES, max_restarts=0), []
     until_dead(watched)
-    assert tend(watched, 0) == [(0, "scheduler_dead"), (0, "scheduler_given_up")]
+    watched.tend(0, lambda *event: said.append(event))
+    assert [event[:2] for event in said] == [(0, "scheduler_dead"), (0, "scheduler_given_up")]
+    assert "exit code 3" in said[0][2]
+    assert "log" in said[0][2]
 
 
 def test_nothing_is_started_for_plans_that_are_out_already(make):
     watched = make(DIES, num_steps=10)
     until_dead(watched)
     assert [tend(watched, step) for step in (8, 9)] == [[], []]
-
-
-def test_what_went_wrong_is_said(make):
-    watched, said = make(DIES), []
-    until_dead(watched)
-    watched.tend(0, lambda *event: said.append(event))
-    assert "exit code 3" in said[0][2]
-    assert "log" in said[0][2]
