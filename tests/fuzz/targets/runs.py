@@ -22,15 +22,12 @@ from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs import SampleCosts, sample_costs_from_tables
-from dflop.sampler.plans import warm_up
 from dflop.train import manifest
 from tests.builders import make_cluster, make_sample, make_table
 from tests.fuzz import hostile
 from tests.fuzz.target import Strategy, Target, attempt
 from tests.jobs.made import add_job, make_run, save_step
 from tests.report.detailed import SPLIT
-
-# Plans and costs, written by hand, by another program, by a dflop that died.
 
 
 def sound_plan() -> Any:
@@ -58,12 +55,6 @@ def _tables(folder: Path, example: bytes) -> None:
     assert found is None or len(found) == 2
 
 
-def _compiled(folder: Path) -> Path:
-    for sync in ("step", "microbatch"):
-        warm_up(sync)
-    return folder
-
-
 def _costs(folder: Path, example: bytes) -> None:
     path = folder / "costs.npz"
     path.write_bytes(example)
@@ -72,8 +63,6 @@ def _costs(folder: Path, example: bytes) -> None:
         sampler = attempt(BalancedBatchSampler, costs, global_batch_size=2, num_replicas=1, rank=0)
         assert sampler is None or next(iter(sampler))
 
-
-# Run directories, as a crash or an editor leaves them.
 
 _BASIS = {"plan_id": SPLIT.plan_id, "from_step": 0, "num_steps": 0, "frozen": [], "factors": []}
 _FILES: dict[str, Any] = {
@@ -139,8 +128,6 @@ def _checkpoints(folder: Path, example: tuple[bytes, bytes]) -> None:
     assert newest["next_step"] == 30, "a damaged checkpoint hides a newer one"
 
 
-# What Slurm's clients print, and what srun and people leave in the environment.
-
 _ANSWERS = (
     "123|RUNNING|1700000000|1700000100|None|dflop-a\n123_[4-6,9%2]|PENDING|1700000000|N/A|Priority|b\n"
     "9_3|CONFIGURING|2026-01-01T00:00:00|2026-01-01T00:00:00|(null)|c|d",
@@ -200,7 +187,7 @@ TARGETS = (
     Target("plan-json", "plan documents with values of any type", hostile.broken_json(sound_plan()), _plan),
     Target("cost-tables", "`cost_tables.json` with values of any type", hostile.broken_json(sound_tables()), _tables),
     Target("sample-costs", "bytes of saved sample costs broken", hostile.broken_bytes(_saved_costs()), _costs,
-           _compiled),
+           deadline_s=60),  # the first one compiles kernels
     Target("run-directory", "run.json, journal, plan, tables, configuration of a run",
            st.sampled_from(list(_FILES)).flatmap(_content), _directory, _run, quick=4),
     Target("checkpoints", "manifests of checkpoints and `latest.json`", st.tuples(_MANIFEST, _LATEST), _checkpoints),
