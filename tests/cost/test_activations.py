@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Qwen2Config, SiglipVisionConfig
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
-from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from dflop.cost.activations import layer_bytes_per_token, mlp_width
 from dflop.records import LLM, ModuleSpec
@@ -41,10 +38,11 @@ def kept_bytes_per_token(layer: torch.nn.Module, hidden: int, *, is_frozen: bool
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-@pytest.mark.parametrize(
-    ("hidden", "heads", "kv_heads", "width"), [(256, 8, 2, 688), (512, 8, 4, 1376), (256, 4, 4, 1024)]
-)
+@pytest.mark.parametrize(("hidden", "heads", "kv_heads", "width"), [(512, 8, 4, 1376), (256, 4, 4, 1024)])
 def test_an_llm_layer_keeps_what_the_closed_form_says(hidden, heads, kv_heads, width, is_frozen):
+    from transformers import Qwen2Config  # seconds of every collection
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
+
     config = Qwen2Config(
         hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=width,
         num_hidden_layers=1, attn_implementation="sdpa",
@@ -59,6 +57,9 @@ def test_an_llm_layer_keeps_what_the_closed_form_says(hidden, heads, kv_heads, w
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_an_encoder_layer_keeps_what_the_closed_form_says(is_frozen):
+    from transformers import SiglipVisionConfig
+    from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
+
     config = SiglipVisionConfig(
         hidden_size=288, num_attention_heads=4, intermediate_size=1076, num_hidden_layers=1, attn_implementation="sdpa"
     )

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen2Config, Qwen2ForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.models import counts
@@ -31,6 +30,8 @@ VIT_SPEC = counts.siglip(VIT, 0)
 @cache
 def counted_llm(is_frozen: bool, num_loss_tokens: int) -> int:
     """FLOPs of Hugging Face's model; its attention computes every score, masked or not."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM  # seconds of every collection
+
     with torch.device("meta"):
         model = Qwen2ForCausalLM._from_config(Qwen2Config(**TEXT), attn_implementation="eager")
         model.requires_grad_(not is_frozen)
@@ -54,6 +55,8 @@ def test_a_language_model_takes_what_torch_counts(is_frozen):
 
 
 def test_an_encoder_takes_what_torch_counts_but_for_its_edge():
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
     with torch.device("meta"):
         model = SiglipVisionModel._from_config(SiglipVisionConfig(**VIT), attn_implementation="eager")
         with FlopCounterMode(display=False) as watched:
