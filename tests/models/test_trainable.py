@@ -12,9 +12,10 @@ from PIL import Image
 from dflop.data.demo_media import write_video
 from dflop.data.load import load_item, resize
 from dflop.errors import ConfigError
-from dflop.models import FAMILIES, load_trainable
+from dflop.models import FAMILIES, load_rules, load_trainable
 from dflop.models.arrays import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, SAMPLE_RATE_HZ
 from dflop.records import MediaItem
+from tests.models.placing import place_frames, place_image
 from tests.models.test_arrays import picture
 
 
@@ -140,3 +141,15 @@ def test_a_window_of_audio_equals_the_processor(duration_s):
     array = family.item_array("audio", waveform, placed.grid)
     assert array.shape == family.array_shape("audio", placed.grid) == made["input_features"].shape
     np.testing.assert_allclose(array, made["input_features"], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["internvl", "llava_onevision"])
+def test_what_cannot_be_placed_is_refused(name):
+    rules = load_rules(name, {}, {})
+    for width, height in [(0, 10), (10, 0), (-1, 5)]:
+        with pytest.raises(ValueError, match=f"size {width}x{height} is empty"):
+            place_image(rules, width, height)
+    with pytest.raises(ValueError, match="no frames"):
+        place_frames(rules, 0)
+    with pytest.raises(ValueError, match="takes no audio"):
+        rules.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)

@@ -9,11 +9,16 @@ from dflop.models import load_family
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.memory import IntegersAreReal, fake_stage
+from dflop.profile.probe import ModuleProbe
+from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
-from tests.profile.test_probe import MODULES, new_probe, users
+from tests.models.tiny_families import CASES, VOCAB
+from tests.profile.test_probe import MODULES, SETTINGS, new_probe, users
 from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family
+from tests.train.test_parity_families import CaseSource
 
 GIB = 2**30
+ONE_REPEAT = dataclasses.replace(SETTINGS, num_repeats=1)
 
 
 def counted(module, num_layers, group, *, model=None, vocab_size=VOCAB_SIZE, dtype="float32", way=TRAIN):
@@ -57,3 +62,41 @@ def test_what_is_computed_from_integers_alone_is_real():
         assert weights[torch.arange(3) > 0].shape[1:] == weights.shape[1:]
         with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
             bool(weights.sum() > 0)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_module_is_probed_at_its_own_sizes(case, num_layers):
+    source, ids = CaseSource(case), case.family.token_ids(case.token_id)
+    shapes = [source.shape(n) for n in range(len(case.samples))]
+    for spec in case.family.specs():
+        group = make_group("random", [s for s in shapes if s.load(spec.module).num_tokens], spec.module)
+        probe = ModuleProbe(case.family, ids, VOCAB, spec.module, num_layers, ONE_REPEAT, torch.device("cpu"))
+        measured = probe.measure(group)
+        assert measured.status == "ok"
+        assert (measured.num_items, measured.num_tokens) == (group.load.num_items, group.load.num_tokens)
+        assert measured.param_bytes == 4 * (num_layers * spec.num_layer_params + spec.num_edge_params)
+        assert min(measured.forward_s, measured.backward_s, measured.activation_bytes) > 0
+        forecast = fake_stage(case.family, ids, VOCAB, spec.module, num_layers, dtype="float32")(group)
+        assert forecast.activation_bytes == measured.activation_bytes
+        assert forecast.param_bytes == measured.param_bytes
+
+
+def test_activation_bytes_are_what_autograd_saves_once_per_storage():
+    weight = torch.nn.Parameter(torch.randn(8, 4))
+    own = torch.nn.Parameter(torch.randn(4, 8))
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def forward():
+        hidden = x @ weight.t() + x @ own  # saves x and both weights, of which `own` does not count
+        return (hidden * hidden.view(3, 8)).sum()  # saves hidden twice: one storage
+
+    num_bytes, output = saved_bytes(forward, [own])
+    assert num_bytes == 4 * (3 * 4 + 8 * 4 + 3 * 8)
+    output.backward()
+    assert weight.grad is not None
+
+
+def test_a_view_keeps_all_of_its_storage():
+    x, part = torch.randn(100, requires_grad=True), torch.randn(1000)[:100]
+    assert saved_bytes(lambda: (x * part).sum(), [])[0] == 4 * 1000

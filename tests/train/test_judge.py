@@ -20,21 +20,13 @@ def sign(
     return Sign(number, Spell(f"{mode} {number}", mode, age_s), feed, hung_up)
 
 
-def test_all_is_well_while_somebody_moves():
+@pytest.mark.parametrize("mode", [Mode.WORKS, Mode.MAY_LAST])
+def test_all_is_well_while_somebody_moves_or_does_what_may_last(mode):
     judge = make_judge()
     for now in range(0, 300, 10):
-        judge.hear(0, sign(now), now)
+        judge.hear(0, sign(now) if mode is Mode.WORKS else sign(now, Mode.WAITS, now), now)
         judge.hear(1, sign(now, Mode.WAITS, now), now)
-        judge.hear(2, sign(now, Mode.WORKS, now), now)
-        assert judge.verdict(now) is None
-
-
-def test_what_may_last_is_waited_for():
-    judge = make_judge()
-    for now in range(0, 300, 10):
-        for rank in (0, 1):
-            judge.hear(rank, sign(now, Mode.WAITS, now), now)
-        judge.hear(2, sign(now, Mode.MAY_LAST, now), now)
+        judge.hear(2, sign(now, mode, now), now)
         assert judge.verdict(now) is None
 
 

@@ -12,10 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dflop.parallel.exchange import message_device
 from dflop.records import LLM, Plan
+from tests.train import half
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
-from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
+from tests.train.synthetic import assign, make_inline_plan, make_plan, make_step_plan
 
 NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
@@ -168,3 +174,43 @@ def unevenness(step_plan, module: str) -> Iterator[str]:
         elif not all(slot):
             yield "one idles in a microbatch"
     yield "all replicas" if all(any(rank) for rank in zip(*owner, strict=True)) else "one idles in a whole step"
+
+
+@st.composite
+def trials(draw) -> Trial:
+    """Any number of microbatches, more than samples too; any sample in any of them, any order, any owner."""
+    layout = (LAYOUTS | OTHERS)[draw(st.sampled_from(["vision + llm", "inline dp2", "inline pp2, mixed stage"]))]
+    plan = replace(layout.plan, num_microbatches=draw(st.integers(1, 8)))
+    subject = replace(layout.subject, batch_size=6, seed=draw(st.integers(0, 2)))
+    microbatch = st.integers(0, plan.num_microbatches - 1)
+    plans = [
+        assign(
+            plan, batch, step,
+            slots=draw(st.lists(microbatch, min_size=len(batch), max_size=len(batch))),
+            replica=lambda dp: draw(st.integers(0, dp - 1)),
+            shuffled=lambda count: draw(st.permutations(range(count))),
+        )
+        for step, batch in enumerate(subject.batches)
+    ]  # fmt: skip
+    return Trial(subject, plan, tuple(plans))
+
+
+@pytest.mark.lane("layouts")
+@settings(max_examples=12)
+@given(trials())
+def test_gradients_equal_hugging_face_however_samples_are_assigned(tmp_path_factory, trial):
+    ranks = run_trial(trial, tmp_path_factory.mktemp("ranks"))
+    assert_equal_steps(ranks, cached_reference(trial.subject))
+
+
+@pytest.mark.parametrize("name", half.LAYOUTS)
+def test_bfloat16_is_as_exact_as_hugging_face(name, tmp_path):
+    """The same on a GPU is `tests/gpu/test_engine_gpu.py`."""
+    half.assert_as_exact_as_hugging_face(name, "cpu", tmp_path)
+
+
+def test_what_gloo_carries_lies_in_host_memory(one_rank, monkeypatch):
+    device = torch.device("cuda", 0)
+    assert message_device(device, one_rank) == torch.device("cpu")
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    assert message_device(device, one_rank) == device

@@ -54,14 +54,9 @@ def test_the_schedulers_plan_is_used(store):
     assert told.quick == []
 
 
-def test_a_dead_scheduler_is_not_waited_for(store):
-    plans, told = source(store, alive=False, patience=FOR_EVER)
-    assert plans.get(0) == quick_message(0)
-    assert told.quick == [(0, False)]
-
-
-def test_a_scheduler_that_dies_while_rank_0_waits_is_noticed(store):
-    answers = iter([True, True, True, False])
+@pytest.mark.parametrize("answers", [[True, True, True, False], [False]])
+def test_a_scheduler_that_is_dead_or_dies_while_rank_0_waits_is_not_waited_for(store, answers):
+    answers = iter(answers)
     plans, told = source(store, alive=lambda: next(answers), patience=FOR_EVER)
     assert plans.get(0).step_plan.policy == "quick"
     assert told.quick == [(0, False)]
@@ -75,24 +70,15 @@ def test_a_late_scheduler_is_waited_for_only_so_long(store):
     assert follower(store).get(0) == plans.get(0)
 
 
-def test_the_quick_plan_is_made_while_there_is_still_time(store):
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_first_writer_wins_even_against_a_quick_plan(store, alive):
     """The scheduler's plan arrives while rank 0 makes its own, long before its patience ends: it is used."""
 
     def overtaken(step):
         assert wire.publish(store, message(step))
         return quick_message(step)
 
-    plans, told = source(store, quick=overtaken, patience=FOR_EVER)
-    assert plans.get(0) == message(0)
-    assert told.quick == []
-
-
-def test_the_first_writer_wins_even_against_a_quick_plan(store):
-    def overtaken(step):
-        assert wire.publish(store, message(step))
-        return quick_message(step)
-
-    plans, told = source(store, alive=False, quick=overtaken)
+    plans, told = source(store, quick=overtaken, alive=alive, patience=FOR_EVER)
     assert plans.get(0) == message(0)
     assert told.quick == []
 
@@ -198,8 +184,5 @@ def test_patience_is_a_share_of_the_shortest_of_the_last_steps():
     for second in range(124, 164, 4):
         latest = patience.asked(float(second), 3.0)
     assert latest == 2.0, "steps became longer for good"
-
-
-def test_patience_may_be_the_same_for_every_step():
-    patience = Patience(60.0, None)
-    assert {patience.asked(float(t), 1.0) for t in range(5)} == {60.0}
+    unchanging = Patience(60.0, None)
+    assert {unchanging.asked(float(t), 1.0) for t in range(5)} == {60.0}
