@@ -81,7 +81,7 @@ def test_the_real_encoder_runs_over_the_whole_window(duration_s, processor):
     num_positions = hidden.shape[1]
     assert num_positions == placed.num_tokens
     assert mask is None or mask.shape[-2:] == (num_positions, num_positions)
-    # Hugging Face masks the padding away from the audio; here it is a sequence of its own.
+    # Hugging Face masks the padding away from the audio; here it is a separate sequence.
     num_kept = num_positions if mask is None else int(mask[0, 0, 0].sum())
     assert placed.sum_sq_tokens == num_kept**2 + (num_positions - num_kept) ** 2
 

@@ -46,7 +46,7 @@ def processor_options(rules: MediaRules, level: int = 0) -> dict[str, Any]:
 
 
 def assert_videos_of_every_length_equal_the_processor(rules: MediaRules, ask: Ask) -> None:
-    """From one frame to minutes, at several rates, each in a size of its own and in an ordinary one."""
+    """From one frame to minutes, at several rates, each in an unusual size and in an ordinary one."""
     for n, (num_frames, fps) in enumerate(FRAMES_AND_RATES):
         for width, height in (SIZES[n % len(SIZES)], (426, 240)):
             assert_video_equals_the_processor(

@@ -1,6 +1,6 @@
-"""Hugging Face's video processors as a process of their own: one JSON case per line in, one JSON answer per line out.
+"""Hugging Face's video processors in a separate process: one JSON case per line in, one JSON answer per line out.
 
-The processors need torchvision, which does not load beside a CPU torch unless its operators' registration is allowed
+The processors need torchvision, which does not load with a CPU torch unless its operators' registration is allowed
 to fail; none of them is used here. That must not happen in the tests' own process.
 
 A case has `family`, `options` of the processor, the source's `num_frames`, `fps`, `width`, `height`, and `pixels`:
@@ -103,7 +103,7 @@ def of_sizes(whole, metadata, width, height):
     video = whole.video_processor
     facts = VideoMetadata(**metadata)
     indices = video.sample_frames(facts, fps=video.fps).tolist()
-    # The processor's arithmetic sometimes yields an index just past the end: no frame, whoever decodes.
+    # The processor's arithmetic sometimes yields an index just past the end: no frame, for any decoder.
     inside = [i for i in indices if i < metadata["total_num_frames"]]
     facts.frames_indices = list(inside)
     # One value seen as a whole video: the processor's rule runs, and Pillow's part is only asked for the size.

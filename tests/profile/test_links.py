@@ -13,7 +13,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
 def measure(rank, folder, num_nodes, budget_s, sizes=SIZES):
-    """Rows of one rank, whose node is told by its number."""
+    """Rows of one rank, whose number says on which node it is."""
     ranks_per_node = dist.get_world_size() // num_nodes
     socket.gethostname = lambda: f"node{rank // ranks_per_node}"
     options = dict(profile_key="key", hardware="cpu: test", software="torch test", device=torch.device("cpu"))

@@ -161,7 +161,7 @@ def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):
     profile(shapes, **options)
     all_of_it_s, clock.now = clock.now, 0.0
     profile(shapes, **options, budget_s=all_of_it_s)
-    assert clock.now <= 0.55 * all_of_it_s, "the other half is the encoder's, whose job may run beside it"
+    assert clock.now <= 0.55 * all_of_it_s, "the other half is the encoder's, whose job may run at the same time"
 
 
 class ThreeRanks:

@@ -41,7 +41,7 @@ class FixedPlans:
 
 
 def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, **hooks):
-    """(trainer, stage, what it told the outside)."""
+    """(trainer, stage, (observations, bad samples) that its hooks receive)."""
     plan = make_plan(layout, num_microbatches=3)
     it = Rank(rank, plan, family(), tiny_model())
     optimizer = it.optimizer(settings.learning_rate, 0.01)

@@ -57,7 +57,7 @@ def test_gradients_of_bfloat16_weights_accumulate_in_float32(one_rank):
     it = Rank(0, PLAN, family(), tiny_model().bfloat16())
     reducer = it.reducer()
     name, p = next(iter(it.names.items()))
-    small = 2.0**-10  # beside 1, too small for the 8 bits of a bfloat16's mantissa
+    small = 2.0**-10  # next to 1, too small for the 8 bits of a bfloat16's mantissa
     for gradient in (1.0, small, small):
         (p * torch.tensor(gradient, dtype=torch.bfloat16)).sum().backward()
     reducer.reduce()
