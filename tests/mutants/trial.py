@@ -96,6 +96,11 @@ class Outcome:
         return _FAILED.findall(self.output)
 
     @property
+    def is_timeout(self) -> bool:
+        """A test hung, or the machine was too busy for it."""
+        return "from pytest-timeout" in self.output
+
+    @property
     def is_well(self) -> bool:
         """Nothing failed; 5: nothing was selected."""
         return self.code in (0, 5)
@@ -107,7 +112,8 @@ class Result:
 
     id: str
     status: str
-    """`caught`, `survived`, `survived (time)`, `no longer applies`, `no tests`, or `red without it`."""
+    """`caught`, `caught (time)` where a test hung, `survived`, `survived (time)` where its own was over,
+    `no longer applies`, `no tests`, or `red without it`."""
     first_failing: str = ""
     cpu_s: float = 0.0
     """Of pytest and all it started."""
@@ -134,7 +140,7 @@ def try_mutant(trial: Trial, mutant: Mutant) -> Result:
             found.status = "survived (time)"
             break
         if not outcome.is_well:
-            found.status = "caught"
+            found.status = "caught (time)" if outcome.is_timeout else "caught"
             last = (outcome.output.strip().splitlines() or [""])[-1]
             found.first_failing = next(iter(outcome.failed), f"{path}: pytest ended with {outcome.code}: {last}")
             break
