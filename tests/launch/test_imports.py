@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from operator import length_hint
-from pathlib import Path
 
 import pytest
 
@@ -80,12 +79,3 @@ def test_the_number_of_processes_is_read_of_any_folder(tmp_path):
     )  # fmt: skip
     assert "not a run directory" in done.stderr
     assert done.returncode == 1
-
-
-def test_safe_path_is_no_longer_than_python_needs_it(hostile):
-    """Without the variable, the folder would be searched: what the tests above show is not nothing."""
-    # A process whose lines are counted has imported json before it comes to its folder.
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONSAFEPATH", "COVERAGE_"))}
-    assert subprocess.run([sys.executable, "-m", "json.tool", "--help"], env=env, check=False).returncode == 9
-    assert hostile.read_text() == "json"
-    assert Path.cwd().name == "dataset"

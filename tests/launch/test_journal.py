@@ -18,7 +18,7 @@ def handle_of(tmp_path: Path, job_id: str, key: str = "k") -> JobHandle:
     return JobHandle("local", job_id, "job", key, tmp_path, 2, 12.5)
 
 
-def test_live_is_the_latest_job_of_the_key_that_was_not_seen_to_end(tmp_path: Path) -> None:
+def test_live_is_the_latest_job_of_the_key_that_was_not_seen_to_end(tmp_path):
     journal = Journal(tmp_path / "run", "r1")
     assert journal.live("k") is None
     first, second = handle_of(tmp_path, "1"), handle_of(tmp_path, "2")
@@ -38,7 +38,7 @@ def test_live_is_the_latest_job_of_the_key_that_was_not_seen_to_end(tmp_path: Pa
     ]
 
 
-def test_a_line_torn_by_a_crash_is_dropped_and_later_lines_survive(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_crash_is_dropped_and_later_lines_survive(tmp_path):
     journal = Journal(tmp_path, "r1")
     journal.submitted(handle_of(tmp_path, "1"))
     journal.path.write_bytes(journal.path.read_bytes() + b'{"run_id": "r1", "job_na')
@@ -47,14 +47,14 @@ def test_a_line_torn_by_a_crash_is_dropped_and_later_lines_survive(tmp_path: Pat
     assert [r.job_id for r in journal.records()] == ["1", "2"]
 
 
-def test_a_damaged_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     journal = Journal(tmp_path, "r1")
     journal.path.write_text("not json\n")
     with pytest.raises(LaunchError, match="line 1 of the job journal"):
         journal.records()
 
 
-def test_what_is_noted_together_is_one_write_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_noted_together_is_one_write_and_read_once(tmp_path, monkeypatch):
     journal, other = Journal(tmp_path, "r1"), Journal(tmp_path, "r1")
     handles = [handle_of(tmp_path, f"7_{n}", key=f"k{n}") for n in range(50)]
     journal.submitted(*handles)
@@ -74,7 +74,7 @@ def test_what_is_noted_together_is_one_write_and_read_once(tmp_path: Path, monke
     assert loads == []
 
 
-def test_how_a_job_ended_is_known_until_another_begins(tmp_path: Path) -> None:
+def test_how_a_job_ended_is_known_until_another_begins(tmp_path):
     journal, first = Journal(tmp_path, "r1"), handle_of(tmp_path, "1")
     assert journal.ended("k") is None
     journal.submitted(first)
@@ -85,7 +85,7 @@ def test_how_a_job_ended_is_known_until_another_begins(tmp_path: Path) -> None:
     assert journal.ended("k") is None
 
 
-def test_a_journal_that_somebody_cut_is_read_again(tmp_path: Path) -> None:
+def test_a_journal_that_somebody_cut_is_read_again(tmp_path):
     journal = Journal(tmp_path, "r1")
     journal.submitted(handle_of(tmp_path, "1"), handle_of(tmp_path, "2"))
     assert len(journal.records()) == 2
@@ -95,9 +95,7 @@ def test_a_journal_that_somebody_cut_is_read_again(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9), st.booleans())))
-def test_tail_passes_on_every_line_once_however_it_is_written(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, bool]]
-) -> None:
+def test_tail_passes_on_every_line_once_however_it_is_written(tmp_path_factory, parts):
     path = tmp_path_factory.mktemp("tail") / "log"
     tail, seen = LogTail(path), []
     with path.open("a") as file:
@@ -109,7 +107,7 @@ def test_tail_passes_on_every_line_once_however_it_is_written(
     assert seen == path.read_text().splitlines()
 
 
-def test_tail_skips_what_is_too_much_and_says_so(tmp_path: Path) -> None:
+def test_tail_skips_what_is_too_much_and_says_so(tmp_path):
     path = tmp_path / "log"
     path.write_text("".join(f"line {i}\n" for i in range(10 * MAX_READ_BYTES)))
     skip, *lines = LogTail(path).read()
@@ -121,7 +119,7 @@ def test_tail_skips_what_is_too_much_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begins", [TRACE_BEGINS, "submitit ERROR (x) - Submitted job triggered an exception"])
 @pytest.mark.parametrize("reads_every_line", [True, False])
-def test_tail_leaves_out_the_traceback_that_ends_a_task(tmp_path: Path, begins: str, reads_every_line: bool) -> None:
+def test_tail_leaves_out_the_traceback_that_ends_a_task(tmp_path, begins, reads_every_line):
     path = tmp_path / "log"
     tail, seen = LogTail(path), []
     trace = ["Traceback (most recent call last):", '  File "a.py"', "ValueError: a", "", "  hint:  b"]
@@ -135,13 +133,13 @@ def test_tail_leaves_out_the_traceback_that_ends_a_task(tmp_path: Path, begins: 
     assert seen == ["Traceback of a library", "next start"]
 
 
-def test_a_log_that_cannot_be_read_just_now_has_no_new_lines(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_just_now_has_no_new_lines(tmp_path):
     tail = LogTail(tmp_path)  # reading a folder fails as a stale handle does
     assert list(tail.read()) == []
     assert list(LogTail(tmp_path / "absent").read(is_last=True)) == []
 
 
-def test_tail_gets_past_a_line_longer_than_one_read(tmp_path: Path) -> None:
+def test_tail_gets_past_a_line_longer_than_one_read(tmp_path):
     path = tmp_path / "log"
     path.write_text("x" * (3 * MAX_READ_BYTES) + "\nend\n")
     assert list(LogTail(path).read())[-1] == "end"

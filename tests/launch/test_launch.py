@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,30 +11,30 @@ from dflop.launch import JobState, make_launcher
 from tests.launch.helpers import REPO, make_spec
 
 
-def test_unknown_backend_lists_the_valid_ones() -> None:
+def test_unknown_backend_lists_the_valid_ones():
     with pytest.raises(ConfigError, match="slrm") as caught:
         make_launcher("slrm")
     assert caught.value.hint == "did you mean `slurm`? valid: inline, local, slurm"
 
 
-def test_unknown_option_lists_the_valid_ones() -> None:
+def test_unknown_option_lists_the_valid_ones():
     with pytest.raises(ConfigError, match="no option `max_job`") as caught:
         make_launcher("local", max_job=2)
     assert "did you mean `max_jobs`?" in caught.value.hint
 
 
-def test_slurm_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_slurm_without_slurm_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="`sbatch`, which is not on PATH"):
         make_launcher("slurm")
 
 
-def test_importing_the_room_does_not_import_submitit() -> None:
+def test_importing_the_room_does_not_import_submitit():
     code = "import sys, dflop.launch; sys.exit('submitit' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False).returncode == 0
 
 
-def test_inline_runs_in_this_process_and_leaves_the_environment_alone(tmp_path: Path) -> None:
+def test_inline_runs_in_this_process_and_leaves_the_environment_alone(tmp_path):
     launcher = make_launcher("inline")
     before = dict(os.environ)
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "hello", env={"GREETING": "hi"}))
@@ -47,7 +46,7 @@ def test_inline_runs_in_this_process_and_leaves_the_environment_alone(tmp_path: 
     assert dict(os.environ) == before
 
 
-def test_inline_reports_the_traceback(tmp_path: Path) -> None:
+def test_inline_reports_the_traceback(tmp_path):
     launcher = make_launcher("inline")
     handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "0"))
     assert launcher.poll(handle).state is JobState.FAILED
@@ -55,7 +54,7 @@ def test_inline_reports_the_traceback(tmp_path: Path) -> None:
         launcher.collect(handle)
 
 
-def test_inline_refuses_several_tasks(tmp_path: Path) -> None:
+def test_inline_refuses_several_tasks(tmp_path):
     with pytest.raises(LaunchError, match="wants 4 tasks"):
         make_launcher("inline").submit(make_spec(tmp_path, "report", "x", num_tasks=4))
 
@@ -64,7 +63,7 @@ def test_inline_refuses_several_tasks(tmp_path: Path) -> None:
     ("entry", "named"),
     [("no_colon", "no_colon"), ("tests.launch.entries:absent", "absent"), ("tests.launch.nowhere:run", "nowhere")],
 )
-def test_an_entry_that_does_not_exist_is_named(entry: str, named: str, tmp_path: Path) -> None:
+def test_an_entry_that_does_not_exist_is_named(entry, named, tmp_path):
     launcher = make_launcher("inline")
     handle = launcher.submit(make_spec(tmp_path / "job", "report", entry=entry))
     with pytest.raises(LaunchError, match=f"(raised|No module).*{named}"):

@@ -27,9 +27,7 @@ def launcher() -> LocalLauncher:
 
 
 @BOTH_WAYS
-def test_every_task_learns_its_rank_and_leaves_its_log(
-    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_once: bool
-) -> None:
+def test_every_task_learns_its_rank_and_leaves_its_log(launcher, tmp_path, monkeypatch, imports_once):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     resources = Resources(num_nodes=2, tasks_per_node=2, cpus_per_task=2)
     spec = make_spec(
@@ -50,9 +48,7 @@ def test_every_task_learns_its_rank_and_leaves_its_log(
 
 
 @BOTH_WAYS
-def test_forked_tasks_share_what_is_imported_and_started_ones_do_not(
-    launcher: LocalLauncher, tmp_path: Path, imports_once: bool
-) -> None:
+def test_forked_tasks_share_what_is_imported_and_started_ones_do_not(launcher, tmp_path, imports_once):
     (tmp_path / "imported_once.py").write_text(
         "import os\nIMPORTED_BY = os.getpid()\ndef seen(): return [IMPORTED_BY, os.getpid()]\n"
     )
@@ -70,7 +66,7 @@ def test_forked_tasks_share_what_is_imported_and_started_ones_do_not(
 
 
 @BOTH_WAYS
-def test_an_entry_that_cannot_be_imported_is_named(launcher: LocalLauncher, tmp_path: Path, imports_once: bool) -> None:
+def test_an_entry_that_cannot_be_imported_is_named(launcher, tmp_path, imports_once):
     (tmp_path / "broken.py").write_text("import a_module_that_nobody_has\n")
     env = {"PYTHONPATH": f"{REPO}:{tmp_path}"}
     handle = launcher.submit(make_spec(tmp_path / "job", "x", env=env, entry="broken:main", imports_once=imports_once))
@@ -98,9 +94,7 @@ def test_the_traceback_of_the_failing_rank_is_shown_and_not_repeated_to_who_foll
 
 
 @pytest.mark.parametrize(("rank", "imports_once"), [(0, True), (1, False)])
-def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(
-    launcher: LocalLauncher, tmp_path: Path, rank: int, imports_once: bool
-) -> None:
+def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(launcher, tmp_path, rank, imports_once):
     spec = make_spec(tmp_path / "job", "leave_on", str(rank), num_tasks=2, imports_once=imports_once)
     handle = launcher.submit(spec)
     assert end(launcher, handle) == (JobState.FAILED, f"rank {rank} exited with code 3 and no traceback")
@@ -109,9 +103,7 @@ def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(
     assert caught.value.where == str(log_paths(handle, rank).stderr)
 
 
-def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(
-    launcher: LocalLauncher, tmp_path: Path
-) -> None:
+def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(launcher, tmp_path):
     spec, journal = make_spec(tmp_path / "job", "stop"), Journal(tmp_path / "run", "r1")
     for num_jobs in (1, 2):
         with pytest.raises(Interrupted, match="was told to stop") as caught:
@@ -122,7 +114,7 @@ def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(
 
 
 @BOTH_WAYS
-def test_every_task_is_told_to_stop(launcher: LocalLauncher, tmp_path: Path, imports_once: bool) -> None:
+def test_every_task_is_told_to_stop(launcher, tmp_path, imports_once):
     (tmp_path / "listen").touch()
     spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), num_tasks=2, imports_once=imports_once)
     handle = launcher.submit(spec)
@@ -135,9 +127,7 @@ def test_every_task_is_told_to_stop(launcher: LocalLauncher, tmp_path: Path, imp
 
 
 @pytest.mark.parametrize(("setup", "imports_once"), [((), False), (("export GREETING=hi",), True)])
-def test_tasks_that_do_not_listen_yet_stop_when_they_do(
-    launcher: LocalLauncher, tmp_path: Path, setup: tuple[str, ...], imports_once: bool
-) -> None:
+def test_tasks_that_do_not_listen_yet_stop_when_they_do(launcher, tmp_path, setup, imports_once):
     resources = Resources(tasks_per_node=2, setup=setup)
     spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=resources, imports_once=imports_once)
     handle = launcher.submit(spec)
@@ -149,7 +139,7 @@ def test_tasks_that_do_not_listen_yet_stop_when_they_do(
     assert end(launcher, handle).state is JobState.INTERRUPTED
 
 
-def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
     first = launcher.submit(make_spec(tmp_path / "one", "wait_for", str(tmp_path / "gate")))
     queued = launcher.submit(make_spec(tmp_path / "two", "stop_when_told", str(tmp_path)))
     launcher.interrupt(queued)
@@ -162,7 +152,7 @@ def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher: LocalLauncher
 
 
 @BOTH_WAYS
-def test_a_killed_rank_ends_the_job_and_its_peers(launcher: LocalLauncher, tmp_path: Path, imports_once: bool) -> None:
+def test_a_killed_rank_ends_the_job_and_its_peers(launcher, tmp_path, imports_once):
     spec = make_spec(tmp_path / "job", "hang", str(tmp_path), num_tasks=2, imports_once=imports_once)
     handle = launcher.submit(spec)
     pids = [pids_of_hang(tmp_path, rank) for rank in range(2)]
@@ -175,7 +165,7 @@ def test_a_killed_rank_ends_the_job_and_its_peers(launcher: LocalLauncher, tmp_p
     assert caught.value.exit_code == LaunchError.exit_code == 5, "no fault of the payload"
 
 
-def test_a_killed_controller_leaves_no_task_behind(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_a_killed_controller_leaves_no_task_behind(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), imports_once=True))
     task, _ = pids_of_hang(tmp_path, 0)
     os.kill(json.loads(handle.path("owner.json").read_text())["process"]["pid"], signal.SIGKILL)
@@ -183,7 +173,7 @@ def test_a_killed_controller_leaves_no_task_behind(launcher: LocalLauncher, tmp_
     assert is_gone(task)
 
 
-def test_cancel_ends_tasks_and_their_children(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_cancel_ends_tasks_and_their_children(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), num_tasks=2))
     pids = [pid for rank in range(2) for pid in pids_of_hang(tmp_path, rank)]
     launcher.cancel(handle)
@@ -194,12 +184,12 @@ def test_cancel_ends_tasks_and_their_children(launcher: LocalLauncher, tmp_path:
         launcher.collect(handle)
 
 
-def test_a_job_past_its_time_limit_is_ended(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_a_job_past_its_time_limit_is_ended(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "hang", str(tmp_path), resources=Resources(time_limit_min=0))
     assert end(launcher, launcher.submit(spec)).state is JobState.TIMEOUT
 
 
-def test_jobs_beyond_the_limit_queue_in_order(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_jobs_beyond_the_limit_queue_in_order(launcher, tmp_path):
     gates = [tmp_path / name for name in "abc"]
     first, second, third = (
         launcher.submit(make_spec(tmp_path / f"job-{gate.name}", "wait_for", str(gate))) for gate in gates
@@ -217,7 +207,7 @@ def test_jobs_beyond_the_limit_queue_in_order(launcher: LocalLauncher, tmp_path:
     assert end(launcher, third).state is JobState.DONE
 
 
-def test_another_process_watches_collects_and_cancels(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_another_process_watches_collects_and_cancels(launcher, tmp_path):
     gate = tmp_path / "gate"
     handle = launcher.submit(make_spec(tmp_path / "one", "wait_for", str(gate)))
     script = (
@@ -249,7 +239,7 @@ def job_owned_by(folder: Path, pid: int, start_ticks: int, *, is_controller: boo
     return JobHandle("local", "j", "job", "key", folder, 1, time.time())
 
 
-def test_a_job_queued_in_a_dead_process_is_lost(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_a_job_queued_in_a_dead_process_is_lost(launcher, tmp_path):
     child = subprocess.Popen(["sleep", "600"])
     process = ProcessId.of(child.pid)
     assert process is not None
@@ -259,7 +249,7 @@ def test_a_job_queued_in_a_dead_process_is_lost(launcher: LocalLauncher, tmp_pat
     assert launcher.poll(handle).state is JobState.LOST
 
 
-def test_a_reused_pid_is_not_taken_for_the_job(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_taken_for_the_job(launcher, tmp_path):
     me = ProcessId.of(os.getpid())
     assert me is not None
     handle = job_owned_by(tmp_path, me.pid, me.start_ticks - 1, is_controller=True)
@@ -267,7 +257,7 @@ def test_a_reused_pid_is_not_taken_for_the_job(launcher: LocalLauncher, tmp_path
     launcher.cancel(handle)  # must not end this test
 
 
-def test_all_are_stopped_before_the_first_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_are_stopped_before_the_first_is_killed(monkeypatch):
     """A rank that sees its peer go may have nothing left to wait for, and end as if all were well."""
     sent: list[int] = []
     monkeypatch.setattr(ProcessId, "send", lambda _, number: sent.append(number))
@@ -276,7 +266,7 @@ def test_all_are_stopped_before_the_first_is_killed(monkeypatch: pytest.MonkeyPa
     assert sent == [signal.SIGSTOP] * 3 + [signal.SIGKILL] * 3
 
 
-def test_jobs_submitted_together_share_a_folder_and_queue(tmp_path: Path) -> None:
+def test_jobs_submitted_together_share_a_folder_and_queue(tmp_path):
     launcher = LocalLauncher(max_jobs=2, cancel_grace_s=0.5)
     specs = [make_spec(tmp_path / "job", "report", str(n), key=f"k{n}", array="report") for n in range(3)]
     handles = launcher.submit_all(specs)
@@ -286,9 +276,7 @@ def test_jobs_submitted_together_share_a_folder_and_queue(tmp_path: Path) -> Non
     assert [launcher.collect(handle)[0]["word"] for handle in handles] == ["0", "1", "2"]
 
 
-def test_an_error_of_ours_is_shown_without_its_traceback_and_is_no_fault_of_the_machine(
-    launcher: LocalLauncher, tmp_path: Path
-) -> None:
+def test_an_error_of_ours_is_shown_without_its_traceback_and_is_no_fault_of_the_machine(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "fail_with_hint"))
     assert end(launcher, handle).state is JobState.FAILED
     with pytest.raises(PayloadError) as caught:
@@ -317,5 +305,5 @@ def test_an_error_of_ours_is_shown_without_its_traceback_and_is_no_fault_of_the_
         ("", ""),
     ],
 )
-def test_only_an_error_of_ours_that_ended_the_task_speaks_for_itself(trace: str, message: str) -> None:
+def test_only_an_error_of_ours_that_ended_the_task_speaks_for_itself(trace, message):
     assert TaskResult(0, ok=False, value=None, trace=trace, finished_at_s=0.0).message == message

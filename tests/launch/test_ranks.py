@@ -33,7 +33,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scontrol")
-def test_slurms_words_become_torchs() -> None:
+def test_slurms_words_become_torchs():
     assert srun_environment(LAST_OF_THREE) == {
         "RANK": "2",
         "WORLD_SIZE": "3",
@@ -45,19 +45,19 @@ def test_slurms_words_become_torchs() -> None:
     }
 
 
-def test_a_rendezvous_that_the_script_chose_is_kept() -> None:
+def test_a_rendezvous_that_the_script_chose_is_kept():
     chosen = {"MASTER_ADDR": "node2-ib0", "MASTER_PORT": "29500"}
     found = srun_environment({**LAST_OF_THREE, **chosen})
     assert {name: found[name] for name in chosen} == chosen
 
 
-def test_without_srun_the_error_says_how_to_start() -> None:
+def test_without_srun_the_error_says_how_to_start():
     with pytest.raises(LaunchError, match="neither RANK nor SLURM_PROCID is set") as caught:
         srun_environment({"SLURM_JOB_ID": "40"})
     assert "srun or torchrun" in caught.value.hint
 
 
-def test_without_scontrol_the_error_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scontrol_the_error_names_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match=r"scontrol show hostnames node\[2-3\]") as caught:
         srun_environment(LAST_OF_THREE)
@@ -67,17 +67,17 @@ def test_without_scontrol_the_error_names_the_way_out(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("text", "counts"), [("4", [4]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("8(x2),3,1(x2)", [8, 8, 3, 1, 1])]
 )
-def test_task_counts_are_expanded(text: str, counts: list[int]) -> None:
+def test_task_counts_are_expanded(text, counts):
     assert tasks_per_node(text) == counts
 
 
 @pytest.mark.parametrize("text", ["", "2(x", "two", "2(x3)1"])
-def test_unreadable_task_counts_are_refused(text: str) -> None:
+def test_unreadable_task_counts_are_refused(text):
     with pytest.raises(LaunchError, match="task counts"):
         tasks_per_node(text)
 
 
 @given(st.integers(1, 2**32))
-def test_the_port_is_neither_privileged_nor_ephemeral(job_id: int) -> None:
+def test_the_port_is_neither_privileged_nor_ephemeral(job_id):
     assert 1024 < port_of_job(str(job_id)) < 32768
     assert port_of_job(str(job_id)) != port_of_job(str(job_id + 1))

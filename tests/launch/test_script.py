@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import LaunchError
@@ -48,7 +48,7 @@ def check_syntax(text: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_whole_script_of_a_training_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_script_of_a_training_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resources = Resources(
         num_nodes=2, tasks_per_node=2, num_idle_slots=1, gpus_per_node=2, memory_bytes=3 << 30, time_limit_min=1,
@@ -154,7 +154,7 @@ exit "$code"
     )
 
 
-def test_an_array_says_what_each_element_does(tmp_path: Path) -> None:
+def test_an_array_says_what_each_element_does(tmp_path):
     specs = [spec_of(tmp_path, number) for number in range(3)]
     (batch,) = batches(specs, 1001)
     text = render(batch, dataclasses.replace(SITE, max_jobs_at_once=2), "dflop:run")
@@ -230,6 +230,7 @@ def test_pyxis_is_options_of_srun(tmp_path):
     assert "sh python3 -P -u -m dflop.launch.task" in srun
 
 
+@settings(max_examples=30)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), max_size=4))
 def test_a_shell_reads_the_arguments_that_were_given(args):
     """Quotes, newlines, dollars, patterns: what tasks are started with is what the spec says."""
@@ -290,6 +291,7 @@ def test_a_line_break_in_the_working_directory_is_refused(tmp_path, monkeypatch)
         render(lone(spec_of(Path("/runs/r"))), SITE, "c")
 
 
+@settings(max_examples=40)
 @given(
     st.text(
         st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp", "Cf"], exclude_characters="/"), min_size=1

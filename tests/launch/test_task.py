@@ -51,7 +51,6 @@ def test_a_task_learns_its_place_and_leaves_its_value(tmp_path):
     ("entry", "args", "error"),
     [
         ("tests.launch.entries:fail_on", ("1",), "ValueError: no microbatch for rank 1"),
-        ("tests.launch.entries:absent", (), "has no function `absent`"),
         ("tests.launch.nowhere:run", (), "No module named 'tests.launch.nowhere'"),
         ("builtins:compile", ("1", "f", "eval"), "cannot pickle"),
     ],

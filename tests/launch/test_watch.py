@@ -196,11 +196,6 @@ def test_a_controller_that_is_down_loses_nobody_and_its_silence_is_said(slurm, w
     assert "since 17:36: " in status(watcher, job("1")).reason, "a new silence"
 
 
-def test_a_state_of_a_newer_slurm_counts_as_alive(slurm, watcher, job):
-    slurm.queue = {"1": "LEVITATING|None"}
-    assert status(watcher, job("1")) == (JobState.RUNNING, "Slurm state LEVITATING")
-
-
 @pytest.mark.parametrize("row", [f"FAILED|None|{NOON_S - 86400:.0f}|job", f"RUNNING|None|{NOON_S:.0f}|somebody's"])
 def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
     """Of a controller that began to count anew: it had the id before us, or has it now."""
