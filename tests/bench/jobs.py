@@ -89,7 +89,7 @@ def train_ranks(run: RunDir, entry: str, *args: str) -> dict[tuple[int, int], St
     """
     ended = run_to_the_end(run, start_ranks(run, entry, *args), LIMIT_S)
     if any(ended.codes):
-        raise RuntimeError("\n".join(text[-3000:] for text in ended.stderr))
+        raise RuntimeError("\n".join([f"ranks ended with {ended.codes}", *(text[-3000:] for text in ended.stderr)]))
     return observations(run)
 
 
