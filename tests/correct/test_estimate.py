@@ -68,7 +68,7 @@ def test_without_factors_by_size_every_bucket_has_the_level():
 
 
 @given(st.integers(0, 1000), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_right_prediction_is_left_alone(seed, is_inline):
     """With little noise exactly; with more, by less than the noise of a microbatch."""
     shared, stages = (SHARED, MIXED) if is_inline else ((), None)
@@ -83,7 +83,7 @@ def test_a_right_prediction_is_left_alone(seed, is_inline):
 
 
 @given(st.integers(0, 1000), st.floats(0.5, 2.0))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_times_that_are_all_longer_scale_the_level(seed, scale):
     truth = truth_with(llm=(2, 1.6), vision=(1, 0.8))
     one = taught(Estimator(EDGES), truth, seed=seed, noise_frac=0.02)

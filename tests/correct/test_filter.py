@@ -56,7 +56,7 @@ def run(found, rng, truth, steps, noise_frac=0.05, num=32):
     return found
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 4), st.sampled_from([0.0, 0.001, 0.02]))
 def test_a_fit_equals_the_textbook_with_what_ranks_share_written_out(seed, num, num_ranks, shared_var):
     rng = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ def test_what_tells_sizes_apart_is_worth_the_same_whatever_ranks_share():
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=12)
+@settings(max_examples=25)
 def test_without_stragglers_and_changes_a_step_is_the_textbooks(seed):
     rng = np.random.default_rng(seed)
     found = new_filter()
@@ -115,7 +115,7 @@ def test_without_stragglers_and_changes_a_step_is_the_textbooks(seed):
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=12)
+@settings(max_examples=25)
 def test_order_of_microbatches_does_not_matter(seed):
     rng = np.random.default_rng(seed)
     expected_s = loads(rng, 20)

@@ -75,7 +75,7 @@ def every_choice(table: FormulaTable, *, max_per_llm: int | None = None) -> list
 
 
 @pytest.mark.parametrize("num_encoders", [0, 1, 2, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_enumeration_equals_trying_every_choice(seed, num_encoders):
     table = random_table(seed, num_encoders, size=9 if num_encoders < 3 else 5)
     expected = every_choice(table)
@@ -110,7 +110,7 @@ def test_the_order_of_candidates_changes_no_choice(seed, make):
     assert by_program == by_program[:1] * 2
 
 
-@pytest.mark.parametrize(("seed", "num_encoders"), [*((s, 1) for s in range(8)), *((s, 2) for s in range(100, 104))])
+@pytest.mark.parametrize(("seed", "num_encoders"), [*((s, 1) for s in range(24)), *((s, 2) for s in range(100, 108))])
 def test_program_finds_the_enumerated_optimum(seed, num_encoders):
     check_program(random_table(seed, num_encoders))
 

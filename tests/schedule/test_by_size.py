@@ -61,7 +61,7 @@ def seconds_by_hand(plan, step_plan, batch, plain, factors):
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_a_microbatch_takes_the_mean_factor_of_its_items(case):
     plan, batch, plain, factors = case
@@ -79,7 +79,7 @@ def test_a_microbatch_takes_the_mean_factor_of_its_items(case):
         assert row == pytest.approx(span_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_buckets_hold_what_the_tables_predict_and_factors_make_the_correction_of_it(case):
     plan, batch, plain, factors = case
@@ -113,7 +113,7 @@ def test_plans_are_no_worse_than_arrival_and_score_as_predicted(case):
     assert quick == schedule(plan, batch, cost, policy="quick")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_the_search_sees_every_sample_corrected_and_fixed_costs_by_the_mean(case):
     plan, batch, plain, factors = case

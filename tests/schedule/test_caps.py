@@ -67,7 +67,7 @@ def keeps_slowly(plan, job, assignment):
     return True
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(0, 1000))
 def test_any_assignment_is_judged_by_what_memory_holds(case, seed):
     plan, batch = case
@@ -82,7 +82,7 @@ def test_any_assignment_is_judged_by_what_memory_holds(case, seed):
         assert keeps(job.caps, plan, job.items, found) == keeps_slowly(plan, job, found)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_what_breaks_a_cap_runs_only_if_every_candidate_does(case):
     plan, batch = case

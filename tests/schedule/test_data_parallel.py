@@ -60,7 +60,7 @@ def equal(a: RankPlan, b: RankPlan) -> bool:
     return (a.rank == b.rank).all() and (a.slot == b.slot).all() and scalars[0] == scalars[1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems())
 def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
     s, tokens, given = problem
@@ -81,7 +81,7 @@ def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
     assert found.lower_bound_s <= found.step_s
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems())
 def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
     s, tokens, given = problem
@@ -94,7 +94,7 @@ def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(), st.sampled_from([50, 3000, 2_000_000]), st.sampled_from([0.0, 1e-3]), st.integers(0, 1000))
 def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance, seed):
     s, tokens, given = problem
@@ -200,7 +200,7 @@ def crowds(draw):
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(crowds(), st.booleans(), st.sampled_from([300, 20_000]))
 def test_trees_of_many_cells_find_what_a_look_at_all_of_them_finds(given_problems, by_tokens, max_evals):
     compiled, plain = given_problems

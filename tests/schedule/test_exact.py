@@ -26,7 +26,7 @@ def brute_force(weights, tokens, num_buckets: int, cap: int) -> float:
     return best
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 3), st.integers(1, 3), st.floats(1.0, 1.3))
 def test_equals_trying_all_assignments(seed, buckets, modules, slack):
     weights, tokens = instance(seed, 10 if buckets == 2 else 7, modules)
@@ -38,7 +38,7 @@ def test_equals_trying_all_assignments(seed, buckets, modules, slack):
     assert np.bincount(found.bucket, tokens, buckets).max() <= cap
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 4), st.integers(1, 3))
 def test_pack_is_within_a_percent_of_the_optimum_on_small_batches(seed, buckets, modules):
     weights, tokens = instance(seed, 4 * buckets, modules)

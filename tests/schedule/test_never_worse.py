@@ -33,7 +33,7 @@ COSTS = {
     "next to nothing": {"fixed_s": 0.0, "per_token_s": 1e-12, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0},
 }
 ENCODERS = ("vision", "audio")
-FEW, MANY = 25, 10_000 // (2 * len(COSTS))
+FEW, MANY = 40, 10_000 // (2 * len(COSTS))
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def tight_instances(draw: st.DrawFn):
     return weights, rng.integers(0, 1000, n), draw(st.integers(3, n // 3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(instances() | tight_instances())
 def test_search_improves_on_lpt_keeps_the_cap_and_never_beats_the_bound(instance):
     weights, tokens, buckets = instance
@@ -50,7 +50,7 @@ def test_search_improves_on_lpt_keeps_the_cap_and_never_beats_the_bound(instance
 
 
 @only_compiled
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(instances() | tight_instances(), st.integers(0, 3), st.sampled_from([0, 500, 10_000]), st.floats(0.3, 1.0))
 def test_both_halves_find_the_same_assignment(instance, num_more_caps, max_evals, tightness):
     weights, tokens, buckets = instance

@@ -19,7 +19,7 @@ def arrival_s(s, num_ranks, num_slots, fixed_s, sync):
     return padded_step_s(s, bucket // num_ranks, bucket % num_ranks, num_ranks, num_slots, fixed_s, sync)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 4), st.integers(1, 3),
     st.sampled_from([0.0, 5.0]), st.sampled_from(["step", "microbatch"]),
@@ -59,7 +59,7 @@ def test_with_one_microbatch_no_cut_of_the_sorted_samples_is_better(tokens, num_
     assert found.step_s <= best * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 4), st.integers(300, 900))
 def test_the_cap_holds_with_padding(tokens, num_ranks, cap):
     tokens = np.array(tokens)

@@ -86,7 +86,7 @@ def place_slowly(step, sizes):
     return [bucket[i][0] * step.num_ranks + bucket[i][1] for i in range(len(order))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(linear_steps(), st.data())
 def test_compiled_placing_follows_its_rule(step, data):
     sizes = np.array(

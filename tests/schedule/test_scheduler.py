@@ -30,7 +30,7 @@ def schedule(plan, batch, cost, max_concurrency=None, **kwargs):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(), st.sampled_from(["balanced", "arrival"]))
 def test_every_item_once_and_beside_its_sample(case, policy):
     plan, batch, cost, _ = case

@@ -63,7 +63,7 @@ def cost_with_links(encoders):
     )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(steps())
 def test_compiled_step_equals_the_readable_one_to_the_bit(case):
     judge, assignment = case
