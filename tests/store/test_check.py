@@ -11,9 +11,8 @@ import pytest
 from dflop.records import Correction
 from dflop.store import check, schema
 from dflop.store.ingest import ingest
-from dflop.store.rebuild import rebuild
-from dflop.store.spool import SpoolKey, encode, read_spool
-from tests.store.asking import stored, write
+from dflop.store.spool import SpoolKey, encode
+from tests.store.asking import write
 
 
 def set_version(path: Path, version: int, kind: str | None = None) -> None:
@@ -22,31 +21,6 @@ def set_version(path: Path, version: int, kind: str | None = None) -> None:
     if kind:
         metadata[b"dflop.kind"] = kind.encode()
     pq.write_table(table.replace_schema_metadata(metadata), path)
-
-
-def test_files_of_an_older_schema_version_are_brought_forward_for_ever(tmp_path: Path, make, monkeypatch) -> None:
-    monkeypatch.delitem(schema.UPGRADES, "correction")
-    path = write(tmp_path, make.correction(0, factor=1.5))
-    old = pq.ParquetFile(path).read()
-    # Let version 1 be one that had no residual and called the factor a percentage.
-    old = old.drop_columns(["residual_frac"]).set_column(4, "factor_percent", pa.array([150.0]))
-    pq.write_table(old, path)
-
-    def to_version_2(table: pa.Table) -> pa.Table:
-        factor = pa.array([x / 100 for x in table["factor_percent"].to_pylist()])
-        table = table.set_column(table.schema.get_field_index("factor_percent"), "factor", factor)
-        return table.add_column(5, "residual_frac", pa.array([0.1] * table.num_rows))
-
-    monkeypatch.setitem(schema.UPGRADES, "correction", (to_version_2,))
-    write(tmp_path, make.correction(1))
-    assert schema.version_of("correction") == 2
-    report = ingest(tmp_path)
-    assert (report.num_files, report.num_quarantined_files) == (2, 0)
-    expected = [make.correction(0, factor=1.5), make.correction(1)]
-    assert stored(tmp_path) == expected
-    assert read_spool(tmp_path, Correction) == expected
-    rebuild(tmp_path)
-    assert stored(tmp_path) == expected
 
 
 @pytest.mark.parametrize("newer", ["version", "kind"])

@@ -13,7 +13,7 @@ from dflop.store.ingest import ingest
 from dflop.store.rebuild import rebuild
 from dflop.store.verify import verify
 from tests.builders import make_corrections, make_decision, make_rank_factor, make_reading
-from tests.store.asking import named, rows, write
+from tests.store.asking import fill, named, rows, write
 from tests.story import corrected, story
 
 
@@ -21,9 +21,7 @@ from tests.story import corrected, story
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("told")
     write(root, *story())
-    write(root, *story("other"), run_id="other")
-    ingest(root)
-    return root
+    return fill(root, *story("other"), run_id="other")
 
 
 def test_history_is_everything_in_order(told: Path) -> None:
@@ -80,20 +78,18 @@ def test_a_plan_that_comes_back_is_told_each_time(tmp_path: Path, make) -> None:
 
 
 def test_a_run_without_decisions_has_a_history(tmp_path: Path, make) -> None:
-    write(tmp_path, make.run("running", 50.0), make.plan())
-    ingest(tmp_path)
+    fill(tmp_path, make.run("running", 50.0), make.plan())
     assert [(row["kind"], row["elapsed_s"]) for row in named(tmp_path, "history", run_id="run")] == [
         ("run", 0.0), ("plan", 0.0),
     ]  # fmt: skip
 
 
 def test_training_jobs_are_told_by_the_names_that_drivers_give_them(tmp_path: Path) -> None:
-    for name, at_s in (("run-data-0", 1.0), ("run-train", 2.0), ("run-train-links", 3.0)):
-        job = JobRecord("run", name, "k", "slurm", "7", "running", "", "/runs", 4, 0, at_s)
-        write(tmp_path, RunRecord("run", "demo", "key", "running", "cpu", "torch", "abc", "/runs/run", 0.5), job)
-    ingest(tmp_path)
-    jobs = [row for row in named(tmp_path, "history", run_id="run") if row["kind"] == "job"]
-    assert [(row["subject"], row["elapsed_s"]) for row in jobs] == [("train", 1.5)]
+    drivers_names = (("run-data-0", 1.0), ("run-train", 2.0), ("run-train-links", 3.0))
+    jobs = (JobRecord("run", name, "k", "slurm", "7", "running", "", "/", 4, 0, at_s) for name, at_s in drivers_names)
+    fill(tmp_path, RunRecord("run", "demo", "key", "running", "cpu", "torch", "abc", "/runs/run", 0.5), *jobs)
+    shown = [row for row in named(tmp_path, "history", run_id="run") if row["kind"] == "job"]
+    assert [(row["subject"], row["elapsed_s"]) for row in shown] == [("train", 1.5)]
 
 
 def test_a_set_of_corrections_is_a_change_when_plans_are(tmp_path: Path) -> None:
@@ -120,8 +116,7 @@ def test_a_set_of_corrections_is_a_change_when_plans_are(tmp_path: Path) -> None
 def test_corrections_are_told_by_bucket(tmp_path: Path) -> None:
     write(tmp_path, *corrected("run", (1.0, 1.2, 2.0), 1000.0, 0, level=1.1, sd_frac=0.05))
     write(tmp_path, *corrected("run", (1.0, 1.5, 2.5), 1001.0, 1, level=1.2, is_in_force=False))
-    write(tmp_path, *make_corrections("llm", (1.3, 3.0), (100,), observed_at_s=1002.0))
-    ingest(tmp_path)
+    fill(tmp_path, *make_corrections("llm", (1.3, 3.0), (100,), observed_at_s=1002.0))
     found = named(tmp_path, "corrections", module="llm")
     assert [(row["min_tokens"], row["previous_factor"], row["factor"]) for row in found] == [
         (0, 1.0, 1.3), (100, None, 3.0),  # other bounds: another bucket
@@ -139,8 +134,7 @@ def test_corrections_are_told_by_bucket(tmp_path: Path) -> None:
 def test_the_gate_shows_its_switches_and_its_evidence(tmp_path: Path) -> None:
     is_on = [False, False, True, True, False]
     readings = [make_reading(i, 0.01 * i, is_on=on, stderr_frac=0.004) for i, on in enumerate(is_on)]
-    write(tmp_path, *readings, make_reading(0, 0.5, run_id="other", is_on=True))
-    ingest(tmp_path)
+    fill(tmp_path, *readings, make_reading(0, 0.5, run_id="other", is_on=True))
     found = named(tmp_path, "gate", run_id="run")
     assert [row["is_switch"] for row in found] == [False, False, True, False, True]
     assert [row["num_stderrs"] for row in found] == pytest.approx([(0.01 * i - 0.002) / 0.004 for i in range(5)])
@@ -149,7 +143,7 @@ def test_the_gate_shows_its_switches_and_its_evidence(tmp_path: Path) -> None:
 
 
 def test_slow_ranks_have_their_newest_factor_per_attempt(tmp_path: Path) -> None:
-    write(
+    fill(
         tmp_path,
         make_rank_factor(0, 1.5, observed_at_s=10.0),
         make_rank_factor(0, 1.02, observed_at_s=20.0),
@@ -157,7 +151,6 @@ def test_slow_ranks_have_their_newest_factor_per_attempt(tmp_path: Path) -> None
         make_rank_factor(2, 1.2, sd_frac=0.05),
         make_rank_factor(0, 1.4, attempt=1, is_in_force=False),
     )
-    ingest(tmp_path)
     found = named(tmp_path, "slow_ranks", run_id="run")
     assert [(row["attempt"], row["rank"], row["factor"], row["is_slow"]) for row in found] == [
         (1, 0, 1.4, True), (0, 1, 1.2, False), (0, 2, 1.2, True), (0, 0, 1.02, False),
@@ -202,8 +195,8 @@ def test_a_summary_has_the_plan_that_ran_last_and_counts_sets_of_corrections(tol
 
 
 def test_what_was_decided_outlives_compaction_and_the_database(tmp_path: Path) -> None:
-    for part in range(0, len(story()), 3):
-        write(tmp_path, *story()[part : part + 3])
+    for part in range(0, len(story()), 8):
+        write(tmp_path, *story()[part : part + 8])
     ingest(tmp_path)
     before = [(query, named(tmp_path, query, run_id="run")) for query in ("history", "decisions", "gate", "slow_ranks")]
     assert compact(tmp_path, min_files=2, min_age_s=0.0).num_files_before > 4

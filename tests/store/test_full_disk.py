@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import StoreError
-from dflop.records import Correction
+from dflop.records import StepObservation
 from dflop.store import snapshot
 from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 from dflop.store.verify import verify
+from tests.store.asking import fill, stored, write
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def fill(folder: Path, keep_bytes: int = 0) -> Path:
+def fill_up(folder: Path, keep_bytes: int = 0) -> Path:
     ballast = folder / "ballast"
     with open(ballast, "wb", buffering=0) as file:
         try:
@@ -48,7 +48,7 @@ def test_a_full_disk_keeps_rows_in_memory_and_leaves_no_half_file(small_disk: Pa
     writer = SpoolWriter(root, "run", "p")
     writer.append(make.correction(0))
     writer.flush()
-    ballast = fill(small_disk)
+    ballast = fill_up(small_disk)
     writer.append(make.correction(1))
     with pytest.raises(StoreError, match=r"disk is full; 1 rows stay in memory; nothing half-written is left"):
         writer.flush()
@@ -57,8 +57,7 @@ def test_a_full_disk_keeps_rows_in_memory_and_leaves_no_half_file(small_disk: Pa
     ballast.unlink()
     writer.flush()
     ingest(root)
-    with Reader(root) as reader:
-        assert reader.records(Correction) == [make.correction(0), make.correction(1)]
+    assert stored(root) == [make.correction(0), make.correction(1)]
 
 
 def fails(root: Path) -> bool:
@@ -69,27 +68,26 @@ def fails(root: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 300_000, 1_000_000, 2_500_000, 4_000_000])
+OFTEN = pytest.mark.lane("kills")
+
+
+@pytest.mark.parametrize(
+    "keep_bytes", [0, pytest.param(300_000, marks=OFTEN), 1_000_000, pytest.param(2_500_000, marks=OFTEN), 4_000_000]
+)
 def test_an_ingest_on_a_full_disk_fails_whole_and_the_next_one_succeeds(
     small_disk: Path, make, keep_bytes: int
 ) -> None:
     root = small_disk / "store"
-    with SpoolWriter(root, "run", "p") as writer:
-        writer.append(make.correction(0))
-    ingest(root)
-    with SpoolWriter(root, "run", "p") as writer:
-        for step in range(1, 200):
-            writer.append(make.observation(step))
+    fill(root, make.correction(0))
+    write(root, *(make.observation(step) for step in range(1, 200)))
     before = snapshot.read_current(root)
-    ballast = fill(small_disk, keep_bytes)
+    ballast = fill_up(small_disk, keep_bytes)
     failed = fails(root)
     assert failed or keep_bytes >= 1_000_000
     if failed:
         assert snapshot.read_current(root) == before
-        with Reader(root) as reader:  # readers go on with what there was
-            assert reader.records(Correction) == [make.correction(0)]
+        assert stored(root) == [make.correction(0)], "readers go on with what there was"
     ballast.unlink()
     assert ingest(root).num_quarantined_files == 0
     assert verify(root).problems == ()
-    with Reader(root) as reader:
-        assert reader.arrays("step_observation", ["step"])["step"].size == 199
+    assert len(stored(root, StepObservation)) == 199

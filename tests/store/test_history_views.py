@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from dflop import records as r
-from dflop.store import console
 from dflop.store.ingest import ingest
-from tests.store.asking import named, rows, write
+from tests.store.asking import fill, named, rows, write
 
 
 def run_input(
@@ -28,8 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     pp2, pp1 = make.plan("run1"), make.plan("run2")
     llm = dataclasses.replace(pp1.modules[1], parallel=r.ParallelSpec(1, 1, 2), layers_per_stage=(4,))
     pp1 = dataclasses.replace(pp1, plan_id="other", modules=(pp1.modules[0], llm), predicted_step_s=0.8, snapshot_seq=2)
-    write(root, make.run(run_id="run1", at_s=100.0), pp2, run_input("run1"), run_id="run1")
-    ingest(root)
+    fill(root, make.run(run_id="run1", at_s=100.0), pp2, run_input("run1"), run_id="run1")
     write(root, make.run(run_id="run2", at_s=200.0), pp1, run_input("run2", tables=("t2",), seq=1), run_id="run2")
     third = dataclasses.replace(pp1, run_id="run3", plan_id="third")
     write(
@@ -114,9 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
                 make.observation(step, rank=rank, dp_rank=rank, step_s=2.0 + step, busy_s=1.0, spans=(mine,))
             )
     plans = [make.step_plan(step, sample_index=tuple(range(10))) for step in range(5)]
-    write(root, *observations, *plans)
-    ingest(root)
-    return root
+    return fill(root, *observations, *plans)
 
 
 def test_a_slow_device_is_told_from_a_slow_shape(trained: Path) -> None:
@@ -162,8 +158,7 @@ def test_the_quarters_of_a_run_show_that_it_gets_slower(trained: Path) -> None:
 
 
 def test_the_heaviest_samples_come_first(tmp_path: Path, make) -> None:
-    write(tmp_path, *(make.shape(i, tokens=4 + i, num_images=1) for i in range(30)))
-    ingest(tmp_path)
+    fill(tmp_path, *(make.shape(i, tokens=4 + i, num_images=1) for i in range(30)))
     found = named(tmp_path, "heaviest_samples", profile_key="data", module="vision")
     assert [row["sample_index"] for row in found] == list(range(29, 9, -1))
     assert found[0]["times_median"] == pytest.approx(33 / statistics.median(range(4, 34)))
@@ -180,28 +175,7 @@ def test_process_hours_apply_the_measured_speedup(tmp_path: Path, make) -> None:
     ]
     plans = [make.step_plan(step, run_id="run/compare") for step in range(2)]
     write(tmp_path, make.run(), *(make.observation(step, step_s=1800.0) for step in range(2)))
-    write(tmp_path, *compared, *plans, run_id="run/compare")
-    ingest(tmp_path)
+    fill(tmp_path, *compared, *plans, run_id="run/compare")
     (row,) = named(tmp_path, "process_hours")
     assert (row["process_hours"], row["measured_speedup"]) == (1.0, 1.5)
     assert row["saved_hours"] == pytest.approx(0.5)
-
-
-def test_everything_has_a_comment(store: Path) -> None:
-    undocumented = rows(
-        store,
-        "select table_name as name from duckdb_tables() where comment is null union all "
-        "select view_name from duckdb_views() where not internal and comment is null union all "
-        "select table_name || '.' || column_name from duckdb_columns() "
-        "where not internal and comment is null and table_name in (select table_name from duckdb_tables())",
-    )
-    assert undocumented == []
-
-
-def test_every_named_query_says_what_it_is_and_runs(store: Path) -> None:
-    queries = console.list_queries()
-    assert len(queries) >= 12
-    for query in queries:
-        values = {name: "x" for name in query.parameter_names}
-        columns, _ = console.query(store, query.sql, values or None)
-        assert columns

@@ -4,30 +4,16 @@ import shutil
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dflop.errors import StoreError
 from dflop.records import Correction
-from dflop.store import check, live, schema, snapshot
+from dflop.store import check, live, schema
 from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
-from dflop.store.spool import SpoolKey, SpoolWriter, encode, read_spool
-
-
-def write(root: Path, *rows, run_id: str = "run", producer: str = "p") -> Path:
-    with SpoolWriter(root, run_id, producer) as writer:
-        for row in rows:
-            writer.append(row)
-    kind = schema.kind_of(type(rows[0]))
-    return max((root / "spool" / kind / run_id).glob(f"{producer}-*"))
-
-
-def stored(root: Path, cls: type = Correction) -> list:
-    with Reader(root) as reader:
-        return reader.records(cls)
+from dflop.store.spool import SpoolKey, encode
+from tests.store.asking import fill, rows, stored, write
 
 
 def files(root: Path, area: str) -> list[str]:
@@ -42,113 +28,66 @@ def test_ingesting_twice_changes_nothing(tmp_path: Path, make) -> None:
     assert stored(tmp_path) == [make.correction(0), make.correction(1)]
 
 
-def test_a_touched_or_copied_back_file_is_recognised_by_its_content(tmp_path: Path, make) -> None:
-    path = write(tmp_path, make.correction())
-    ingest(tmp_path)
-    path.touch()
-    assert ingest(tmp_path).num_quarantined_files == 0
-    assert stored(tmp_path) == [make.correction()]
-
-
 def test_many_files_go_through_several_batches(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "BATCH_FILES", 2)
-    rows = [make.correction(i) for i in range(5)]
-    for row in rows:
+    written = [make.correction(i) for i in range(5)]
+    for row in written:
         write(tmp_path, row)
     lines: list[str] = []
     assert ingest(tmp_path, lines.append).num_files == 5
     assert lines == [f"ingested {n} rows of {n} of 5 files" for n in (2, 4, 5)]
-    assert stored(tmp_path) == rows
+    assert stored(tmp_path) == written
 
 
-def test_every_kind_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, make) -> None:
-    every_kind = st.tuples(*(st.lists(make.strategy(cls), min_size=1, max_size=2) for cls in schema.CLASSES))
-
-    @settings(max_examples=5, deadline=None)
-    @given(every_kind)
-    def check(rows_by_class: tuple[list, ...]) -> None:
-        root = tmp_path_factory.mktemp("store")
-        with SpoolWriter(root, "run", "p") as writer:
-            for rows in rows_by_class:
-                for row in rows:
-                    writer.append(row)
-        ingest(root)
-        with Reader(root) as reader:
-            for cls, rows in zip(schema.CLASSES, rows_by_class, strict=True):
-                assert repr(reader.records(cls)) == repr(rows)
-
-    check()
+def damaged(data: bytes) -> bytes:
+    return data[:20] + bytes(40) + data[60:]
 
 
-def truncate(path: Path, make) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
+def encoded(producer: str, table: pa.Table, seq: int = 0) -> bytes:
+    return encode(SpoolKey("correction", "run", producer, seq), table)
 
 
-def empty(path: Path, make) -> None:
-    path.write_bytes(b"")
+def with_metadata(path: Path, metadata: dict[bytes, bytes]) -> None:
+    pq.write_table(pq.ParquetFile(path).read().replace_schema_metadata(metadata), path)
 
 
-def damage(path: Path, make) -> None:
-    data = bytearray(path.read_bytes())
-    data[20:60] = bytes(40)
-    path.write_bytes(data)
-
-
-def drop_metadata(path: Path, make) -> None:
-    pq.write_table(pq.read_table(path, partitioning=None).replace_schema_metadata({}), path)
-
-
-def drop_a_column(path: Path, make) -> None:
-    table = pq.read_table(path, partitioning=None).drop_columns(["factor"])
-    path.write_bytes(encode(SpoolKey("correction", "run", "bad", 0), table))
-
-
-def another_files_content(path: Path, make) -> None:
-    path.write_bytes(encode(SpoolKey("correction", "run", "bad", 7), schema.to_table(Correction, [make.correction()])))
-
-
-def nulls(path: Path, make) -> None:
-    table = schema.to_table(Correction, [make.correction(factor=None)])
-    path.write_bytes(encode(SpoolKey("correction", "run", "bad", 0), table))
-
-
-def no_schema_version(path: Path, make) -> None:
-    table = schema.to_table(Correction, [make.correction()])
-    data = encode(SpoolKey("correction", "run", "bad", 0), table)
-    metadata = pq.read_metadata(path).metadata | {b"dflop.schema_version": b"0"}
-    assert data
-    pq.write_table(table.replace_schema_metadata(metadata), path)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (truncate, "Parquet magic bytes not found"),
-        (empty, "Parquet file size is 0 bytes"),
-        (damage, ""),
-        (drop_metadata, "dflop.kind in the file is None"),
-        (drop_a_column, "do not match schema version"),
-        (another_files_content, "dflop.seq in the file is b'7'"),
-        (nulls, "hold nulls"),
-        (no_schema_version, "schema version in the file is '0'"),
-    ],
-)
-def test_a_bad_file_is_quarantined_and_its_neighbours_are_not(tmp_path: Path, make, spoil, reason: str) -> None:
+def test_bad_files_are_quarantined_and_neighbours_are_not(tmp_path: Path, make) -> None:
+    reasons = {
+        "truncated": "Parquet magic bytes not found",
+        "empty": "Parquet file size is 0 bytes",
+        "damaged": "",
+        "no-metadata": "dflop.kind in the file is None",
+        "no-column": "do not match schema version",
+        "of-another": "dflop.seq in the file is b'7'",
+        "nulls": "hold nulls",
+        "no-version": "schema version in the file is '0'",
+    }
     write(tmp_path, make.correction(0), producer="a")
-    spoil(write(tmp_path, make.correction(1), producer="bad"), make)
-    write(tmp_path, make.correction(2), producer="c")
+    path = {name: write(tmp_path, make.correction(1), producer=name) for name in reasons}
+    write(tmp_path, make.correction(2), producer="z")
+    table, data = schema.to_table(Correction, [make.correction()]), path["damaged"].read_bytes()
+    path["truncated"].write_bytes(data[:-20])
+    path["empty"].write_bytes(b"")
+    path["damaged"].write_bytes(damaged(data))
+    with_metadata(path["no-metadata"], {})
+    path["no-column"].write_bytes(encoded("no-column", table.drop_columns(["factor"])))
+    path["of-another"].write_bytes(encoded("of-another", table, seq=7))
+    path["nulls"].write_bytes(encoded("nulls", schema.to_table(Correction, [make.correction(factor=None)])))
+    with_metadata(path["no-version"], pq.read_metadata(path["no-version"]).metadata | {schema.VERSION_KEY: b"0"})
+
     lines: list[str] = []
     report = ingest(tmp_path, lines.append)
-    assert (report.num_files, report.num_quarantined_files) == (2, 1)
+    assert (report.num_files, report.num_quarantined_files) == (2, len(reasons))
     assert stored(tmp_path) == [make.correction(0), make.correction(2)]
     assert len(files(tmp_path, "spool")) == 2
-    assert files(tmp_path, "quarantine")[0].startswith("correction/run/bad-000000.parquet.")
-    con, _ = snapshot.open_current(tmp_path)
-    with con:
-        ((path, why),) = con.execute("select path, reason from file_quarantine").fetchall()
-    assert path == "correction/run/bad-000000.parquet"
-    assert reason in why
-    assert any(why in line for line in lines)
+    bad = {f"correction/run/{name}-000000" for name in reasons}
+    assert {name.partition(".parquet.")[0] for name in files(tmp_path, "quarantine")} == bad
+    noted = {row["path"]: row["reason"] for row in rows(tmp_path, "select path, reason from file_quarantine")}
+    assert noted.keys() == {f"{name}.parquet" for name in bad}
+    for name, reason in reasons.items():
+        why = noted[f"correction/run/{name}-000000.parquet"]
+        assert reason in why
+        assert any(why in line for line in lines)
     assert ingest(tmp_path).num_quarantined_files == 0
 
 
@@ -195,30 +134,9 @@ def test_an_error_inside_the_transaction_leaves_nothing(tmp_path: Path, make, mo
     assert ingest(tmp_path).num_rows == 1
 
 
-def test_a_lost_live_database_is_rebuilt_from_the_spool(tmp_path: Path, make) -> None:
-    for i in range(4):
-        write(tmp_path, make.correction(i), make.correction(i + 10), producer=f"p{i}")
-        if i == 1:
-            ingest(tmp_path)
-    before_seq = ingest(tmp_path).snapshot_seq
-    before = stored(tmp_path)
-    shutil.rmtree(tmp_path / "live")
-    report = ingest(tmp_path)
-    assert (report.num_files, report.snapshot_seq) == (4, before_seq + 1)
-    assert stored(tmp_path) == before == read_spool(tmp_path, Correction)
-
-
 def test_a_database_of_a_newer_duckdb_is_refused(tmp_path: Path, make) -> None:
-    write(tmp_path, make.correction(0))
-    ingest(tmp_path)
+    fill(tmp_path, make.correction(0))
     with live.open_live(tmp_path) as con:
         live.set_meta(con, "duckdb_version", "99.0.0")
     with pytest.raises(StoreError, match=r"written by duckdb 99\.0\.0"):
-        ingest(tmp_path)
-
-
-def test_a_damaged_live_database_says_how_to_rebuild(tmp_path: Path) -> None:
-    (tmp_path / "live").mkdir(parents=True)
-    (tmp_path / "live/dflop.duckdb").write_bytes(b"x" * 20_000)
-    with pytest.raises(StoreError, match="spool is the truth"):
         ingest(tmp_path)

@@ -14,6 +14,7 @@ from dflop.errors import StoreError
 from dflop.store import durable, lease, live, settings, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.lease import Lease
+from tests.store.asking import write
 
 
 def take(root: Path, *, timeout_s: float = 0.0, lease_s: float = 60.0) -> Lease:
@@ -125,10 +126,7 @@ def test_of_many_nodes_that_race_for_an_expired_claim_each_epoch_goes_to_one(tmp
 
 
 def test_a_fenced_ingester_commits_nothing_and_publishes_nothing(tmp_path: Path, make, monkeypatch) -> None:
-    from dflop.store.spool import SpoolWriter
-
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(make.correction(0))
+    write(tmp_path, make.correction(0))
     insert = live.insert_table
 
     def insert_then_sleep(con, name, rows):

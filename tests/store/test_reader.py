@@ -1,28 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dflop import records as r
 from dflop.errors import StoreError
-from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 from tests.builders import make_corrections, make_decision
+from tests.store import asking
 
 
 @pytest.fixture
-def fill(tmp_path: Path):
-    def fill(*rows: object, run_id: str = "run", producer: str = "p") -> Path:
-        with SpoolWriter(tmp_path, run_id, producer) as writer:
-            for row in rows:
-                writer.append(row)
-        ingest(tmp_path)
-        return tmp_path
-
-    return fill
+def fill(tmp_path: Path) -> Callable[..., Path]:
+    return functools.partial(asking.fill, tmp_path)
 
 
 def test_where_picks_rows_by_value_and_by_list(fill, make) -> None:
@@ -128,12 +122,8 @@ def test_decisions_of_a_run_come_in_order(fill) -> None:
         assert repr(reader.decisions("run")) == repr([noticed, acted])  # repr: NaN equals NaN
 
 
-def test_columns_come_as_arrays_with_fields_of_structs(tmp_path: Path, make) -> None:
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        for tp in (1, 2, 4):
-            writer.append(make.cost_table(tp=tp, table_id=f"t{tp}"))
-    ingest(tmp_path)
-    with Reader(tmp_path) as reader:
+def test_columns_come_as_arrays_with_fields_of_structs(fill, make) -> None:
+    with Reader(fill(*(make.cost_table(tp=tp, table_id=f"t{tp}") for tp in (1, 2, 4)))) as reader:
         found = reader.arrays("cost_table", ["table_id", "tp", "forward_s.layer_per_token"], where={"tp": [2, 4]})
         with pytest.raises(StoreError, match="cannot read cost_table"):
             reader.arrays("cost_table", ["colour"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop import records as r
@@ -18,7 +18,8 @@ from dflop import resources
 from dflop.errors import StoreError
 from dflop.store import live, rollup, schema
 from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
+from dflop.store.reader import Reader
+from tests.store.asking import fill, write
 
 SECONDS = st.floats(0.125, 8, width=16)
 
@@ -115,14 +116,26 @@ def times_in_python(observed: list[r.StepObservation], spans: list[r.RankSpan]) 
     }
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(observation() | span() | step_plan(), max_size=8), min_size=1, max_size=3))
-def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, passes) -> None:
-    root: Path = tmp_path_factory.mktemp("rollup")
+PASSES = st.lists(st.lists(observation() | span() | step_plan(), max_size=8), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("num_examples", [4, pytest.param(40, marks=pytest.mark.lane("instances"))])
+def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(
+    tmp_path_factory: pytest.TempPathFactory, num_examples: int
+) -> None:
+    @settings(max_examples=num_examples)
+    @given(PASSES)
+    def check(passes: list[list[Any]]) -> None:
+        check_passes(tmp_path_factory.mktemp("rollup"), passes)
+
+    check()
+
+
+def check_passes(root: Path, passes: list[list[Any]]) -> None:
+    """Roll-ups after every pass are those that one pass makes anew, and those of plain Python."""
     for observed in passes:
         for o in observed:
-            with SpoolWriter(root, o.run_id, "p") as writer:
-                writer.append(o)
+            write(root, o, run_id=o.run_id)
         ingest(root)
     everything = [o for observed in passes for o in observed if isinstance(o, r.StepObservation)]
     plans = [o for observed in passes for o in observed if isinstance(o, r.StepPlan)]
@@ -144,26 +157,18 @@ def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(tmp_path_factory, pass
 
 
 def test_only_runs_with_new_observations_are_computed(tmp_path: Path, make) -> None:
-    def write(run_id: str, *records: Any) -> None:
-        with SpoolWriter(tmp_path, run_id, "p") as writer:
-            for record in records:
-                writer.append(record)
-
-    write("a", make.observation(0, run_id="a"))
-    write("b", make.observation(0, run_id="b"))
-    ingest(tmp_path)
+    write(tmp_path, make.observation(0, run_id="a"), run_id="a")
+    fill(tmp_path, make.observation(0, run_id="b"), run_id="b")
     with live.open_live(tmp_path) as con:
         con.execute("update step_rollup set step_s = 99")  # whoever computes a run again undoes this
-    write("b", make.observation(1, run_id="b"))
-    ingest(tmp_path)
+    fill(tmp_path, make.observation(1, run_id="b"), run_id="b")
     with live.open_live(tmp_path) as con:
         found = con.execute("select run_id, step_s from step_rollup order by all").fetchall()
     assert found == [("a", 99.0), ("b", 1.0), ("b", 1.0)]
 
 
 def test_a_file_that_does_not_run_is_named_and_nothing_is_lost(tmp_path: Path, make) -> None:
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(make.observation(0))
+    write(tmp_path, make.observation(0))
     folder = tmp_path / "sql/rollups"
     folder.mkdir(parents=True)
     (folder / "1_step_rollup.sql").write_text("select nothing from nowhere where run_id in (select unnest($run_ids))")
@@ -189,16 +194,19 @@ def nonsense(draw: st.DrawFn, make: Any) -> list[Any]:
     return found
 
 
-def test_nonsense_in_one_file_keeps_no_row_out_and_no_view_from_answering(tmp_path_factory, make) -> None:
-    @settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("num_examples", [3, pytest.param(30, marks=pytest.mark.lane("instances"))])
+def test_nonsense_comes_back_as_it_was_and_keeps_no_view_from_answering(
+    tmp_path_factory: pytest.TempPathFactory, make, num_examples: int
+) -> None:
+    """Rows of every kind at once, extremes in every field."""
+
+    @settings(max_examples=num_examples)
     @given(nonsense(make))
     @example([make.observation(spans=(dataclasses.replace(make.observation().spans[0], num_tokens=2**63 - 1),) * 2)])
     def check(found: list[Any]) -> None:
-        root: Path = tmp_path_factory.mktemp("nonsense")
-        with SpoolWriter(root, "run", "p") as writer:
-            for record in found:
-                writer.append(record)
-        assert ingest(root).num_rows == len(found)
+        root = fill(tmp_path_factory.mktemp("nonsense"), *found)
+        with Reader(root) as reader:
+            assert repr([row for cls in schema.CLASSES for row in reader.records(cls)]) == repr(found)
         with live.open_live(root) as con:
             for (view,) in con.execute("select view_name from duckdb_views() where not internal").fetchall():
                 con.execute(f'select * from "{view}"').fetchall()
@@ -206,27 +214,25 @@ def test_nonsense_in_one_file_keeps_no_row_out_and_no_view_from_answering(tmp_pa
     check()
 
 
+def compared(make: Any, **changes: Any) -> list[Any]:
+    """A step of each policy, with their plans."""
+    run_id, found = "run/compare", []
+    for step, policy in enumerate(("arrival", "balanced")):
+        found.append(make.observation(step, run_id=run_id, policy=policy, **changes))
+        found.append(make.step_plan(step, run_id=run_id))
+    return found
+
+
 def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Path, make) -> None:
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(make.observation(0))
-    ingest(tmp_path)
-    with SpoolWriter(tmp_path, "run/compare", "p") as writer:
-        for step, policy in enumerate(("arrival", "balanced")):
-            writer.append(make.observation(step, run_id="run/compare", policy=policy))
-            writer.append(dataclasses.replace(make.step_plan(step), run_id="run/compare"))
-    ingest(tmp_path)
+    fill(tmp_path, make.observation(0))
+    fill(tmp_path, *compared(make), run_id="run/compare")
     with live.open_live(tmp_path) as con:
         assert con.execute("select run_id, num_arrival_steps from comparison_rollup").fetchall() == [("run", 1)]
 
 
 def test_a_comparison_that_was_started_again_counts_with_its_last_attempt(tmp_path: Path, make) -> None:
-    for attempt, step_s in ((0, 9.0), (1, 2.0)):
-        with SpoolWriter(tmp_path, "run/compare", f"p-{attempt}") as writer:
-            for step, policy in enumerate(("arrival", "balanced")):
-                row = make.observation(step, run_id="run/compare", policy=policy, attempt=attempt)
-                writer.append(dataclasses.replace(row, step_s=step_s))
-                writer.append(dataclasses.replace(make.step_plan(step), run_id="run/compare"))
-    ingest(tmp_path)
+    write(tmp_path, *compared(make, attempt=0, step_s=9.0), run_id="run/compare", producer="p-0")
+    fill(tmp_path, *compared(make, attempt=1, step_s=2.0), run_id="run/compare", producer="p-1")
     columns = "run_id, num_arrival_steps, num_balanced_steps, arrival_step_s, balanced_step_s"
     with live.open_live(tmp_path) as con:
         found = con.execute(f"select {columns} from comparison_rollup").fetchall()
@@ -236,14 +242,12 @@ def test_a_comparison_that_was_started_again_counts_with_its_last_attempt(tmp_pa
 def test_which_of_two_steps_a_run_counts_does_not_depend_on_the_order_of_rows(tmp_path: Path, make) -> None:
     """Equal times of an end, other losses: whichever file came last must not decide."""
     rows = [
-        dataclasses.replace(make.observation(0, run_id=run_id, policy=policy), loss=loss)
+        make.observation(0, run_id=run_id, policy=policy, loss=loss)
         for run_id, order in (("a", 1), ("b", -1))
         for policy, loss in (("arrival", 1.0), ("balanced", 2.0))[::order]
     ]
     for number, row in enumerate(rows):
-        with SpoolWriter(tmp_path, row.run_id, f"p-{number}") as writer:
-            writer.append(row)
-        ingest(tmp_path)
+        fill(tmp_path, row, run_id=row.run_id, producer=f"p-{number}")
     with live.open_live(tmp_path) as con:
         found = con.execute("select run_id, last_loss from run_rollup order by run_id").fetchall()
     assert found == [("a", 2.0), ("b", 2.0)]

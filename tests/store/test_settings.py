@@ -8,9 +8,8 @@ import pytest
 from dflop.errors import ConfigError, StoreError
 from dflop.store import live
 from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
 from dflop.store.settings import Settings, init, read_settings
-from dflop.store.spool import SpoolWriter
+from tests.store.asking import stored, write
 
 
 def test_a_store_without_the_file_has_the_defaults(tmp_path: Path) -> None:
@@ -57,18 +56,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_two_nodes_with_live_databases_of_their_own_share_a_store(tmp_path: Path, make) -> None:
-    def write(step: int) -> None:
-        with SpoolWriter(tmp_path / "store", "run", "p") as writer:
-            writer.append(make.correction(step))
-
     steps = []
     for step, node in enumerate(("a", "b", "a", "b")):
         init(tmp_path / "store", live=tmp_path / f"disk-of-{node}")
-        write(step)
-        ingest(tmp_path / "store")
-        with Reader(tmp_path / "store") as reader:
-            steps.append([c.effective_step for c in reader.records(type(make.correction()))])
-            assert reader.seq == step + 1
+        write(tmp_path / "store", make.correction(step))
+        assert ingest(tmp_path / "store").snapshot_seq == step + 1
+        steps.append([c.effective_step for c in stored(tmp_path / "store")])
     # Each node finds in the spool what the other one ingested while it was away.
     assert steps == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
     assert not (tmp_path / "store/live").exists()

@@ -12,7 +12,6 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from dflop import records as r
 from dflop import resources
@@ -20,7 +19,8 @@ from dflop.store import live, migrate, schema
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.rebuild import rebuild
-from dflop.store.spool import SpoolWriter, read_spool
+from dflop.store.spool import read_spool
+from tests.store.asking import fill, stored, write
 
 WAYS = ("recompute", "shard_optimizer", "max_tokens")
 
@@ -67,31 +67,25 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
 
 def write_old(root: Path, kind: str, record: Any, *lost: str) -> None:
     """Writes a spool file as version 1 did, columns `lost` left out."""
-    with SpoolWriter(root, "run", "p") as writer:
-        writer.append(record)
-    (path,) = root.glob(f"spool/{kind}/run/*.parquet")
+    path = write(root, record)
     table = pq.ParquetFile(path).read()
     metadata = {**table.schema.metadata, schema.VERSION_KEY: b"1"}
     pq.write_table(first_version(kind, table).drop_columns(list(lost)).replace_schema_metadata(metadata), path)
 
 
-@pytest.mark.parametrize("kind", sorted(schema.UPGRADES))
-def test_files_of_the_first_version_are_read_for_ever(tmp_path: Path, make, kind: str) -> None:
-    record = record_of(kind, make)
-    write_old(tmp_path, kind, record)
+def test_files_of_the_first_version_are_read_for_ever(tmp_path: Path, make) -> None:
+    expected = [record_of(kind, make) for kind in sorted(schema.UPGRADES)]
+    for kind, record in zip(sorted(schema.UPGRADES), expected, strict=True):
+        write_old(tmp_path, kind, record)
     report = ingest(tmp_path)
-    assert (report.num_files, report.num_quarantined_files) == (1, 0)
-    assert repr(read_spool(tmp_path, type(record))) == repr([record])  # repr: NaN equals NaN
-    for _ in range(2):
-        with Reader(tmp_path) as reader:
-            assert repr(reader.records(type(record))) == repr([record])
-        rebuild(tmp_path)
-
-
-def test_an_old_file_that_lacks_a_column_is_set_aside(tmp_path: Path, make) -> None:
+    assert (report.num_files, report.num_quarantined_files) == (len(expected), 0)
+    found = [read_spool(tmp_path, type(record)) for record in expected]
+    assert repr(found) == repr([[record] for record in expected])  # repr: NaN equals NaN
+    assert repr([stored(tmp_path, type(record)) for record in expected]) == repr(found)
+    rebuild(tmp_path)
+    assert repr([stored(tmp_path, type(record)) for record in expected]) == repr(found)
     write_old(tmp_path, "plan", make.plan(), "modules")
-    report = ingest(tmp_path)
-    assert (report.num_files, report.num_quarantined_files) == (0, 1)
+    assert ingest(tmp_path).num_quarantined_files == 1, "an old file that lacks a column is set aside"
 
 
 def old_database(folder: Path, num_migrations: int, kind: str, record: Any) -> Path:
@@ -125,10 +119,7 @@ def test_plans_in_a_database_of_an_earlier_version_stay(tmp_path: Path, make) ->
 def test_corrections_in_a_database_of_an_earlier_version_stay_in_force(tmp_path: Path, make) -> None:
     record = record_of("correction", make)
     root = old_database(tmp_path, 10, "correction", record)
-    with SpoolWriter(root, "later", "p") as writer:
-        writer.append(make.cost_table())
-    ingest(root)
-    with Reader(root) as reader:
+    with Reader(fill(root, make.cost_table(), run_id="later")) as reader:
         assert reader.records(r.Correction) == [record]
         assert reader.corrections_in_force("model") == [record]
         assert (record.level, record.max_tokens) == (1.25, r.ALL_TOKENS)

@@ -9,26 +9,14 @@ import pytest
 
 from dflop import records as r
 from dflop import resources
-from dflop.store import console
 from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
-
-VIEWS = sorted(path.stem.split("_", 1)[1] for path in (resources.path("sql") / "views").glob("*_v_*.sql"))
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("empty")
-    ingest(root)
-    return root
+from tests.store.asking import fill, named, rows, write
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     root = tmp_path_factory.mktemp("filled")
-    with SpoolWriter(root, "run", "p") as writer:
-        for record in _a_run(make):
-            writer.append(record)
+    write(root, *_a_run(make))
     (root / "spool/correction/run/bad-000000.parquet").write_bytes(b"")
     ingest(root)
     return root
@@ -83,21 +71,17 @@ def _a_run(make) -> list[Any]:
     ]
 
 
-def rows(root: Path, view: str, **where: Any) -> list[dict[str, Any]]:
-    condition = " and ".join(f"{key} = ${key}" for key in where) or "true"
-    columns, found = console.query(root, f"select * from {view} where {condition}", where)
-    return [dict(zip(columns, row, strict=True)) for row in found]
-
-
 def one(root: Path, view: str, **where: Any) -> dict[str, Any]:
-    (row,) = rows(root, view, **where)
+    condition = " and ".join(f"{key} = ${key}" for key in where) or "true"
+    (row,) = rows(root, f"select * from {view} where {condition}", **where)
     return row
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_views_run_on_an_empty_store(empty: Path, view: str) -> None:
-    expected = 1 if view == "v_snapshot" else 0  # publishing nothing is a publish, too
-    assert len(rows(empty, view)) == expected
+def test_views_run_on_an_empty_store(tmp_path: Path) -> None:
+    ingest(tmp_path)
+    views = [path.stem.split("_", 1)[1] for path in (resources.path("sql") / "views").glob("*_v_*.sql")]
+    found = {view: len(rows(tmp_path, f"from {view}")) for view in views}
+    assert {view for view, num_rows in found.items() if num_rows} == {"v_snapshot"}, "publishing nothing is a publish"
 
 
 def test_a_run_and_a_job_show_their_latest_state(filled: Path) -> None:
@@ -107,7 +91,7 @@ def test_a_run_and_a_job_show_their_latest_state(filled: Path) -> None:
 
 
 def test_sample_load_counts_every_sample_once_and_agrees_with_the_record(filled: Path, make) -> None:
-    loads = rows(filled, "v_sample_load")
+    loads = rows(filled, "from v_sample_load")
     assert len(loads) == 3
     for row in loads:
         shape = make.shape(0, 4, 2) if row["sample_index"] == 0 else make.shape(1, 6, 0)
@@ -126,35 +110,30 @@ def test_a_step_is_as_slow_as_its_slowest_rank(filled: Path) -> None:
 
 def test_utilisation_is_known_where_the_peak_is(tmp_path: Path, make) -> None:
     peaks = (80.0, math.nan)
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        for step, peak in enumerate(peaks):
-            writer.append(make.observation(step, step_s=2.0))
-            writer.append(r.StepFlops("run", 0, step, 40.0, peak))
-        writer.append(make.observation(2))
-    ingest(tmp_path)
-    found = sorted(rows(tmp_path, "v_throughput", run_id="run"), key=lambda row: row["step"])
+    flops = (r.StepFlops("run", 0, step, 40.0, peak) for step, peak in enumerate(peaks))
+    fill(tmp_path, *(make.observation(step, step_s=2.0) for step in range(3)), *flops)
+    found = rows(tmp_path, "from v_throughput where run_id = 'run' order by step")
     assert [row["mfu_frac"] for row in found] == [0.25, None, None]
-    flops = {row["step"]: row["model_flops"] for row in rows(tmp_path, "v_step")}
-    assert flops == {0: 40.0, 1: 40.0, 2: None}
+    by_step = {row["step"]: row["model_flops"] for row in rows(tmp_path, "from v_step")}
+    assert by_step == {0: 40.0, 1: 40.0, 2: None}
 
 
 def test_time_of_a_rank_adds_up_to_its_steps(tmp_path: Path, make) -> None:
     seat = (3, "llm", 1, 0, 0)
     spans = [("data_wait", -1, -0.5, 0.5), ("receive_wait", 0, 0.0, 0.25), ("forward", 0, 0.25, 0.5)]
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        for step in (0, 1):
-            writer.append(make.observation(step, rank=3, step_s=2.0))
-        for name, microbatch, start_s, duration_s in spans:
-            writer.append(r.RankSpan("run", 0, 0, *seat, name, microbatch, start_s, duration_s, 7))
-        writer.append(r.RankSpan("run", 0, 1, *seat, "checkpoint", -1, 2.0, 9.0, 0))
-    ingest(tmp_path)
-    found = {row["name"]: row for row in rows(tmp_path, "v_rank_time", run_id="run", rank=3)}
+    fill(
+        tmp_path,
+        *(make.observation(step, rank=3, step_s=2.0) for step in (0, 1)),
+        *(r.RankSpan("run", 0, 0, *seat, *span, 7) for span in spans),
+        r.RankSpan("run", 0, 1, *seat, "checkpoint", -1, 2.0, 9.0, 0),
+    )
+    found = {row["name"]: row for row in rows(tmp_path, "from v_rank_time where run_id = 'run' and rank = 3")}
     shares = {"receive_wait": 0.125, "forward": 0.25, "other": 0.625, "data_wait": None, "checkpoint": None}
     assert {name: row["step_frac"] for name, row in found.items()} == shares
     assert {row["num_steps"] for row in found.values()} == {1}, "step 1 was not traced"
     assert found["checkpoint"]["duration_s"] == 9.0
-    line = console.query(tmp_path, console.named_query("timeline").sql, {"run_id": "run", "step": 0})[1]
-    assert [row[5] for row in line] == ["data_wait", "receive_wait", "forward"]
+    line = named(tmp_path, "timeline", run_id="run", step=0)
+    assert [row["name"] for row in line] == ["data_wait", "receive_wait", "forward"]
 
 
 def test_stage_time_is_split_without_remainder(filled: Path) -> None:
@@ -199,10 +178,7 @@ def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make)
         candidate_rank=1,
         modules=tuple(dataclasses.replace(m, recompute=False, shard_optimizer=False) for m in modules),
     )
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(inline)
-        writer.append(plain)
-    ingest(tmp_path)
+    fill(tmp_path, inline, plain)
     first, second = (one(tmp_path, "v_plan", plan_id=plan.plan_id) for plan in (inline, plain))
     assert (first["layout_text"], second["layout_text"]) == (
         "inline tp2 pp4 dp8 recompute ZeRO-1",
@@ -213,7 +189,7 @@ def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make)
 
 
 def test_everything_left_out_is_listed_with_its_reason(filled: Path) -> None:
-    found = {(row["what"], row["subject"], row["path"], row["reason"]) for row in rows(filled, "v_quarantine")}
+    found = {(row["what"], row["subject"], row["path"], row["reason"]) for row in rows(filled, "from v_quarantine")}
     (file,) = (row for row in found if row[0] == "file")
     assert file[1:3] == ("bad-000000.parquet", "correction/run/bad-000000.parquet")
     assert found - {file} == {
@@ -236,15 +212,11 @@ def test_the_summary_has_one_row_per_run(filled: Path) -> None:
 
 
 def test_a_run_that_has_only_begun_has_a_summary(tmp_path: Path, make) -> None:
-    with SpoolWriter(tmp_path, "run", "p") as writer:
-        writer.append(make.run())
-    ingest(tmp_path)
-    row = one(tmp_path, "v_run_summary")
+    row = one(fill(tmp_path, make.run()), "v_run_summary")
     assert (row["num_steps"], row["measured_speedup"], row["num_corrections"]) == (0, None, 0)
 
 
 def test_compare_query_pairs_the_policies(filled: Path) -> None:
-    columns, found = console.query(filled, console.named_query("compare").sql, {"run_id": "run"})
-    first, second = (dict(zip(columns, values, strict=True)) for values in found)
+    first, second = named(filled, "compare", run_id="run")
     assert (first["measured_speedup"], first["predicted_speedup"]) == (1.5, pytest.approx(1.25))
     assert (second["measured_speedup"], second["num_samples"]) == (2.0, 2)
