@@ -81,9 +81,8 @@ def test_sections_come_from_files_beside_the_one_that_names_them(config_file, tm
     assert load_config(tmp_path / "in_place.yaml") == config
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in resources.path("configs").glob("*.yaml")))
-def test_shipped_configurations_are_valid(name):
-    assert load_config(resources.path("configs") / name).name
+def test_shipped_configurations_are_valid():
+    assert all(load_config(path).name for path in resources.path("configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -132,10 +131,8 @@ def test_further_problems_are_listed(config_file):
     config_file.write_text(BASE + "trian: {}\nplan: {top: 0}\n")
     error = error_of(config_file)
     assert "and 1 more: " in error.hint
-    assert {f"{config_file}:8: trian", f"{config_file}:9: plan.top"} == {
-        error.where,
-        error.hint.rpartition(" more: ")[2],
-    }
+    told = {error.where, error.hint.rpartition(" more: ")[2]}
+    assert told == {f"{config_file}:8: trian", f"{config_file}:9: plan.top"}
 
 
 def test_missing_files_are_named(config_file, tmp_path):
@@ -171,18 +168,11 @@ def test_a_section_may_be_overridden_by_another_file(config_file):
 
 
 def test_overrides_win_and_are_yaml(config_file):
-    config = load_config(
-        config_file,
-        [
-            "train.num_steps=7",
-            "plan.microbatch_choices=[2, 3]",
-            "cluster.name=there",
-            "cluster.slurm.extra={account: a1}",
-            "model.hf_config.text_config.hidden_size=128",
-            "train.num_steps=8",
-            "dataset.demo=true",
-        ],
-    )
+    given = [
+        "train.num_steps=7", "plan.microbatch_choices=[2, 3]", "cluster.name=there", "dataset.demo=true",
+        "cluster.slurm.extra={account: a1}", "model.hf_config.text_config.hidden_size=128", "train.num_steps=8",
+    ]  # fmt: skip
+    config = load_config(config_file, given)
     assert config.train.num_steps == 8
     assert config.plan.microbatch_choices == (2, 3)
     assert (config.cluster.name, config.cluster.num_processes_per_node) == ("there", 4)
@@ -229,7 +219,7 @@ def build(**changes) -> Config:
     return Config.model_validate({**base, **changes})
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.floats(1e-12, 1e6), st.text(max_size=10))
 @example({"on": "no", "1e3": "1e3", "x": [1e-5, "0x1", "2026-01-01", "", " a", "#"]}, 1e-05, "\x85 \u2028 - 'x'")
 def test_what_is_dumped_is_read_back_with_the_same_key(tmp_path_factory, hf_config, learning_rate, setup_line):
@@ -289,12 +279,10 @@ def test_the_key_follows_values_not_their_order(config_file):
     lines = BASE.splitlines()
     config_file.write_text("\n".join([*lines[3:], *lines[:3]]))
     assert load_config(config_file).key == key
-    config_file.write_text(
-        BASE.replace(
-            "{tie_word_embeddings: false, text_config: {hidden_size: 64}}",
-            "{text_config: {hidden_size: 64}, tie_word_embeddings: false}",
-        )
-    )
+    hf_config = "{tie_word_embeddings: false, text_config: {hidden_size: 64}}"
+    assert hf_config in BASE
+    other_order = "{text_config: {hidden_size: 64}, tie_word_embeddings: false}"
+    config_file.write_text(BASE.replace(hf_config, other_order))
     assert load_config(config_file).key == key
     config_file.write_text(BASE + "train: {learning_rate: 0.001, num_steps: 40}\n")
     assert load_config(config_file).key == key, "a default that is written out changes nothing"
@@ -323,12 +311,8 @@ def mixture_of(folder: Path, text: str):
 
 def test_mixtures_take_the_keys_of_llava(tmp_path):
     first, second = mixture_of(tmp_path, MIXTURE).datasets
-    assert (first.path, first.sampling_strategy, first.weight, first.media_root) == (
-        "/data/{a,b}.json",
-        "first:10%",
-        None,
-        None,
-    )
+    assert (first.path, first.sampling_strategy) == ("/data/{a,b}.json", "first:10%")
+    assert first.weight is first.media_root is None
     assert (second.path, second.sampling_strategy, second.weight) == ("x.tar", "all", 2)
     assert second.media_root == Path("images")
 

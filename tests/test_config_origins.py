@@ -16,7 +16,6 @@ from dflop.errors import ConfigError
 from tests.test_config import BASE, CLUSTER
 
 CONFIGS = resources.path("configs")
-SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
 
 
 @pytest.fixture
@@ -102,11 +101,10 @@ def kind_of(path: Path) -> str:
     return {"models": "model", "clusters": "cluster", "datasets": "dataset"}.get(folder, "run")
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SHIPPED if p.name != "mixture_example.yaml"], ids=lambda p: str(p.relative_to(CONFIGS))
-)
-def test_the_schema_takes_every_shipped_file(path):
-    jsonschema.validate(YAML(typ="safe").load(path.read_text()), json_schema(kind_of(path)))
+def test_the_schema_takes_every_shipped_file():
+    for path in CONFIGS.rglob("*.yaml"):
+        if path.name != "mixture_example.yaml":
+            jsonschema.validate(YAML(typ="safe").load(path.read_text()), json_schema(kind_of(path)))
 
 
 @pytest.mark.parametrize(
