@@ -8,7 +8,31 @@ import pytest
 
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
+from tests.jobs.finished import finished_run
 from tests.jobs.played import PLANS, configured_run
+
+
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Of which `fresh` makes copies and `set_config` other runs: what is profiled and planned stays."""
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    from tests.jobs.training import planned_run  # torch, which most tests here do without
+
+    return planned_run(tmp_path_factory.mktemp("planned"), "plan.num_scenarios=2", "plan.top=4")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of six steps and a comparison, in a store, of which no process ran."""
+    return finished_run(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="session")
+def schedulable(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """What tests of the scheduler process have copies of."""
+    from tests.jobs.scheduling import planned_run
+
+    return planned_run(tmp_path_factory.mktemp("schedulable"))
 
 
 @pytest.fixture

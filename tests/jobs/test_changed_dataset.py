@@ -49,14 +49,11 @@ def profile_again(drive: Drive, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_before_training_a_run_takes_the_dataset_as_it_is(drive, capsys):
+def test_a_run_takes_the_dataset_as_it_is_until_it_trains_and_then_keeps_it(drive, capsys):
     assert "not repeated" in profile_again(drive, capsys)
-    picture(drive, 2).unlink()
+    picture(drive, 1).unlink()
     assert "5 healthy samples, 1 quarantined" in profile_again(drive, capsys)
-    assert [s.sample_index for s in drive.run.shapes()] == [0, 1, 3, 4, 5]
-
-
-def test_a_run_that_has_begun_to_train_keeps_its_samples_and_refuses_other_rows(drive, capsys):
+    assert [s.sample_index for s in drive.run.shapes()] == [0, 2, 3, 4, 5]
     drive.run.claim_attempt(TRAIN)
     assert "not repeated" in profile_again(drive, capsys)
     before = drive.run.shapes()

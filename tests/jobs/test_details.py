@@ -14,13 +14,12 @@ from dflop.report.accuracy import errors_by_size, timed_spans
 from dflop.report.balance import stage_shares
 from dflop.report.timeline import batch_timeline
 from dflop.store import console
-from tests.jobs.finished import finished_run
 from tests.report.detailed import SPLIT
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return finished_run(tmp_path_factory.mktemp("finished"))
+@pytest.fixture
+def run(finished: RunDir) -> RunDir:
+    return finished
 
 
 def rows(run: RunDir, sql: str, **params: str) -> list[tuple]:

@@ -29,11 +29,18 @@ def run(tmp_path: Path) -> RunDir:
     return make_run(tmp_path)
 
 
-def drive(run: RunDir, *outcomes: BaseException | None, done: bool = False) -> None:
-    """Drive a run in whose block that is raised."""
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is ingested, which takes half a second; the test that wants it undoes this."""
+    monkeypatch.setattr(drive_module, "ingest", lambda _: None)
 
-    async def nothing() -> None:
-        pass
+
+async def nothing() -> None:
+    """In place of showing the history."""
+
+
+def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = False) -> None:
+    """Drive a run in whose block that is raised."""
 
     async def main() -> None:
         async with driving(run, print, show_history=nothing) as found:
@@ -43,9 +50,8 @@ def drive(run: RunDir, *outcomes: BaseException | None, done: bool = False) -> N
             if done:
                 found.done()
                 found.done()
-            for outcome in outcomes:
-                if outcome is not None:
-                    raise outcome
+            if outcome is not None:
+                raise outcome
 
     asyncio.run(main())
 
@@ -54,15 +60,11 @@ def states(run: RunDir) -> list[str]:
     return [r.state for r in read_spool(run.config().store, RunRecord)]
 
 
-def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next(run):
-    drive(run)
-    assert (run.state()["state"], states(run)) == (runs.READY, [runs.RUNNING, runs.READY])
+@pytest.mark.parametrize(("done", "state"), [(False, runs.READY), (True, runs.DONE)])
+def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, done, state):
+    drive(run, done=done)
+    assert (run.state()["state"], states(run)) == (state, [runs.RUNNING, state])
     assert driver_of(run) is None
-
-
-def test_a_run_is_done_once(run):
-    drive(run, done=True)
-    assert (run.state()["state"], states(run)) == (runs.DONE, [runs.RUNNING, runs.DONE])
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,17 @@ def test_how_a_driver_ends_is_noted(run, error, state):
     assert driver_of(run) is None
 
 
-def test_a_failed_run_is_in_the_database_at_once(run):
+def test_a_failed_run_is_in_the_database_at_once(run, monkeypatch):
+    monkeypatch.undo()
     with pytest.raises(LaunchError):
         drive(run, LaunchError("a rank raised"))
     assert query(run.config().store, "select state from v_run")[1] == [("failed",)]
+
+
+def test_what_fails_behind_the_end_undoes_no_training(run):
+    with pytest.raises(LaunchError):
+        drive(run, LaunchError("the report cannot be written"), done=True)
+    assert run.state()["state"] == runs.DONE
 
 
 def test_a_store_that_fails_hides_no_error(run, monkeypatch):
@@ -117,9 +126,6 @@ def test_a_disk_that_is_full_in_the_end_hides_no_error(run, monkeypatch, capsys)
 def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_path):
     spec = make_spec(run.job_folder("train"), "hang", str(tmp_path))
 
-    async def nothing() -> None:
-        pass
-
     async def main() -> None:
         async with driving(run, print, show_history=nothing) as found:
             handle = found.launcher.submit(spec)
@@ -132,16 +138,7 @@ def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_p
     assert all(is_gone(pid) for pid in pids_of_hang(tmp_path, 0))
 
 
-def test_what_fails_behind_the_end_undoes_no_training(run):
-    with pytest.raises(LaunchError):
-        drive(run, LaunchError("the report cannot be written"), done=True)
-    assert run.state()["state"] == runs.DONE
-
-
 def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
-    async def nothing() -> None:
-        pass
-
     async def main() -> None:
         async with driving(run, print, show_history=nothing):
             assert not run.is_cancelled(), "taken up again"
@@ -190,16 +187,12 @@ def test_a_comparison_is_wanted_until_it_is_done(tmp_path):
     assert not wants_comparison(Driven(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0")))
 
 
-def test_a_full_disk_is_told_with_what_to_do(run):
+def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_of_ours(run):
     with pytest.raises(LaunchError, match=r"^the disk fails: No space left on device") as caught:
         drive(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "jobs.jsonl"))
     assert caught.value.where == "jobs.jsonl"
     assert "free space" in caught.value.hint
-    assert run.state()["state"] == runs.FAILED
-    assert driver_of(run) is None
-
-
-def test_a_file_that_is_missing_may_be_a_fault_of_ours(run):
+    assert (run.state()["state"], driver_of(run)) == (runs.FAILED, None)
     with pytest.raises(FileNotFoundError):
         drive(run, FileNotFoundError(errno.ENOENT, "gone", "x"))
 

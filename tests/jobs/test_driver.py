@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from dflop.errors import LaunchError
-from dflop.jobs import driver
 from dflop.jobs.driver import FOLDER, LEASE_S, check_free, drive_alone, driver_of
 from dflop.jobs.rundir import RunDir
 from dflop.store import lease
 from tests.jobs.made import make_run
-from tests.launch.helpers import REPO, until
 
 ELSEWHERE = "another-boot"
 
@@ -43,20 +41,11 @@ def silent_for(run: RunDir, seconds: float) -> None:
     os.utime(claim(run), (then, then))
 
 
-def drive_elsewhere(run: RunDir) -> subprocess.Popen[str]:
-    """A process that drives the run until its stdin ends."""
-    code = (
-        "import sys; from pathlib import Path; from dflop.jobs.driver import drive_alone; "
-        "from dflop.jobs.rundir import RunDir\n"
-        "with drive_alone(RunDir(Path(sys.argv[1])), print): print('drives', flush=True); input()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, run.path],
-        cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "drives\n"
-    return process
+def drive_elsewhere(path: Path, mine: Connection) -> None:
+    """In another process: drives the run until it hears something."""
+    with drive_alone(RunDir(path), print):
+        mine.send("drives")
+        mine.recv()
 
 
 def test_a_run_has_one_driver_and_it_is_known(run):
@@ -76,24 +65,18 @@ def test_a_run_has_one_driver_and_it_is_known(run):
         pass
 
 
-def test_a_second_process_is_refused_and_told_who_drives(run):
-    other = drive_elsewhere(run)
-    try:
-        with pytest.raises(LaunchError) as caught, drive_alone(run, print):
-            pass
-        assert f"process {other.pid} on {socket.gethostname()}" in caught.value.what
-        assert caught.value.where == str(run.path)
-        assert caught.value.exit_code == 5
-    finally:
-        other.communicate("\n")
-    with drive_alone(run, print):
+def test_a_second_process_is_refused_until_the_first_was_killed(run):
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    other = context.Process(target=drive_elsewhere, args=(run.path, its))
+    other.start()
+    assert mine.recv() == "drives"
+    with pytest.raises(LaunchError) as caught, drive_alone(run, print):
         pass
-
-
-def test_a_killed_driver_of_this_machine_is_replaced_at_once(run):
-    other = drive_elsewhere(run)
+    assert f"process {other.pid} on {socket.gethostname()}" in caught.value.what
+    assert (caught.value.where, caught.value.exit_code) == (str(run.path), 5)
     other.kill()
-    other.communicate()
+    other.join()
     assert driver_of(run) is None
     with drive_alone(run, print):
         assert driver_of(run).pid == os.getpid()
@@ -156,10 +139,11 @@ def test_a_file_system_without_locks_is_named(run, monkeypatch):
         pass
 
 
-def test_a_full_disk_at_the_end_is_no_error_and_the_next_driver_comes_in(run, monkeypatch):
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "full")
+def full(*_args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_full_disk_at_the_end_is_no_error_and_the_next_driver_comes_in(run, monkeypatch):
     with drive_alone(run, print):
         monkeypatch.setattr(lease.durable, "replace", full)
     monkeypatch.undo()
@@ -169,16 +153,6 @@ def test_a_full_disk_at_the_end_is_no_error_and_the_next_driver_comes_in(run, mo
 
 
 def test_a_disk_that_takes_no_claim_says_so(run, monkeypatch):
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(lease.durable, "write_new", full)
     with pytest.raises(LaunchError, match="cannot note who drives the run: No space left"), drive_alone(run, print):
         pass
-
-
-def test_drivers_beat_while_they_drive(run, monkeypatch):
-    monkeypatch.setattr(driver, "LEASE_S", 0.3)
-    with drive_alone(run, print):
-        silent_for(run, 100)
-        until(lambda: lease.newest_claim(run.path / FOLDER).age_s < 50, what="a sign of life")

@@ -12,8 +12,8 @@ from dflop.jobs.follow import MAX_SAID, follow_job, follow_jobs
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.watching import JobProgress
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, make_launcher
-from dflop.launch.job import OneByOne
 from tests.jobs.configs import make_config
+from tests.jobs.played import PlayedLauncher
 from tests.launch.helpers import make_spec
 
 
@@ -111,34 +111,16 @@ def test_a_round_may_stop_the_job(run, launcher, tmp_path):
     assert Journal(run.path, run.run_id).records()[-1].state == JobState.INTERRUPTED
 
 
-class Played(OneByOne):
+class Together(PlayedLauncher):
     """All its jobs wait, run and are done together."""
 
-    backend = "played"
-
     def __init__(self) -> None:
-        self.num_polls = 0
-
-    def submit(self, spec: JobSpec) -> JobHandle:
-        return JobHandle("played", spec.key, spec.name, spec.key, spec.folder, 1, 0.0)
+        super().__init__(JobState.DONE)
+        waits = [JobStatus(JobState.QUEUED, f"Resources; expected to start at 14:0{n}") for n in range(3)]
+        self._states = [*waits, JobStatus(JobState.RUNNING), JobStatus(JobState.DONE)]
 
     def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
-        self.num_polls += 1
-        states = [JobStatus(JobState.QUEUED, f"Resources; expected to start at 14:0{self.num_polls}")] * 3
-        states += [JobStatus(JobState.RUNNING), JobStatus(JobState.DONE)]
-        return [states[self.num_polls - 1]] * len(handles)
-
-    def poll(self, _: JobHandle) -> JobStatus:
-        return JobStatus(JobState.DONE)
-
-    def collect(self, handle: JobHandle) -> list[str]:
-        return [handle.key]
-
-    def cancel(self, *_: JobHandle) -> None:
-        """They are played."""
-
-    def interrupt(self, _: JobHandle) -> None:
-        """They are played."""
+        return [self._states.pop(0)] * len(handles)
 
 
 @pytest.mark.parametrize(("num_jobs", "num_lines"), [(3, 9), (MAX_SAID, 3 * MAX_SAID), (MAX_SAID + 1, 3), (40, 3)])
@@ -156,11 +138,12 @@ def test_the_same_of_many_jobs_is_said_once_and_shown_of_each(run, tmp_path, mon
         def job(self, progress: JobProgress) -> None:
             shown.append(progress.name)
 
-    assert asyncio.run(follow_jobs(run, Played(), specs, Page())) == [[name] for name in names]
+    launcher = Together()
+    assert asyncio.run(follow_jobs(run, launcher, specs, Page())) == [launcher.values] * num_jobs
     assert len(lines) == num_lines
     assert "is queued: Resources" in lines[0] or "are queued: Resources" in lines[0]
     assert len(shown) == 3 * num_jobs
     assert set(shown) == {f"data-{number}" for number in range(num_jobs)}
     if num_jobs > MAX_SAID:
-        assert lines[-1].startswith(f"{num_jobs} jobs, from job `small-1-data-0` (played small-1-data-0) to ")
+        assert lines[-1].startswith(f"{num_jobs} jobs, from job `small-1-data-0` (played ")
         assert lines[-1].endswith("are done")

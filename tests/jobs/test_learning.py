@@ -14,6 +14,8 @@ from dflop.jobs.crossfit import Packing
 from dflop.jobs.findings import JobFacts
 from dflop.jobs.inputs import EarlierRuns, earlier_runs
 from dflop.jobs.learning import NUM_FREE_READINGS, READING_SHARE, Learner
+from dflop.jobs.stalls import NUM_STEPS as NUM_STALLED
+from dflop.jobs.stalls import Stalls
 from dflop.parallel.topology import seats
 from dflop.records import LLM, Correction, Decision, Factors, GateReading, RankFactor
 from dflop.schedule.attribution import bucket_seconds
@@ -192,7 +194,7 @@ def test_batches_unlike_those_of_the_plan_are_noticed(tmp_path):
     assert {row.verdict for row in found} == {"noticed"}
 
 
-def test_sets_of_corrections_are_whole_and_say_what_plans_are_made_with(tmp_path):
+def test_sets_of_corrections_are_whole_and_a_later_run_begins_with_them(tmp_path):
     job = Job(tmp_path, slow_sizes=[(LLM, 300, 2.0)]).run(10)
     newest = [row for row in job.rows_of(Correction) if row.module == LLM][-1]
     rows = [row for row in job.rows_of(Correction) if (row.module, row.effective_step) == (LLM, newest.effective_step)]
@@ -203,7 +205,6 @@ def test_sets_of_corrections_are_whole_and_say_what_plans_are_made_with(tmp_path
     assert len({row.level for row in rows}) == 1
     assert newest.num_observations > 50
     assert newest.table_id == "table of llm"
-    # A later run begins with what this one had in force.
     sets = {LLM: rows}
     at_once = Job(tmp_path, earlier=earlier_runs(sets, 14, 1000.0)).learner.factors
     assert factor_at(at_once, LLM, 800) == pytest.approx(2.0, rel=0.1)
@@ -217,21 +218,16 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-def test_it_goes_on_where_an_earlier_start_left_off(tmp_path):
+def test_another_start_goes_on_and_another_plan_keeps_what_is_known_of_modules_alone(tmp_path):
     first = Job(tmp_path, slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(12)
     state = through_json(first.learner.state())
     again = Job(tmp_path, learned=state, first_step=12)
     assert again.learner.factors == first.learner.factors
     assert again.learner.factors.nodes
     assert through_json(again.learner.state()) == state
-
-
-def test_another_plan_keeps_what_is_known_of_modules_and_not_of_ranks(tmp_path):
-    first = Job(tmp_path, slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(12)
-    state = through_json(first.learner.state())
-    again = Job(tmp_path, INLINE, learned=state, plan_id="another").learner.factors
-    assert not again.nodes
-    assert factor_at(again, LLM, 800) == pytest.approx(2.0, rel=0.1)
+    other = Job(tmp_path, INLINE, learned=state, plan_id="another").learner.factors
+    assert not other.nodes
+    assert factor_at(other, LLM, 800) == pytest.approx(2.0, rel=0.1)
     fitted_anew = {"vision": "table of vision", LLM: "another table"}
     corrected = Job(tmp_path, INLINE, learned=state, plan_id="another", table_ids=fitted_anew).learner.factors
     assert corrected.by_module()[LLM].factors == (1.0,)
@@ -274,3 +270,32 @@ def test_readings_take_no_more_than_their_share(tmp_path):
     assert len(job.run(2).rows_of(GateReading)) == num_readings
     assert learner.wants_reading() is False
     assert len(job.run(1).rows_of(GateReading)) == num_readings + 1, "eight steps pay for it, seven do not"
+
+
+def held_up(*stretches: tuple[float, ...]) -> list[float]:
+    """Factor per rank, having seen one tuple per step of what passes for each rank."""
+    found = Stalls()
+    for step, of_ranks in enumerate(stretches):
+        found.observe([RankTimes(step, rank, 1.0, {0: 0.1}, stretch) for rank, stretch in enumerate(of_ranks)])
+    return [found.factors().get(rank, 1.0) for rank in range(len(stretches[0]))]
+
+
+def test_a_rank_for_which_more_time_passes_than_for_the_usual_one_is_held_up_by_so_much():
+    assert held_up(*[(1.02, 1.7, 1.05)] * NUM_STALLED) == pytest.approx([1, 1.7 / 1.05, 1])
+    assert held_up(*[(2.0, 1.0)] * NUM_STALLED) == [2.0, 1.0]
+    assert Stalls().factors() == {}
+
+
+@pytest.mark.parametrize(
+    "stretches",
+    [
+        [(1.6, 1.6, 1.6)] * NUM_STALLED,
+        [(1, 3), (1, 1), (1, 1), (1, 4), (1, 1), (1, 1), (1, 5)],
+        [(1.0, 1.09)] * NUM_STALLED,
+        [(1, 2), (1, 2)],
+        [(1.0, 2.0)] * NUM_STALLED + [(1.0, 1.0)] * NUM_STALLED,
+    ],
+    ids=["to all", "now and then", "hardly", "in few steps", "long ago"],
+)
+def test_what_holds_nobody_up(stretches):
+    assert set(held_up(*stretches)) == {1}

@@ -33,7 +33,7 @@ from dflop.store.spool import SpoolWriter
 from dflop.train.stages import make_stages
 from tests.builders import make_cluster, make_corrections, make_sample
 from tests.jobs.configs import make_config
-from tests.jobs.training import planned_run
+from tests.jobs.training import fresh, set_config
 from tests.models.tiny_families import CASES, Case
 
 NUM_PROCESSES, NUM_MICROBATCHES, BATCH_SIZE = 8, 2, 16
@@ -139,17 +139,17 @@ def ordered(tmp_path):
 def test_without_a_horizon_a_first_plan_is_for_random_batches_of_all_samples(ordered):
     config, shapes = ordered
     assert planned_steps(config, None) == (0, 0)
-    batches = scenario_batches(config, shapes, 0, 0)
-    assert batches == tuple(sample_batches(shapes, 4, 3, config.train.seed))
+    assert scenario_batches(config, shapes, 0, 0) == tuple(sample_batches(shapes, 4, 3, config.train.seed))
 
 
 def test_a_plan_with_a_horizon_is_for_the_batches_that_come_first(ordered):
     config, shapes = ordered
     near = config.model_copy(update={"plan": config.plan.model_copy(update={"horizon_steps": 6})})
     assert planned_steps(near, None) == (0, 6)
-    drawn = GlobalBatches(near, shapes)
-    assert scenario_batches(near, shapes, 0, 6) == tuple(tuple(drawn.at(step)) for step in (1, 3, 5))
-    assert {s.num_llm_tokens for batch in scenario_batches(near, shapes, 0, 6) for s in batch} == {10}
+    drawn, batches = GlobalBatches(near, shapes), scenario_batches(near, shapes, 0, 6)
+    assert batches == tuple(tuple(drawn.at(step)) for step in (1, 3, 5))
+    assert {s.num_llm_tokens for batch in batches for s in batch} == {10}
+    assert scenario_batches(near, shapes, 14, 2) == (tuple(drawn.at(14)), tuple(drawn.at(15))), "each is taken once"
 
 
 def test_planning_again_is_for_what_is_left_of_the_stage_or_for_the_horizon(ordered):
@@ -157,16 +157,9 @@ def test_planning_again_is_for_what_is_left_of_the_stage_or_for_the_horizon(orde
     assert planned_steps(config, 10) == (10, 6)
     assert {s.num_llm_tokens for batch in scenario_batches(config, shapes, 10, 6) for s in batch} == {1000}
     near = config.model_copy(update={"plan": config.plan.model_copy(update={"horizon_steps": 4})})
-    assert planned_steps(near, 10) == (10, 4)
-    assert planned_steps(near, 14) == (14, 2)
+    assert [planned_steps(near, step) for step in (10, 14)] == [(10, 4), (14, 2)]
     stages = (StageConfig(name="first", num_steps=12), StageConfig(name="second"))
     assert planned_steps(config.model_copy(update={"stages": stages}), 10) == (10, 2)
-
-
-def test_fewer_steps_than_scenarios_are_each_taken_once(ordered):
-    config, shapes = ordered
-    drawn = GlobalBatches(config, shapes)
-    assert scenario_batches(config, shapes, 14, 2) == (tuple(drawn.at(14)), tuple(drawn.at(15)))
 
 
 def test_the_rest_of_an_epoch_says_little_about_a_step(tmp_path):
@@ -185,8 +178,9 @@ def test_what_corrects_costs_is_said_in_a_few_words():
     assert factors_text({"llm": ModuleFactors("llm", 1.02, (), (1.02,))}) == ""
 
 
-def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(tmp_path):
-    run = planned_run(tmp_path, "plan.microbatch_choices=[4]", "plan.num_scenarios=2", "plan.top=4")
+def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    set_config(run, "plan.microbatch_choices=[4]")
     config = run.config()
     plain = plan_run(run, config, "model", lambda line: None)[0]
     assert basis_of(run) == PlanBasis(plain.plan_id, 0, 0, (), ())
@@ -213,11 +207,12 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(tmp_path):
     assert plan_run(run, disabled, "model", lambda line: None)[0].predicted_step_s == plain.predicted_step_s
 
 
-def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(tmp_path):
+def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_path):
     """The first half of the file is text: planned for alone, nothing would bound what images may take."""
-    run = planned_run(
-        tmp_path, "plan.microbatch_choices=[2]", "plan.num_scenarios=2", "plan.top=4", "plan.layouts=[split]",
-        "plan.horizon_steps=2", "train.num_steps=6", "dataset.shuffle_window=4",
+    run = fresh(planned, tmp_path)
+    set_config(
+        run, "plan.microbatch_choices=[2]", "plan.layouts=[split]", "plan.horizon_steps=2", "train.num_steps=6",
+        "dataset.shuffle_window=4",
     )  # fmt: skip
     config = run.config()
     plain = [dataclasses.replace(s, num_llm_tokens=s.num_text_tokens, items=()) for s in run.shapes()]

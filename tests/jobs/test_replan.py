@@ -19,7 +19,7 @@ from dflop.records import LLM, Correction, Decision, JobRecord, Plan, RankFactor
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
-from tests.jobs.training import fresh, planned_run
+from tests.jobs.training import fresh, set_config
 from tests.test_cli import assert_refused, dflop
 
 NUM_STEPS, NUM_SEEN = 400, 30
@@ -28,12 +28,12 @@ STARTED_S, START_UP_S, CHECKPOINT_S = 1_700_000_000.0, 9.0, 1.5
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> RunDir:
+def trained(planned, tmp_path_factory) -> RunDir:
     """A run on two of four processes, thirty steps into its training."""
-    run = planned_run(
-        tmp_path_factory.mktemp("replan"), f"train.num_steps={NUM_STEPS}", "replan.mode=act",
-        "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=8",
-    )  # fmt: skip
+    run = fresh(planned, tmp_path_factory.mktemp("replan"))
+    set_config(
+        run, f"train.num_steps={NUM_STEPS}", "replan.mode=act", "plan.microbatch_choices=[4]", "plan.layouts=[split]"
+    )
     with SpoolWriter(run.config().store, run.run_id, "by-hand") as spool:
         spool.append(job(run, "job-1", "queued", STARTED_S))
         spool.append(job(run, "job-1", "running", STARTED_S + 30))
@@ -96,7 +96,7 @@ def lines() -> tuple[list[str], object]:
     return said, said.append
 
 
-def test_nothing_is_asked_before_anything_was_noticed(run):
+def test_nothing_is_considered_before_anything_was_noticed(run):
     assert consider(run, run.config(), print) is None
 
 
@@ -133,40 +133,34 @@ def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
     assert consider(run, run.config(), print) is None
 
 
-def test_where_a_restart_costs_more_the_run_stays_and_is_not_asked_again(run):
-    write(run, noticed(run))
-    advice = consider(run, rules(run, restart_cost_s=1e6), print)
-    assert (advice.is_to_act, advice.decision.verdict) == (False, "stay")
-    assert "370 steps left save" in advice.decision.detail
-    assert "a restart costs 277 h" in advice.decision.detail
-    assert [d.verdict for d in replans(run)] == ["stay"]
-    assert consider(run, run.config(), print) is None
-    write(run, noticed(run, "drift_cost", 28, "llm of 100 to 199 tokens"))
-    assert consider(run, run.config(), print).is_to_act
-
-
-def test_advice_changes_nothing(run):
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({"restart_cost_s": 1e6}, "stay", "a restart costs 277 h"),
+        ({"min_gain_frac": 0.99}, "stay", "less than 99.0 %"),
+        ({"mode": "advise"}, "advised", "370 steps left save"),
+    ],
+)
+def test_rules_under_which_the_run_stays_until_there_is_another_reason(run, changes, verdict, words):
     write(run, noticed(run))
     before = run.plan()
-    advice = consider(run, rules(run, mode="advise"), print)
-    assert (advice.is_to_act, advice.decision.verdict) == (False, "advised")
-    assert [d.verdict for d in replans(run)] == ["advised"]
+    advice = consider(run, rules(run, **changes), print)
+    assert (advice.is_to_act, advice.decision.verdict) == (False, verdict)
+    assert words in advice.decision.detail
+    assert [d.verdict for d in replans(run)] == [verdict]
     assert run.plan() == before
+    assert consider(run, run.config(), print) is None
+    if verdict == "advised":
+        write(run, noticed(run, "drift_cost", 28, "llm of 100 to 199 tokens"))
+        assert consider(run, run.config(), print).is_to_act
 
 
-@pytest.mark.parametrize("changes", [{"mode": "off"}, {"min_steps": NUM_SEEN + 1}, {"max_replans": 0}])
-def test_rules_that_forbid_a_plan(run, changes):
+def test_rules_that_forbid_a_plan(run):
     write(run, noticed(run))
-    assert consider(run, rules(run, **changes), print) is None
+    for changes in ({"mode": "off"}, {"min_steps": NUM_SEEN + 1}, {"max_replans": 0}):
+        assert consider(run, rules(run, **changes), print) is None
     # It was not answered: once the rules allow it, it is.
     assert consider(run, run.config(), print) is not None
-
-
-def test_a_small_gain_is_not_worth_the_trouble(run):
-    write(run, noticed(run))
-    advice = consider(run, rules(run, min_gain_frac=0.99), print)
-    assert advice.decision.verdict == "stay"
-    assert "less than 99.0 %" in advice.decision.detail
 
 
 def test_the_best_plan_stays(run):
@@ -179,16 +173,7 @@ def test_the_best_plan_stays(run):
     assert "still the best plan" in advice.decision.detail
 
 
-def test_without_a_measured_start_nothing_is_risked(trained, tmp_path):
-    run = fresh(trained, tmp_path)
-    config = run.config()
-    with Reader(config.store) as reader:
-        progress = progress_of(reader, run.run_id, 0.0)
-        unknown = restart_cost_s(reader, run.run_id, dataclasses.replace(progress, started_at_s={1: STARTED_S - 1}))
-    assert math.isnan(unknown)
-
-
-def test_restarts_cost_what_this_run_s_own_took(run):
+def test_restarts_cost_what_this_run_s_own_took_and_without_a_measured_one_nothing_is_risked(run):
     # A second start, 60 s after its job; a third one of the same job, which Slurm requeued, does not count.
     rows = [job(run, "job-2", "queued", STARTED_S + 1000)]
     for attempt, delay_s in ((2, 60.0), (3, 500.0)):
@@ -198,43 +183,28 @@ def test_restarts_cost_what_this_run_s_own_took(run):
     with Reader(run.config().store) as reader:
         progress = progress_of(reader, run.run_id, 0.0)
         cost_s = restart_cost_s(reader, run.run_id, progress)
+        unknown = restart_cost_s(reader, run.run_id, dataclasses.replace(progress, started_at_s={1: STARTED_S - 1}))
+    assert math.isnan(unknown)
     assert (progress.attempt, progress.step, progress.next_step) == (3, 30, 31)
     assert cost_s == pytest.approx((START_UP_S + 60) / 2 + CHECKPOINT_S)
 
 
-def test_costs_are_those_that_the_run_has_measured(run):
-    """Sizes of which a run has seen that they take four times as long, do so under both plans."""
-    write(run, noticed(run))
-    plain = advise_now(run, run.config(), print).decision
-    long = [
-        Correction(run.run_id, 20, LLM, "llm-tp1", 4.0, 0.0, 100, STARTED_S + 90, 0, 2**53, 0.01, True, 4.0),
-    ]
-    write(run, *long)
-    half_life = {"half_life_days": 1e6}  # rows above are some years old
-    config = run.config()
-    config = config.model_copy(update={"correct": config.correct.model_copy(update=half_life)})
-    slow = advise_now(run, config, print)
-    assert slow.decision.measured > 1.5 * plain.measured
-    assert slow.decision.expected > 1.5 * plain.expected
-    assert "`llm` 4.00x" in slow.plans[0].reason
-
-
-def test_a_slow_rank_is_slow_under_any_plan(run):
-    row = RankFactor(run.run_id, 1, 20, 1, LLM, 0, 0, "here", 3.0, 0.05, True, STARTED_S + 90)
+def test_what_the_run_has_measured_of_sizes_and_ranks_is_so_under_any_plan(run):
+    """Sizes that take four times as long, and a rank that takes three times as long."""
     write(run, noticed(run, "slow_rank", subject="rank 1"))
-    plain = advise_now(run, run.config(), print).decision
-    write(run, row)
-    slow = advise_now(run, run.config(), print).decision
-    assert slow.measured > 1.5 * plain.measured
-    assert slow.expected > plain.expected
-    assert "rank 1 3.00x" in slow.detail
-
-
-def test_asking_changes_nothing_and_needs_no_reason(run):
-    advice = advise_now(run, run.config(), print)
-    assert advice.decision.verdict == "advised"
-    assert replans(run) == []
-    assert consider(run, run.config(), print) is None
+    config, at_s = run.config(), STARTED_S + 90  # some years ago
+    config = config.model_copy(update={"correct": config.correct.model_copy(update={"half_life_days": 1e6})})
+    plain = advise_now(run, config, print).decision
+    write(run, Correction(run.run_id, 20, LLM, "llm-tp1", 4.0, 0.0, 100, at_s, 0, 2**53, 0.01, True, 4.0))
+    sizes = advise_now(run, config, print)
+    assert sizes.decision.measured > 1.5 * plain.measured
+    assert sizes.decision.expected > 1.5 * plain.expected
+    assert "`llm` 4.00x" in sizes.plans[0].reason
+    write(run, RankFactor(run.run_id, 1, 20, 1, LLM, 0, 0, "here", 3.0, 0.05, True, at_s))
+    rank = advise_now(run, config, print).decision
+    assert rank.measured > 1.5 * sizes.decision.measured
+    assert rank.expected > sizes.decision.expected
+    assert "rank 1 3.00x" in rank.detail
 
 
 def test_nothing_is_left_to_plan_for_when_training_has_ended(run):
@@ -242,7 +212,7 @@ def test_nothing_is_left_to_plan_for_when_training_has_ended(run):
     assert advise_now(run, run.config(), print).decision.detail == "stays: no steps are left to plan for"
 
 
-def test_the_command_prints_the_advice(run):
+def test_the_command_prints_the_advice_and_refuses_what_has_not_begun(run, tmp_path):
     done = dflop("replan", run.path, "--format", "json", cwd=run.path)
     assert done.returncode == 0, done.stderr
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]
@@ -250,9 +220,5 @@ def test_the_command_prints_the_advice(run):
     assert found["gain_s"] > found["cost_s"] == pytest.approx(START_UP_S + CHECKPOINT_S + LOCAL_POLL_S)
     assert "a new plan would pay" in done.stderr
     assert replans(run) == []
-
-
-def test_the_command_refuses_what_has_not_begun(run, tmp_path):
-    assert_refused(dflop("replan", tmp_path, cwd=tmp_path), 2, f"no run `{tmp_path}`, nor a run directory of that name")
     (run.path / "plan.json").unlink()
     assert_refused(dflop("replan", run.path, cwd=run.path), 2, "no step of this run's training")

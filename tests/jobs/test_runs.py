@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dflop.config import Config
 from dflop.errors import LaunchError
 from dflop.jobs import runs
 from dflop.jobs.driver import drive_alone
@@ -34,6 +35,8 @@ def test_a_new_run_is_private_and_holds_its_configuration_with_absolute_paths(tm
     config = make_config(tmp_path, "runs=there", "store=here", "dataset.media_root=media", "train.metrics_dir=seen")
     run, is_resumed = runs.begin(config)
     assert not is_resumed
+    assert (run.state()["state"], runs.key_of(run)) == (runs.READY, config.key)
+    assert runs.begin(config) == (run, True), "its first driver may have died at once"
     assert run.path.parent == tmp_path / "there"
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     resolved = run.config()
@@ -85,12 +88,6 @@ def test_a_run_that_somebody_drives_is_not_taken_up(config):
     assert runs.begin(config) == (run, True)
 
 
-def test_a_run_is_found_again_although_its_first_driver_died_at_once(config):
-    run, _ = runs.begin(config)
-    assert (run.state()["state"], runs.key_of(run)) == (runs.READY, config.key)
-    assert runs.begin(config) == (run, True)
-
-
 def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
     run, _ = runs.begin(config)
     note(run, config, runs.RUNNING)
@@ -103,23 +100,6 @@ def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
         (run.run_id, "small", state, config.key) for state in (runs.RUNNING, runs.DONE)
     ]
     assert all(r.hardware.startswith("cpu: ") and "torch" in r.software and r.code_rev for r in records)
-
-
-def test_journal_entries_are_spooled_once(config):
-    def spooled() -> list[str]:
-        runs.spool_journal(run, config)
-        return [r.state for r in read_spool(config.store, JobRecord)]
-
-    run, _ = runs.begin(config)
-    journal = Journal(run.path, run.run_id)
-    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
-    assert spooled() == []
-    journal.submitted(handle)
-    assert spooled() == ["queued"]
-    journal.changed(handle, JobStatus(JobState.RUNNING))
-    journal.changed(handle, JobStatus(JobState.DONE))
-    assert spooled() == ["queued", "running", "done"]
-    assert spooled() == ["queued", "running", "done"]
 
 
 def test_the_revision_is_the_commit_or_outside_a_checkout_the_version(monkeypatch):
@@ -139,71 +119,84 @@ class Killed(BaseException):
     """In place of a signal that nobody can catch."""
 
 
-def spool_and_die(run, config, monkeypatch, *, is_written):
-    """The process is killed before or behind the rows."""
-    close = SpoolWriter.close
+class Journalled:
+    """A run with a job, whose journal goes to the spool."""
 
-    def dies(self):
-        if is_written:
-            close(self)
-        raise Killed
+    def __init__(self, config: Config) -> None:
+        self.config, (self.run, _) = config, runs.begin(config)
+        self.mark = self.run.path / "jobs.spooled"
+        self._journal = Journal(self.run.path, self.run.run_id)
+        self._handle = JobHandle("local", "1", "n", "key", self.run.path / "jobs" / "n", 1, 5.0)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SpoolWriter, "close", dies)
-        with pytest.raises(Killed):
-            runs.spool_journal(run, config)
+    def note(self, *states: JobState) -> None:
+        for state in states:
+            if state is JobState.QUEUED:
+                self._journal.submitted(self._handle)
+            else:
+                self._journal.changed(self._handle, JobStatus(state))
+
+    def spool(self) -> list[str]:
+        """What the spool has afterwards."""
+        runs.spool_journal(self.run, self.config)
+        return [r.state for r in read_spool(self.config.store, JobRecord)]
+
+    def die(self, monkeypatch: pytest.MonkeyPatch, *, is_written: bool) -> None:
+        """The process is killed before or behind the rows."""
+        close = SpoolWriter.close
+
+        def dies(writer: SpoolWriter) -> None:
+            if is_written:
+                close(writer)
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SpoolWriter, "close", dies)
+            with pytest.raises(Killed):
+                self.spool()
 
 
-@pytest.mark.parametrize("place", ["before the rows", "behind the rows"])
-def test_journal_entries_are_spooled_once_although_their_driver_is_killed(config, monkeypatch, place):
-    run, _ = runs.begin(config)
-    journal = Journal(run.path, run.run_id)
-    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
-    journal.submitted(handle)
-    runs.spool_journal(run, config)
-    journal.changed(handle, JobStatus(JobState.RUNNING))
-    spool_and_die(run, config, monkeypatch, is_written=place == "behind the rows")
-    journal.changed(handle, JobStatus(JobState.DONE))
+@pytest.fixture
+def journalled(config: Config) -> Journalled:
+    return Journalled(config)
+
+
+@pytest.mark.parametrize("is_written", [None, False, True])
+def test_journal_entries_are_spooled_once_whether_or_not_their_driver_is_killed(journalled, monkeypatch, is_written):
+    assert journalled.spool() == []
+    journalled.note(JobState.QUEUED)
+    assert journalled.spool() == ["queued"]
+    journalled.note(JobState.RUNNING)
+    if is_written is not None:
+        journalled.die(monkeypatch, is_written=is_written)
+    journalled.note(JobState.DONE)
     for _ in range(2):
-        runs.spool_journal(run, config)
-        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running", "done"]
+        assert journalled.spool() == ["queued", "running", "done"]
 
 
-@pytest.mark.parametrize("note", [None, "", "12 x", "1 2 3 4", b"\xff\x00"])
-def test_where_the_note_of_what_was_spooled_is_lost_or_damaged_the_store_is_asked(config, note):
-    run, _ = runs.begin(config)
-    mark = run.path / "jobs.spooled"
-    journal = Journal(run.path, run.run_id)
-    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
-
+@pytest.mark.parametrize("note", [None, b"", b"12 x", b"1 2 3 4", b"\xff\x00"])
+def test_where_the_note_of_what_was_spooled_is_lost_or_damaged_the_store_is_asked(journalled, note):
     def spoil() -> None:
-        mark.unlink()
+        journalled.mark.unlink()
         if note is not None:
-            mark.write_bytes(note if isinstance(note, bytes) else note.encode())
+            journalled.mark.write_bytes(note)
 
-    journal.submitted(handle)
-    runs.spool_journal(run, config)
+    journalled.note(JobState.QUEUED)
+    journalled.spool()
     spoil()
     for _ in range(2):
-        runs.spool_journal(run, config)
-        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued"]
+        assert journalled.spool() == ["queued"]
     spoil()
-    journal.changed(handle, JobStatus(JobState.RUNNING))
+    journalled.note(JobState.RUNNING)
     for _ in range(2):
-        runs.spool_journal(run, config)
-        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running"]
-    assert mark.read_text() == "2"
+        assert journalled.spool() == ["queued", "running"]
+    assert journalled.mark.read_text() == "2"
 
 
-def test_a_driver_that_is_killed_while_the_store_knows_what_its_note_does_not_loses_nothing(config, monkeypatch):
-    run, _ = runs.begin(config)
-    journal = Journal(run.path, run.run_id)
-    handle = JobHandle("local", "1", "n", "key", run.path / "jobs" / "n", 1, 5.0)
-    journal.submitted(handle)
-    runs.spool_journal(run, config)
-    journal.changed(handle, JobStatus(JobState.RUNNING))
-    (run.path / "jobs.spooled").write_text("?")
+def test_a_driver_that_is_killed_while_the_store_knows_what_its_note_does_not_loses_nothing(journalled, monkeypatch):
+    journalled.note(JobState.QUEUED)
+    journalled.spool()
+    journalled.note(JobState.RUNNING)
+    journalled.mark.write_text("?")
     for is_written in (False, True):
-        spool_and_die(run, config, monkeypatch, is_written=is_written)
-    runs.spool_journal(run, config)
-    assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running"]
+        journalled.die(monkeypatch, is_written=is_written)
+    assert journalled.spool() == ["queued", "running"]

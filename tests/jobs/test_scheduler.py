@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import Future
 
 import pytest
@@ -14,22 +13,14 @@ from dflop.schedule.scheduler import schedule_step
 from dflop.store.spool import read_spool
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, open_store, publish
-from tests.builders import make_cost, make_inline_plan
-from tests.jobs.scheduling import (
-    AHEAD,
-    NUM_STEPS,
-    levels_of,
-    measured,
-    messages,
-    observe,
-    planned_run,
-    scheduler,
-)
+from tests.builders import make_cost
+from tests.jobs.scheduling import AHEAD, NUM_STEPS, levels_of, measured, messages, observe, scheduler
+from tests.jobs.training import fresh
 
 
 @pytest.fixture
-def run(tmp_path):
-    return planned_run(tmp_path)
+def run(schedulable, tmp_path):
+    return fresh(schedulable, tmp_path)
 
 
 @pytest.fixture
@@ -37,12 +28,24 @@ def store():
     return open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
 
 
-def test_every_step_is_planned_and_recorded_as_published(run, store):
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service = scheduler(run)
+def serve(service, store):
+    """To the end of the job."""
     service.serve(store)
     service.close(store)
+
+
+def observe_all(store, run, num_steps=NUM_STEPS):
+    """Ranks that were there before the scheduler."""
+    for step in range(num_steps):
+        observe(store, run, step)
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_every_step_is_planned_from_its_inputs_alone_and_recorded_as_published(run, store, num_threads):
+    observe_all(store, run)
+    service = scheduler(run)
+    service._num_threads = num_threads
+    serve(service, store)
     published = messages(store, range(NUM_STEPS))
     assert read_spool(run.config().store, StepPlan) == [m.step_plan for m in published]
     for step, message in enumerate(published):
@@ -50,6 +53,10 @@ def test_every_step_is_planned_and_recorded_as_published(run, store):
         assert list(message.step_plan.sample_index) == expected
         assert message.step_plan.step == step
         assert {key[0] for key in message.predicted} == {"vision", LLM}
+        assert message.step_plan == schedule_step(
+            run_id=run.run_id, step=step, plan=run.plan(), batch=GlobalBatches(run.config(), run.shapes()).at(step),
+            cost=service._cost, max_concurrency=service._concurrency,
+        )  # fmt: skip
 
 
 def test_a_step_that_rank_0_planned_itself_is_not_recorded_a_second_time(run, store):
@@ -59,11 +66,8 @@ def test_a_step_that_rank_0_planned_itself_is_not_recorded_a_second_time(run, st
         policy="arrival",
     )  # fmt: skip
     assert publish(store, PlanMessage(fallback, {}))
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service = scheduler(run)
-    service.serve(store)
-    service.close(store)
+    observe_all(store, run)
+    serve(scheduler(run), store)
     assert messages(store, [1])[0].step_plan == fallback
     assert [p.step for p in read_spool(config.store, StepPlan)] == [0, 2, 3, 4, 5]
 
@@ -86,27 +90,11 @@ def test_it_works_only_so_far_ahead(run, store, num_threads):
 
     service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
     service._num_threads = num_threads
-    service.serve(store)
-    service.close(store)
+    serve(service, store)
     assert found == [
         (step, min(step + AHEAD, NUM_STEPS - 1), min(step + AHEAD + 1, NUM_STEPS)) for step in range(NUM_STEPS)
     ]
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
-
-
-def give_inline_plan(run):
-    tables = run.cost_tables()
-    ids = tuple(t.table_id for t in tables)
-    run.write_plan(dataclasses.replace(make_inline_plan(2, global_batch_size=8), table_ids=ids), tables)
-
-
-def test_of_stages_that_hold_several_modules_it_learns_each(run, store):
-    give_inline_plan(run)
-    service = measured(run, {"vision": 2.0, LLM: 1.0}, attempt=1)
-    service.serve(store)
-    service.close(store)
-    assert levels_of(service)["vision"] > 1.5
-    assert levels_of(service)[LLM] == pytest.approx(1.0, abs=0.15)
 
 
 def test_it_learns_from_plans_that_rank_0_made_itself(run, store, monkeypatch):
@@ -118,29 +106,21 @@ def test_it_learns_from_plans_that_rank_0_made_itself(run, store, monkeypatch):
         assert publish(store, PlanMessage(step_plan, {}))
     service = measured(run, {"vision": 2.0, LLM: 2.0}, attempt=1)
     monkeypatch.setattr(wire, "first_unpublished", lambda *_: 0)
-    service.serve(store)
-    service.close(store)
+    serve(service, store)
     assert levels_of(service) == pytest.approx({"vision": 2.0, LLM: 2.0}, rel=0.05)
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_a_plan_depends_on_nothing_but_its_inputs(run, store, num_threads):
-    service = scheduler(run)
-    service._num_threads = num_threads
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
-    service.serve(store)
-    service.close(store)
-    for message in messages(store, range(NUM_STEPS)):
-        alone = schedule_step(
-            run_id=run.run_id,
-            step=message.step_plan.step,
-            plan=run.plan(),
-            batch=GlobalBatches(run.config(), run.shapes()).at(message.step_plan.step),
-            cost=service._cost,
-            max_concurrency=service._concurrency,
-        )
-        assert message.step_plan == alone
+def ranks_that_see_how_far_it_goes(service, store, run, before=lambda: None):
+    """They report a step once the scheduler is as far ahead of it as it goes."""
+    listen = service._listen
+
+    def hear(store, seen, next_step):
+        before()
+        if newest(store) >= min(seen + AHEAD, NUM_STEPS - 1):
+            observe(store, run, seen)
+        return listen(store, seen, next_step)
+
+    service._listen = hear
 
 
 class Overtaken(Scheduler):
@@ -156,16 +136,8 @@ def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store)
     service = Overtaken(run, run.config(), run.plan(), TRAIN, attempt=1)
     service.store, service._num_threads = store, 1
 
-    listen = service._listen
-
-    def slow_ranks(store, seen, next_step):
-        if newest(store) >= min(seen + AHEAD, NUM_STEPS - 1):
-            observe(store, run, seen)
-        return listen(store, seen, next_step)
-
-    service._listen = slow_ranks
-    service.serve(store)
-    service.close(store)
+    ranks_that_see_how_far_it_goes(service, store, run)
+    serve(service, store)
     policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS))]
     assert QUICK not in policies[:2]
     assert policies[2] == QUICK
@@ -179,19 +151,14 @@ def test_while_kernels_compile_only_what_is_asked_for_is_planned_and_quickly(run
     service.warm_up.result()
     service.warm_up = Future()
     wire.note_asked(store, 1)
-    listen = service._listen
 
-    def ranks(store, seen, next_step):
+    def compiled():
         if not service.warm_up.done():
             assert newest(store) == 1, "step 2 is in no hurry"
             service.warm_up.set_result(None)
-        if newest(store) >= min(seen + AHEAD, NUM_STEPS - 1):
-            observe(store, run, seen)
-        return listen(store, seen, next_step)
 
-    service._listen = ranks
-    service.serve(store)
-    service.close(store)
+    ranks_that_see_how_far_it_goes(service, store, run, compiled)
+    serve(service, store)
     policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS)[1:])]
     assert policies[0] == QUICK
     assert policies[-1] != QUICK
@@ -202,8 +169,7 @@ def test_while_kernels_compile_only_what_is_asked_for_is_planned_and_quickly(run
 def test_a_comparison_runs_what_it_says_however_late(run, store):
     service = scheduler(run, COMPARE)
     wire.note_asked(store, 0)
-    for step in range(4):
-        observe(store, run, step)
+    observe_all(store, run, 4)
 
     make = service._message
 
@@ -212,9 +178,11 @@ def test_a_comparison_runs_what_it_says_however_late(run, store):
         return make(step, *args)
 
     service._message = hasty_rank
-    service.serve(store)
-    service.close(store)
-    assert [p.policy for p in read_spool(run.config().store, StepPlan)] == ["warmup", "warmup", "arrival", "balanced"]
+    serve(service, store)
+    plans = read_spool(run.config().store, StepPlan)
+    assert {p.run_id for p in plans} == {f"{run.run_id}/compare"}
+    assert [p.policy for p in plans] == ["warmup", "warmup", "arrival", "balanced"]
+    assert plans[2].sample_index == plans[3].sample_index
     assert read_spool(run.config().store, RunEvent) == []
 
 
@@ -237,8 +205,7 @@ def test_a_second_start_takes_over_where_the_first_left_off(run, store):
     second = Scheduler(run, run.config(), run.plan(), TRAIN, attempt=1, start=2)
     for step in range(left + 1, NUM_STEPS):
         observe(store, run, step)
-    second.serve(store)
-    second.close(store)
+    serve(second, store)
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(left + 1, NUM_STEPS))
     assert wire.recorded_step(store, 2) == NUM_STEPS - 1
     assert read_spool(run.config().store, RunEvent) == [], "it is not behind, it has just begun"
@@ -246,8 +213,7 @@ def test_a_second_start_takes_over_where_the_first_left_off(run, store):
 
 def test_corrections_outlive_the_scheduler_that_found_them(run, store):
     first = measured(run, {"vision": 2.0, LLM: 1.0}, attempt=1)
-    first.serve(store)
-    first.close(store)
+    serve(first, store)
     rows = read_spool(run.config().store, Correction)
     assert {c.level for c in rows if c.module == "vision"} >= {wire.factors_in_force(store).by_module()["vision"].level}
     assert wire.factors_in_force(store) == first._learner.factors

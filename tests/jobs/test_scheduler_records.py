@@ -9,29 +9,16 @@ import pytest
 
 from dflop.errors import StoreError
 from dflop.jobs.scheduler import Scheduler
-from dflop.jobs.steps import COMPARE, TRAIN
+from dflop.jobs.steps import TRAIN
 from dflop.records import RunInput, StepPlan
 from dflop.store import durable
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train import wire
-from dflop.train.wire import open_store
-from tests.jobs.scheduling import (
-    NUM_STEPS,
-    observe,
-    planned_run,
-    scheduler,
-)
+from tests.jobs.scheduling import NUM_STEPS, scheduler
+from tests.jobs.test_scheduler import observe_all, run, serve, store
 
-
-@pytest.fixture
-def run(tmp_path):
-    return planned_run(tmp_path)
-
-
-@pytest.fixture
-def store():
-    return open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
+__all__ = ["run", "store"]
 
 
 def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
@@ -43,11 +30,9 @@ def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
             super()._record(store)
             on_disk.append((wire.recorded_step(store, 1), [p.step for p in read_spool(run.config().store, StepPlan)]))
 
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
+    observe_all(store, run)
     service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
-    service.serve(store)
-    service.close(store)
+    serve(service, store)
     assert on_disk == [(3, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])]
 
 
@@ -63,8 +48,7 @@ def test_a_full_disk_ends_no_scheduler_and_loses_no_row(run, store, monkeypatch,
         write(path, content)
 
     monkeypatch.setattr(durable, "write_new", full)
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
+    observe_all(store, run)
     service = scheduler(run)
     service.serve(store)
     assert len(refused) == 3
@@ -81,11 +65,9 @@ def test_while_the_disk_is_full_rank_0_is_not_told_that_plans_are_on_disk(run, s
 
     monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 2)
     monkeypatch.setattr(durable, "write_new", full)
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
+    observe_all(store, run)
     service = scheduler(run)
-    service.serve(store)
-    service.close(store)
+    serve(service, store)
     assert wire.recorded_step(store, 1) < 0
     assert "are lost" in capfd.readouterr().err
 
@@ -103,25 +85,12 @@ def test_it_records_at_once_when_a_checkpoint_is_due(run, store):
                 wire.note_wanted(store, seen)
             return super()._listen(store, seen, next_step)
 
-    for step in range(NUM_STEPS):
-        observe(store, run, step)
+    observe_all(store, run)
     service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
     service.serve(store)
     assert len(on_disk) == 1
     assert 1 <= on_disk[0] < NUM_STEPS - 1, "what is published later may wait"
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(on_disk[0] + 1))
-
-
-def test_a_comparison_is_labelled_with_its_policies(run, store):
-    service = scheduler(run, COMPARE)
-    for step in range(4):
-        observe(store, run, step)
-    service.serve(store)
-    service.close(store)
-    plans = read_spool(run.config().store, StepPlan)
-    assert {p.run_id for p in plans} == {f"{run.run_id}/compare"}
-    assert [p.policy for p in plans] == ["warmup", "warmup", "arrival", "balanced"]
-    assert plans[2].sample_index == plans[3].sample_index
 
 
 def test_tables_that_are_not_in_the_store_are_named(run):

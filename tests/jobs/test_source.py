@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from fractions import Fraction
 
 import numpy as np
@@ -51,27 +52,38 @@ def tokenizer_file(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def dataset(tmp_path, tokenizer_file):
-    """Rows with the media of `ROWS`, every item in a file of its own: `<row>-<place>.<suffix>`."""
-    lines = []
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder of rows with the media of `ROWS`, every item in a file of its own: `<row>-<place>.<suffix>`."""
+    folder, lines = tmp_path_factory.mktemp("written"), []
     for number, kinds in enumerate(ROWS):
         row, text = {"id": f"row-{number}"}, "look at the cat"
         for place, kind in enumerate(kinds):
             write, suffix = WRITERS[kind]
             name = f"{number}-{place}.{suffix}"
-            write(tmp_path / name)
+            write(folder / name)
             row.setdefault(kind, []).append(name)
             text = f"<{kind}>{text}"
         row["conversations"] = [{"from": "human", "value": text}, {"from": "gpt", "value": "the cat sat"}]
         lines.append(json.dumps(row))
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    return DatasetRef.of_file(tmp_path / "rows.jsonl", tmp_path, tokenizer_file, 4096)
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    return folder
 
 
-def profiled(dataset, rules):
-    shapes, quarantined = profile_shard(dataset, rules, 0, 1)
-    return shapes, {q.sample_index for q in quarantined}
+@pytest.fixture(scope="module")
+def shapes(written, tokenizer_file):
+    return profile_shard(dataset_in(written, tokenizer_file), family(), 0, 1)[0]
+
+
+@pytest.fixture
+def dataset(written, tmp_path, tokenizer_file):
+    """A copy that a test may damage."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    return dataset_in(tmp_path, tokenizer_file)
+
+
+def dataset_in(folder, tokenizer_file):
+    return DatasetRef.of_file(folder / "rows.jsonl", folder, tokenizer_file, 4096)
 
 
 @pytest.fixture
@@ -96,8 +108,10 @@ def prepare():
         prefetcher.close()
 
 
-def llm_stage_for(dataset):
+@pytest.fixture(scope="module")
+def llm_stage(written, tokenizer_file):
     """A decoder that knows the dataset's tokens."""
+    dataset = dataset_in(written, tokenizer_file)
     tokenizer = ChatTokenizer(dataset.tokenizer, family(), dataset.chat_template)
     config = {**HF_CONFIG, **family().token_ids(tokenizer.special_ids)}
     config["text_config"] = {**HF_CONFIG["text_config"], "vocab_size": tokenizer.vocab_size}
@@ -112,10 +126,11 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_rank_opens_only_the_files_of_its_own_samples_that_its_stages_take(dataset, prepare, monkeypatch, name):
-    plan, (shapes, _) = PLANS[name], profiled(dataset, family())
-    step_plan, source, llm_stage = make_step_plan(plan, shapes, 0), DatasetSource(dataset, family(), shapes), None
-    llm_stage = llm_stage_for(dataset)
+def test_a_rank_opens_only_the_files_of_its_own_samples_that_its_stages_take(
+    dataset, shapes, llm_stage, prepare, monkeypatch, name
+):
+    plan = PLANS[name]
+    step_plan, source = make_step_plan(plan, shapes, 0), DatasetSource(dataset, family(), shapes)
     opened, read = [], []
     open_media, sample = Dataset.open_media, Dataset.sample
     monkeypatch.setattr(Dataset, "open_media", lambda s, i, ref: (opened.append(ref.path), open_media(s, i, ref))[1])
@@ -138,22 +153,6 @@ def test_a_rank_opens_only_the_files_of_its_own_samples_that_its_stages_take(dat
     assert sorted(everything) == sorted(i.path for s in shapes for i in s.items), "every file once in the whole step"
 
 
-def delete(path):
-    path.unlink()
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def become_text(path):
-    path.write_text("<html>404 Not Found</html>\n" * 20)
-
-
 def become_a_folder(path):
     path.unlink()
     path.mkdir()
@@ -164,41 +163,52 @@ def become_a_pipe(path):
     os.mkfifo(path)  # opening it would wait for ever
 
 
-def become_another(path):
-    {
-        ".png": lambda: write_image(path, (40, 60)),
-        ".mp4": lambda: write_clip(path, 4),
-        ".flac": lambda: write_tone(path, 7.0),
-    }[path.suffix]()
+def rewritten(**arguments):
+    """By another file of the same kind, with these arguments of its writer."""
 
+    def rewrite(path):
+        (kind,) = (kind for kind, (_, suffix) in WRITERS.items() if path.suffix == f".{suffix}")
+        WRITERS[kind][0](path, *arguments[kind])
 
-def become_larger(path):
-    {
-        ".png": lambda: write_image(path, (600, 400)),
-        ".mp4": lambda: write_clip(path, 10, (128, 96)),
-        ".flac": lambda: write_tone(path, 60.0),
-    }[path.suffix]()
+    return rewrite
 
 
 DAMAGES = {
-    "deleted": (delete, "file not found"),
-    "empty": (empty, "empty file"),
-    "truncated": (truncate, "broken|truncated|video ends after|damaged|No more"),
-    "text": (become_text, "not an image|broken container|no audio samples"),
+    "deleted": (lambda path: path.unlink(), "file not found"),
+    "empty": (lambda path: path.write_bytes(b""), "empty file"),
+    "truncated": (
+        lambda path: os.truncate(path, path.stat().st_size // 2), "broken|truncated|video ends after|damaged|No more",
+    ),
+    "text": (
+        lambda path: path.write_text("<html>404 Not Found</html>\n" * 20),
+        "not an image|broken container|no audio samples",
+    ),
     "folder": (become_a_folder, "not a regular file"),
     "pipe": (become_a_pipe, "not a regular file"),
-    "another": (become_another, "but was profiled as|video ends after 4 frames|audio is longer than"),
-    "larger": (become_larger, "but was profiled as|audio is longer than"),
-}
+    "another": (
+        rewritten(image=((40, 60),), video=(4,), audio=(7.0,)),
+        "but was profiled as|video ends after 4 frames|audio is longer than",
+    ),
+    "larger": (
+        rewritten(image=((600, 400),), video=(10, (128, 96)), audio=(60.0,)),
+        "but was profiled as|audio is longer than",
+    ),
+}  # fmt: skip
+DECODED = ("truncated", "text", "another", "larger")
+"""The damages that only the decoder of a kind of media can see."""
 
 
-@pytest.mark.parametrize(("damage", "num_workers"), [*((d, 0) for d in DAMAGES), ("deleted", 2), ("another", 2)])
-@pytest.mark.parametrize("name", ["3-1.png", "4-0.mp4", "1-0.flac"])
+@pytest.mark.parametrize(
+    ("name", "damage", "num_workers"),
+    [
+        *(("3-1.png", damage, 0) for damage in DAMAGES), ("3-1.png", "deleted", 2), ("3-1.png", "another", 2),
+        *((name, damage, 0) for name in ("4-0.mp4", "1-0.flac") for damage in DECODED),
+    ],
+)  # fmt: skip
 def test_a_file_that_changed_since_the_profile_costs_its_own_sample(
-    dataset, prepare, tmp_path, damage, name, num_workers
+    dataset, shapes, prepare, tmp_path, damage, name, num_workers
 ):
     hurt, reason = DAMAGES[damage]
-    shapes, _ = profiled(dataset, family())
     plan = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=2)
     step_plan, source = make_step_plan(plan, shapes, 0), DatasetSource(dataset, family(), shapes)
     rank, module = (1, "audio") if name.endswith("flac") else (0, "vision")
@@ -225,10 +235,10 @@ def test_every_hostile_file_that_passed_the_profile_is_trained_on_or_left_out(sh
     path = shared_media / "hostile.jsonl"
     dataset = DatasetRef.of_file(path, shared_media, tokenizer_file, 8192)
     rules: Family = family()
-    shapes, _ = profiled(dataset, rules)
+    shapes, _ = profile_shard(dataset, rules, 0, 1)
     plan = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=2)
     step_plan, source = make_step_plan(plan, shapes, 0), DatasetSource(dataset, rules, shapes)
-    found = prepare(source, plan, step_plan, {0, 1}, 2)
+    found = prepare(source, plan, step_plan, {0, 1})
     bad = {shapes[p].sample_id for one in found.values() for p in one.bad_samples}
     assert bad == {"hostile-truncated", "hostile-bitflips"}
     for rank, module in ((0, "vision"), (1, "audio")):

@@ -28,9 +28,9 @@ from tests.report.detailed import SPLIT
 NUM_STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return finished_run(tmp_path_factory.mktemp("traced"), num_steps=NUM_STEPS)
+@pytest.fixture
+def run(finished: RunDir) -> RunDir:
+    return finished
 
 
 def rows(run: RunDir, sql: str, **params: Any) -> list[tuple]:

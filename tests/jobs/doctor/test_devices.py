@@ -79,9 +79,3 @@ def test_without_torch_and_flash_attn_others_are_used_unless_they_are_wanted(mac
 def test_a_broken_torch_is_told_in_its_own_words(machine):
     finding = machine((9, "", ""), (1, "", f"{BROKEN}\n"), FLASH)["torch"]
     assert (finding.status, finding.detail) == (FAIL, BROKEN)
-
-
-def test_this_machine_tells_its_torch():
-    finding = devices.torch_finding(0, False)
-    assert finding.status == OK
-    assert "built for" in finding.detail

@@ -35,7 +35,3 @@ def test_versions_that_tests_did_not_see_are_named(tmp_path):
     other = installed.as_tested(constraints, {"numpy": "2.4.5", "torch": "2.13.0"}.get)
     assert (other.status, other.detail) == (WARN, "numpy 2.4.5 (tested: 2.4.6)")
     assert installed.read_constraints(tmp_path / "none.txt") == {}
-
-
-def test_this_environment_is_sound():
-    assert {finding.status for finding in installed.python_and_dflop()} == {OK}
