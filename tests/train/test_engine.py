@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -65,6 +67,28 @@ def test_a_step_is_timed_where_there_was_work_and_its_loss_is_the_global_share()
             expected += float(synthetic.loss_sum(plain, source, shape).detach())
     assert trace.loss == pytest.approx(expected / tokens, rel=1e-5)
     assert stage.names["lm_head.weight"].grad is not None
+
+
+def test_waiting_for_messages_is_not_busy(monkeypatch):
+    """The clock runs while a message is awaited, and at no other time."""
+    now_s = 0.0
+
+    def late(receive):
+        def received(*args):
+            nonlocal now_s
+            now_s += 1.0
+            return receive(*args)
+
+        return received
+
+    clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s)
+    monkeypatch.setattr("dflop.train.engine.time", clock)
+    engine, _, _, step = prepare(0, {LLM: (1, 1)}, ())
+    for name in ("_receive_carry", "_receive_rows", "_receive_gradient"):
+        monkeypatch.setattr(engine, name, late(getattr(engine, name)))
+    trace = engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
+    assert trace.busy_s == 0
+    assert sum(span.duration_s for span in trace.spans(0.0) if span.name == "receive_wait") == now_s > 0
 
 
 def test_a_batch_without_any_healthy_sample_has_loss_and_gradient_zero():
