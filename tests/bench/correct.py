@@ -3,7 +3,7 @@
 `synthetic`, here: regret of every way of correcting under truths that are known; all times are simulated. Every
 contender plans each global batch with what it learnt from the steps before, under its own plans. A plan's cost is its
 slowest slot under the truth; regret is what that exceeds the plan of an oracle by, who knows the truth. Measured, in
-`correct_real.py`: `real`, `slow_rank`, `replan`, `overhead`.
+`correct_real.py`: `real`; in `correct_replan.py`: `replan`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _targets(runs: Sequence[Mapping[str, Any]], case: str, noise_frac: float) ->
 
 def main() -> None:
     parser = options(__doc__)
-    parts = ("synthetic", "real", "slow_rank", "replan", "overhead")
+    parts = ("synthetic", "real", "replan")
     parser.add_argument("--part", nargs="+", choices=parts, default=parts[:1])
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     args = parser.parse_args()
@@ -174,12 +174,14 @@ def main() -> None:
     bounds: Bounds = []
     if "synthetic" in args.part:
         content["synthetic"], bounds = synthetic(range(args.seeds))
-    if real := [part for part in args.part if part != "synthetic"]:
+    if {"real", "replan"} & set(args.part):
         become_a_job("tests.bench.correct", OMP_NUM_THREADS="1")
-        from tests.bench.correct_real import measured  # torch, which the simulation does without
+        from tests.bench import correct_real, correct_replan  # torch, which the simulation does without
 
-        found, of_real = measured(real, range(args.seeds))
-        content, bounds = content | found, bounds + of_real
+        for name, part in (("real", correct_real.real), ("replan", correct_replan.replan)):
+            if name in args.part:
+                content[name], of_part = part(range(args.seeds))
+                bounds += of_part
     conclude(content, bounds, args.json, "torch", "transformers", "duckdb", "numba")
 
 

@@ -1,22 +1,16 @@
-"""Corrections in real jobs: `python -m tests.bench.correct --part real slow_rank replan overhead`.
+"""Corrections in real jobs: `python -m tests.bench.correct --part real`. Everything is measured on this machine.
 
-Everything is measured on this machine, with the demo's model profiled as in any run. `real`: samples of some lengths
-take four times their time in the LLM. Two jobs train the same batches, corrections off and on `auto`; the StepPlans of
-both for the last quarter of the steps, and those of an oracle who knows what is slow, are then trained in turn in one
-more job. `slow_rank`: from a step on one of two replicas computes longer, or is stopped for a share of the time, which
-its own CPU clock does not see. `overhead`: processor time of watching and correcting. `replan`: `correct_replan.py`.
+The demo's model is profiled as in any run; samples of some lengths take four times their time in the LLM. Two jobs
+train the same batches, corrections off and on `auto`; the StepPlans of both for the last quarter of the steps, and
+those of an oracle who knows what is slow, are then trained in turn in one more job: the step times that are compared.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
-import math
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +22,11 @@ from dflop.jobs import planning
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import GlobalBatches
 from dflop.jobs.talk import say
-from dflop.records import LLM, Decision, GateReading, MicrobatchSpan, ModuleFactors, StepObservation, StepPlan
+from dflop.records import LLM, GateReading, ModuleFactors, StepObservation, StepPlan
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.spool import read_spool
-from dflop.train import wire
-from dflop.train.wire import RankTimes
-from tests.bench.correct_replan import paired, replan
 from tests.bench.jobs import configured, give_steps, profiled_run, train_ranks
 from tests.bench.markdown import percent, ratio, table
-from tests.builders import make_plan
-from tests.jobs.test_learning import BATCH_SIZE as LARGE_BATCH_SIZE
-from tests.jobs.test_learning import Job
 from tests.jobs.training import compile_kernels
 from tests.train.synthetic import make_inline_plan
 
@@ -48,33 +36,6 @@ SETTINGS = {OFF: "correct.enabled=false", AUTO: "correct.gate=auto"}
 SHARES, FACTOR = (0.5, 0.75), 4.0
 """Samples of the sizes that hold these shares of the LLM's predicted seconds take so many times as long."""
 NUM_STEPS, NUM_STEPS_OF_ONE_SEED, NUM_WARM_UP_STEPS = 160, 40, 4
-SLOW_RANK, SLOW_FROM, NUM_SLOW_STEPS, FIRST_PAIRED, NUM_LAST = 1, 15, 60, 25, 15
-"""Steps are paired when the slow rank is to have less."""
-SLOW_RANKS = {
-    "computes 1.6x": f"rank:{SLOW_RANK}:1.6:{SLOW_FROM}",
-    "stopped 40 %": f"stopped:{SLOW_RANK}:0.4:{SLOW_FROM}",
-}
-LARGE_MICROBATCHES, NUM_LARGE_STEPS, FIRST_COUNTED = 32, 16, 4
-Bounds = list[tuple[str, bool]]
-
-
-def measured(parts: Sequence[str], seeds: Sequence[int]) -> tuple[dict[str, Any], Bounds]:
-    """Figures by part, and bounds."""
-    found: dict[str, Any] = {}
-    bounds: Bounds = []
-    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
-        folder = Path(name)
-        make_demo_dataset(folder / "data", NUM_ROWS)
-        profiled = asyncio.run(_profiled(folder)) if set(parts) - {"replan"} else None
-        for part in parts:
-            own = folder / part
-            own.mkdir()
-            if part == "replan":
-                found[part], bounds = replan(folder / "data", own)
-            else:
-                assert profiled is not None
-                found[part] = {"real": real, "slow_rank": slow_rank, "overhead": overhead}[part](profiled, own, seeds)
-    return found, bounds
 
 
 async def _profiled(folder: Path) -> RunDir:
@@ -101,13 +62,19 @@ async def _profiled(folder: Path) -> RunDir:
     return run
 
 
-def real(profiled: RunDir, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
+def real(seeds: Sequence[int]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
+    """Figures, and no bounds."""
     num_steps = NUM_STEPS if len(seeds) > 1 else NUM_STEPS_OF_ONE_SEED
-    bounds, first = slow_sizes(profiled), num_steps - num_steps // 4
-    say(f"items of {bounds[0]} to {bounds[1] - 1} tokens take x{FACTOR:g}")
-    found = [_slow_sizes(profiled, folder / str(seed), seed, num_steps, first, bounds) for seed in seeds]
+    first = num_steps - num_steps // 4
+    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
+        folder = Path(name)
+        make_demo_dataset(folder / "data", NUM_ROWS)
+        profiled = asyncio.run(_profiled(folder))
+        bounds = slow_sizes(profiled)
+        say(f"items of {bounds[0]} to {bounds[1] - 1} tokens take x{FACTOR:g}")
+        found = [_slow_sizes(profiled, folder / str(seed), seed, num_steps, first, bounds) for seed in seeds]
     slow = {"module": LLM, "tokens": bounds, "shares": SHARES, "factor": FACTOR}
-    return {"slow": slow, "num_steps": num_steps, "first_counted_step": first, "seeds": found}
+    return {"slow": slow, "num_steps": num_steps, "first_counted_step": first, "seeds": found}, []
 
 
 def slow_sizes(run: RunDir) -> tuple[int, int]:
@@ -158,110 +125,24 @@ def _step_s(seen: Mapping[tuple[int, int], StepObservation], step: int) -> float
     return max(seen[step, rank].step_s for rank in range(NUM_RANKS))
 
 
-def slow_rank(profiled: RunDir, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    jobs = []
-    for (case, slowness), seed in itertools.product(SLOW_RANKS.items(), seeds):
-        seen, run = {}, profiled
-        for arm, setting in SETTINGS.items():
-            to = folder / f"{slowness.partition(':')[0]}-{seed}-{arm}"
-            run = configured(profiled, to, f"train.seed={seed}", f"train.num_steps={NUM_SLOW_STEPS}", setting)
-            seen[arm] = train_ranks(run, "tests.jobs.slowed", str(run.path), slowness)
-        steps = range(FIRST_PAIRED, NUM_SLOW_STEPS)
-        named = [d.step for d in read_spool(run.config().store, Decision) if d.kind == "slow_rank"]
-        job = {
-            "case": case, "seed": seed, "named": [{"step": step} for step in named],
-            "token_share_of_slow_rank": {
-                "before": _token_share(run, range(4, SLOW_FROM)),
-                "at_last": _token_share(run, range(NUM_SLOW_STEPS - NUM_LAST, NUM_SLOW_STEPS)),
-            },
-            "off_over_auto": {"wall": paired(*([_step_s(seen[arm], step) for step in steps] for arm in SETTINGS))},
-        }  # fmt: skip
-        print(job, flush=True)
-        jobs.append(job)
-    return {"slow_rank": SLOW_RANK, "slow_from_step": SLOW_FROM, "num_steps": NUM_SLOW_STEPS, "jobs": jobs}
-
-
-def _token_share(run: RunDir, steps: range) -> float:
-    """Of the LLM's tokens, what the slow rank gets."""
-    tokens, shares = {s.sample_index: s.num_llm_tokens for s in run.shapes()}, []
-    for plan in read_spool(run.config().store, StepPlan):
-        if plan.step in steps:
-            work = plan.of(LLM)
-            of = np.zeros(NUM_RANKS)
-            for slot in work.owner:
-                of += [sum(tokens[plan.sample_index[work.item_sample[i]]] for i in items) for items in slot]
-            shares.append(of[SLOW_RANK] / of.sum())
-    return statistics.mean(shares)
-
-
-def overhead(profiled: RunDir, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """A job of 16 made-up ranks with 32 microbatches, whose scheduler's work is real, and a real job."""
-    large = _large_job(folder)
-    run = configured(profiled, folder / "job", f"train.num_steps={NUM_SLOW_STEPS}", SETTINGS[AUTO])
-    train_ranks(run, "dflop.jobs.train", str(run.path), "train")
-    readings = [r.cost_frac for r in read_spool(run.config().store, GateReading) if r.step >= FIRST_COUNTED]
-    found = {
-        "rank_s": _rank_s(), "scheduler_s": large,
-        "jobs": [{"corrections": AUTO, "learning_frac": statistics.median(readings or [math.nan])}],
-    }  # fmt: skip
-    print(found, flush=True)
-    return found
-
-
-def _rank_s() -> float:
-    """Processor seconds for which a rank is kept from its step."""
-    spans = tuple(
-        MicrobatchSpan(k, 3, 1000, 10**6, 0.01, 0.02, 0.1, 0.011, 0.2, 0.022, 0.0105, 0.0215)
-        for k in range(LARGE_MICROBATCHES)
-    )
-    seen = StepObservation(
-        run_id="r", attempt=1, step=5, policy="balanced", rank=1, module=LLM, stage=0, dp_rank=1, predicted_step_s=1.0,
-        step_s=1.0, busy_s=0.9, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0, optimizer_s=0.0, loss=2.0,
-        grad_norm=1.0, num_supervised_tokens=80, observed_at_s=1.0, spans=spans,
-    )  # fmt: skip
-    store, spent = wire.open_store("127.0.0.1", 0, is_server=True, timeout_s=20), []
-    for _ in range(200):
-        _timed(lambda: wire.send_times(store, RankTimes.of(seen)), spent)()
-    return statistics.median(spent)
-
-
-def _large_job(folder: Path) -> dict[str, float]:
-    """Median processor seconds of a step's observations and of a reading; some sizes are slow, so there is work."""
-    plan = make_plan(
-        {"vision": 8, LLM: 8}, num_microbatches=LARGE_MICROBATCHES, global_batch_size=LARGE_BATCH_SIZE
-    )  # fmt: skip
-    job, spent = Job(folder, plan, slow_sizes=[(LLM, 300, 2.0)]), {"observe": [], "read_gate": []}
-    for name, seconds in spent.items():
-        setattr(job.learner, name, _timed(getattr(job.learner, name), seconds))
-    job.run(NUM_LARGE_STEPS)
-    return {name: statistics.median(seconds[FIRST_COUNTED:]) for name, seconds in spent.items()}
-
-
-def _timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The same call, its processor seconds noted."""
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        began_s = time.thread_time()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            spent.append(time.thread_time() - began_s)
-
-    return noted
-
-
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """`correct-measured`: step time without over with, a row per job; what it takes."""
-    rows = [*_size_rows(content["real"]), *_rank_rows(content["slow_rank"]), _replan_row(content["replan"])]
-    head, found = ("what is wrong", "step time without / with, paired", "more"), content["overhead"]
-    learning_frac = next(job["learning_frac"] for job in found["jobs"] if job["corrections"] == AUTO)
-    told = (
-        f"± is the standard error over steps. Watching takes {1e6 * found['rank_s']:.0f} us of a rank's step, learning "
-        f"{100 * learning_frac:.1f} % of a step in the process beside training; with 16 ranks of 32 "
-        f"microbatches {1e3 * found['scheduler_s']['observe']:.1f} ms a step, and "
-        f"{1e3 * found['scheduler_s']['read_gate']:.0f} ms for a reading of the gate."
-    )
-    return {"correct-measured": f"{table(head, rows)}\n\n{told}"}
+    """`correct-measured`: step time without over with, a row per job.
+
+    Older results also have slow ranks and what watching takes.
+    """
+    rows = [*_size_rows(content["real"]), *_rank_rows(content), _replan_row(content["replan"])]
+    told = "± is the standard error over steps."
+    if found := content.get("overhead"):
+        learning_frac = next(job["learning_frac"] for job in found["jobs"] if job["corrections"] == AUTO)
+        told += (
+            f" Watching takes {1e6 * found['rank_s']:.0f} us of a rank's step, learning "
+            f"{100 * learning_frac:.1f} % of a step in the process beside training; with 16 ranks of 32 "
+            f"microbatches {1e3 * found['scheduler_s']['observe']:.1f} ms a step, and "
+            f"{1e3 * found['scheduler_s']['read_gate']:.0f} ms for a reading of the gate."
+        )
+    return {
+        "correct-measured": f"{table(('what is wrong', 'step time without / with, paired', 'more'), rows)}\n\n{told}"
+    }
 
 
 def _size_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -276,10 +157,10 @@ def _size_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _rank_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for job in found["jobs"]:
+def _rank_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for job in content.get("slow_rank", {"jobs": []})["jobs"]:
         if "off_over_auto" in job:
-            named = [note["step"] - found["slow_from_step"] for note in job["named"]]
+            named = [note["step"] - content["slow_rank"]["slow_from_step"] for note in job["named"]]
             share, wall = job["token_share_of_slow_rank"], job["off_over_auto"]["wall"]
             yield (
                 f"one rank of two {job['case']}, seed {job['seed']}",

@@ -16,6 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from dflop.config import load_config
+from dflop.data.demo import make_demo_dataset
 from dflop.jobs.profiling import profile_modules
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.talk import say
@@ -32,7 +34,7 @@ from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from tests.jobs.changing import encoder_heavy_model
 
-BATCH_SIZE, NUM_PICTURES_AMONG_TEXTS, NUM_TEXT_STEPS, NUM_STEPS = 24, 2, 40, 100
+NUM_ROWS, BATCH_SIZE, NUM_PICTURES_AMONG_TEXTS, NUM_TEXT_STEPS, NUM_STEPS = 320, 24, 2, 40, 100
 NUM_SKIPPED = 3
 """First steps of the second plan, which are not counted."""
 MAX_LOSS_ERROR = 1e-5
@@ -44,10 +46,15 @@ def paired(slower_s: Sequence[float], faster_s: Sequence[float]) -> dict[str, fl
     return {"mean": math.exp(logs.mean()), "stderr_frac": float(logs.std(ddof=1)) / math.sqrt(len(logs))}
 
 
-def replan(data: Path, folder: Path) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
-    """Two runs of the flow over a mixture that changes midway; one may plan anew, the other may not."""
-    content = _changing(data, folder)
-    runs = {mode: _flow(folder, content, mode) for mode in ("act", "off")}
+def replan(seeds: Sequence[int]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
+    """One pair of runs, whatever the seeds."""
+    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
+        folder = Path(name)
+        content = _changing(folder)
+        return _compared({mode: _flow(folder, content, mode) for mode in ("act", "off")})
+
+
+def _compared(runs: Mapping[str, RunDir]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
     seen = {mode: _observed(run) for mode, run in runs.items()}
     with Reader(runs["act"].config().store) as reader:
         decisions = [asdict(d) for d in reader.decisions(runs["act"].run_id) if d.kind != "rescale"]
@@ -71,14 +78,15 @@ def replan(data: Path, folder: Path) -> tuple[dict[str, Any], list[tuple[str, bo
         (f"losses differ by {error:.1g}", error <= MAX_LOSS_ERROR),
     ]
     return {
-        "num_text_steps": NUM_TEXT_STEPS,
         "runs": {"act": {"decisions": decisions}},
         "act_and_off": compared,
     }, bounds
 
 
-def _changing(data: Path, folder: Path) -> dict[str, Any]:
+def _changing(folder: Path) -> dict[str, Any]:
     """A configuration, its data and modules profiled into the store that both runs begin with."""
+    data = folder / "data"
+    make_demo_dataset(data, NUM_ROWS)
     rows = [json.loads(line) for line in (data / "annotations.jsonl").read_text().splitlines()]
     seen = sorted((r for r in rows if {"image", "video"} & set(r)), key=lambda r: "video" not in r)
     clips, pictures = itertools.cycle(seen), itertools.cycle(r for r in seen if "image" in r)

@@ -5,16 +5,15 @@ Samples come from a table of real sizes, kinds in stated shares, or are generate
 and a mixture with tails much heavier than any we know of. Batchers keep the global batch and get the same plan, dflop's
 and the tuned uniform one; each chooses the number of microbatches that turns out best for it on the very batches it is
 judged on. So does dflop on the uniform plan, while it keeps to the number of its plan. Memory's token caps are the same
-for all. Peers that deal over the epoch get the same samples in as many steps; they change what is learnt. Planners get
-the same problems and scheduler. A ratio is a peer's simulated seconds over dflop's: below 1 the peer is faster.
+for all. Planners get the same problems and scheduler. A ratio is a peer's simulated seconds over dflop's: below 1 the
+peer is faster. Peers that need packages of their own, and those that deal over the epoch, are in an older result alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,12 @@ from dflop.jobs.talk import say
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import LLM, ModuleSpec, SampleShape
+from dflop.records import SampleShape
 from dflop.schedule.warm import warm
 from tests.bench.command import options
 from tests.bench.figures import conclude
 from tests.bench.instances import real_batch
 from tests.bench.markdown import table
-from tests.bench.peers_packages import FlatFlow, galvatron
 from tests.bench.peers_rows import COUNTS, Row, rows_of
 
 GLOBAL_BATCH_SIZE, MAX_LLM_TOKENS = 256, 32_768
@@ -133,7 +131,7 @@ class Cell:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated data alone without")
-    parser.add_argument("--full", action="store_true", help="more families, mixtures, batches, and time for CP-SAT")
+    parser.add_argument("--full", action="store_true", help="more families, mixtures and batches")
     args = parser.parse_args()
     models, data = list(MODELS), [*TABLE_DATA, *GENERATED_DATA]
     if not args.full:
@@ -141,7 +139,7 @@ def main() -> None:
         data = [*list(TABLE_DATA)[:NUM_QUICK_DATA], *list(GENERATED_DATA)[:NUM_QUICK_DATA]]
     cells = [Cell(model, of, args.sizes) for model in models for of in data]
     warm()
-    content: dict[str, Any] = {"simulated": True, "real_sizes": args.sizes is not None, "galvatron": galvatron()}
+    content: dict[str, Any] = {"simulated": True, "real_sizes": args.sizes is not None}
     content["cells"] = [of for cell in cells if cell.exists for of in [run(cell, is_full=args.full)]]
     print(tables(content)["peers"])
     conclude(content, [], args.json, "numpy", "numba", "torch", "transformers")
@@ -150,22 +148,8 @@ def main() -> None:
 def run(cell: Cell, *, is_full: bool) -> dict[str, Any]:
     """Rows of a cell, as the file has them."""
     say(f"{cell.model}; {cell.data}")
-    problem, unseen = cell.problem(10 if is_full else 5)
-    with _flatflow(next(s for s in problem.specs if s.module == LLM)) as flatflow:
-        rows = rows_of(problem, unseen, flatflow, *((10.0, 3) if is_full else (3.0, 1)))
+    rows = rows_of(*cell.problem(10 if is_full else 5))
     return {"model": cell.model, "data": cell.data, "rows": rows}
-
-
-@contextlib.contextmanager
-def _flatflow(llm: ModuleSpec) -> Iterator[FlatFlow | str]:
-    """The package, or why it does not run."""
-    try:
-        client = FlatFlow(llm)
-    except RuntimeError as error:
-        yield str(error)
-        return
-    with client:
-        yield client
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
@@ -186,10 +170,11 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
             lines.append((min(ratios) > 1, statistics.geometric_mean(ratios), _line(key, rows, ratios)))
         else:
             absent[key[0]] = rows[0]
+    told = [content["galvatron"]] if "galvatron" in content else []  # of results that asked for it
     names = {line[0] for _, _, line in lines}
     missing = [
         (r["peer"], r["origin"], SCOPES[r["kind"]], "", f"no result: {r['note']}", *[""] * (len(HEAD) - 5))
-        for r in [*(row for name, row in absent.items() if name not in names), content["galvatron"]]
+        for r in [*(row for name, row in absent.items() if name not in names), *told]
     ]
     return {"peers": table(HEAD, [*(line for _, _, line in sorted(lines)), *missing])}
 

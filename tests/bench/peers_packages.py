@@ -1,34 +1,25 @@
 """Peers that decide which samples of a global batch share a microbatch: by their own packages, or re-expressed.
 
-Samplers of torch and transformers run here, FlatFlow in a process with its package on its path (`flatflow_client.py`).
 Media items go to an encoder's ranks by equal counts, as trainers do that do not look at them.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM
 from dflop.schedule.assignment import in_sequence
 from dflop.schedule.items import Ints
 from dflop.schedule.linear import sample_weights
 from dflop.schedule.pack import pack, token_lpt
 from dflop.schedule.policies import StepJob
-from tests.bench.command import ORTOOLS
 
-FLATFLOW, GALVATRON = ORTOOLS.with_name("flatflow"), ORTOOLS.with_name("galvatron")
 MAX_EVALS = 2_000_000
 VERL_LINEAR = 24_576
 """verl's work of a sequence of s tokens is `24576 s + s^2`: that of layers 4096 wide."""
@@ -44,17 +35,13 @@ class Batcher:
     origin: str
     """Its package with version, or what it is re-expressed from."""
     decide: Callable[[StepJob, int], Place]
-    """Job and a seed -> where samples are.
-
-    Raises:
-        ValueError: it cannot do with so many microbatches.
-    """
+    """Job and a seed -> where samples are."""
     counts_itself: bool = False
     """Whether the number of microbatches follows from what it does, and is not given."""
 
 
 def batchers() -> list[Batcher]:
-    """All that decide within this process."""
+    """All of them."""
     return [
         Batcher("random", package("torch") + ", RandomSampler", _random),
         Batcher("length-grouped within the batch", package("transformers") + ", LengthGroupedSampler", _grouped),
@@ -110,18 +97,13 @@ def _random(job: StepJob, seed: int) -> Place:
 
 
 def _grouped(job: StepJob, seed: int) -> Place:
-    each = max(1, len(tokens_of(job)) // job.num_buckets)
-    return in_sequence(length_grouped_order(tokens_of(job), each, seed), job.plan)
-
-
-def length_grouped_order(num_tokens: Ints, samples_per_rank: int, seed: int) -> Ints:
     """transformers' LengthGroupedSampler; it groups what one device gets in one optimizer step."""
     import torch
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
-    generator = torch.Generator().manual_seed(seed)
-    sampler = LengthGroupedSampler(samples_per_rank, lengths=num_tokens.tolist(), generator=generator)
-    return np.array(list(sampler), dtype=np.int64)
+    lengths, generator = tokens_of(job).tolist(), torch.Generator().manual_seed(seed)
+    sampler = LengthGroupedSampler(max(1, len(lengths) // job.num_buckets), lengths=lengths, generator=generator)
+    return in_sequence(np.array(list(sampler), dtype=np.int64), job.plan)
 
 
 def _rebalanced(job: StepJob, seed: int) -> Place:
@@ -218,83 +200,3 @@ def fitted_first_fit(num_tokens: Ints, num_bins: int) -> Ints:
         else:
             low = middle + 1
     return best
-
-
-class FlatFlow:
-    """Its package in another process, which ends with the `with` block.
-
-    Args:
-        llm: Language model whose arithmetic weighs the samples.
-
-    Raises:
-        RuntimeError: it is not installed, or does not start.
-    """
-
-    def __init__(self, llm: ModuleSpec) -> None:
-        if not FLATFLOW.is_dir():
-            raise RuntimeError("not installed in .venv/clients/flatflow (make rivals)")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("flatflow_client.py"))],
-            env=os.environ | {"PYTHONPATH": str(FLATFLOW)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        h = llm.hidden_size
-        kv_params = 2 * h * (h // llm.num_heads) * llm.num_kv_heads
-        decoder = {
-            "hidden": h, "heads": llm.num_heads, "kv_heads": llm.num_kv_heads, "layers": llm.num_layers,
-            "intermediate": (llm.num_layer_params - 2 * h * h - kv_params) // (3 * h),
-            "vocab": llm.num_edge_params // (2 * h),
-        }  # fmt: skip
-        self.origin = f"package flatflow {self._ask(decoder)['version']}"
-
-    def __enter__(self) -> FlatFlow:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-
-    def place(self, job: StepJob, num_tokens: Ints, *, is_stable: bool) -> Place:
-        """Slots counted through where samples are of several global batches, which unstable it deals out anew.
-
-        Raises:
-            ValueError: it refuses, or wants equal counts of samples that do not divide so.
-        """
-        size, num_ranks = len(tokens_of(job)), ranks_of(job)
-        each, rest = divmod(size, job.plan.num_microbatches * num_ranks)
-        if rest:
-            raise ValueError(f"{size} samples are not equally many in {job.num_buckets} microbatches")
-        found = self._ask(
-            {
-                "sizes": num_tokens.tolist(), "tp": job.plan.module(LLM).parallel.tp, "num_ranks": num_ranks,
-                "global_batch_size": size, "micro_batch_size": each, "is_stable": is_stable,
-            }
-        )  # fmt: skip
-        if "error" in found:
-            raise ValueError(found["error"])
-        slot, rank = np.full((2, len(num_tokens)), -1, dtype=np.int64)
-        for r, order in enumerate(found["orders"]):
-            slot[order], rank[order] = np.arange(len(order)) // each, r
-        if (slot < 0).any():
-            raise ValueError("left samples out")
-        return slot, rank
-
-    def _ask(self, question: object) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        if not (line := self._process.stdout.readline()):
-            raise RuntimeError("its process ended")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-
-def galvatron() -> dict[str, str]:
-    """A row that says why Galvatron's planner is not driven, whatever the import says."""
-    why = "not installed in .venv/clients/galvatron (make rivals)"
-    if GALVATRON.is_dir():
-        command = [sys.executable, "-P", "-c", "import galvatron.core.search_engine"]
-        env = os.environ | {"PYTHONPATH": str(GALVATRON)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        said = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        why = f"its search engine cannot be imported: {said}" if done.returncode else "imports here, but is not driven"
-    return {"kind": "plan", "peer": "planner: Galvatron", "origin": "package hetu-galvatron 2.4.0", "note": why}

@@ -1,4 +1,4 @@
-"""All peers in one cell: batchers on dflop's plan and on the tuned uniform one, over the epoch, and planners."""
+"""All peers in one cell: batchers on dflop's plan and on the tuned uniform one, and planners."""
 
 from __future__ import annotations
 
@@ -19,36 +19,21 @@ from dflop.plan.rank import arrival_step_s, scheduled_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan, SampleShape
-from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
-from dflop.schedule.items import Ints, module_items
-from dflop.schedule.linear import sample_weights
+from dflop.schedule.assignment import Assignment, even_item_ranks
+from dflop.schedule.items import module_items
 from dflop.schedule.policies import QUICK, Effort, StepJob
-from tests.bench.cp_sat import cp_sat
-from tests.bench.peers_packages import (
-    Batcher,
-    FlatFlow,
-    Place,
-    batchers,
-    fitted_first_fit,
-    length_grouped_order,
-    package,
-    ranks_of,
-    to_place,
-    tokens_of,
-)  # fmt: skip
+from tests.bench.peers_packages import Batcher, Place, batchers
 
 COUNTS = (2, 4, 8, 16, 32, 64)
 """Numbers of microbatches that all planners, and peers with a count of their choice, may choose from."""
-CP_SAT_WORKERS = 2
 SAME = 1e-9
 """Relative difference below which two step times are equal."""
 MEGATRON = "re-expressed: every uniform (tp, pp, dp) and count, as Megatron-LM lays models out"
 REFERENCE = "re-expressed: DFLOP at 60e86d8"
 Batches = Sequence[Sequence[SampleShape]]
 Row = dict[str, Any]
-"""One peer in one cell. `kind`: it decides within the global batch (`batch`), over many, which changes what is learnt
-(`epoch`), or is a planner (`plan`). `on`: whose plan, `dflop` or `uniform`; of planners the scheduler, `dflop` or
-`own`. `ratio`: its seconds over dflop's on the same global batches or epoch."""
+"""One peer in one cell. `kind`: `batch` or `plan`. `on`: whose plan, `dflop` or `uniform`; of planners the scheduler,
+`dflop` or `own`. `ratio`: its seconds over dflop's on the same global batches."""
 
 
 @dataclass
@@ -70,12 +55,7 @@ class Result:
         ratios = [p / o for p, o in zip(self.step_s, ours_s, strict=True)]
         found = {"ratio": [1.0 if abs(r - 1) < SAME else round(r, 6) for r in ratios]}
         found |= {"num_over_memory": self.num_over_memory, "decide_s": float(np.median(self.decide_s))}
-        return {"kind": kind, "peer": peer, "origin": origin, "on": "", "count": count, **found, "note": ""}
-
-
-def absent(kind: str, peer: str, origin: str, why: str) -> Row:
-    found = {"ratio": [], "num_over_memory": 0, "decide_s": None}
-    return {"kind": kind, "peer": peer, "origin": origin, "on": "", "count": "plan's", **found, "note": why}
+        return {"kind": kind, "peer": peer, "origin": origin, "count": count, **found}
 
 
 class Board:
@@ -124,11 +104,7 @@ class Board:
         return job.judge.step_s(assignment) + self.plan.sync_s, fits
 
     def run(self, count: int, peer: Batcher) -> Result:
-        """A batcher on all batches.
-
-        Raises:
-            ValueError: it cannot do with so many microbatches.
-        """
+        """A batcher on all batches."""
         found = Result()
         for k in range(len(self.batches)):
             job = self.job(count, k)
@@ -150,10 +126,8 @@ def best_count(results: Mapping[int, Result]) -> int:
     return min(results, key=lambda m: (results[m].num_over_memory, np.mean(results[m].step_s)))
 
 
-def rows_of(
-    problem: Problem, unseen: Batches, flatflow: FlatFlow | str, cp_sat_limit_s: float, num_cp_sat: int
-) -> list[Row]:
-    """Every peer on global batches nobody planned for; `flatflow` is the package, or why it does not run."""
+def rows_of(problem: Problem, unseen: Batches) -> list[Row]:
+    """Every peer on global batches nobody planned for."""
     plans = {name: _timed(make) for name, make in _planners(problem).items()}
     rows, ours_s = [], []
     for on in ("dflop", "uniform"):
@@ -166,11 +140,8 @@ def rows_of(
             ours_s = base.step_s
         else:  # a count chosen as peers choose theirs, by quick looks at these very batches
             own = board.dflop(best_count({m: board.dflop(m, QUICK) for m in board.counts()}))
-        found = list(_batch_rows(board, own, flatflow))
-        if on == "dflop":
-            found.append(_cp_sat_row(board, base, cp_sat_limit_s, num_cp_sat))
-        found += _epoch_rows(problem, board, base, flatflow)
-        rows += [row | {"on": on, "dflop_decide_s": float(np.median(base.decide_s))} for row in found]
+        decide_s = float(np.median(base.decide_s))
+        rows += [row | {"on": on, "dflop_decide_s": decide_s} for row in _batch_rows(board, own)]
     plan_s = plans["dflop"][1]
     return [*rows, *(row | {"dflop_decide_s": plan_s} for row in _plan_rows(problem, plans, unseen, ours_s))]
 
@@ -195,94 +166,12 @@ def _timed(make: Callable[[], Plan | None]) -> tuple[Plan | None, float]:
     return plan, time.perf_counter() - began_s
 
 
-def _batch_rows(board: Board, ours: Result, flatflow: FlatFlow | str) -> Iterator[Row]:
-    """Every batcher with the number of microbatches that suits it best."""
-    peers = batchers()
-    if isinstance(flatflow, str):
-        yield absent("batch", "FlatFlow, stable", "package flatflow", flatflow)
-    else:
-        stable = Batcher(
-            "FlatFlow, stable", flatflow.origin, lambda job, seed: flatflow.place(job, tokens_of(job), is_stable=True)
-        )  # fmt: skip
-        peers.append(stable)
-    for peer in peers:
-        results, refused = {}, ""
-        for m in board.counts()[: 1 if peer.counts_itself else None]:
-            try:
-                results[m] = board.run(m, peer)
-            except ValueError as error:
-                refused = refused or str(error)
-        if not results:
-            yield absent("batch", peer.name, peer.origin, refused)
-            continue
+def _batch_rows(board: Board, ours: Result) -> Iterator[Row]:
+    """Every batcher with the number of microbatches that suits it best, or that it makes itself."""
+    for peer in batchers():
+        results = {m: board.run(m, peer) for m in board.counts()[: 1 if peer.counts_itself else None]}
         count = "packed" if peer.counts_itself else "own"
         yield results[best_count(results)].row("batch", peer.name, peer.origin, count, ours.step_s)
-
-
-def _cp_sat_row(board: Board, ours: Result, limit_s: float, num_batches: int) -> Row:
-    """The reference's program on the first batches; without its second try of 100 s."""
-    name, found, ours_s, count = "CP-SAT, reference's program", Result(), [], board.plan.num_microbatches
-    for k in range(num_batches):
-        job = board.job(count, k)
-        answer = cp_sat(sample_weights(job.linear), job.num_buckets, limit_s, CP_SAT_WORKERS)
-        if answer["status"] == "not installed":
-            return absent("batch", name, "package ortools", "not installed in .venv/clients/ortools (make rivals)")
-        if answer["bucket"] is not None:
-            place = to_place(job, np.array(answer["bucket"], dtype=np.int64))
-            found.add(*board.judged(count, k, place), answer["build_s"] + answer["solve_s"])
-            ours_s.append(ours.step_s[k])
-    if not ours_s:
-        return absent("batch", name, "package ortools", f"nothing found in {limit_s:g} s")
-    return found.row("batch", name, "package ortools", "plan's", ours_s)
-
-
-def _epoch_rows(problem: Problem, board: Board, ours: Result, flatflow: FlatFlow | str) -> Iterator[Row]:
-    """Peers that deal samples over all batches at once: time of the epoch over ours on the same samples."""
-    pool = [sample for batch in board.batches for sample in batch]
-    tokens = np.array([s.num_llm_tokens for s in pool], dtype=np.int64)
-    size, m, job = problem.global_batch_size, board.plan.num_microbatches, board.job(board.plan.num_microbatches, 0)
-    num_buckets = m * ranks_of(job) * len(board.batches)
-
-    def row(peer: str, origin: str, deal: Callable[[], tuple[Ints, Place]]) -> Row:
-        """`deal`: the step of every sample, and its place there."""
-        began_s = time.perf_counter()
-        try:
-            step, (slot, rank) = deal()
-        except ValueError as error:
-            return absent("epoch", peer, origin, str(error))
-        seconds, epoch = time.perf_counter() - began_s, Result()
-        members = [np.flatnonzero(step == k) for k in range(len(board.batches))]
-        theirs = Board(problem, board.plan, [tuple(pool[i] for i in of) for of in members])
-        judged = [theirs.judged(m, k, (slot[of], rank[of])) for k, of in enumerate(members)]
-        epoch.add(sum(s for s, _ in judged), True, seconds / len(members))
-        epoch.num_over_memory = sum(not fits for _, fits in judged)
-        return epoch.row("epoch", peer, origin, "plan's", [sum(ours.step_s)])
-
-    def grouped() -> tuple[Ints, Place]:
-        order = length_grouped_order(tokens, size // ranks_of(job), seed=0)
-        place, position = in_sequence(np.arange(size), board.plan), np.empty(len(order), dtype=np.int64)
-        position[order] = np.arange(len(order))
-        return position // size, (place[0][position % size], place[1][position % size])
-
-    def packed() -> tuple[Ints, Place]:
-        bucket = np.random.default_rng(0).permutation(num_buckets)[fitted_first_fit(tokens, num_buckets)]
-        each = num_buckets // len(board.batches)
-        return bucket // each, to_place(job, bucket % each)
-
-    yield row("length-grouped over the epoch", package("transformers") + ", LengthGroupedSampler", grouped)
-    yield row(
-        "first fit decreasing over the epoch",
-        "re-expressed: Johnson 1973; packs are shuffled, equally many to a step", packed,
-    )  # fmt: skip
-    if isinstance(flatflow, str):
-        yield absent("epoch", "FlatFlow over the epoch", "package flatflow", flatflow)
-        return
-
-    def dealt() -> tuple[Ints, Place]:
-        slot, rank = flatflow.place(job, tokens, is_stable=False)
-        return slot // m, (slot % m, rank)
-
-    yield row("FlatFlow over the epoch", f"{flatflow.origin}, unstable", dealt)
 
 
 def _plan_rows(
@@ -299,8 +188,7 @@ def _plan_rows(
     for name, origin, habit in rivals:
         plan, seconds = plans[name]
         if plan is None:
-            yield absent("plan", f"planner: {name}", origin, "none fits, or the model has not just one encoder")
-            continue
+            continue  # none fits, or the model has not just one encoder
         for on, policy in (("dflop", "balanced"), ("own", habit)):
             if policy:
                 found = judge(plan, unseen, problem.cost, problem.cluster, policy)
