@@ -77,10 +77,7 @@ def _compared(runs: Mapping[str, RunDir]) -> tuple[dict[str, Any], list[tuple[st
         ("same samples in every step", samples[0] == samples[1]),
         (f"losses differ by {error:.1g}", error <= MAX_LOSS_ERROR),
     ]
-    return {
-        "runs": {"act": {"decisions": decisions}},
-        "act_and_off": compared,
-    }, bounds
+    return {"runs": {"act": {"decisions": decisions}}, "act_and_off": compared}, bounds
 
 
 def _changing(folder: Path) -> dict[str, Any]:
