@@ -49,12 +49,10 @@ def observe(store, run, step):
         wire.send_times(store, RankTimes(step, rank, 0.5, {}))
 
 
-def observe_times(store, run, step, slower):
+def observe_times(store, run, batch, step, slower):
     """All ranks report `step`: what its plan is predicted to take, times a factor per module."""
     (message,) = messages(store, [step])
-    batch = GlobalBatches(run.config(), run.shapes()).at(step)
-    cost = make_cost("vision")
-    expected_s = bucket_seconds(run.plan(), message.step_plan, batch, cost, {})
+    expected_s = bucket_seconds(run.plan(), message.step_plan, batch, make_cost("vision"), {})
     for seat in seats(run.plan()):
         spans = expected_s.of((seat.module, seat.stage, seat.dp_rank))
         seconds = {k: sum(slower[m] * s.sum() for m, s in of.items()) for k, of in enumerate(spans) if of}
@@ -67,13 +65,14 @@ class Measured(Scheduler):
     slower: dict[str, float]
 
     def _listen(self, store, seen, next_step):
-        observe_times(store, self.run, seen, self.slower)
+        observe_times(store, self.run, self.batches.at(seen), seen, self.slower)
         return super()._listen(store, seen, next_step)
 
 
 def measured(run, slower, *args, **kwargs):
-    service = Measured(run, run.config(), run.plan(), TRAIN, *args, **kwargs)
-    service.run, service.slower = run, slower
+    config = run.config()
+    service = Measured(run, config, run.plan(), TRAIN, *args, **kwargs)
+    service.run, service.slower, service.batches = run, slower, GlobalBatches(config, run.shapes())
     return service
 
 

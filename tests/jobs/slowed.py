@@ -12,12 +12,12 @@ On a CPU only: that is where compute seconds are the thread's CPU seconds.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,48 +45,8 @@ try:
 finally:
     os.kill(rank, signal.SIGCONT)
 """
-
-
-@dataclass(frozen=True)
-class SlowShapes:
-    """Items of one module, by size, that take longer than others of their size should."""
-
-    module: str
-    min_tokens: int
-    max_tokens: int
-    factor: float
-
-    def holds(self, num_tokens: int) -> bool:
-        return self.min_tokens <= num_tokens < self.max_tokens
-
-
-@dataclass(frozen=True)
-class SlowRank:
-    """A rank that takes longer for everything."""
-
-    rank: int
-    factor: float
-    first_step: int
-
-
-@dataclass(frozen=True)
-class StoppedRank:
-    """A rank that is stopped for a share of the time."""
-
-    rank: int
-    share: float
-    first_step: int
-
-
-Slowness = SlowShapes | SlowRank | StoppedRank
-
-
-def parse(text: str) -> Slowness:
-    """A slowness as the command line names it."""
-    kind, *rest = text.split(":")
-    if kind == "shapes":
-        return SlowShapes(rest[0], int(rest[1]), int(rest[2]), float(rest[3]))
-    return {"rank": SlowRank, "stopped": StoppedRank}[kind](int(rest[0]), float(rest[1]), int(rest[2]))
+Words = list[list[str]]
+"""Of the command line, without the first of each, which is what they have in common."""
 
 
 def burn(seconds: float) -> None:
@@ -101,57 +61,51 @@ def burn(seconds: float) -> None:
 class Slowed:
     """What every microbatch of one rank takes, as a multiple of its time."""
 
-    def __init__(self, slowness: Sequence[Slowness], plan: Plan, seat: Seat, cost: CostModel) -> None:
-        self._slowness, self._plan, self._seat, self._cost = slowness, plan, seat, cost
+    def __init__(self, shapes: Words, ranks: Words, plan: Plan, seat: Seat, cost: CostModel) -> None:
+        self._ranges = [(module, int(low), int(high), float(factor)) for module, low, high, factor in shapes]
+        self._ranks = [(float(factor), int(step)) for rank, factor, step in ranks if int(rank) == seat.rank]
+        self._plan, self._seat, self._cost = plan, seat, cost
 
     def multiples(self, step_plan: StepPlan, shapes: Sequence[SampleShape]) -> list[float]:
         """One per microbatch; `shapes` are those of the global batch."""
-        rank = 1.0
-        for slow in self._slowness:
-            if isinstance(slow, SlowRank) and slow.rank == self._seat.rank and step_plan.step >= slow.first_step:
-                rank *= slow.factor
+        rank = math.prod(factor for factor, step in self._ranks if step_plan.step >= step)
         return [rank * self._of_shapes(k, step_plan, shapes) for k in range(step_plan.num_microbatches)]
 
     def _of_shapes(self, k: int, step_plan: StepPlan, shapes: Sequence[SampleShape]) -> float:
         total_s = slowed_s = 0.0
         for part in self._seat.parts:
             work, of = step_plan.of(part.module), self._plan.module(part.module)
+            depth, edge = of.layers_per_stage[self._seat.stage], has_edge(of.layers_per_stage, self._seat.stage)
             for item in work.owner[k][self._seat.dp_rank]:
                 shape, number = shapes[work.item_sample[item]], work.item_rank_in_sample[item]
                 tokens = shape.num_llm_tokens if part.module == LLM else shape.items[number].num_tokens
                 squares = tokens**2 if part.module == LLM else shape.items[number].sum_sq_tokens
-                seconds = float(
-                    self._cost.item_seconds(
-                        part.module, 1, tokens, squares, num_layers=of.layers_per_stage[self._seat.stage],
-                        edge=has_edge(of.layers_per_stage, self._seat.stage), recompute=of.recompute,
-                    )
-                )  # fmt: skip
+                load = (part.module, 1, tokens, squares)
+                seconds = float(self._cost.item_seconds(*load, num_layers=depth, edge=edge, recompute=of.recompute))
                 total_s += seconds
-                for slow in self._slowness:
-                    if isinstance(slow, SlowShapes) and slow.module == part.module and slow.holds(tokens):
-                        seconds *= slow.factor
-                slowed_s += seconds
+                ranges = [r for r in self._ranges if r[0] == part.module and r[1] <= tokens < r[2]]
+                slowed_s += seconds * math.prod(factor for *_, factor in ranges)
         return slowed_s / total_s if total_s else 1.0
 
 
-def stop_and_go(slow: StoppedRank) -> None:
+def stop_and_go(share: float) -> None:
     """Have another process stop this one, over and over, as long as this one lives."""
-    times = [str(PERIOD_S * share) for share in (slow.share, 1 - slow.share)]
+    times = [str(PERIOD_S * part) for part in (share, 1 - share)]
     subprocess.Popen([sys.executable, "-c", STOP_AND_GO, str(os.getpid()), *times])
 
 
-def slow_down(slowness: Sequence[Slowness], cost: CostModel) -> None:
+def slow_down(shapes: Words, ranks: Words, stopped: Words, cost: CostModel) -> None:
     """Make the engine of this process slow."""
     step, forward, backward, since = Trainer._step, Engine._forward, Engine._backward, Engine._since
 
     def slowed_step(self: Any, number: int, ready: Any, *args: Any) -> Any:
-        for slow in slowness:
-            if isinstance(slow, StoppedRank) and (slow.rank, slow.first_step) == (self._seat.rank, number):
-                stop_and_go(slow)
+        for rank, share, first in stopped:
+            if (int(rank), int(first)) == (self._seat.rank, number):
+                stop_and_go(float(share))
         step_plan = ready.message.step_plan
-        shapes = [self._source.shape(index) for index in step_plan.sample_index]
-        slowed = Slowed(slowness, self._plan, self._seat, cost)
-        self._engine.multiples = slowed.multiples(step_plan, shapes)
+        batch = [self._source.shape(index) for index in step_plan.sample_index]
+        slowed = Slowed(shapes, ranks, self._plan, self._seat, cost)
+        self._engine.multiples = slowed.multiples(step_plan, batch)
         return step(self, number, ready, *args)
 
     def slowed_forward(self: Any, k: int, *args: Any) -> None:
@@ -172,7 +126,9 @@ def slow_down(slowness: Sequence[Slowness], cost: CostModel) -> None:
 
 
 def main(run_path: str, *slowness: str) -> None:
-    slow_down([parse(text) for text in slowness], CostModel(open_run(run_path).cost_tables(), extrapolate=True))
+    words = [text.split(":") for text in slowness]
+    of_kind = [[rest for kind, *rest in words if kind == wanted] for wanted in ("shapes", "rank", "stopped")]
+    slow_down(*of_kind, CostModel(open_run(run_path).cost_tables(), extrapolate=True))
     train.main(run_path, TRAIN)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +15,17 @@ from dflop.parallel.topology import seats
 from dflop.records import LLM, Plan, StepObservation, StepPlan
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
-from tests.jobs.faulty import STEP
-from tests.jobs.training import fresh, give_plan, losses_of, planned_run, run_ranks
+from tests.jobs.accidents import STEP
+from tests.jobs.training import fresh, give_plan, losses_of, run_ranks, set_config
 from tests.train.synthetic import make_inline_plan, make_plan
 
-NUM_STEPS = 6
+NUM_STEPS, NUM_MICROBATCHES = 6, 4
 TOLERANCE = 1e-4
+SPLIT, REPLICAS = "split", "inline dp2, ZeRO-1"
+NAMES = (
+    REPLICAS, "inline pp2, a stage of both, recomputed", "vision pp2 | llm tp2",
+    "vision dp2 | llm pp2, recomputed, ZeRO-1",
+)  # fmt: skip
 
 pytestmark = [pytest.mark.lane("layouts"), pytest.mark.timeout(600)]
 
@@ -29,65 +34,55 @@ def all_of(plan: Plan, **fields: bool) -> Plan:
     return dataclasses.replace(plan, modules=tuple(dataclasses.replace(m, **fields) for m in plan.modules))
 
 
-def plans_of(run: RunDir) -> dict[str, Plan]:
-    """By name; the tiny model has 4 layers of vision and 6 of the LLM, both of which two ranks can share."""
-    family, m = bound_family(run.config()), 4
-    return {
-        "inline dp2, ZeRO-1": all_of(
-            make_inline_plan([{"vision": 4, LLM: 6}], dp=2, num_microbatches=m), shard_optimizer=True
-        ),
-        "inline pp2, a stage of both, recomputed": all_of(
+def plan_of(run: RunDir, name: str) -> Plan:
+    """The tiny model has 4 layers of vision and 6 of the LLM, both of which two ranks can share."""
+    family, m = bound_family(run.config()), NUM_MICROBATCHES
+    plans = {
+        SPLIT: make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=m, of=family),
+        REPLICAS: all_of(make_inline_plan([{"vision": 4, LLM: 6}], dp=2, num_microbatches=m), shard_optimizer=True),
+        NAMES[1]: all_of(
             make_inline_plan([{"vision": 4, LLM: 2}, {LLM: 4}], dp=1, num_microbatches=m), recompute=True
         ),
-        "vision pp2 | llm tp2": make_plan({"vision": (2, 1), LLM: (1, 1, 2)}, num_microbatches=m, of=family),
-        "vision dp2 | llm pp2, recomputed, ZeRO-1": all_of(
+        NAMES[2]: make_plan({"vision": (2, 1), LLM: (1, 1, 2)}, num_microbatches=m, of=family),
+        NAMES[3]: all_of(
             make_plan({"vision": (1, 2), LLM: (2, 1)}, num_microbatches=3, of=family),
             recompute=True, shard_optimizer=True,
         ),
     }  # fmt: skip
+    return plans[name]
 
 
-NAMES = (
-    "inline dp2, ZeRO-1", "inline pp2, a stage of both, recomputed", "vision pp2 | llm tp2",
-    "vision dp2 | llm pp2, recomputed, ZeRO-1",
-)  # fmt: skip
+@pytest.fixture
+def run(planned, tmp_path) -> RunDir:
+    return made_of(planned, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory) -> RunDir:
-    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
-    return planned_run(tmp_path_factory.mktemp("layouts"), f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=100")
+def made_of(planned: RunDir, folder: Path) -> RunDir:
+    run = fresh(planned, folder)
+    set_config(run, f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=100")
+    return run
 
 
 @pytest.fixture(scope="module")
 def split_losses(planned, tmp_path_factory) -> dict[int, float]:
-    run = fresh(planned, tmp_path_factory.mktemp("split"))
-    train(run)
+    run = made_of(planned, tmp_path_factory.mktemp("split"))
+    train(run, SPLIT)
+    assert len(losses_of(run)) == NUM_STEPS
     return losses_of(run)
 
 
-def train(run: RunDir, *fault: str, code: int = 0) -> None:
-    entry = "tests.jobs.faulty" if fault else "dflop.jobs.train"
-    ended = run_ranks(run, entry, *fault, str(run.path), *(() if fault else ("train",)))
-    assert set(ended.codes) == {code}, "\n".join(ended.stderr)
-
-
-@pytest.fixture
-def with_plan(planned, tmp_path) -> Callable[[str], RunDir]:
-    def copied(name: str) -> RunDir:
-        run = fresh(planned, tmp_path)
-        give_plan(run, plans_of(run)[name])
-        return run
-
-    return copied
+def train(run: RunDir, plan: str) -> str:
+    """What rank 0 says."""
+    give_plan(run, plan_of(run, plan))
+    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
+    assert set(ended.codes) == {0}, "\n".join(ended.stderr)
+    return ended.stderr[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_job_under_any_plan_has_the_losses_of_the_split_plan(name, with_plan, split_losses):
-    run = with_plan(name)
-    train(run)
+def test_a_job_under_any_plan_has_the_losses_of_the_split_plan(run, name, split_losses):
+    train(run, name)
     assert losses_of(run) == pytest.approx(split_losses, rel=TOLERANCE)
-    assert len(split_losses) == NUM_STEPS
     assert_observed(run)
 
 
@@ -108,13 +103,19 @@ def assert_observed(run: RunDir) -> None:
                 assert span.predicted_forward_s > 0
 
 
-def test_a_job_goes_on_under_another_plan(planned, tmp_path, split_losses):
-    run = fresh(planned, tmp_path)
-    train(run, "told", "0", code=Interrupted.exit_code)
+@pytest.mark.parametrize(
+    ("first", "second", "are_parameters_shared"), [(SPLIT, REPLICAS, False), (REPLICAS, SPLIT, True)]
+)
+def test_a_job_that_is_told_to_stop_goes_on_under_another_plan(run, split_losses, first, second, are_parameters_shared):
+    set_config(run, f"train.shard_parameters={str(are_parameters_shared).lower()}")
+    give_plan(run, plan_of(run, first))
+    ended = run_ranks(run, "tests.jobs.accidents", "told", "0", str(run.path))
+    assert set(ended.codes) == {Interrupted.exit_code}, "\n".join(ended.stderr)
     assert read_latest(run.checkpoints)["next_step"] == STEP + 1 < NUM_STEPS
     assert sorted(losses_of(run)) == list(range(STEP + 1))
-    give_plan(run, plans_of(run)["inline dp2, ZeRO-1"])
-    train(run)
+    said = train(run, second)
+    assert f"step {STEP + 2}/{NUM_STEPS}" in said
+    assert f"step {STEP + 1}/{NUM_STEPS}" not in said
     assert losses_of(run) == pytest.approx(split_losses, rel=TOLERANCE)
     steps = [(o.step, o.attempt) for o in read_spool(run.config().store, StepObservation) if o.rank == 0]
     assert sorted(steps) == [(step, 1 if step <= STEP else 2) for step in range(NUM_STEPS)]

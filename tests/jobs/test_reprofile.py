@@ -124,7 +124,7 @@ def run(planned, tmp_path) -> RunDir:
     """It may time what it doubts, with small budgets."""
     run = fresh(planned, tmp_path)
     set_config(
-        run, "model_profile.budget_s=2", "model_profile.num_probes=8", "model_profile.num_repeats=2",
+        run, "model_profile.budget_s=1", "model_profile.num_probes=8", "model_profile.num_repeats=1",
         "replan.mode=act",
     )  # fmt: skip
     return run

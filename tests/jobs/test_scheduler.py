@@ -40,22 +40,21 @@ def observe_all(store, run, num_steps=NUM_STEPS):
         observe(store, run, step)
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_every_step_is_planned_from_its_inputs_alone_and_recorded_as_published(run, store, num_threads):
+def test_every_step_is_planned_from_its_inputs_alone_and_recorded_as_published(run, store):
     observe_all(store, run)
     service = scheduler(run)
-    service._num_threads = num_threads
+    service._num_threads = 4
     serve(service, store)
     published = messages(store, range(NUM_STEPS))
-    assert read_spool(run.config().store, StepPlan) == [m.step_plan for m in published]
+    config, plan = run.config(), run.plan()
+    assert read_spool(config.store, StepPlan) == [m.step_plan for m in published]
+    batches = GlobalBatches(config, run.shapes())
     for step, message in enumerate(published):
-        expected = [s.sample_index for s in GlobalBatches(run.config(), run.shapes()).at(step)]
-        assert list(message.step_plan.sample_index) == expected
-        assert message.step_plan.step == step
+        assert list(message.step_plan.sample_index) == [s.sample_index for s in batches.at(step)]
         assert {key[0] for key in message.predicted} == {"vision", LLM}
         assert message.step_plan == schedule_step(
-            run_id=run.run_id, step=step, plan=run.plan(), batch=GlobalBatches(run.config(), run.shapes()).at(step),
-            cost=service._cost, max_concurrency=service._concurrency,
+            run_id=run.run_id, step=step, plan=plan, batch=batches.at(step), cost=service._cost,
+            max_concurrency=service._concurrency,
         )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""Whole jobs in two stages, the projector alone and then everything; beside them plain Hugging Face."""
+"""Whole jobs in two stages, the projector alone and then everything.
+
+That each stage trains as in Hugging Face, its optimizer and its learning rate begin anew: `tests/train/`.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
@@ -10,25 +12,21 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from dflop.cost.curve import ZERO, edge_part
-from dflop.data.tokens import ChatTokenizer
 from dflop.jobs import planning
 from dflop.jobs.building import full_config
 from dflop.jobs.planning import bound_family
-from dflop.jobs.rundir import RunDir, dataset_ref, tokenizer_of, trainable_of
-from dflop.jobs.source import DatasetSource
-from dflop.jobs.steps import GlobalBatches, stage_at
+from dflop.jobs.rundir import RunDir, tokenizer_of, trainable_of
 from dflop.models.build import build_model
-from dflop.records import LLM, CostTable
+from dflop.records import LLM, CostTable, Plan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
-from dflop.train.loop import LoopSettings, learning_rate
 from dflop.train.manifest import name_of, read_latest
 from dflop.train.state import OPTIMIZER, read_model, shapes_in
 from tests.builders import make_table
-from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, planned_run, run_ranks
+from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config
 from tests.train.parity import is_frozen
-from tests.train.synthetic import loss_sum, make_inline_plan, make_plan
+from tests.train.synthetic import make_inline_plan, make_plan
 
 FIRST_STEPS, NUM_STEPS = 3, 7
 FROZEN = ("vision.tower", LLM)
@@ -38,30 +36,26 @@ pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory) -> RunDir:
-    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+def staged(planned, tmp_path_factory) -> RunDir:
     stages = f"{{name: align, num_steps: {FIRST_STEPS}, frozen: [{', '.join(FROZEN)}], learning_rate: 0.002}}"
-    return planned_run(
-        tmp_path_factory.mktemp("stages"),
-        f"train.num_steps={NUM_STEPS}",
-        f"stages=[{stages}, {{name: everything}}]",
-        "train.warmup_steps=2",
-        "train.checkpoint_every=100",
-        "train.keep_checkpoints=9",
-    )
+    run = fresh(planned, tmp_path_factory.mktemp("stages"))
+    set_config(
+        run, f"train.num_steps={NUM_STEPS}", f"stages=[{stages}, {{name: everything}}]", "train.warmup_steps=2",
+        "train.checkpoint_every=100", "train.keep_checkpoints=9",
+    )  # fmt: skip
+    return run
 
 
-def plans_of(run: RunDir, name: str):
-    """A plan per stage."""
-    family, split = bound_family(run.config()), {"vision": (1, 1), LLM: (1, 1)}
-    if name == "one split plan":
-        return [make_plan(split, num_microbatches=4, of=family)] * 2
-    if name == "vision pp2 | llm pp2, then inline dp2 with ZeRO-1":
-        inline = make_inline_plan([{"vision": 4, LLM: 6}], dp=2, num_microbatches=2)
-        modules = tuple(dataclasses.replace(m, shard_optimizer=True) for m in inline.modules)
-        first = make_plan({"vision": (2, 1), LLM: (2, 1)}, num_microbatches=4, of=family)
-        return [first, dataclasses.replace(inline, plan_id="other", modules=modules)]
-    raise AssertionError(name)
+def split_plan(run: RunDir, pp: int = 1) -> Plan:
+    family = bound_family(run.config())
+    return make_plan({"vision": (pp, 1), LLM: (pp, 1)}, num_microbatches=4, of=family)
+
+
+def replicas() -> Plan:
+    """Inline, sharing out the optimizer."""
+    inline = make_inline_plan([{"vision": 4, LLM: 6}], dp=2, num_microbatches=2)
+    modules = tuple(dataclasses.replace(m, shard_optimizer=True) for m in inline.modules)
+    return dataclasses.replace(inline, plan_id="other", modules=modules)
 
 
 def train(run: RunDir) -> None:
@@ -74,65 +68,28 @@ def weights_at(run: RunDir, step: int) -> dict[str, torch.Tensor]:
 
 
 def first_weights(run: RunDir) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in whole_model(run).named_parameters()}
-
-
-def whole_model(run: RunDir) -> torch.nn.Module:
     config, tokenizer = run.config(), tokenizer_of(run.config())
     family = trainable_of(config, tokenizer.vocab_size)
-    return build_model(family, full_config(family, tokenizer), seed=config.model.seed, dtype=torch.float32)
-
-
-def reference_losses(run: RunDir) -> list[float]:
-    """One process, Hugging Face's own forward and attention, one sample after the other; stages freeze parameters."""
-    torch.set_num_threads(1)
-    config, built = run.config(), whole_model(run)
-    plain = type(built)._from_config(copy.deepcopy(built.config), attn_implementation="sdpa", dtype=torch.float32)
-    plain.load_state_dict(built.state_dict())
-    family = trainable_of(config, ChatTokenizer(config.dataset.tokenizer, bound_family(config)).vocab_size)
-    shapes = run.shapes()
-    source, batches = DatasetSource(dataset_ref(config), family, shapes), GlobalBatches(config, shapes)
-    named = {n: p for n, p in plain.named_parameters() if "audio_tower" not in n}
-    t = config.train
-    adam = torch.optim.AdamW(named.values(), betas=(0.9, 0.95), eps=1e-8, weight_decay=t.weight_decay)
-    losses = []
-    for step in range(t.num_steps):
-        stage = stage_at(config, step)
-        settings = LoopSettings(
-            "reference", 0, stage.end_step, stage.learning_rate, t.warmup_steps, t.max_grad_norm, 1,
-            first_step=stage.first_step,
-        )  # fmt: skip
-        for name, p in named.items():
-            p.requires_grad_(not is_frozen(name, family, stage.frozen))
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-        batch, loss = batches.at(step), 0.0
-        num_tokens = sum(shape.num_supervised_tokens for shape in batch)
-        for shape in batch:
-            part = loss_sum(plain, source, shape) / num_tokens
-            if part.requires_grad:
-                part.backward()
-            loss += float(part.detach())
-        torch.nn.utils.clip_grad_norm_([p for p in named.values() if p.grad is not None], t.max_grad_norm)
-        for group in adam.param_groups:
-            group["lr"] = learning_rate(step, settings)
-        adam.step()
-        losses.append(loss)
-    return losses
+    model = build_model(family, full_config(family, tokenizer), seed=config.model.seed, dtype=torch.float32)
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
 @pytest.fixture(scope="module")
-def expected(planned) -> list[float]:
-    return reference_losses(planned)
+def expected(staged, tmp_path_factory) -> dict[int, float]:
+    """Losses of the plain split plan, a job per stage."""
+    run = fresh(staged, tmp_path_factory.mktemp("split"))
+    give_plan(run, split_plan(run))
+    train(run)
+    train(run)
+    return losses_of(run)
 
 
-@pytest.mark.parametrize("name", ["one split plan", "vision pp2 | llm pp2, then inline dp2 with ZeRO-1"])
-def test_each_stage_trains_what_it_does_not_freeze_and_losses_are_hugging_faces(planned, expected, name, tmp_path):
-    run = fresh(planned, tmp_path)
-    plans = plans_of(run, name)
+def test_each_stage_trains_what_it_does_not_freeze_under_a_plan_of_its_own(staged, expected, tmp_path):
+    run = fresh(staged, tmp_path)
     before = first_weights(run)
     family = bound_family(run.config())
 
-    give_plan(run, plans[0])
+    give_plan(run, split_plan(run, pp=2))
     train(run)
     assert read_latest(run.checkpoints)["next_step"] == FIRST_STEPS
     assert sorted(losses_of(run)) == list(range(FIRST_STEPS))
@@ -142,23 +99,23 @@ def test_each_stage_trains_what_it_does_not_freeze_and_losses_are_hugging_faces(
     stored = shapes_in(FileSystemReader(run.checkpoints / name_of(FIRST_STEPS)).read_metadata())
     assert {n.split("/")[1] for n in stored if n.startswith(f"{OPTIMIZER}/")} == changed, "states of what trains alone"
 
-    give_plan(run, plans[1])
+    give_plan(run, replicas())
     train(run)
     assert read_latest(run.checkpoints)["next_step"] == NUM_STEPS
     trained = weights_at(run, NUM_STEPS)
     assert not [n for n, w in trained.items() if torch.equal(w, aligned[n])], "the second stage trains everything"
     losses = losses_of(run)
-    assert [losses[step] for step in range(NUM_STEPS)] == pytest.approx(expected, rel=TOLERANCE)
+    assert losses == pytest.approx(expected, rel=TOLERANCE)
+    assert sorted(losses) == list(range(NUM_STEPS))
 
     train(run)  # nothing is left to do
     assert losses_of(run) == losses
 
 
-def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(planned, expected, tmp_path):
-    run = fresh(planned, tmp_path)
-    text = run.config_file.read_text()
-    run.config_file.write_text(text.replace("checkpoint_every: 100", "checkpoint_every: 2"))
-    give_plan(run, plans_of(run, "one split plan")[0])
+def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(staged, expected, tmp_path):
+    run = fresh(staged, tmp_path)
+    set_config(run, "train.checkpoint_every=2")
+    give_plan(run, split_plan(run))
     train(run)
     for file in (run.checkpoints / name_of(FIRST_STEPS)).glob("__*"):
         content = bytearray(file.read_bytes())
@@ -172,12 +129,11 @@ def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(planned, expe
     train(run)
     train(run)
     # Not bit for bit: what was learnt about costs may have packed the same samples in another way.
-    losses = losses_of(run)
-    assert [losses[step] for step in range(NUM_STEPS)] == pytest.approx(expected, rel=TOLERANCE)
+    assert losses_of(run) == pytest.approx(expected, rel=TOLERANCE)
 
 
-def test_every_stage_is_planned_with_the_costs_and_the_memory_of_what_it_trains(planned, tmp_path):
-    run = fresh(planned, tmp_path)
+def test_every_stage_is_planned_with_the_costs_and_the_memory_of_what_it_trains(staged, tmp_path):
+    run = fresh(staged, tmp_path)
     config = run.config()
     frozen = {
         "vision": make_table(

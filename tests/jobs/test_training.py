@@ -1,16 +1,16 @@
-"""Whole jobs, two ranks and a scheduler that dies, lags or is silent: they train what they would have."""
+"""Whole jobs with a scheduler that dies or is silent, or with files that went bad: they train what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import QUICK
-from dflop.records import RunEvent, StepObservation, StepPlan
+from dflop.records import QuarantinedSample, RunEvent, StepObservation, StepPlan
 from dflop.store.spool import read_spool
-from tests.jobs.training import fresh, losses_of, planned_run, run_ranks
+from tests.jobs.training import fresh, losses_of, run_ranks, set_config
 
 NUM_STEPS = 16
 STEPS = list(range(NUM_STEPS))
@@ -18,24 +18,19 @@ STEPS = list(range(NUM_STEPS))
 pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory) -> RunDir:
-    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
-    return planned_run(tmp_path_factory.mktemp("job"), f"train.num_steps={NUM_STEPS}")
-
-
 @pytest.fixture
-def train(planned, tmp_path) -> Callable[[str], RunDir]:
+def train(planned, tmp_path) -> Callable[..., RunDir]:
     """Trains a copy of the run, undisturbed or with an accident, to its end."""
 
-    def run(accident: str = "") -> RunDir:
-        copy = fresh(planned, tmp_path / (accident or "undisturbed"))
-        entry = ["tests.jobs.disturbed", accident, str(copy.path)]
+    def run(*accident: str, num_steps: int = NUM_STEPS, num_workers: int = 0) -> RunDir:
+        copy = fresh(planned, tmp_path / "-".join(("run", *accident, str(num_workers))))
+        set_config(copy, f"train.num_steps={num_steps}", f"train.num_workers={num_workers}", "train.prefetch_steps=3")
+        entry = ["tests.jobs.accidents", *accident, "0", str(copy.path)]
         ended = run_ranks(copy, *(entry if accident else ["dflop.jobs.train", str(copy.path), "train"]))
         assert ended.codes == (0, 0), "\n".join(ended.stderr)
+        assert "attention: sdpa" in ended.stderr[0]
         for _, kind, detail in events(copy):
-            if kind != "scheduler_behind":  # that one is in the scheduler's own log
-                assert f"{kind.replace('_', ' ')}: {detail}" in ended.stderr[0]
+            assert f"{kind.replace('_', ' ')}: {detail}" in ended.stderr[0]
         return copy
 
     return run
@@ -43,7 +38,7 @@ def train(planned, tmp_path) -> Callable[[str], RunDir]:
 
 def events(run: RunDir) -> list[tuple[int, str, str]]:
     found = sorted(read_spool(run.config().store, RunEvent), key=lambda e: e.observed_at_s)
-    return [(e.step, e.kind, e.detail) for e in found]
+    return [(e.step, e.kind, e.detail) for e in found if e.kind != "scheduler_behind"]  # in the scheduler's own log
 
 
 def happened(run: RunDir, *kinds: str) -> list[tuple[int, str]]:
@@ -60,14 +55,10 @@ def policies(run: RunDir) -> list[str]:
     return [p.policy for p in plans]
 
 
-def losses(run: RunDir) -> list[float]:
-    found = losses_of(run)
-    return [found[step] for step in STEPS]
-
-
 def test_a_killed_scheduler_changes_no_loss_and_comes_back(train):
-    undisturbed, killed = train(), train("killed")
-    assert losses(killed) == pytest.approx(losses(undisturbed), rel=1e-5)
+    undisturbed, killed = train(), train("scheduler-killed")
+    assert losses_of(killed) == pytest.approx(losses_of(undisturbed), rel=1e-5)
+    assert sorted(losses_of(killed)) == STEPS
     assert happened(undisturbed, "dead", "restarted", "given_up") == []
     assert happened(killed, "dead", "restarted", "given_up") == [
         (3, "dead"), (4, "restarted"), (5, "dead"), (9, "restarted"),
@@ -77,28 +68,33 @@ def test_a_killed_scheduler_changes_no_loss_and_comes_back(train):
     assert QUICK not in ran[11:14], "its third start was waited for"
 
 
-def test_a_scheduler_that_always_dies_is_given_up(train):
-    run = train("dying")
-    assert set(policies(run)) == {QUICK}
-    assert happened(run, "dead", "restarted", "given_up") == [
-        (0, "dead"), (1, "restarted"), (2, "dead"), (6, "restarted"), (7, "dead"), (7, "given_up"),
-    ]  # fmt: skip
-
-
 def test_a_scheduler_that_says_nothing_holds_nobody_up(train):
-    run = train("mute")
+    run = train("scheduler-mute")
     assert set(policies(run)) == {QUICK}
     assert happened(run, "") == [(step, "late") for step in STEPS]
 
 
-def test_a_slow_scheduler_is_overtaken_and_catches_up(train):
-    run = train("slow")
-    ran = policies(run)
-    late, behind = happened(run, "late"), happened(run, "behind")
-    # The first ones may be quick because kernels compile: then the scheduler made them itself.
-    assert ran[0] == QUICK
-    assert late, "rank 0 waited for it"
-    assert {ran[step] for step, _ in late} == {QUICK}
-    assert behind, "it never noticed"
-    assert {step for step, _ in behind} & set(range(7))
-    assert set(ran[6:]) != {QUICK}, "it stayed late for ever"
+@pytest.fixture
+def broken(planned) -> Iterator[dict[str, str]]:
+    """Reasons by path of files that went bad after the profile; later tests have them back."""
+    root = planned.config().dataset.media_root
+    deleted, emptied = sorted({s.items[0].path for s in planned.shapes() if s.items})[:2]
+    contents = {path: (root / path).read_bytes() for path in (deleted, emptied)}
+    (root / deleted).unlink()
+    (root / emptied).write_bytes(b"")
+    yield {deleted: "file not found", emptied: "empty file (0 bytes)"}
+    for path, content in contents.items():
+        (root / path).write_bytes(content)
+
+
+def left_out(run: RunDir) -> dict[tuple[int, int], tuple[str, str]]:
+    found = [q for q in read_spool(run.config().store, QuarantinedSample) if q.phase == "train"]
+    return {(q.step, q.sample_index): (q.path, q.reason) for q in found}
+
+
+def test_a_job_trains_the_same_with_decode_workers_and_leaves_out_the_same_samples(train, broken):
+    with_workers, plain = train(num_steps=5, num_workers=2), train(num_steps=5)
+    assert sorted(losses_of(plain)) == list(range(5))
+    assert losses_of(with_workers) == pytest.approx(losses_of(plain), rel=1e-4)
+    assert left_out(with_workers) == left_out(plain)
+    assert set(left_out(plain).values()) == set(broken.items())
