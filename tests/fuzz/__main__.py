@@ -7,6 +7,7 @@ command that runs it again, and kept in `.fuzz`: the next campaign begins with i
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first slice of every target")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # with the process of the target
     names = args.target or list(TARGETS)
     results = [campaign_of(name, args.minutes * 60 / len(names), args.seed) for name in names]
     content = {
