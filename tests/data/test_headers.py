@@ -81,10 +81,6 @@ def test_a_video_of_huge_frames_is_refused(tmp_path, monkeypatch):
         decode_video(path, [0])  # the decoder itself, whatever a header said
 
 
-def test_the_limit_of_frames_is_above_what_cameras_make():
-    assert headers.MAX_FRAME_PIXELS > 7680 * 4320
-
-
 def test_wrong_kind_of_stream(media_root):
     with pytest.raises(BadMedia, match="no video stream"):
         read_header("video", media_root / "tone.flac")

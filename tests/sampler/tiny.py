@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from dflop.sampler import SampleCosts, sample_costs
 
 VOCAB = 48
 
 
-def make_model() -> LlamaForCausalLM:
+def make_model() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds of every collection
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
