@@ -2,8 +2,8 @@
 
 `synthetic`, here: regret of every way of correcting under truths that are known; all times are simulated. Every
 contender plans each global batch with what it learnt from the steps before, under its own plans. A plan's cost is its
-slowest slot under the truth; regret is what that exceeds the plan of an oracle by, who knows the truth. Measured, in
-`correct_real.py`: `real`; in `correct_replan.py`: `replan`.
+slowest slot under the truth; regret is what that exceeds the plan of an oracle by, who knows the truth. `real`, in
+`correct_real.py`: measured.
 """
 
 from __future__ import annotations
@@ -166,23 +166,17 @@ def _targets(runs: Sequence[Mapping[str, Any]], case: str, noise_frac: float) ->
 
 def main() -> None:
     parser = options(__doc__)
-    parts = ("synthetic", "real", "replan")
-    parser.add_argument("--part", nargs="+", choices=parts, default=parts[:1])
+    parser.add_argument("--part", choices=("synthetic", "real"), default="synthetic")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     args = parser.parse_args()
-    content: dict[str, Any] = {}
-    bounds: Bounds = []
-    if "synthetic" in args.part:
-        content["synthetic"], bounds = synthetic(range(args.seeds))
-    if {"real", "replan"} & set(args.part):
+    if args.part == "real":
         become_a_job("tests.bench.correct", OMP_NUM_THREADS="1")
-        from tests.bench import correct_real, correct_replan  # torch, which the simulation does without
+        from tests.bench.correct_real import real  # torch, which the simulation does without
 
-        for name, part in (("real", correct_real.real), ("replan", correct_replan.replan)):
-            if name in args.part:
-                content[name], of_part = part(range(args.seeds))
-                bounds += of_part
-    conclude(content, bounds, args.json, "torch", "transformers", "duckdb", "numba")
+        found, bounds = real(range(args.seeds)), []
+    else:
+        found, bounds = synthetic(range(args.seeds))
+    conclude({args.part: found}, bounds, args.json, "torch", "transformers", "duckdb", "numba")
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:

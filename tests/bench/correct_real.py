@@ -62,8 +62,8 @@ async def _profiled(folder: Path) -> RunDir:
     return run
 
 
-def real(seeds: Sequence[int]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
-    """Figures, and no bounds."""
+def real(seeds: Sequence[int]) -> dict[str, Any]:
+    """Figures; there are no bounds."""
     num_steps = NUM_STEPS if len(seeds) > 1 else NUM_STEPS_OF_ONE_SEED
     first = num_steps - num_steps // 4
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
@@ -74,7 +74,7 @@ def real(seeds: Sequence[int]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
         say(f"items of {bounds[0]} to {bounds[1] - 1} tokens take x{FACTOR:g}")
         found = [_slow_sizes(profiled, folder / str(seed), seed, num_steps, first, bounds) for seed in seeds]
     slow = {"module": LLM, "tokens": bounds, "shares": SHARES, "factor": FACTOR}
-    return {"slow": slow, "num_steps": num_steps, "first_counted_step": first, "seeds": found}, []
+    return {"slow": slow, "num_steps": num_steps, "first_counted_step": first, "seeds": found}
 
 
 def slow_sizes(run: RunDir) -> tuple[int, int]:
@@ -126,23 +126,10 @@ def _step_s(seen: Mapping[tuple[int, int], StepObservation], step: int) -> float
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """`correct-measured`: step time without over with, a row per job.
-
-    Older results also have slow ranks and what watching takes.
-    """
-    rows = [*_size_rows(content["real"]), *_rank_rows(content), _replan_row(content["replan"])]
-    told = "± is the standard error over steps."
-    if found := content.get("overhead"):
-        learning_frac = next(job["learning_frac"] for job in found["jobs"] if job["corrections"] == AUTO)
-        told += (
-            f" Watching takes {1e6 * found['rank_s']:.0f} us of a rank's step, learning "
-            f"{100 * learning_frac:.1f} % of a step in the process beside training; with 16 ranks of 32 "
-            f"microbatches {1e3 * found['scheduler_s']['observe']:.1f} ms a step, and "
-            f"{1e3 * found['scheduler_s']['read_gate']:.0f} ms for a reading of the gate."
-        )
-    return {
-        "correct-measured": f"{table(('what is wrong', 'step time without / with, paired', 'more'), rows)}\n\n{told}"
-    }
+    """`correct-measured`: step time without over with, a row per seed."""
+    head = ("what is wrong", "step time without / with, paired", "more")
+    rows = table(head, _size_rows(content["real"]))
+    return {"correct-measured": f"{rows}\n\n± is the standard error over steps."}
 
 
 def _size_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -155,28 +142,3 @@ def _size_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             f"{ratio(gain[AUTO]['mean'])} ±{gain[AUTO]['sd'] / num_counted**0.5:.2f}",
             f"an oracle's plans {ratio(gain[ORACLE]['mean'])}; acted on from step {one['gate_first_on']}",
         )
-
-
-def _rank_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for job in content.get("slow_rank", {"jobs": []})["jobs"]:
-        if "off_over_auto" in job:
-            named = [note["step"] - content["slow_rank"]["slow_from_step"] for note in job["named"]]
-            share, wall = job["token_share_of_slow_rank"], job["off_over_auto"]["wall"]
-            yield (
-                f"one rank of two {job['case']}, seed {job['seed']}",
-                f"{ratio(wall['mean'])} ±{wall['mean'] * wall['stderr_frac']:.2f}",
-                f"named {f'{min(named)} steps later' if named else 'never'}; its share of the tokens "
-                f"{percent(share['before'])} -> {percent(share['at_last'])}",
-            )
-
-
-def _replan_row(found: Mapping[str, Any]) -> tuple[str, ...]:
-    both = found["act_and_off"]
-    done = [d for d in found["runs"]["act"]["decisions"] if d["kind"] == "replan" and d["verdict"] == "done"]
-    costs = f"; a restart was reckoned at {done[0]['cost_s']:.1f} s" if done else ""
-    return (
-        "a mixture that turns from texts to clips, another plan, one run",
-        f"{ratio(both['off_over_act'])} ±{both['off_over_act'] * both['stderr_frac']:.2f}",
-        f"steps {both['paired_steps'][0]} to {both['paired_steps'][1]} of {both['step_s'][OFF]:.1f} s and "
-        f"{both['step_s']['act']:.1f} s; losses differ by {both['largest_relative_difference_of_losses']:.1g}{costs}",
-    )

@@ -114,10 +114,7 @@ PARTS = (
         ("--part", "real", "--seeds", "3"), 2.2, SIZES,
     ),
     Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
-    Part(
-        "correct-measured", "corrections and re-planning in real jobs", CORRECT, 45.0,
-        ("--part", "real", "slow_rank", "replan", "overhead"),
-    ),
+    Part("correct-measured", "corrections in real jobs", CORRECT, 15.0, ("--part", "real")),
     Part(
         "endtoend", "whole trainings, dflop against data-blind ones", "tests.bench.endtoend", 60.0, ("--full",), (),
         4.7, ("media",),
