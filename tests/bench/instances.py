@@ -54,23 +54,20 @@ class BenchStep:
     cost: CostModel
 
 
-def bench_step(
-    modules: int, mixture: str, num_samples: int, *, num_microbatches: int, num_ranks: int, encoder_pp: int = 1,
-    llm_pp: int = 1, encoder_dp: int = 1, seed: int = 0, sizes: Path | None = None,
-) -> BenchStep:  # fmt: skip
-    """A step of 1 to 3 modules; `num_ranks` are the LLM's. Generated batches, without a table, have no audio."""
+def bench_step(modules: int, mixture: str, num_samples: int, seed: int, sizes: Path | None) -> BenchStep:
+    """A step of 1 to 3 modules. Generated batches, without a table, have no audio."""
     family = _family(modules, mixture)
     specs = [s for s in family.specs() if modules > 1 or s.module == LLM]
     batch = _batch(family, modules, mixture, num_samples, seed, sizes)
     places, first_rank = [], 0
     for spec in specs:
-        pp, dp = (llm_pp, num_ranks) if spec.module == LLM else (encoder_pp, encoder_dp)
+        pp, dp = (6, 8) if spec.module == LLM else (2, 8)
         layers = split_layers(spec.num_layers, pp, layer_s=1.0, edge_s=0.0)
         places.append(ModulePlan(spec.module, ParallelSpec(1, pp, dp), first_rank, layers, (0,) * pp))
         first_rank += pp * dp
     plan = Plan(
         plan_id="bench", run_id="bench", candidate_rank=0, layout="split", modules=tuple(places),
-        num_microbatches=num_microbatches, global_batch_size=num_samples, formula_step_s=0.0, predicted_step_s=0.0,
+        num_microbatches=16, global_batch_size=num_samples, formula_step_s=0.0, predicted_step_s=0.0,
         baseline_step_s=0.0, sync_s=0.0, uniform_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
     )  # fmt: skip
     return BenchStep(plan, batch, _balanced(analytic_costs(specs, A100, 1, 1.0), plan, batch))

@@ -102,10 +102,6 @@ PARTS = (
         ("--picture", "{stem}.svg"),
     ),
     Part(
-        "schedule-bottleneck", "balance against other packers", SCHEDULE, 5.0, ("--part", "bottleneck"), takes=SIZES,
-        needs=("rivals",),
-    ),
-    Part(
         "schedule-makespan", "simulated steps of large plans", SCHEDULE, 4.0, ("--part", "makespan", "--seeds", "2"),
         ("--part", "makespan", "--seeds", "1"), 0.7, SIZES,
     ),
@@ -114,7 +110,7 @@ PARTS = (
         ("--part", "real", "--seeds", "3"), 2.2, SIZES,
     ),
     Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
-    Part("correct-measured", "corrections in real jobs", CORRECT, 15.0, ("--part", "real")),
+    Part("correct-measured", "corrections in real jobs", CORRECT, 40.0, ("--part", "real", "--seeds", "2")),
     Part(
         "endtoend", "whole trainings, dflop against data-blind ones", "tests.bench.endtoend", 60.0, ("--full",), (),
         4.7, ("media",),
