@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 import dflop
 from dflop.store import schema
+from tests.lanes import LANES
 from tests.test_imports import floors, libraries
 
 ROOT = Path(__file__).parents[1]
@@ -49,12 +50,13 @@ def problems_of(text: str, root: Path, folder: Path | None = None) -> list[str]:
     tests = {name for q in quoted for name in re.findall(r"\btest_\w+\b(?!\.py)", q)}
     defined = {n for path in root.glob("tests/**/*.py") for n in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
     commands = "\n".join([*FENCED.findall(text), *quoted])
-    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    targets |= {f"lane-{name}" for name in LANES}
     return [
         *(f"link {link}" for link in sorted(links) if not link.startswith("#") and broken(link, folder or root)),
         *(f"path {path}" for path in sorted(quoted) if is_repo_path(path) and not any(root.glob(path.rstrip("/")))),
         *(f"test {name}" for name in sorted(tests - defined)),
-        *(f"target {t}" for t in sorted(set(re.findall(r"^make ([a-z-]+)", commands, re.MULTILINE)) - targets)),
+        *(f"target {t}" for t in sorted(set(re.findall(r"^make ([a-z0-9-]+)", commands, re.MULTILINE)) - targets)),
     ]
 
 
