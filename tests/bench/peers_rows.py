@@ -1,39 +1,128 @@
-"""All peers in one cell: batchers on dflop's plan and on the tuned uniform one, and planners."""
+"""What peers make of one cell: batchers on dflop's plan and on the tuned uniform one, and that plan itself.
+
+Batchers decide which samples of a global batch share a microbatch. Media items go to an encoder's ranks by equal
+counts, as trainers do that do not look at them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from dflop.errors import InfeasiblePlanError
-from dflop.jobs.suite.judge import judge
-from dflop.plan.baselines.reference import argmin, literal, reference_plan
-from dflop.plan.baselines.uniform import default_plan, tuned_uniform
+from dflop.cost.model import Floats
+from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.drafts import holding
-from dflop.plan.rank import arrival_step_s, scheduled_step_s
+from dflop.plan.rank import arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan, SampleShape
-from dflop.schedule.assignment import Assignment, even_item_ranks
-from dflop.schedule.items import module_items
+from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
+from dflop.schedule.items import Ints, module_items
+from dflop.schedule.linear import sample_weights
+from dflop.schedule.pack import token_lpt
 from dflop.schedule.policies import QUICK, Effort, StepJob
-from tests.bench.peers_packages import Batcher, Place, batchers
 
 COUNTS = (2, 4, 8, 16, 32, 64)
-"""Numbers of microbatches that all planners, and peers with a count of their choice, may choose from."""
+"""Numbers of microbatches that planners and batchers may choose from."""
 SAME = 1e-9
 """Relative difference below which two step times are equal."""
-MEGATRON = "re-expressed: every uniform (tp, pp, dp) and count, as Megatron-LM lays models out"
-REFERENCE = "re-expressed: DFLOP at 60e86d8"
+SAMPLER = "BatchRebalanceSampler"
+KARMARKAR_KARP = "re-expressed: Karmarkar and Karp 1982 on "
 Batches = Sequence[Sequence[SampleShape]]
+Place = tuple[Ints, Ints]
+"""(slot, rank) of every sample."""
 Row = dict[str, Any]
 """One peer in one cell. `kind`: `batch` or `plan`. `on`: whose plan, `dflop` or `uniform`; of planners the scheduler,
-`dflop` or `own`. `ratio`: its seconds over dflop's on the same global batches."""
+`dflop`. `ratio`: its seconds over dflop's on the same global batches."""
+
+
+@dataclass(frozen=True)
+class Batcher:
+    """One peer."""
+
+    name: str
+    origin: str
+    """Its package with version, or what it is re-expressed from."""
+    decide: Callable[[StepJob], Place]
+
+
+def batchers() -> list[Batcher]:
+    """All of them."""
+    return [
+        Batcher(
+            "arrival order", "samples counted into microbatches as they come",
+            lambda job: in_sequence(np.arange(len(tokens_of(job))), job.plan),
+        ),
+        Batcher(
+            "LPT on tokens", "re-expressed: Graham 1969 on the language model's tokens",
+            lambda job: to_place(job, token_lpt(tokens_of(job), job.num_buckets)),
+        ),
+        Batcher(
+            "Karmarkar-Karp, tokens", KARMARKAR_KARP + "the language model's tokens",
+            lambda job: to_place(job, differencing(tokens_of(job).astype(np.float64), job.num_buckets)),
+        ),
+        Batcher(
+            "Karmarkar-Karp, our seconds", KARMARKAR_KARP + "all modules' seconds",
+            lambda job: to_place(job, differencing(sample_weights(job.linear).sum(axis=1), job.num_buckets)),
+        ),
+        Batcher("batch rebalance", f"package transformers {version('transformers')}, {SAMPLER}", _rebalanced),
+    ]  # fmt: skip
+
+
+def tokens_of(job: StepJob) -> Ints:
+    return job.items[LLM].num_tokens
+
+
+def to_place(job: StepJob, bucket: Ints) -> Place:
+    """Buckets of a slot side by side, as the reference numbers them."""
+    num_ranks = job.plan.module(LLM).parallel.dp
+    return bucket // num_ranks, bucket % num_ranks
+
+
+def _rebalanced(job: StepJob) -> Place:
+    """transformers' BatchRebalanceSampler, the global batch kept; every rank works all of it out again."""
+    from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+    lengths, num_slots, num_ranks = tokens_of(job).tolist(), job.plan.num_microbatches, job.plan.module(LLM).parallel.dp
+    slot, rank = np.zeros((2, len(lengths)), dtype=np.int64)
+    sampler = BatchRebalanceSampler(lengths, len(lengths), num_ranks, num_slots, shuffle=False, drop_last=True)
+    for r, microbatches in enumerate(sampler._assign(list(range(len(lengths))), lengths)):
+        for k, members in enumerate(microbatches):
+            slot[members], rank[members] = k, r
+    return slot, rank
+
+
+def differencing(cost: Floats, num_buckets: int) -> Ints:
+    """Largest differencing (Karmarkar and Karp) of scalar costs over m buckets.
+
+    Every sample starts as a partition, m groups of which one is loaded. The two partitions that spread most become one,
+    the heaviest group of the first with the lightest of the second, until one is left.
+    """
+    heap: list[tuple[float, int, Floats, list[list[int]]]] = []
+    for i, seconds in enumerate(cost.tolist()):
+        sums = np.zeros(num_buckets)
+        sums[0] = seconds
+        heap.append((-seconds, i, sums, [[i], *([] for _ in range(num_buckets - 1))]))
+    heapq.heapify(heap)
+    serial = len(cost)
+    while len(heap) > 1:
+        (_, _, a, groups_a), (_, _, b, groups_b) = heapq.heappop(heap), heapq.heappop(heap)
+        sums = a + b[::-1]  # a descends, b's order is turned
+        groups = [x + y for x, y in zip(groups_a, reversed(groups_b), strict=True)]
+        order = np.argsort(-sums, kind="stable")
+        serial += 1
+        heapq.heappush(heap, (float(sums[order[-1]] - sums[order[0]]), serial, sums[order], [groups[k] for k in order]))
+    bucket = np.empty(len(cost), dtype=np.int64)
+    for b, group in enumerate(heap[0][3]):
+        bucket[group] = b
+    return bucket
 
 
 @dataclass
@@ -73,9 +162,10 @@ class Board:
         return [given, *(m for m in COUNTS if m != given and m <= most and self._plan(m) is not None)]
 
     def job(self, count: int, batch: int) -> StepJob:
-        """Of a number of microbatches; memory's caps are the given plan's where the layout has no room for so many."""
+        """Of a number of microbatches that the layout has memory for."""
         if (count, batch) not in self._jobs:
-            plan = self._plan(count) or dataclasses.replace(self.plan, num_microbatches=count)
+            plan = self._plan(count)
+            assert plan is not None, f"no memory for {count} microbatches"
             self._jobs[count, batch] = StepJob(plan, self.batches[batch], self._problem.cost, items=self._items[batch])
         return self._jobs[count, batch]
 
@@ -90,19 +180,6 @@ class Board:
             found.add(step_s + self.plan.sync_s, job.keeps_caps(assignment), decide_s)
         return found
 
-    def judged(self, count: int, batch: int, place: Place) -> tuple[float, bool]:
-        """(seconds of the step, whether memory holds it)."""
-        slot, rank = place
-        count = max(count, 1 + int(slot.max()))
-        job, items = self.job(count, batch), {}
-        for e in job.plan.encoders:
-            of = job.items[e.module]
-            inline = job.plan.is_inline
-            items[e.module] = rank[of.sample_of] if inline else even_item_ranks(of, slot, count, e.parallel.dp)
-        assignment = Assignment(slot, rank, items)
-        fits = self._plan(count) is not None and job.keeps_caps(assignment)
-        return job.judge.step_s(assignment) + self.plan.sync_s, fits
-
     def run(self, count: int, peer: Batcher) -> Result:
         """A batcher on all batches."""
         found = Result()
@@ -110,9 +187,14 @@ class Board:
             job = self.job(count, k)
             _ = job.linear  # costs are there when our own search begins, too
             began_s = time.perf_counter()
-            place = peer.decide(job, k)
+            slot, rank = peer.decide(job)
             decide_s = time.perf_counter() - began_s
-            found.add(*self.judged(1 if peer.counts_itself else count, k, place), decide_s)
+            items = {}
+            for e in job.plan.encoders:
+                of, inline = job.items[e.module], job.plan.is_inline
+                items[e.module] = rank[of.sample_of] if inline else even_item_ranks(of, slot, count, e.parallel.dp)
+            assignment = Assignment(slot, rank, items)
+            found.add(job.judge.step_s(assignment) + self.plan.sync_s, job.keeps_caps(assignment), decide_s)
         return found
 
     def _plan(self, count: int) -> Plan | None:
@@ -126,72 +208,33 @@ def best_count(results: Mapping[int, Result]) -> int:
     return min(results, key=lambda m: (results[m].num_over_memory, np.mean(results[m].step_s)))
 
 
-def rows_of(problem: Problem, unseen: Batches) -> list[Row]:
+def rows_of(problem: Problem, unseen: Batches) -> Iterator[Row]:
     """Every peer on global batches nobody planned for."""
-    plans = {name: _timed(make) for name, make in _planners(problem).items()}
-    rows, ours_s = [], []
-    for on in ("dflop", "uniform"):
-        plan = plans[on][0]
-        if plan is None:
-            continue
-        board = Board(problem, plan, unseen)
-        base = own = board.dflop()
-        if on == "dflop":
-            ours_s = base.step_s
-        else:  # a count chosen as peers choose theirs, by quick looks at these very batches
-            own = board.dflop(best_count({m: board.dflop(m, QUICK) for m in board.counts()}))
-        decide_s = float(np.median(base.decide_s))
-        rows += [row | {"on": on, "dflop_decide_s": decide_s} for row in _batch_rows(board, own)]
-    plan_s = plans["dflop"][1]
-    return [*rows, *(row | {"dflop_decide_s": plan_s} for row in _plan_rows(problem, plans, unseen, ours_s))]
-
-
-def _planners(problem: Problem) -> dict[str, Callable[[], Plan | None]]:
-    return {
-        "dflop": lambda: plan_problem(problem)[0],
-        "uniform": lambda: tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan)),
-        "uniform, our batches": lambda: tuned_uniform(problem, lambda plan: scheduled_step_s(problem, plan)),
-        "default": lambda: default_plan(problem),
-        "reference": lambda: reference_plan(problem, literal).plan,
-        "reference, rule mended": lambda: reference_plan(problem, argmin).plan,
-    }
-
-
-def _timed(make: Callable[[], Plan | None]) -> tuple[Plan | None, float]:
     began_s = time.perf_counter()
-    try:
-        plan = make()
-    except InfeasiblePlanError:
-        plan = None
-    return plan, time.perf_counter() - began_s
-
-
-def _batch_rows(board: Board, ours: Result) -> Iterator[Row]:
-    """Every batcher with the number of microbatches that suits it best, or that it makes itself."""
-    for peer in batchers():
-        results = {m: board.run(m, peer) for m in board.counts()[: 1 if peer.counts_itself else None]}
-        count = "packed" if peer.counts_itself else "own"
-        yield results[best_count(results)].row("batch", peer.name, peer.origin, count, ours.step_s)
-
-
-def _plan_rows(
-    problem: Problem, plans: Mapping[str, tuple[Plan | None, float]], unseen: Batches, ours_s: Sequence[float]
-) -> Iterator[Row]:
-    """Every planner's plan under dflop's scheduler and under its own: arrival order, or the reference's objective."""
-    rivals = (
-        ("uniform", MEGATRON + "; tuned in arrival order", "arrival"),
-        ("uniform, our batches", MEGATRON + "; tuned under dflop's scheduler", None),
-        ("default", "re-expressed: largest tp, least pp that fits, one sample a microbatch", "arrival"),
-        ("reference", REFERENCE + ", its literal rule", "bottleneck"),
-        ("reference, rule mended", REFERENCE + ", the fastest by its formula", "bottleneck"),
+    board = Board(problem, plan_problem(problem)[0], unseen)
+    plan_s = time.perf_counter() - began_s
+    ours = board.dflop()
+    yield from _batch_rows("dflop", board, ours, ours)
+    began_s = time.perf_counter()
+    uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
+    uniform_s = time.perf_counter() - began_s
+    if uniform is None:
+        return
+    board = Board(problem, uniform, unseen)
+    base = board.dflop()
+    origin = (
+        "re-expressed: every uniform (tp, pp, dp) and count, as Megatron-LM lays models out; tuned in arrival order"
     )
-    for name, origin, habit in rivals:
-        plan, seconds = plans[name]
-        if plan is None:
-            continue  # none fits, or the model has not just one encoder
-        for on, policy in (("dflop", "balanced"), ("own", habit)):
-            if policy:
-                found = judge(plan, unseen, problem.cost, problem.cluster, policy)
-                fits = all(p <= problem.usable_bytes for part in plan.modules for p in part.stage_memory_bytes)
-                result = Result(list(found.step_s), found.num_over_cap if fits else len(unseen), [seconds])
-                yield result.row("plan", f"planner: {name}", origin, "plan's", ours_s) | {"on": on}
+    row = dataclasses.replace(base, decide_s=[uniform_s]).row("plan", "planner: uniform", origin, "plan's", ours.step_s)
+    yield row | {"on": "dflop", "dflop_decide_s": plan_s}
+    # A count chosen as peers choose theirs, by quick looks at these very batches.
+    own = board.dflop(best_count({m: board.dflop(m, QUICK) for m in board.counts()}))
+    yield from _batch_rows("uniform", board, base, own)
+
+
+def _batch_rows(on: str, board: Board, base: Result, ours: Result) -> Iterator[Row]:
+    """Every batcher with the number of microbatches that suits it best."""
+    for peer in batchers():
+        results = {m: board.run(m, peer) for m in board.counts()}
+        row = results[best_count(results)].row("batch", peer.name, peer.origin, "own", ours.step_s)
+        yield row | {"on": on, "dflop_decide_s": float(np.median(base.decide_s))}
