@@ -9,7 +9,7 @@ TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 LANES := layouts jobs kills instances served browser slurm
 
-.PHONY: help setup clients references rivals demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz clean $(LANES:%=lane-%)
+.PHONY: help setup clients references demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz clean $(LANES:%=lane-%)
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
@@ -65,24 +65,6 @@ $(VENV)/clients/torchvision: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
 	@touch $@
 
-# Rivals of the benches, beside the environment: ortools cannot share a process with highspy.
-rivals: $(VENV)/clients/ortools $(VENV)/clients/flatflow $(VENV)/clients/galvatron
-
-$(VENV)/clients/ortools: $(VENV)/.ready
-	$(BIN)/pip install -q --upgrade --target $@ ortools==9.15.6755
-	@touch $@
-
-# FlatFlow, a peer of the scheduler: in a process of its own, for its graph format pins flatbuffers.
-$(VENV)/clients/flatflow: $(VENV)/.ready
-	$(BIN)/pip install -q --no-deps --upgrade --target $@ flatflow==0.0.63 flatbuffers==25.12.19
-	@touch $@
-
-# Galvatron's planner: installs (it compiles one file of C++), and cannot be imported without CUDA's apex; the bench of
-# peers says so. A failure here costs that bench a line, nothing else.
-$(VENV)/clients/galvatron: $(VENV)/.ready
-	-$(BIN)/pip install -q --no-deps --upgrade --target $@ hetu-galvatron==2.4.0 einops
-	@touch $@
-
 test-duckdb2: setup $(VENV)/clients/2.0
 	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/store
 
@@ -116,7 +98,7 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup rivals
+bench: setup
 	$(BIN)/python -m tests.bench $(if $(filter full,$(BENCH)),--full) $(if $(SIZES),--sizes $(SIZES)) $(if $(MEDIA),--media $(MEDIA))
 
 # Faults are drawn from SEED; `CHAOS="--run 7"` plays run 7 of it again. CHAOS=--slurm: on the tests' Slurm, with its faults.

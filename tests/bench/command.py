@@ -10,11 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.bench.figures import ROOT
-
-ORTOOLS = ROOT / ".venv" / "clients" / "ortools"
-"""Beside the environment, for it cannot share a process with highspy: `make rivals`."""
-
 
 def options(doc: str | None) -> argparse.ArgumentParser:
     """A parser that has what all of them take; `doc` is the module's docstring."""

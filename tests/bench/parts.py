@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.command import ORTOOLS
-
 NEEDS: Mapping[str, str] = {
     "sizes": "a table of real sample sizes: --sizes TABLE",
     "media": "a folder of real media: --media DIR",
     "slurm": "a Slurm that may be given 500 jobs: --slurm",
-    "rivals": "packages outside the environment: make rivals",
 }
 """What a part may need or take, and how to give it."""
 
@@ -66,9 +63,7 @@ class Part:
 
     def missing(self, given: Mapping[str, str]) -> list[str]:
         """What it needs and does not have, and how to give it."""
-        have = {*given, *(["rivals"] if ORTOOLS.is_dir() else [])}
-        if shutil.which("sbatch") is None:
-            have.discard("slurm")
+        have = set(given) if shutil.which("sbatch") else {*given} - {"slurm"}
         return [NEEDS[need] for need in self.needs if need not in have]
 
 
@@ -117,7 +112,7 @@ PARTS = (
     ),
     Part(
         "peers", "dflop against its peers on the same global batches, simulated", "tests.bench.peers", 30.0,
-        ("--full",), takes=SIZES, needs=("rivals",),
+        ("--full",), takes=SIZES,
     ),
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from dflop.cost.model import Floats
 from dflop.plan.baselines.uniform import tuned_uniform
@@ -88,8 +89,6 @@ def to_place(job: StepJob, bucket: Ints) -> Place:
 
 def _rebalanced(job: StepJob) -> Place:
     """transformers' BatchRebalanceSampler, the global batch kept; every rank works all of it out again."""
-    from transformers.trainer_pt_utils import BatchRebalanceSampler
-
     lengths, num_slots, num_ranks = tokens_of(job).tolist(), job.plan.num_microbatches, job.plan.module(LLM).parallel.dp
     slot, rank = np.zeros((2, len(lengths)), dtype=np.int64)
     sampler = BatchRebalanceSampler(lengths, len(lengths), num_ranks, num_slots, shuffle=False, drop_last=True)
