@@ -1,23 +1,19 @@
-"""The engine on this machine: `python -m tests.bench.engine [--part NAME ...] [--sizes TABLE] [--json FILE]`.
+"""The engine against plain Hugging Face: `python -m tests.bench.engine [--sizes TABLE] [--json FILE]`.
 
 Two processes, a core each, gloo between them; a small Qwen2.5-Omni thinker trains global batches of real shapes.
-`race`: step time of the engine (inline dp2, and vision | llm, in arrival order and scheduled) over that of Hugging Face
-alone in two data-parallel processes; all take the same arrays, made beforehand, and a step each in turn. `overhead`:
-processor time of a vision | llm microbatch outside the modules it runs. `stall`: how long a checkpoint holds up
-training, asynchronous and not. Ratios above 1 are in the engine's favour.
+Measured is the step time of Hugging Face alone in two data-parallel processes over that of the engine (inline dp2, and
+vision | llm, in arrival order and scheduled); all take the same arrays, made beforehand, and a step each in turn.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -31,17 +27,15 @@ from dflop.models.build import IGNORE_LABEL, build_model
 from dflop.models.family import Family
 from dflop.records import LLM, Measurement, Plan, SampleShape, StepPlan
 from dflop.schedule.scheduler import schedule_step
-from dflop.train.checkpoint import Checkpointer
-from dflop.train.engine import StepTrace
 from dflop.train.feed import seconds_per_grid
 from tests.bench import simulate_ranks as ranks
 from tests.bench.command import become_a_job, in_ranks, options
 from tests.bench.figures import conclude
 from tests.bench.instances import small_batch
-from tests.bench.markdown import percent, ratio, span, table
+from tests.bench.markdown import percent, ratio, table
 from tests.train.synthetic import make_inline_plan, make_plan
 
-NUM_RANKS, NUM_BATCHES, NUM_SAMPLES, NUM_MICROBATCHES, NUM_ROUNDS, NUM_CHECKPOINTS = 2, 5, 16, 8, 3, 10
+NUM_RANKS, NUM_BATCHES, NUM_SAMPLES, NUM_MICROBATCHES, NUM_ROUNDS = 2, 5, 16, 8, 3
 BUDGET_S, NUM_PROBED, PROFILE_SEED = 20.0, 80, 1 << 20
 """Of the probes that the scheduler's costs come from."""
 MAX_LOSS_ERROR = 1e-4
@@ -104,56 +98,18 @@ class Engine(ranks.EngineRank):
     def __init__(self, workload: Workload, plan: Plan, step_plans: Sequence[StepPlan]) -> None:
         super().__init__(dist.get_rank(), plan, workload.family, workload.model(), workload.source, step_plans)
 
-    def run(self, index: int) -> StepTrace:
-        """Forward and backward of all microbatches."""
+    def step(self, index: int) -> float:
+        """This process's share of the loss."""
         step_plan = self._step_plans[index]
         healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
         microbatches = self._prepared[index].microbatches
-        return self._engine.run(microbatches, healthy=healthy, num_loss_tokens=step_plan.num_supervised_tokens)
-
-    def step(self, index: int) -> float:
-        """This process's share of the loss."""
-        trace = self.run(index)
+        trace = self._engine.run(microbatches, healthy=healthy, num_loss_tokens=step_plan.num_supervised_tokens)
         self._reducer.reduce()
         norm, _ = self._reducer.norm_and_loss(trace.loss)
         self._reducer.clip(norm, ranks.MAX_GRAD_NORM)
         self._optimizer.step(ranks.LEARNING_RATE)
         self._optimizer.zero_grad()
         return trace.loss
-
-    @contextmanager
-    def module_time(self) -> Iterator[list[float]]:
-        """Processor seconds of this thread in the modules' forward and backward, call by call."""
-        spent: list[float] = []
-        is_inside = False
-
-        def timed(call: Callable[..., Any]) -> Callable[..., Any]:
-            def noted(*args: Any, **kwargs: Any) -> Any:
-                nonlocal is_inside
-                if is_inside:  # a backward that recomputes
-                    return call(*args, **kwargs)
-                is_inside, began_s = True, time.thread_time()
-                try:
-                    return call(*args, **kwargs)
-                finally:
-                    is_inside = False
-                    spent.append(time.thread_time() - began_s)
-
-            return noted
-
-        calls = [(torch.autograd, "backward")]
-        calls += [(s, name) for s in self._parts["stages"] for name in ("forward", "embed", "loss_sum")]
-        with ExitStack() as patches:
-            for place, name in calls:
-                if hasattr(place, name):
-                    patches.enter_context(mock.patch.object(place, name, timed(getattr(place, name))))
-            yield spent
-
-    @property
-    def state_bytes(self) -> int:
-        """Weights and optimizer state."""
-        moments = (t for tensors in self._optimizer.state().values() for t in tensors.values())
-        return sum(s.param_bytes for s in self._parts["stages"]) + sum(t.numel() * t.element_size() for t in moments)
 
 
 class PlainReplica:
@@ -272,121 +228,44 @@ def race_figures(by_rank: Sequence[Any], plans: Plans) -> tuple[dict[str, Any], 
     return {"step_s": {n: np.median(s, axis=0).mean() for n, s in wall_s.items()}, "ratios": ratios}, bounds
 
 
-def overhead(
-    rank: int, folder: Path, workload: Workload, plan: Plan, step_plans: tuple[StepPlan, ...], num_rounds: int
-) -> dict[str, Any]:
-    """Processor seconds per microbatch, medians over steps: in modules, and in what the engine does around them.
-
-    Waiting for a message takes none, and neither does waiting for a core.
-    """
-    ranks.take_core(rank)
-    engine, seen = Engine(workload, plan, step_plans), []
-    for of_round in range(num_rounds + 1):
-        for index in range(len(step_plans)):
-            dist.barrier()
-            with engine.module_time() as spent:
-                began_s = time.thread_time()
-                trace = engine.run(index)
-                step_s = time.thread_time() - began_s
-            engine._optimizer.zero_grad()
-            if of_round:
-                seen.append((sum(spent) / len(trace.timings), (step_s - sum(spent)) / len(trace.timings)))
-    modules_s, overhead_s = np.median(seen, axis=0).tolist()
-    return {"modules_s": modules_s, "overhead_s": overhead_s, "overhead_frac": overhead_s / modules_s}
-
-
-def stall(
-    rank: int, folder: Path, workload: Workload, plan: Plan, step_plans: tuple[StepPlan, ...], num_checkpoints: int
-) -> dict[str, float]:
-    """Medians over checkpoints of both kinds in turn, each behind a step."""
-    ranks.take_core(rank)
-    engine = Engine(workload, plan, step_plans)
-    parts, optimizer, state_bytes = engine._parts, engine._optimizer, engine.state_bytes
-    checkpointer = Checkpointer(
-        folder / "checkpoints", parts["stages"], optimizer, parts["groups"], parts["sharded"], keep=2
-    )  # fmt: skip
-    checkpointer.save(0, {})  # uncounted: host memory is taken once
-    checkpointer.wait()
-    seen = []
-    for n in range(num_checkpoints):
-        step_s = _step(engine, n % len(step_plans))[0]
-        asynchronous_s = _held_s(checkpointer, 2 * n + 1, waits=False)
-        beside_s = _step(engine, n % len(step_plans))[0]
-        checkpointer.wait()
-        seen.append((asynchronous_s, _held_s(checkpointer, 2 * n + 2, waits=True), step_s, beside_s))
-    checkpointer.close()
-    names = ("asynchronous_s", "synchronous_s", "step_s", "step_beside_write_s")
-    return {"state_bytes": state_bytes, **dict(zip(names, np.median(seen, axis=0).tolist(), strict=True))}
-
-
-def _held_s(checkpointer: Checkpointer, next_step: int, *, waits: bool) -> float:
-    dist.barrier()
-    began_s = time.perf_counter()
-    checkpointer.save(next_step, {})
-    if waits:
-        checkpointer.wait()
-    return time.perf_counter() - began_s
-
-
 def main() -> None:
     parser = options(__doc__)
-    parts = ("overhead", "race", "stall")
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated rows without")
-    parser.add_argument("--part", nargs="+", choices=parts, default=parts)
     args = parser.parse_args()
     become_a_job("tests.bench.engine", OMP_NUM_THREADS="1")
     family, size = ranks.family_of("omni"), NUM_SAMPLES
     batches = (small_batch(family, size, n, args.sizes, first_index=n * size) for n in range(NUM_BATCHES))
     workload = Workload(tuple(map(tuple, batches)))
-    found, bounds = run(workload, args.part)
+    found, bounds = run(workload)
     rows = "drawn from a table of real sizes, media made up" if args.sizes else "generated, media made up"
     told = {"num_batches": NUM_BATCHES, "num_samples": NUM_SAMPLES, "num_rounds": NUM_ROUNDS}
-    conclude({"samples": rows, "size": told, **found}, bounds, args.json, "torch", "transformers")
+    conclude({"samples": rows, "size": told, "race": found}, bounds, args.json, "torch", "transformers")
 
 
-def run(workload: Workload, parts: Sequence[str]) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
-    """Measures the parts; figures by part, and bounds."""
+def run(workload: Workload) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
+    """Figures and bounds of the race."""
     say(f"probing the model for {BUDGET_S:g} s")
     shapes = {model: small_batch(ranks.family_of(model), NUM_PROBED, PROFILE_SEED, None) for model in ranks.MODELS}
     probes = in_ranks(ranks.profile, NUM_RANKS, shapes, BUDGET_S)[list(ranks.MODELS).index("omni")].probes
     plans = make_plans(workload, probes, NUM_MICROBATCHES)
-    found: dict[str, Any] = {}
-    bounds: list[tuple[str, bool]] = []
-    if "overhead" in parts:
-        modules = in_ranks(overhead, NUM_RANKS, workload, *plans["engine, vision | llm, arrival"], NUM_ROUNDS)
-        found["overhead"] = {"modules": [{"module": m, **of} for m, of in zip(("vision", LLM), modules, strict=True)]}
-        print(f"engine's own processor time per microbatch: {found['overhead']['modules']}")
-    if "race" in parts:
-        print("step time, plain Hugging Face / engine")
-        found["race"], bounds = race_figures(in_ranks(race, NUM_RANKS, workload, plans, NUM_ROUNDS), plans)
-    if "stall" in parts:
-        held = in_ranks(stall, NUM_RANKS, workload, *plans["engine, inline dp2, arrival"], NUM_CHECKPOINTS)
-        found["stall"] = max(held, key=lambda of: of["asynchronous_s"])
-        print(f"a checkpoint: {found['stall']}")
-    return found, bounds
+    print("step time, plain Hugging Face / engine")
+    return race_figures(in_ranks(race, NUM_RANKS, workload, plans, NUM_ROUNDS), plans)
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """`engine`: the race; what the engine itself takes, and a checkpoint."""
+    """`engine`: the race."""
     wall = {(r["slower"], r["faster"]): r["wall"] for r in content["race"]["ratios"]}
     rows = [
         (name, *(ratio(wall[plain, f"engine, {layout}, {policy}"]) for layout in LAYOUTS))
         for plain, policy, name in ROWS
     ]
     head = ("step time of plain Hugging Face / engine", *LAYOUTS.values())
-    size, held, modules = content["size"], content["stall"], content["overhead"]["modules"]
+    size = content["size"]
     noise = [r["noise_frac"] for r in content["race"]["ratios"]]
     told = (
         f"Samples: {content['samples']}; "
         f"{size['num_rounds']} rounds of {size['num_batches']} global batches of {size['num_samples']} samples in "
-        f"turn; noise of a ratio is {percent(min(noise))} to {percent(max(noise))}. "
-        f"Beside {span([1e3 * m['modules_s'] for m in modules], '.0f')} ms of modules a microbatch takes "
-        f"{span([1e3 * m['overhead_s'] for m in modules], '.1f')} ms of the engine's own processor time "
-        f"({100 * np.mean([m['overhead_frac'] for m in modules]):.1f} %). "
-        f"A checkpoint of {held['state_bytes'] / 1e6:.0f} MB holds training up for "
-        f"{1e3 * held['asynchronous_s']:.0f} ms, {1e3 * held['synchronous_s']:.0f} ms if it waited; the step "
-        f"beside the write is {percent(held['step_beside_write_s'] / held['step_s'] - 1)} longer, since there is no "
-        "core to spare."
+        f"turn; noise of a ratio is {percent(min(noise))} to {percent(max(noise))}."
     )
     return {"engine": f"{table(head, rows)}\n\n{told}"}
 

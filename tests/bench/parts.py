@@ -78,10 +78,7 @@ PARTS = (
         "simulate", "real steps against the simulator", "tests.bench.simulate", 8.0, (),
         ("--budget", "30", "--batches", "2", "--rounds", "2", "--case", "0", "4", "6"), 1.7,
     ),
-    Part(
-        "engine", "the engine against plain Hugging Face", "tests.bench.engine", 5.0, (), ("--part", "race"), 4.4,
-        SIZES,
-    ),
+    Part("engine", "the engine against plain Hugging Face", "tests.bench.engine", 4.4, (), (), 4.4, SIZES),
     Part("plan", "what planning takes", "tests.bench.plan", 1.1, (), (), 1.1),
     Part(
         "regret", "how far the planner is from the best, simulated", "tests.bench.plan", 25.0, ("--part", "regret"),
