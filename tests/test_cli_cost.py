@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dflop.records import ProfileRecord
+from tests.builders import make_table
 from tests.jobs.configs import write_config
+from tests.report.test_cost_plots import probes
+from tests.store.asking import fill
 from tests.test_cli import assert_refused, dflop
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +54,40 @@ def test_a_plan_from_a_data_sheet_needs_no_hardware(folder: Path) -> None:
     assert "analytic, H200 SXM: never measured" in talk
 
 
-def test_profile_show_plan_and_compare(folder: Path) -> None:
+def test_costs_in_the_store_are_shown_and_drawn(folder: Path, tmp_path: Path) -> None:
+    tables = [replace(make_table(module), source="measured", num_measurements=24) for module in ("llm", "vision")]
+    inputs = json.dumps({"family": "tiny", "hardware": "test"})
+    profile = ProfileRecord("model", "model", "run", inputs, 48, 0, 1000.0, 1.0)
+    fill(tmp_path / "store", profile, *tables, *(probe for table in tables for probe in probes(table)))
+    rows, _ = run(tmp_path, "cost", "show", "mod", "--format", "json")
+    assert [(row["module"], row["source"], row["probes"]) for row in map(json.loads, rows)] == [
+        ("llm", "measured", 24), ("vision", "measured", 24),
+    ]  # fmt: skip
+    shown, _ = run(tmp_path, "cost", "show")
+    assert any("residual" in line for line in shown)
+    (picture,), _ = run(tmp_path, "cost", "show", "--output", "cost.svg")
+    assert (tmp_path / picture).read_text().startswith("<?xml")
+
+
+def compared(folder: Path, *arguments: str) -> str:
+    """What `dflop compare` says, after a look at its numbers."""
+    given = ("run.yaml", "--num-batches", "3", "--usd-per-gpu-hour", "2", "--format", "json")
+    rows, talk = run(folder, "compare", *given, *arguments)
+    found = {row["what"].removesuffix(" (exceeds memory)"): row for row in map(json.loads, rows)}
+    ours, tuned = found["dflop"], found["uniform, tuned"]
+    assert tuned["speedup"] == 1.0
+    assert ours["step_s"] <= 1.02 * tuned["step_s"]
+    assert ours["usd"] == pytest.approx(2 * ours["gpu_hours"]) == pytest.approx(ours["step_s"] * 4 * 10_000 / 3600 * 2)
+    assert found["perfect balance, no bubble"]["step_s"] < ours["step_s"]
+    return talk
+
+
+def test_a_comparison_from_a_data_sheet(folder: Path) -> None:
+    assert "simulated on 3 batches nobody planned for; costs analytic" in compared(folder, "--device", "h100")
+
+
+@pytest.mark.lane("jobs")
+def test_a_profile_is_made_once_and_planned_and_compared_with(folder: Path) -> None:
     (key,), talk = run(folder, "profile", "run.yaml")
     assert talk.count("unseen ones: median error") == 3
     (again,), talk = run(folder, "profile", "run.yaml")
@@ -59,33 +97,11 @@ def test_profile_show_plan_and_compare(folder: Path) -> None:
     tables = [json.loads(line) for line in rows]
     assert [t["module"] for t in tables] == ["audio", "llm", "vision"]
     assert all(t["source"] == "measured" and t["probes"] >= 12 for t in tables)
-    shown, _ = run(folder, "cost", "show")
-    assert any("residual" in line for line in shown)
-    (picture,), _ = run(folder, "cost", "show", "--output", "cost.svg")
-    assert (folder / picture).read_text().startswith("<?xml")
     links, _ = run(folder, "sql", "link_costs", "--format", "json")
     assert {json.loads(line)["op"] for line in links} == {"p2p", "all_reduce", "all_gather"}
     _, talk = run(folder, "plan", "run.yaml")
     assert "costs measured on" in talk
-    rows, talk = run(folder, "compare", "run.yaml", "--num-batches", "3", "--usd-per-gpu-hour", "2", "--format", "json")
-    found = {row["what"].removesuffix(" (exceeds memory)"): row for row in map(json.loads, rows)}
-    ours, tuned = found["dflop"], found["uniform, tuned"]
-    assert tuned["speedup"] == 1.0
-    assert ours["step_s"] <= 1.02 * tuned["step_s"]
-    assert ours["usd"] == pytest.approx(2 * ours["gpu_hours"]) == pytest.approx(ours["step_s"] * 4 * 10_000 / 3600 * 2)
-    assert found["perfect balance, no bubble"]["step_s"] < ours["step_s"]
-    assert "simulated on 3 batches nobody planned for; costs measured on" in talk
-
-
-def test_plans_for_other_numbers_of_gpus_and_other_programs(folder: Path) -> None:
-    lines, talk = run(folder, "plan", "run.yaml", "--device", "h100", "--gpus", "16", "--emit", "json")
-    document = json.loads("\n".join(lines))
-    assert document["schema"] == "dflop.plan"
-    assert "16 processes; simulated" in talk
-    lines, _ = run(folder, "plan", "run.yaml", "--device", "h100", "--gpus", "8", "--emit", "megatron-mimo")
-    assert any("megatron_mimo_parallelism_config" in line for line in lines)
-    assert_refused(dflop("plan", "run.yaml", "--emit", "deepspeed", cwd=folder), 2, "deepspeed", "megatron-mimo")
-    assert_refused(dflop("plan", "run.yaml", "--gpus", "5", cwd=folder), 2, "5 GPUs are not whole nodes of 4")
+    assert "simulated on 3 batches nobody planned for; costs measured on" in compared(folder)
 
 
 def test_compare_wants_a_configuration_or_a_suite(folder: Path) -> None:

@@ -49,20 +49,18 @@ def test_an_explanation_is_data_and_its_progress_is_talk(folder: Path) -> None:
 
 
 def test_an_explanation_for_programs_is_one_object_of_the_same_plans(folder: Path) -> None:
-    out, _ = plan(folder, "--gpus", "8", "--explain", "--format", "json")
+    out, _ = plan(folder, "--explain", "--format", "json")
     found = json.loads(out)
     assert found["simulated"] is True
     assert found["source"] == "analytic, H100 SXM: never measured"
-    one_less, one_more = found["variations"][1:3]
-    assert (found["variations"][0]["num_gpus"], one_less["name"], one_more["name"]) == (
-        8,
-        "one node fewer",
-        "one node more",
-    )
-    assert (one_less["num_gpus"], one_more["num_gpus"]) == (4, 12)
-    emitted, talk = plan(folder, "--gpus", "8", "--emit", "json")
-    assert json.loads(emitted)["plan_id"] == found["plans"][0]["plan_id"]
+    num_gpus = {variation["name"]: variation["num_gpus"] for variation in found["variations"]}
+    assert found["variations"][0]["num_gpus"] == 4
+    assert (num_gpus["half the node"], num_gpus["one node more"]) == (2, 8)
+    emitted, talk = plan(folder, "--emit", "json")
+    document = json.loads(emitted)
+    assert (document["schema"], document["plan_id"]) == ("dflop.plan", found["plans"][0]["plan_id"])
     assert found["plans"][0]["reason"] in talk
+    assert "4 processes; simulated" in talk
 
 
 def test_with_emit_the_explanation_leaves_stdout_to_the_file(folder: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -15,8 +14,10 @@ import pytest
 from dflop.jobs import runs
 from dflop.jobs.driver import drive_alone
 from dflop.launch import JobState, JobStatus, Journal, log_paths
+from tests.forked import Program
 from tests.jobs.made import add_job, begun_at, make_run, save_step
-from tests.test_cli import assert_refused, dflop, loaded_by, python_path
+from tests.launch.helpers import until
+from tests.test_cli import assert_refused, dflop, loaded_by
 
 
 @pytest.fixture
@@ -81,22 +82,18 @@ def test_a_log_is_followed_until_its_job_has_ended(folder):
     handle = add_job(run, "compare", JobState.RUNNING)
     log = log_paths(handle).stderr
     log.write_text("one\n")
-    command = [sys.executable, "-m", "dflop.cli", "runs", "logs", "latest", "-f"]
+    out, err = folder / "out", folder / "err"
     with drive_alone(run, print):  # its driver keeps the journal
-        following = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={"PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
-        assert following.stdout is not None
-        assert following.stdout.readline() == "one\n"
+        following = Program("dflop.cli", ("runs", "logs", "latest", "-f"), os.environ, out, err=err, cwd=folder)
+        until(lambda: out.read_text() == "one\n", what="the first line")
         with log.open("a") as file:
             file.write("two\nthree")
-        assert following.stdout.readline() == "two\n"
+        until(lambda: out.read_text() == "one\ntwo\n", what="the second line")
         with log.open("a") as file:
             file.write(" is whole\n")
         Journal(run.path, run.run_id).changed(handle, JobStatus(JobState.DONE))
-        rest, talk = following.communicate(timeout=60)
-    assert (following.returncode, rest) == (0, "three is whole\n"), talk
+        assert following.wait(60) == 0, err.read_text()
+    assert out.read_text() == "one\ntwo\nthree is whole\n"
 
 
 def test_no_run_and_several_are_told_apart(folder):

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,7 +17,10 @@ import pytest
 
 from dflop.records import RunRecord
 from dflop.store.ingest import ingest
+from dflop.store.snapshot import read_current
 from dflop.store.spool import SpoolWriter, list_files
+from tests.forked import Program, run_module
+from tests.launch.helpers import until
 from tests.test_cli import assert_refused, dflop, python_path
 
 
@@ -98,21 +100,18 @@ def test_compact_and_gc_say_what_they_would_do_before_they_do_it(store: Path) ->
 
 
 def test_watch_ingests_what_arrives_and_ends_in_peace(store: Path) -> None:
-    command = [sys.executable, "-m", "dflop.cli", "store", "ingest", "--watch", "--interval-s", "0.2"]
-    env = {**os.environ, "DFLOP_STORE": str(store), "PYTHONPATH": python_path()}
-    process = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = store.parent / "out", store.parent / "err"
+    arguments = ("store", "ingest", "--watch", "--interval-s", "0.2", "--store", str(store))
+    watching = Program("dflop.cli", arguments, os.environ, out, err=err)
     try:
         write(store, "new")
-        deadline_s = time.monotonic() + 60
-        while json.loads((store / "CURRENT").read_text())["seq"] < 2:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        until(lambda: read_current(store).seq == 2, what="the new file")
+        os.kill(watching.pid, signal.SIGTERM)
+        assert watching.wait(60) == 0, err.read_text()
     finally:
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert out.endswith("passes\n")
-    assert "snapshot 2: 1 rows of 1 files" in err
+        watching.kill()
+    assert out.read_text().endswith("passes\n")
+    assert "snapshot 2: 1 rows of 1 files" in err.read_text()
 
 
 def test_sql_writes_files_of_every_form(store: Path) -> None:
@@ -163,19 +162,10 @@ def test_a_view_that_an_old_snapshot_lacks_leads_to_ingest(store: Path) -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "dflop.cli",
-        "sql",
-        "from range(1000000)",
-        "--format",
-        "csv",
-        "--store",
-        str(store),
-    ]
+    command = ["-m", "dflop.cli", "sql", "from range(1000000)", "--format", "csv", "--store", str(store)]
+    env = {**os.environ, "PYTHONPATH": python_path()}
     with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -231,6 +221,7 @@ def test_one_function_cannot_take_the_machines_memory(store: Path) -> None:
 
 def test_a_function_that_hears_no_interrupt_is_stopped(store: Path) -> None:
     query = "select levenshtein(repeat('a', 1000000), repeat('b', 1000000 + a::int)) from range(1) as r(a)"
-    done = dflop("sql", query, "--timeout-s", 0.5, "--store", store, cwd=store.parent)
+    code = "from dflop.store import bounds; bounds.OVERTIME_S = 2.0; from dflop.cli import main; main()"
+    arguments = ("sql", query, "--timeout-s", "0.5", "--store", str(store))
+    done = run_module("tests.store.snippet", code, *arguments, cwd=store.parent, env=os.environ)
     assert_refused(done, 4, "stopped after 0.5 s", "did not end by itself")
-    assert dflop("sql", "select 1", "--store", store, cwd=store.parent).returncode == 0
