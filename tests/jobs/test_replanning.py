@@ -11,12 +11,14 @@ from dflop.jobs.basis import basis_of
 from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import GlobalBatches
+from dflop.jobs.steps import TRAIN, GlobalBatches
 from dflop.records import LLM, Plan, StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
+from dflop.train.manifest import read_latest
 from tests.jobs.changing import changing_run
+from tests.jobs.training import fresh, losses_of, run_ranks
 
 NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 40, "model"
 
@@ -53,6 +55,9 @@ def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for
     )  # fmt: skip
     planning.plan_run(run, run.config(), PROFILE_KEY, print)
     before = run.plan()
+    straight = fresh(run, tmp_path / "straight")
+    ended = run_ranks(straight, "dflop.jobs.train", str(straight.path), TRAIN, limit_s=600)
+    assert set(ended.codes) == {0}, "\n".join(ended.stderr)
     asyncio.run(drive(run))
 
     ingest(run.config().store)
@@ -72,6 +77,8 @@ def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for
 
     seen = sorted(read_spool(run.config().store, StepObservation), key=lambda o: (o.step, o.rank))
     assert [(o.step, o.rank) for o in seen] == [(t, r) for t in range(NUM_STEPS) for r in range(3)], "once each"
+    assert losses_of(run) == pytest.approx(losses_of(straight), rel=1e-5)
+    assert read_latest(run.checkpoints)["next_step"] == NUM_STEPS
     batches = GlobalBatches(run.config(), run.shapes())
     attempts = {o.step: o.attempt for o in seen}
     assert set(attempts.values()) == {1, 2}
