@@ -22,6 +22,7 @@ from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs import SampleCosts, sample_costs_from_tables
+from dflop.sampler.plans import warm_up
 from dflop.train import manifest
 from tests.builders import make_cluster, make_sample, make_table
 from tests.fuzz import hostile
@@ -53,6 +54,12 @@ def _tables(folder: Path, example: bytes) -> None:
     path.write_bytes(example)
     found = attempt(sample_costs_from_tables, path, [make_sample(0, 10, [("vision", 40)]), make_sample(1, 30)])
     assert found is None or len(found) == 2
+
+
+def _compiled(folder: Path) -> Path:
+    for sync in ("step", "microbatch"):
+        warm_up(sync)
+    return folder
 
 
 def _costs(folder: Path, example: bytes) -> None:
@@ -187,7 +194,7 @@ TARGETS = (
     Target("plan-json", "plan documents with values of any type", hostile.broken_json(sound_plan()), _plan),
     Target("cost-tables", "`cost_tables.json` with values of any type", hostile.broken_json(sound_tables()), _tables),
     Target("sample-costs", "bytes of saved sample costs broken", hostile.broken_bytes(_saved_costs()), _costs,
-           deadline_s=60),  # the first one compiles kernels
+           _compiled),
     Target("run-directory", "run.json, journal, plan, tables, configuration of a run",
            st.sampled_from(list(_FILES)).flatmap(_content), _directory, _run, quick=4),
     Target("checkpoints", "manifests of checkpoints and `latest.json`", st.tuples(_MANIFEST, _LATEST), _checkpoints),
