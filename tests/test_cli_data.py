@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     demo = folder / "demo"
     write_config(
         folder, "dataset.demo=true", "dataset.demo_num_samples=24", f"dataset.annotations={demo}/annotations.jsonl",
-        f"dataset.media_root={demo}/media", f"dataset.tokenizer={demo}/tokenizer.json", "data_profile.num_shards=2",
+        f"dataset.media_root={demo}/media", f"dataset.tokenizer={demo}/tokenizer.json", "data_profile.num_shards=1",
     )  # fmt: skip
     return folder
 
@@ -31,39 +32,51 @@ def profile(folder: Path, *overrides: str) -> str:
     return key
 
 
-def test_profile_show_and_drift(folder: Path) -> None:
-    key = profile(folder)
+@pytest.fixture(scope="module")
+def key(folder: Path) -> str:
+    return profile(folder)
+
+
+@pytest.fixture(scope="module")
+def short(folder: Path, key: str) -> str:
+    """A second profile, of samples that were made shorter."""
+    return profile(folder, "dataset.max_llm_tokens=120", "dataset.overlong=[shrink]", "data_profile.max_bad_frac=1")
+
+
+def data(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return dflop("data", *arguments, cwd=folder, DFLOP_STORE=str(folder / "store"))
+
+
+def test_a_profile_is_made_once_and_shown(folder: Path, key: str) -> None:
     assert profile(folder) == key  # found, not made again
-    short = profile(folder, "dataset.max_llm_tokens=120", "dataset.overlong=[shrink]", "data_profile.max_bad_frac=1")
-    show = dflop("data", "show", key[:6], cwd=folder, DFLOP_STORE=str(folder / "store"))
+    show = data(folder, "show", key[:6])
     assert show.returncode == 0, show.stderr
-    for words in (
+    shown = (
         f"profile {key}",
         "24 samples, 0 of them made shorter, 0 left out",
         "single_image",
         "darker is more samples",
-    ):
-        assert words in show.stdout
-    summary = dflop("data", "show", key, "--format", "json", cwd=folder, DFLOP_STORE=str(folder / "store"))
-    rows = [json.loads(line) for line in summary.stdout.splitlines()]
+    )
+    assert [words for words in shown if words not in show.stdout] == []
+    rows = [json.loads(line) for line in data(folder, "show", key, "--format", "json").stdout.splitlines()]
     assert [r["num_samples"] for r in rows if (r["group"], r["module"]) == ("all", "llm")] == [24]
-    drawn = dflop("data", "show", "--output", "d.svg", cwd=folder, DFLOP_STORE=str(folder / "store"))
+
+
+def test_the_newest_profile_is_drawn_and_compared(folder: Path, key: str, short: str) -> None:
+    drawn = data(folder, "show", "--output", "d.svg")
     assert (drawn.returncode, drawn.stdout) == (0, "d.svg\n")
     assert short in (folder / "d.svg").read_text()  # the newest profile, where none is named
-    same = dflop("data", "drift", key, key, cwd=folder, DFLOP_STORE=str(folder / "store"))
-    assert same.returncode == 0
-    other = dflop("data", "drift", key, short, "--format", "json", cwd=folder, DFLOP_STORE=str(folder / "store"))
+    assert data(folder, "drift", key, key).returncode == 0
+    other = data(folder, "drift", key, short, "--format", "json")
     shifts = {row["quantity"]: row for row in map(json.loads, other.stdout.splitlines())}
     assert set(shifts) == {"group", "audio_tokens", "vision_tokens", "llm_tokens"}
     assert other.returncode == int(any(row["drifted"] for row in shifts.values()))
     assert shifts["llm_tokens"]["mean_ratio"] < 1
 
 
-def test_a_profile_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+def test_a_profile_that_is_not_there(folder: Path, key: str, tmp_path: Path) -> None:
     assert_refused(dflop("data", "show", cwd=tmp_path), 4, "no snapshot")
-    profile(folder)
-    done = dflop("data", "show", "zz", cwd=folder, DFLOP_STORE=str(folder / "store"))
-    assert_refused(done, 1, "no data profile `zz`", "valid: ")
+    assert_refused(data(folder, "show", "zz"), 1, "no data profile `zz`", "valid: ")
 
 
 def test_too_many_bad_samples_stop_with_examples(folder: Path) -> None:
