@@ -40,13 +40,13 @@ demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
 test: setup clients references
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Slurm's tests share one cluster, and those of a server its port: one after the other.
 WORKERS := 2
 lane-served lane-slurm: WORKERS := 0
 $(LANES:%=lane-%): lane-%: setup clients references
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --lane $*
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --lane $*
 
 test-all: test $(LANES:%=lane-%) test-duckdb2 mutants
 
@@ -66,7 +66,7 @@ $(VENV)/clients/torchvision: $(VENV)/.ready
 	@touch $@
 
 test-duckdb2: setup $(VENV)/clients/2.0
-	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/store
+	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/store
 
 fuzz: MINUTES ?= 10
 fuzz: SEED ?= 1
@@ -77,7 +77,7 @@ fuzz: setup
 # Lines of dflop/ that tests run, those of jobs, ranks and workers too; fails below the bound in pyproject.toml.
 coverage: setup clients references
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile $(TESTS)
+	$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
