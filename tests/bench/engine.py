@@ -20,12 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel, Floats
 from dflop.jobs.talk import say
-from dflop.models.build import IGNORE_LABEL, build_model
-from dflop.models.family import Family
-from dflop.records import LLM, Measurement, Plan, SampleShape, StepPlan
+from dflop.models.build import IGNORE_LABEL
+from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.schedule.scheduler import schedule_step
 from dflop.train.feed import seconds_per_grid
 from tests.bench import simulate_ranks as ranks
@@ -35,8 +33,9 @@ from tests.bench.instances import small_batch
 from tests.bench.markdown import percent, ratio, table
 from tests.train.synthetic import make_inline_plan, make_plan
 
+MODEL = "omni"
 NUM_RANKS, NUM_BATCHES, NUM_SAMPLES, NUM_MICROBATCHES, NUM_ROUNDS = 2, 5, 16, 8, 3
-BUDGET_S, NUM_PROBED, PROFILE_SEED = 20.0, 80, 1 << 20
+BUDGET_S, NUM_PROBED, MAX_SAMPLES, PROFILE_SEED = 20.0, 80, 6, 1 << 20
 """Of the probes that the scheduler's costs come from."""
 MAX_LOSS_ERROR = 1e-4
 NUM_SIDE_BY_SIDE = {"plain, 4 padded samples at a time": 4, "plain, one sample at a time": 1}
@@ -56,16 +55,7 @@ class Workload:
 
     @cached_property
     def source(self) -> ranks.MadeUpSource:
-        return ranks.MadeUpSource("omni", [shape for batch in self.batches for shape in batch])
-
-    @cached_property
-    def family(self) -> Family:
-        return ranks.family_of("omni")
-
-    def model(self) -> nn.Module:
-        """The same weights wherever it is built."""
-        config = {**self.family.hf_config, **self.family.token_ids(ranks.token_id("omni"))}
-        return build_model(self.family, config, seed=0, dtype=torch.float32)
+        return ranks.MadeUpSource(MODEL, [shape for batch in self.batches for shape in batch])
 
     def padded(self, shapes: Sequence[SampleShape]) -> tuple[dict[str, Any], torch.Tensor]:
         """Arguments of Hugging Face's own forward for samples side by side, padded to the longest, and labels."""
@@ -96,7 +86,7 @@ class Engine(ranks.EngineRank):
     """One process of the engine, which trains the steps it is asked for."""
 
     def __init__(self, workload: Workload, plan: Plan, step_plans: Sequence[StepPlan]) -> None:
-        super().__init__(dist.get_rank(), plan, workload.family, workload.model(), workload.source, step_plans)
+        super().__init__(dist.get_rank(), MODEL, plan, step_plans, workload.batches)
 
     def step(self, index: int) -> float:
         """This process's share of the loss."""
@@ -119,7 +109,7 @@ class PlainReplica:
     """
 
     def __init__(self, workload: Workload, num_side_by_side: int) -> None:
-        ours, n = workload.model(), num_side_by_side
+        ours, n = ranks.build(MODEL), num_side_by_side
         self._model = type(ours)._from_config(
             copy.deepcopy(ours.config), attn_implementation="sdpa", dtype=torch.float32
         )
@@ -159,12 +149,10 @@ Plans = Mapping[str, tuple[Plan, tuple[StepPlan, ...]]]
 """Of the engine, by name."""
 
 
-def make_plans(workload: Workload, probes: Sequence[Measurement], num_microbatches: int) -> Plans:
+def make_plans(workload: Workload, cost: CostModel, num_microbatches: int) -> Plans:
     """Both layouts, each in arrival order and scheduled; a replica has half of the microbatches."""
-    family = workload.family
-    specs = tuple(s for s in family.specs() if s.module in ("vision", LLM))
-    cost = CostModel(fit_cost_tables(probes, specs), specs=specs, extrapolate=True)
-    depth = {s.module: s.num_layers for s in specs}
+    family = ranks.family_of(MODEL)
+    depth = {s.module: s.num_layers for s in family.specs() if s.module in ("vision", LLM)}
     inline = make_inline_plan([depth], dp=NUM_RANKS, num_microbatches=num_microbatches // NUM_RANKS)
     split = make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=num_microbatches, of=family)
     found = {}
@@ -233,7 +221,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated rows without")
     args = parser.parse_args()
     become_a_job("tests.bench.engine", OMP_NUM_THREADS="1")
-    family, size = ranks.family_of("omni"), NUM_SAMPLES
+    family, size = ranks.family_of(MODEL), NUM_SAMPLES
     batches = (small_batch(family, size, n, args.sizes, first_index=n * size) for n in range(NUM_BATCHES))
     workload = Workload(tuple(map(tuple, batches)))
     found, bounds = run(workload)
@@ -245,9 +233,9 @@ def main() -> None:
 def run(workload: Workload) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
     """Figures and bounds of the race."""
     say(f"probing the model for {BUDGET_S:g} s")
-    shapes = {model: small_batch(ranks.family_of(model), NUM_PROBED, PROFILE_SEED, None) for model in ranks.MODELS}
-    probes = in_ranks(ranks.profile, NUM_RANKS, shapes, BUDGET_S)[list(ranks.MODELS).index("omni")].probes
-    plans = make_plans(workload, probes, NUM_MICROBATCHES)
+    # Two models, so that both cores are as busy as in training.
+    shapes = {m: small_batch(ranks.family_of(m), NUM_PROBED, PROFILE_SEED, None) for m in (MODEL, "llava")}
+    plans = make_plans(workload, ranks.costs_of(shapes, BUDGET_S, MAX_SAMPLES)[MODEL], NUM_MICROBATCHES)
     print("step time, plain Hugging Face / engine")
     return race_figures(in_ranks(race, NUM_RANKS, workload, plans, NUM_ROUNDS), plans)
 

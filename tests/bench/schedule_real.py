@@ -13,80 +13,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from dflop.correct.estimate import Estimator
 from dflop.correct.times import StageTime, StepTimes
-from dflop.cost.fit import fit_cost_tables
-from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel, Floats
 from dflop.jobs.talk import say
-from dflop.models import load_family
-from dflop.models.build import build_model
-from dflop.models.family import Family
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
-from dflop.profile.hardware import hardware_name, software_name
-from dflop.profile.links import profile_links
-from dflop.profile.probe import ProbeSettings
-from dflop.profile.run import profile_model
 from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepObservation, StepPlan
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from tests.bench.command import become_a_job, in_ranks, keep_to
 from tests.bench.figures import conclude
 from tests.bench.instances import MAX_SMALL_TOKENS, S_PER_FRAME, SIDE_FRAC, SMALL_SHARES, small_batch
 from tests.bench.markdown import ratio, span, table
-from tests.bench.profile import VOCAB_SIZE
-from tests.bench.simulate_ranks import CPU, DEPTHS, EngineRank, MadeUpSource, Profiled, take_core
+from tests.bench.simulate_ranks import EngineRank, costs_of, family_of, take_core
 from tests.train.synthetic import make_inline_plan, make_plan
 
-NUM_CORES, TILE_PX = 2, 56
-TOKEN_ID = {"<image>": 1, "<video>": 2}
-ENCODER_LAYERS = {"equal": 7, "third": 3}
-"""Per model. Beside the LLM, the encoder's seconds are about those of the LLM, and a third of both."""
+NUM_CORES, MODELS = 2, ("equal", "third")
 CLUSTER = ClusterSpec("bench", "local", 1, NUM_CORES, 1 << 30, "cpu", NUM_CORES)
 NUM_FULL_SEEDS = 5
 """With fewer seeds, which is fewer global batches, there are fewer configurations, too."""
-NUM_PROBES, MAX_SAMPLES, NUM_REPEATS, LINKS_BUDGET_S = 24, 16, 5, 2.0
+MAX_SAMPLES = 16
 NUM_PROFILED, NUM_CORRECTION_STEPS, NUM_WARM_UP_STEPS = 200, 10, 6
 PROFILE_SEED, CORRECTION_SEED = 1 << 20, 1 << 21
 MAX_GRADIENT_ERROR = 1e-5
 Batches = Sequence[Sequence[SampleShape]]
-
-
-@cache
-def family_of(model: str) -> Family:
-    """A SigLIP tower over small tiles and a Qwen2 decoder."""
-    config = {
-        "tie_word_embeddings": False,
-        "image_grid_pinpoints": [[TILE_PX * h, TILE_PX * w] for h in range(1, 4) for w in range(1, 4)],
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-        "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 112, "intermediate_size": 336,
-            "num_hidden_layers": ENCODER_LAYERS[model], "num_attention_heads": 4, "image_size": TILE_PX,
-            "patch_size": 14, "vision_use_head": False,
-        },
-        "text_config": {
-            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 160, "intermediate_size": 448,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
-        },
-    }  # fmt: skip
-    return load_family("llava_onevision", config, {"video_frames": 16})
-
-
-class Source(MadeUpSource):
-    """Made-up tokens and pixels of given shapes."""
-
-    def __init__(self, model: str, shapes: Sequence[SampleShape]) -> None:
-        self._family, self._ids = family_of(model), TOKEN_ID
-        self._shapes = {s.sample_index: s for s in shapes}
 
 
 @dataclass(frozen=True)
@@ -155,31 +110,10 @@ class Job:
         return cls(case, tuple(plans), batches, num_rounds)
 
 
-def profile(rank: int, folder: Path, shapes: Mapping[str, Sequence[SampleShape]], budget_s: float) -> Profiled:
-    """Probes of one model per rank, at the same time as training runs, and of the link between them."""
-    take_core(rank)
-    model = list(ENCODER_LAYERS)[rank]
-    family, hardware, software = family_of(model), hardware_name("cpu"), software_name()
-    probes = list(
-        profile_model(
-            family, shapes[model], token_config=family.token_ids(TOKEN_ID), vocab_size=VOCAB_SIZE,
-            settings=ProbeSettings(model, hardware, software, "float32", NUM_REPEATS), depths=DEPTHS,
-            num_probes=NUM_PROBES, max_samples=MAX_SAMPLES, budget_s=budget_s, device=CPU, progress=lambda line: None,
-        )
-    )  # fmt: skip
-    dist.barrier()
-    links = profile_links(
-        profile_key="bench", hardware=hardware, software=software, device=CPU, budget_s=LINKS_BUDGET_S
-    )
-    return Profiled(probes, list(links))
-
-
 def train(rank: int, folder: Path, job: Job) -> tuple[list[list[StepObservation]], float]:
     """`[round][step]` of one rank, and how far gradients of one global batch under two assignments differ, relative."""
     take_core(rank)
-    family, source = family_of(job.case.model), Source(job.case.model, [s for batch in job.batches for s in batch])
-    model = build_model(family, {**family.hf_config, **family.token_ids(TOKEN_ID)}, seed=0, dtype=torch.float32)
-    engine = EngineRank(rank, job.case.plan, family, model, source, job.step_plans)
+    engine = EngineRank(rank, job.case.model, job.case.plan, job.step_plans, job.batches)
     same = [i for i, p in enumerate(job.step_plans) if p.sample_index == job.step_plans[0].sample_index]
     first, *others = [engine.gradient(i) for i in same]
     errors = [float((g - first).abs().max() / first.abs().max()) for g in others]
@@ -192,7 +126,8 @@ def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> No
     become_a_job("tests.bench.schedule", OMP_NUM_THREADS="1")
     keep_to(NUM_CORES)
     is_full = len(seeds) >= NUM_FULL_SEEDS
-    costs = _profiled(sizes, budget_s=45.0 if is_full else 20.0)
+    shapes = {m: small_batch(family_of(m), NUM_PROFILED, PROFILE_SEED, sizes) for m in MODELS}  # others than trained
+    costs = costs_of(shapes, 45.0 if is_full else 20.0, MAX_SAMPLES)
     found, bounds, corrected = [], [], {}
     for case in CASES if is_full else QUICK_CASES:
         if case.model not in corrected:
@@ -208,18 +143,6 @@ def main(sizes: Path | None, seeds: Sequence[int], json_path: Path | None) -> No
         "side_frac": SIDE_FRAC, "s_per_frame": S_PER_FRAME, "group_shares": SMALL_SHARES,
     }  # fmt: skip
     conclude({"data": data, "cases": found}, bounds, json_path, "torch", "transformers", "numba")
-
-
-def _profiled(sizes: Path | None, budget_s: float) -> dict[str, CostModel]:
-    """Costs of every model; the samples they are profiled with are others than those of the steps."""
-    shapes = {m: small_batch(family_of(m), NUM_PROFILED, PROFILE_SEED, sizes) for m in ENCODER_LAYERS}
-    say(f"profiling {', '.join(ENCODER_LAYERS)} for {budget_s:g} s")
-    found: list[Profiled] = in_ranks(profile, NUM_CORES, shapes, budget_s)
-    links, costs = fit_link_costs(found[0].links), {}
-    for model, of in zip(ENCODER_LAYERS, found, strict=True):
-        specs = family_of(model).specs()
-        costs[model] = CostModel(fit_cost_tables(of.probes, specs), specs=specs, links=links, extrapolate=True)
-    return costs
 
 
 def _corrected(model: str, cost: CostModel, sizes: Path | None) -> CostModel:

@@ -4,38 +4,30 @@ Small models are profiled, plans of two processes are scheduled with the costs t
 steps over gloo, a core for each process. Predicted and measured are the whole step: pipeline, gradient synchronisation,
 optimizer. Steps run in rounds, the first one uncounted; measured is the median over rounds, the error of a case the
 median over its global batches, noise half the range over the rounds.
-
-A line says, predicted and measured: step, error, noise, share of the pipeline that is idle, and what an error is made
-of: `compute`, predicted over measured seconds of forward and backward, is the cost model's; `replay`, the pipeline
-simulated with the measured seconds over the measured one, is the simulator's.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
-from dflop.cost.fit import fit_cost_tables
-from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
-from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepObservation
-from dflop.schedule.scheduler import predicted_spans, schedule_step
-from dflop.simulate.events import Timeline
-from dflop.simulate.step import Node, simulate_step
+from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepPlan
+from dflop.schedule.scheduler import schedule_step
 from tests.bench.command import become_a_job, in_ranks, keep_to, options
 from tests.bench.figures import conclude
 from tests.bench.profile import Data
-from tests.bench.simulate_ranks import MODELS, Profiled, Run, family_of, profile, train
+from tests.bench.simulate_ranks import EngineRank, costs_of, family_of, take_core
 from tests.train.synthetic import make_plan
 
 BOUND_FRAC, NUM_CORES, BATCH_SIZE = 0.10, 2, 12
-Durations = Mapping[Node, Sequence[tuple[float, float]]]
+MAX_SAMPLES = 6
 
 
 @dataclass(frozen=True)
@@ -89,18 +81,11 @@ class Outcome:
     error_frac: float
     noise_frac: float
     """Half the range over the rounds, relative; median over the batches."""
-    predicted_idle_frac: float
-    """Of the pipeline, as measured."""
-    measured_idle_frac: float
-    compute_ratio: float
-    replay_ratio: float
 
     def line(self) -> str:
         return (
             f"{self.name:57s} {1e3 * self.predicted_step_s:5.0f} {1e3 * self.measured_step_s:5.0f} ms"
             f"  {self.error_frac:5.1%}  {self.noise_frac:5.1%}"
-            f"  idle {self.predicted_idle_frac:4.0%} {self.measured_idle_frac:4.0%}"
-            f"  compute {self.compute_ratio:.2f} replay {self.replay_ratio:.2f}"
         )
 
 
@@ -113,7 +98,7 @@ def main() -> None:
     args = parser.parse_args()
     become_a_job("tests.bench.simulate")
     keep_to(NUM_CORES)
-    costs = costs_of(in_ranks(profile, NUM_CORES, shapes_to_profile(), args.budget))
+    costs = costs_of(shapes_to_profile(), args.budget, MAX_SAMPLES)
     cases = CASES if args.case is None else [CASES[i] for i in args.case]
     outcomes = [run_case(case, costs[case.model], args.batches, args.rounds) for case in cases]
     error_frac = statistics.median(o.error_frac for o in outcomes)
@@ -127,23 +112,10 @@ def main() -> None:
 def shapes_to_profile() -> dict[str, list[SampleShape]]:
     """Per model samples of the same kinds as in its cases, but others."""
     found: dict[str, list[SampleShape]] = {}
-    for model in MODELS:
+    for model in dict.fromkeys(c.model for c in CASES):
         kinds = dict.fromkeys(c.data for c in CASES if c.model == model)
         found[model] = [shape for data in kinds for shape in data.shapes(family_of(model), 100, seed=0)]
     return found
-
-
-def costs_of(profiled: Sequence[Profiled]) -> dict[str, CostModel]:
-    """By model."""
-    links, costs = fit_link_costs(profiled[0].links), {}
-    for model, found in zip(MODELS, profiled, strict=True):
-        specs = family_of(model).specs()
-        tables = fit_cost_tables(found.probes, specs)
-        costs[model] = CostModel(tables, specs=specs, links=links, extrapolate=True)
-        for table in tables:
-            errors = f"error {table.median_error_frac:.1%}, noise {table.noise_frac:.1%}"
-            print(f"  {model}, {table.module}: {errors}", file=sys.stderr)
-    return costs
 
 
 def run_case(case: Case, cost: CostModel, num_batches: int, num_rounds: int) -> Outcome:
@@ -153,60 +125,29 @@ def run_case(case: Case, cost: CostModel, num_batches: int, num_rounds: int) -> 
         schedule_step(run_id="bench", step=step, plan=plan, batch=batch, cost=cost, policy=case.policy)
         for step, batch in enumerate(batches)
     )
-    run = Run(case.model, plan, step_plans, tuple(map(tuple, batches)))
-    by_rank = in_ranks(train, plan.num_processes, run, 1 + num_rounds)
-    rounds = [
-        [Seen.of(plan, ranks) for ranks in zip(*of_round, strict=True)]
-        for of_round in list(zip(*by_rank, strict=True))[1:]
-    ]
-    outcome = compare(case, run, cost, rounds)
-    print(outcome.line(), flush=True)
-    return outcome
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One step as all ranks saw it together."""
-
-    step_s: float
-    pipeline_s: float
-    idle_frac: float
-    """Of the pipeline."""
-    durations: Durations
-
-    @classmethod
-    def of(cls, plan: Plan, ranks: Sequence[StepObservation]) -> Seen:
-        pipeline_s = max(o.step_s - o.reduce_s - o.optimizer_s for o in ranks)
-        durations: dict[Node, list[tuple[float, float]]] = {}
-        for o in ranks:
-            found = durations[o.module, o.stage, o.dp_rank] = [(0.0, 0.0)] * plan.num_microbatches
-            for span in o.spans:
-                found[span.microbatch] = span.forward_s, span.backward_s
-        idle_frac = 1 - sum(o.busy_s for o in ranks) / (pipeline_s * len(ranks))
-        return cls(max(o.step_s for o in ranks), pipeline_s, idle_frac, durations)
-
-
-def compare(case: Case, run: Run, cost: CostModel, rounds: Sequence[Sequence[Seen]]) -> Outcome:
-    """The outcome of a case whose `[round][batch]` steps were `rounds`."""
-    plan, every = run.plan, [(batch, s) for of_round in rounds for batch, s in enumerate(of_round)]
-    predicted_s = np.array([p.predicted_step_s for p in run.step_plans]) + sync_s(case, cost)
-    measured_s = np.array([[s.step_s for s in of_round] for of_round in rounds])
+    by_rank = in_ranks(train, plan.num_processes, case.model, plan, step_plans, batches, 1 + num_rounds)
+    predicted_s = np.array([p.predicted_step_s for p in step_plans]) + sync_s(case, cost)
+    measured_s = np.max(by_rank, axis=0)[1:]  # [round, batch]
     median_s = np.median(measured_s, axis=0)
-    durations: list[Durations] = [
-        {node: [(s.forward_s, s.backward_s) for s in spans] for node, spans in of.items()}
-        for of in (predicted_spans(plan, p, b, cost) for p, b in zip(run.step_plans, run.batches, strict=True))
-    ]
-    return Outcome(
-        name=f"{run.model}, {case.name}, {plan.num_microbatches} microbatches, {case.policy}",
+    outcome = Outcome(
+        name=f"{case.model}, {case.name}, {plan.num_microbatches} microbatches, {case.policy}",
         predicted_step_s=float(predicted_s.mean()),
         measured_step_s=float(median_s.mean()),
         error_frac=float(np.median(np.abs(predicted_s / median_s - 1))),
         noise_frac=float(np.median(np.ptp(measured_s, axis=0) / 2 / median_s)),
-        predicted_idle_frac=statistics.mean(simulated(run, b, d).idle_frac for b, d in enumerate(durations)),
-        measured_idle_frac=statistics.median(s.idle_frac for _, s in every),
-        compute_ratio=len(rounds) * sum(map(_total_s, durations)) / sum(_total_s(s.durations) for _, s in every),
-        replay_ratio=statistics.median(simulated(run, b, s.durations).makespan_s / s.pipeline_s for b, s in every),
     )
+    print(outcome.line(), flush=True)
+    return outcome
+
+
+def train(
+    rank: int, folder: Path, model: str, plan: Plan, step_plans: Sequence[StepPlan],
+    batches: Sequence[Sequence[SampleShape]], num_rounds: int,
+) -> list[list[float]]:  # fmt: skip
+    """`[round][step]` seconds of one rank: all steps, again in every round, so that a slow minute hits all of them."""
+    take_core(rank)
+    engine = EngineRank(rank, model, plan, step_plans, batches)
+    return [[seen.step_s for seen in engine.first_steps(None)] for _ in range(num_rounds)]
 
 
 def sync_s(case: Case, cost: CostModel) -> float:
@@ -216,14 +157,6 @@ def sync_s(case: Case, cost: CostModel) -> float:
     cluster = ClusterSpec("bench", "local", 1, case.plan.num_processes, 1 << 30, "cpu", NUM_CORES)
     problem = Problem("bench", specs, cluster, cost, tuple(case.batches(1)), BATCH_SIZE, snapshot_seq=0)
     return plan_sync_s(problem, modules)
-
-
-def simulated(run: Run, batch: int, durations: Durations) -> Timeline:
-    return simulate_step(run.plan, run.step_plans[batch].work, durations)
-
-
-def _total_s(durations: Durations) -> float:
-    return sum(forward + backward for found in durations.values() for forward, backward in found)
 
 
 if __name__ == "__main__":

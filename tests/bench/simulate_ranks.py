@@ -1,4 +1,4 @@
-"""What the processes of measured steps share: made-up samples, and one rank of the engine that trains them.
+"""What measured steps share: small models and their costs, made-up samples, a rank of the engine that trains them.
 
 Inputs are made before a step is timed: decoding ahead would compete with the step for its core.
 """
@@ -9,8 +9,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dflop.cost.fit import fit_cost_tables
+from dflop.cost.links import fit_link_costs
+from dflop.cost.model import CostModel
+from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL, build_model
 from dflop.models.family import Family
 from dflop.parallel.topology import make_groups, seat_of
@@ -27,28 +30,54 @@ from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
 from dflop.records import LLM, LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed, PreparedStep, SampleSource, TokenizedSample
+from dflop.train.feed import Feed, PreparedStep, TokenizedSample
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plans import PlanMessage
 from dflop.train.reduce import GradientReducer
 from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
+from tests.bench.command import in_ranks
 from tests.bench.profile import VOCAB_SIZE, tiny_llava, tiny_omni
 
 CPU = torch.device("cpu")
-DEPTHS, NUM_PROBES, MAX_SAMPLES, NUM_REPEATS = (2, 4), 24, 6, 5
+DEPTHS, NUM_PROBES, NUM_REPEATS = (2, 4), 24, 5
 LINKS_BUDGET_S = 4.0
 LEARNING_RATE, MAX_GRAD_NORM = 1e-5, 1.0
-MODELS: Mapping[str, Callable[[], tuple[Family, dict[str, int], tuple[str, ...]]]] = {
-    "omni": tiny_omni,
-    "llava": tiny_llava,
+FIRST_TEXT_ID, TILE_PX = 16, 56
+
+
+def _small_tiles(encoder_layers: int) -> Family:
+    """A SigLIP tower over small tiles and a Qwen2 decoder."""
+    config = {
+        "tie_word_embeddings": False,
+        "image_grid_pinpoints": [[TILE_PX * h, TILE_PX * w] for h in range(1, 4) for w in range(1, 4)],
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 112, "intermediate_size": 336,
+            "num_hidden_layers": encoder_layers, "num_attention_heads": 4, "image_size": TILE_PX, "patch_size": 14,
+            "vision_use_head": False,
+        },
+        "text_config": {
+            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 160, "intermediate_size": 448,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
+        },
+    }  # fmt: skip
+    return load_family("llava_onevision", config, {"video_frames": 16})
+
+
+MODELS: Mapping[str, Callable[[], Family]] = {
+    "omni": lambda: tiny_omni()[0],
+    "llava": lambda: tiny_llava()[0],
+    "equal": partial(_small_tiles, 7),
+    "third": partial(_small_tiles, 3),
 }
-FIRST_TEXT_ID = 16
+"""In a process each, the encoder of `equal` takes about as long as the LLM, that of `third` a third of both."""
 
 
 @cache
 def family_of(model: str) -> Family:
-    return MODELS[model]()[0]
+    return MODELS[model]()
 
 
 @cache
@@ -57,6 +86,13 @@ def token_id(model: str) -> dict[str, int]:
     tokens = family_of(model).media_tokens.values()
     names = dict.fromkeys(name for t in tokens for name in (t.begin, t.pad, t.end) if name)
     return {name: number for number, name in enumerate(names, start=1)}
+
+
+def build(model: str) -> torch.nn.Module:
+    """The same weights wherever it is built."""
+    family = family_of(model)
+    config = {**family.hf_config, **family.token_ids(token_id(model))}
+    return build_model(family, config, seed=0, dtype=torch.float32)
 
 
 class MadeUpSource:
@@ -106,24 +142,29 @@ def take_core(rank: int) -> None:
     torch.set_num_threads(1)
 
 
-@dataclass(frozen=True)
-class Profiled:
-    """What one rank measured."""
+def costs_of(shapes: Mapping[str, Sequence[SampleShape]], budget_s: float, max_samples: int) -> dict[str, CostModel]:
+    """By model; `shapes` are what each is profiled with, in groups of `max_samples` at most."""
+    found = in_ranks(profile, len(shapes), shapes, budget_s, max_samples)
+    links, costs = fit_link_costs(found[0][1]), {}
+    for model, (probes, _) in zip(shapes, found, strict=True):
+        probed = {probe.module for probe in probes}
+        specs = tuple(s for s in family_of(model).specs() if s.module in probed)
+        costs[model] = CostModel(fit_cost_tables(probes, specs), specs=specs, links=links, extrapolate=True)
+    return costs
 
-    probes: list[Measurement]
-    links: list[LinkMeasurement]
 
-
-def profile(rank: int, folder: Path, shapes: Mapping[str, Sequence[SampleShape]], budget_s: float) -> Profiled:
+def profile(
+    rank: int, folder: Path, shapes: Mapping[str, Sequence[SampleShape]], budget_s: float, max_samples: int
+) -> tuple[list[Measurement], list[LinkMeasurement]]:
     """Probes of one model per rank, at the same time as training would run, and of the links between the ranks."""
     take_core(rank)
-    model = list(MODELS)[rank]
+    model = list(shapes)[rank]
     family, hardware, software = family_of(model), hardware_name("cpu"), software_name()
     probes = list(
         profile_model(
             family, shapes[model], token_config=family.token_ids(token_id(model)), vocab_size=VOCAB_SIZE,
             settings=ProbeSettings(model, hardware, software, "float32", NUM_REPEATS),
-            depths=DEPTHS, num_probes=NUM_PROBES, max_samples=MAX_SAMPLES, budget_s=budget_s, device=CPU,
+            depths=DEPTHS, num_probes=NUM_PROBES, max_samples=max_samples, budget_s=budget_s, device=CPU,
             progress=lambda line: print(f"  {model}, {line}", file=sys.stderr, flush=True),
         )
     )  # fmt: skip
@@ -131,29 +172,7 @@ def profile(rank: int, folder: Path, shapes: Mapping[str, Sequence[SampleShape]]
     links = profile_links(
         profile_key="bench", hardware=hardware, software=software, device=CPU, budget_s=LINKS_BUDGET_S
     )
-    return Profiled(probes, list(links))
-
-
-@dataclass(frozen=True)
-class Run:
-    """Steps of one plan, one per global batch."""
-
-    model: str
-    plan: Plan
-    step_plans: tuple[StepPlan, ...]
-    batches: tuple[tuple[SampleShape, ...], ...]
-
-
-def train(rank: int, folder: Path, run: Run, num_rounds: int) -> list[list[StepObservation]]:
-    """What one rank observed: all steps, again in every round, so that a slow minute hits all of them."""
-    take_core(rank)
-    family = family_of(run.model)
-    source = MadeUpSource(run.model, [shape for batch in run.batches for shape in batch])
-    model = build_model(
-        family, {**family.hf_config, **family.token_ids(token_id(run.model))}, seed=0, dtype=torch.float32
-    )
-    engine_rank = EngineRank(rank, run.plan, family, model, source, run.step_plans)
-    return [engine_rank.first_steps(None) for _ in range(num_rounds)]
+    return probes, list(links)
 
 
 class EngineRank:
@@ -161,19 +180,19 @@ class EngineRank:
 
     Args:
         rank: This process.
+        model: Its name.
         plan: Layout.
-        family: Of the model.
-        model: The same on every rank.
-        source: Of the samples.
         step_plans: What is trained; the first has number 0, whatever it says.
+        batches: Global batches that hold all of their samples.
     """
 
     def __init__(
-        self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, source: SampleSource,
-        step_plans: Sequence[StepPlan],
+        self, rank: int, model: str, plan: Plan, step_plans: Sequence[StepPlan],
+        batches: Sequence[Sequence[SampleShape]],
     ) -> None:  # fmt: skip
+        family, source = family_of(model), MadeUpSource(model, [shape for batch in batches for shape in batch])
         seat, groups = seat_of(plan, rank), make_groups(plan, rank, timeout_s=120)
-        stages, sharded = make_stages(model, family, seat, groups.tensor)
+        stages, sharded = make_stages(build(model), family, seat, groups.tensor)
         trains = prepare_stages(stages, plan, seat, family, frozen=())
         feed = Feed(source, family, plan, seat, llm_stage_of(stages))
         hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
