@@ -21,7 +21,7 @@ from tests.jobs.training import NARROW_OMNI
 
 NUM_STEPS, BATCH_SIZE = 9, 8
 
-pytestmark = [pytest.mark.budget(120, "the one whole run"), pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.budget(180, "the one whole run"), pytest.mark.timeout(420)]
 
 
 def make_dataset(folder: Path) -> None:

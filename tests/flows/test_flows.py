@@ -33,6 +33,7 @@ def summarised(monkeypatch):
     monkeypatch.setattr("driving.markdown_history", lambda found: "nothing happened")
 
 
+@pytest.mark.budget(60, "the first test of a worker starts the Prefect server")
 def test_a_flow_run_is_named_after_its_run_shows_its_jobs_and_leads_to_them(fake, run, monkeypatch):
     add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
     add_job(run, "train", JobState.RUNNING, JobState.FAILED)

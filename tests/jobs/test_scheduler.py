@@ -202,6 +202,7 @@ def test_a_second_start_takes_over_where_the_first_left_off(run, store):
     left = newest(store)
     wire.note_asked(store, 2)
     second = Scheduler(run, run.config(), run.plan(), TRAIN, attempt=1, start=2)
+    second.warm_up.result()  # without kernels it would be behind
     for step in range(left + 1, NUM_STEPS):
         observe(store, run, step)
     serve(second, store)
