@@ -281,7 +281,7 @@ def test_cancelling_many_is_one_command_and_ended_ones_are_no_error(launcher, sl
     launcher.cancel(*handles)
     launcher.cancel(*handles)
     launcher.cancel()
-    assert {s.state for s in launcher.poll_all(handles)} == {JobState.CANCELLED}
+    until(lambda: {s.state for s in launcher.poll_all(handles)} == {JobState.CANCELLED}, what="both to be cancelled")
     with pytest.raises(LaunchError, match="cancelled"):
         launcher.collect(handles[0])
 
