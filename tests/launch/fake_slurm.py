@@ -113,6 +113,8 @@ def run(folder, job_id):
     while True:
         with Jobs(folder) as jobs:
             job = jobs[job_id]
+            if job["state"] in FINAL:  # cancelled before this process came
+                return
             job["state"], job["pid"] = "RUNNING", os.getpid()
         o, element = job["options"], job["element"]
         per_node, nodes = int(o["ntasks-per-node"]), int(o["nodes"])
