@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         lanes = lanes_of(item)
         is_wanted = "all" in wanted or (bool(lanes & wanted) if wanted else not lanes)
-        is_named = any(item.nodeid.startswith(arg) for arg in named)
+        is_named = any(item.nodeid == arg or item.nodeid.startswith((f"{arg}[", f"{arg}::")) for arg in named)
         (kept if is_wanted or is_named else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
