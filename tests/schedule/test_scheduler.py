@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from dflop.cost.model import CostModel
 from dflop.errors import ConfigError
 from dflop.records import LLM, ModuleLoad
+from dflop.schedule.pack import token_cap
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, make_table, random_batch
 
@@ -55,6 +57,27 @@ def test_every_item_once_and_beside_its_sample(case, policy):
         assert {len(ranks) for ranks in w.owner} == {plan.module(w.module).parallel.dp}
     assert step_plan.num_supervised_tokens == sum(s.num_supervised_tokens for s in batch)
     assert step_plan.sample_index == tuple(s.sample_index for s in batch)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_never_worse_than_arrival_and_within_the_token_cap(case):
+    plan, batch, cost, max_concurrency = case
+    balanced = schedule(plan, batch, cost, max_concurrency)
+    arrival = schedule(plan, batch, cost, max_concurrency, policy="arrival")
+    assert balanced.arrival_step_s == arrival.arrival_step_s == arrival.predicted_step_s
+    lengths = [s.num_llm_tokens for s in batch]
+    buckets = plan.num_microbatches * plan.module(LLM).parallel.dp
+    cap = token_cap(np.array(lengths), buckets)
+
+    def largest(step_plan):
+        return max(sum(lengths[i] for i in ids) for ranks in step_plan.of(LLM).owner for ids in ranks)
+
+    assert largest(balanced) <= cap
+    if largest(arrival) <= cap:
+        assert balanced.predicted_step_s <= balanced.arrival_step_s
+    if balanced.policy == "arrival":
+        assert balanced.work == arrival.work
 
 
 @settings(max_examples=15, deadline=None)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dflop.errors import ConfigError
-from dflop.plan.emit import EMITTERS, emitter
+from dflop.plan.emit import EMITTERS, RULES, emitter
 from dflop.plan.emit.json_plan import read_plan
 from dflop.records import LLM
 from tests.plan.emit.plans import CLUSTER, module, split
@@ -22,6 +22,10 @@ def test_an_unknown_target_names_the_valid_ones():
     with pytest.raises(ConfigError, match="cannot emit `megatron`") as caught:
         emitter("megatron")
     assert caught.value.hint == "did you mean `megatron-mimo`? valid: json, megatron-mimo, torchrun"
+
+
+def test_targets_with_rules_are_targets():
+    assert set(RULES) <= set(EMITTERS)
 
 
 def test_the_registry_gives_the_json_that_is_read_back():
