@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import os
+import struct
 import warnings
 from pathlib import Path
 
@@ -51,6 +53,27 @@ def test_unusable_files_say_why(tmp_path, kind):
     for name, reason in {**expected, "text": "not an image|broken container"}.items():
         with pytest.raises(BadMedia, match=reason):
             read_header(kind, tmp_path / name)
+
+
+def test_the_cover_of_a_song_is_no_video(tmp_path):
+    cover = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(cover, "PNG")
+    picture = b"\0image/png\0\3\0" + cover.getvalue()
+    frame = b"APIC" + struct.pack(">I", len(picture)) + b"\0\0" + picture
+    size = bytes(len(frame) >> shift & 127 for shift in (21, 14, 7, 0))  # seven bits each
+    with av.open(tmp_path / "plain.mp3", "w") as container:
+        stream = container.add_stream("mp3", rate=16000, layout="mono")
+        samples = np.zeros((1, 16000), np.int16)
+        sound = av.AudioFrame.from_ndarray(samples, "s16p", "mono")
+        sound.sample_rate = 16000
+        container.mux([*stream.encode(sound), *stream.encode(None)])
+    song = tmp_path / "song.mp3"
+    song.write_bytes(b"ID3\3\0\0" + size + frame + (tmp_path / "plain.mp3").read_bytes())
+    with av.open(song) as container:
+        assert len(container.streams.video) == 1
+    assert read_header("audio", song).duration_s == pytest.approx(1.0, abs=0.1)
+    with pytest.raises(BadMedia, match="no video stream"):
+        read_header("video", song)
 
 
 def test_playlists_are_not_followed(media_root):

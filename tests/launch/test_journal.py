@@ -47,6 +47,15 @@ def test_a_line_torn_by_a_crash_is_dropped_and_later_lines_survive(tmp_path):
     assert [r.job_id for r in journal.records()] == ["1", "2"]
 
 
+def test_a_torn_line_in_a_long_journal_costs_no_other(tmp_path):
+    journal = Journal(tmp_path, "r1")
+    journal.submitted(*(handle_of(tmp_path, f"{n}") for n in range(500)))
+    assert journal.path.stat().st_size > 1 << 16, "longer than what is read to find the tear"
+    journal.path.write_bytes(journal.path.read_bytes() + b'{"run_id": "r1", "job_na')
+    Journal(tmp_path, "r1").submitted(handle_of(tmp_path, "last"))
+    assert [r.job_id for r in Journal(tmp_path, "r1").records()] == [*map(str, range(500)), "last"]
+
+
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     journal = Journal(tmp_path, "r1")
     journal.path.write_text("not json\n")

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from submitit.local.local import Controller
 
 from dflop.errors import Interrupted, LaunchError, PayloadError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
+from dflop.launch.controller import JobController
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId, kill_all
 from dflop.launch.results import TaskResult
@@ -163,6 +166,17 @@ def test_a_killed_rank_ends_the_job_and_its_peers(launcher, tmp_path, imports_on
     with pytest.raises(LaunchError, match=r"rank 1 died \(signal 9\)") as caught:
         launcher.collect(handle)
     assert caught.value.exit_code == LaunchError.exit_code == 5, "no fault of the payload"
+
+
+@pytest.mark.parametrize(("codes", "dead_rank"), [([1, -9, 1], 1), ([0, 1, 1], 1)])
+def test_of_tasks_seen_dead_at_once_the_killed_one_is_the_cause(tmp_path, monkeypatch, codes, dead_rank):
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(Controller, "__init__", lambda self, folder: None)
+    controller = JobController(tmp_path, "7")
+    controller.tasks = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
+    controller.timeout_s, controller.signal_delay_s = 60, 10
+    assert controller.wait() == codes
+    assert controller.exit_record == {"codes": codes, "dead_rank": dead_rank, "timed_out": False}
 
 
 def test_a_killed_controller_leaves_no_task_behind(launcher, tmp_path):

@@ -50,7 +50,7 @@ IMAGES: list[list[Media]] = [
     [],
     [("image", 200, 60, 1, 0.0), ("image", 31, 33, 1, 0.0)],
     [("video", 90, 64, 7, 3.5), ("image", 64, 150, 1, 0.0)],
-    [("video", 30, 75, 4, 2.0)],
+    [("video", 30, 75, 4, 4.0)],  # a patch is other than a second of Qwen2.5-VL's positions
 ]
 AUDIO: list[list[Media]] = [
     [("audio", 0, 0, 0, 0.31)],

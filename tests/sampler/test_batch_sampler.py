@@ -62,6 +62,13 @@ def test_every_sample_once_per_epoch_over_all_ranks(num_samples, size, world, sl
     assert len(drawn) == len(set(drawn)) == expected
 
 
+def test_what_an_epoch_drops_does_not_begin_the_next():
+    sampler = make(size=32, drop_last=True)
+    drawn = [sorted(i for m in step for i in m) for step in sampler.steps(until=3 * 6)]
+    for first in (0, 6, 12):
+        assert len({i for batch in drawn[first : first + 6] for i in batch}) == 6 * 32
+
+
 def test_global_batches_are_the_same_for_any_number_of_ranks_microbatches_and_any_costs():
     expected = global_batches(1, 10)
     assert len(expected) == 10

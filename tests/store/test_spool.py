@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,27 @@ def test_a_file_whose_name_cannot_be_made_durable_is_taken_back(tmp_path: Path, 
             writer.flush()
     writer.flush()
     assert read_spool(tmp_path, Correction) == [make.correction()]  # once
+
+
+def test_bytes_are_on_disk_before_the_file_has_its_name(tmp_path: Path, make, monkeypatch) -> None:
+    calls: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def note_fsync(fd: int) -> None:
+        fsync(fd)
+        calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else f"{os.fstat(fd).st_size} bytes")
+
+    def note_link(source: Path, target: Path) -> None:
+        link(source, target)
+        calls.append("link")
+
+    writer = SpoolWriter(tmp_path, "run", "p")
+    writer.append(make.correction())
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "link", note_link)
+    writer.close()
+    (file,) = (path for path in tmp_path.rglob("*.parquet"))
+    assert calls[-3:] == [f"{file.stat().st_size} bytes", "link", "folder"]
 
 
 def test_a_link_that_nfs_reports_twice_is_ours(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
