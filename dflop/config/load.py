@@ -141,18 +141,19 @@ def _read(path: Path, above: Key = ()) -> tuple[dict[str, Any], dict[Key, Place]
         raise ConfigError(f"cannot read the configuration: {error.strerror}", where=str(path)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
-    data = _parse_yaml(text, str(path))
-    lines = lines_of(text)
+    data, lines = _parse_yaml(text, str(path))
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys", where=str(path))
     return data, {(*above, *key): Place(str(path), line, len(above)) for key, line in lines.items()}
 
 
-def _parse_yaml(text: str, where: str) -> Any:
-    """Plain values of a text; `where` names it in errors."""
+def _parse_yaml(text: str, where: str) -> tuple[Any, dict[Key, int]]:
+    """Plain values of a text and the lines of its keys; `where` names it in errors."""
+    reader = YAML(typ="safe", pure=True)
     try:
-        composed(text)  # refuses what would be too large before it is
-        data = YAML(typ="safe", pure=True).load(text)
+        root = composed(text, reader)  # refuses what would be too large before it is
+        lines = lines_of(root)  # before values are constructed, which merges nodes
+        data = reader.constructor.construct_document(root) if root is not None else None
         check_plain(data)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -167,7 +168,7 @@ def _parse_yaml(text: str, where: str) -> Any:
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         # What looks like a number, a date or a tag of YAML's own and is none: the reader lets Python's errors through.
         raise ConfigError(f"not valid YAML: {shortened(str(error))}", where=where) from None
-    return data
+    return data, lines
 
 
 def _section_path(parent: Path, section: str, name: str, places: dict[Key, Place]) -> Path:
@@ -192,7 +193,7 @@ def _apply(data: dict[str, Any], places: dict[Key, Place], override: str) -> Non
         if not isinstance(child, dict):
             raise ConfigError(f"`{name}` is not a section", where=f"--set {override}")
         node = child
-    node[leaf] = _parse_yaml(text, f"--set {shortened(override)}")
+    node[leaf], _ = _parse_yaml(text, f"--set {shortened(override)}")
     _forget(places, (*parents, leaf))
     places[(*parents, leaf)] = Place()
 

@@ -66,22 +66,17 @@ class Origins:
         return DEFAULT
 
 
-def lines_of(text: str) -> dict[Key, int]:
-    """Line of every key of a YAML text, from 1.
-
-    Raises:
-        YAMLError: the text is no YAML.
-    """
-    root = composed(text, may_turn_back=True)
-    return dict(_walk(root, (), ())) if root is not None else {}
+def lines_of(root: Node | None) -> dict[Key, int]:
+    """Line of every key of a YAML text that was `composed`, from 1."""
+    return dict(_walk(root, ())) if root is not None else {}
 
 
-def composed(text: str, *, may_turn_back: bool = False) -> Node | None:
+def composed(text: str, reader: YAML) -> Node | None:
     """The nodes of a YAML text, of which there are not too many: aliases of aliases make billions of a few lines.
 
     Args:
         text: Of one document.
-        may_turn_back: Whether an alias may lie in what it stands for.
+        reader: What will construct values of the nodes.
 
     Raises:
         YAMLError: the text is no YAML, or too large, too deep, or an alias lies in what it stands for.
@@ -89,8 +84,8 @@ def composed(text: str, *, may_turn_back: bool = False) -> Node | None:
     if len(text) > MAX_CHARACTERS:
         raise YAMLError(f"more than {MAX_CHARACTERS} characters")
     try:
-        root: Node | None = YAML(typ="safe", pure=True).compose(text)
-        num_nodes = _num_nodes(root, {}, may_turn_back) if root is not None else 0
+        root: Node | None = reader.compose(text)
+        num_nodes = _num_nodes(root, {}) if root is not None else 0
     except RecursionError:
         raise YAMLError("nested too deeply") from None
     if num_nodes > MAX_NODES:
@@ -98,37 +93,35 @@ def composed(text: str, *, may_turn_back: bool = False) -> Node | None:
     return root
 
 
-def _num_nodes(node: Node, known: dict[int, int | None], may_turn_back: bool) -> int:
+def _num_nodes(node: Node, known: dict[int, int | None]) -> int:
     """Nodes of a tree in which every alias is written out."""
     if id(node) in known:
-        if (count := known[id(node)]) is None and not may_turn_back:
+        if (count := known[id(node)]) is None:
             raise YAMLError("an alias (*name) lies in what it stands for")
-        return count or 0
+        return count
     known[id(node)] = None
     inner = node.value if isinstance(node, SequenceNode | MappingNode) else ()
     children = (child for entry in inner for child in (entry if isinstance(entry, tuple) else (entry,)))
-    known[id(node)] = total = 1 + sum(_num_nodes(child, known, may_turn_back) for child in children)
+    known[id(node)] = total = 1 + sum(_num_nodes(child, known) for child in children)
     return total
 
 
-def _walk(node: Node, key: Key, above: tuple[Node, ...]) -> Iterator[tuple[Key, int]]:
-    if any(node is other for other in above):
-        return  # an alias of something it lies in
+def _walk(node: Node, key: Key) -> Iterator[tuple[Key, int]]:
     if isinstance(node, SequenceNode):
         for number, element in enumerate(node.value):
             yield (*key, str(number)), element.start_mark.line + 1
-            yield from _walk(element, (*key, str(number)), (*above, node))
+            yield from _walk(element, (*key, str(number)))
     if isinstance(node, MappingNode):
         # A merged mapping comes first, so that the keys written here win.
         for name, value in sorted(node.value, key=lambda pair: pair[0].value != "<<"):
             if name.value == "<<":
-                yield from _merged(value, key, (*above, node))
+                yield from _merged(value, key)
                 continue
             yield (*key, str(name.value)), name.start_mark.line + 1
-            yield from _walk(value, (*key, str(name.value)), (*above, node))
+            yield from _walk(value, (*key, str(name.value)))
 
 
-def _merged(value: Node, key: Key, above: tuple[Node, ...]) -> Iterator[tuple[Key, int]]:
+def _merged(value: Node, key: Key) -> Iterator[tuple[Key, int]]:
     merged = value.value if isinstance(value, SequenceNode) else [value]
     for mapping in reversed(merged):  # of several, the first wins
-        yield from _walk(mapping, key, above)
+        yield from _walk(mapping, key)
