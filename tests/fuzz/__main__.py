@@ -45,14 +45,11 @@ def main() -> int:
 
 def campaign_of(name: str, seconds: float, seed: int) -> dict[str, Any]:
     """What came of a target, as JSON has it."""
-    num_examples, elapsed_s, crashes = in_process(name, DATABASE, seconds, seed)
-    for crash in crashes:
-        _say(f"{name}: {crash.name}\n{crash.trace}\nexample: {crash.example}")
-        _say(f"again: python -m tests.fuzz --target {name} --minutes 1 --seed {crash.seed}")
-    _say(f"{name}: {num_examples} examples in {elapsed_s:.0f} s, {len(crashes)} crashes")
-    shown = [{"name": crash.name, "seed": crash.seed, "example": crash.example} for crash in crashes]
-    counts = {"num_examples": num_examples, "elapsed_s": elapsed_s}
-    return {"target": name, **counts, "crashes": shown, "what": TARGETS[name].what}
+    found = in_process(name, DATABASE, seconds, seed)
+    for crash in found.crashes:
+        _say(f"{name}: {crash}\nagain: python -m tests.fuzz --target {name} --minutes 1 --seed {seed}")
+    _say(f"{name}: {found.num_examples} examples in {found.elapsed_s:.0f} s, {len(found.crashes)} crashes")
+    return {"target": name, "what": TARGETS[name].what, **vars(found)}
 
 
 def _say(line: str) -> None:

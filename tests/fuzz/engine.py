@@ -1,14 +1,15 @@
-"""Examples of one target until its time is over: every crash once, at its smallest.
+"""Examples of one target until its time is over.
 
-Hypothesis draws, makes small and remembers, in slices of `SLICE_EXAMPLES` with a seed each. A crash is named by its
-exception and the place in dflop it came from; later slices look for others. An alarm ends an example that takes too
-long; where the time goes in a library that does not come back to Python, the process ends with its stacks.
+Hypothesis draws, makes small, tells crashes apart and remembers them; a target is over with its first ones, and begins
+with them the next time. Here is what it has not: an alarm that ends an example that takes too long, and a process with
+bounds, which dies with its stacks where the time goes in a library that does not come back to Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import resource
 import signal
@@ -17,11 +18,10 @@ import tempfile
 import time
 import traceback
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -30,15 +30,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-import dflop
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
 MEMORY_BYTES = 12 << 30
 """Address space of a target's process: what draws more than that is a crash, too."""
-SLICE_EXAMPLES = 100
-SHRINK_S = 20.0
-_PACKAGE = Path(dflop.__file__).resolve().parent
+SLICE_EXAMPLES = 1000
 _HARD_S = 30.0
 """An example that ignores the alarm so long ends the process."""
 
@@ -47,86 +44,60 @@ class TooLong(Exception):
     """An example did not end within its deadline."""
 
 
-@dataclass(frozen=True)
-class Crash:
-    """One way a target fails."""
-
-    name: str
-    """Exception and place."""
-    seed: int
-    """Of the slice that found it."""
-    example: str
-    """The smallest one seen, as Python writes it."""
-    trace: str = ""
-
-
 @dataclass
 class Campaign:
-    """What came of a target so far; the file `last` has the example in hand, should this process die."""
+    """What came of a target."""
 
-    target: Target
-    check: Callable[[Any], Any]
-    last: Path
     num_examples: int = 0
     elapsed_s: float = 0.0
-    crashes: dict[str, Crash] = field(default_factory=dict)
-
-    def slice(self, number: int, until_s: float, options: settings) -> None:
-        """Draw examples with a seed; what crashes is made small for a while."""
-        new: dict[str, Crash] = {}
-
-        def one(example: Any) -> None:
-            nonlocal until_s
-            if time.monotonic() > until_s and self.num_examples:
-                return  # hypothesis calls that flaky where it makes a crash small, and ends
-            self.num_examples += not new
-            self.last.write_text(repr(example), encoding="utf-8")
-            try:
-                with _limit(self.target.deadline_s):
-                    self.check(example)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                name = name_of(error)
-                if name in self.crashes:
-                    return
-                until_s = until_s if new else time.monotonic() + SHRINK_S
-                crash = Crash(name, number, repr(example), traceback.format_exc())
-                new[name] = min(new.get(name, crash), crash, key=lambda c: (len(c.example), c.example))
-                if isinstance(error, Exception):
-                    raise
-                raise RuntimeError(name) from error  # a panic of a library in Rust, or an exit, would end hypothesis
-
-        try:
-            options(seed(number)(given(self.target.examples)(one)))()  # `seed` behind `options` forgets the database
-        except unittest.SkipTest:
-            pass  # the database has nothing
-        except Exception:
-            if not new:
-                raise  # not of an example: the strategy is wrong
-        self.crashes |= new
+    crashes: list[str] = field(default_factory=list)
+    """Traces, each with its smallest example."""
 
 
-def fuzz(
-    target: Target, folder: Path, *, seconds: float, first_seed: int, database: Path, max_slices: int = 1 << 40
-) -> Campaign:
-    """Run examples of a target for a bounded time; what `database` has, and one more, are run in any case."""
+def fuzz(target: Target, folder: Path, *, seconds: float, seeds: Iterable[int], database: Path) -> Campaign:
+    """Run examples of a target, a slice of them for each seed, until the time is over or a crash is small.
+
+    The file `last` has the example in hand, should this process die.
+    """
+    found, began_s, has_crashed = Campaign(), time.monotonic(), False
     options = settings(
         max_examples=SLICE_EXAMPLES, database=DirectoryBasedExampleDatabase(database / target.name), deadline=None,
-        derandomize=False, suppress_health_check=list(HealthCheck), print_blob=False, phases=(Phase.reuse,),
+        derandomize=False, suppress_health_check=list(HealthCheck), print_blob=False,
+        phases=(Phase.reuse, Phase.generate, Phase.shrink),
     )  # fmt: skip
-    work = folder / "work"
-    work.mkdir()
-    with contextlib.chdir(work):
-        campaign = Campaign(target, partial(target.check, target.prepare(work)), folder / "last")
-        began_s = time.monotonic()
-        campaign.slice(first_seed, float("inf"), options)
-        for number in range(first_seed, first_seed + max_slices):
-            campaign.slice(number, began_s + seconds, settings(options, phases=(Phase.generate, Phase.shrink)))
-            campaign.elapsed_s = time.monotonic() - began_s
-            if campaign.elapsed_s > seconds:
-                break
-    return campaign
+
+    def one(example: Any) -> None:
+        nonlocal has_crashed
+        if found.num_examples and not has_crashed and time.monotonic() > began_s + seconds:
+            raise unittest.SkipTest  # ends hypothesis
+        found.num_examples += not has_crashed
+        (folder / "last").write_text(repr(example), encoding="utf-8")
+        try:
+            with _limit(target.deadline_s):
+                target.check(prepared, example)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            has_crashed = True
+            if isinstance(error, Exception):
+                raise
+            raise RuntimeError(repr(error)) from error  # a panic of a library in Rust would end hypothesis
+
+    (folder / "work").mkdir()
+    with contextlib.chdir(folder / "work"):
+        prepared = target.prepare(folder / "work")
+        try:
+            for number in seeds:
+                options(seed(number)(given(target.examples)(one)))()  # `seed` behind `options` forgets the database
+        except unittest.SkipTest:
+            pass
+        except Exception as error:
+            if not has_crashed:
+                raise  # not of an example: the strategy is wrong
+            crashes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+            found.crashes = ["".join(traceback.format_exception(crash)) for crash in crashes]
+    found.elapsed_s = time.monotonic() - began_s
+    return found
 
 
 @contextlib.contextmanager
@@ -149,19 +120,8 @@ def _limit(seconds: float) -> Iterator[None]:
         raise TooLong(f"not done after {seconds:g} s, and swallowed")
 
 
-def name_of(error: BaseException) -> str:
-    """Exception and the innermost line of dflop, or of the target where dflop was not in."""
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    last = (mine or [frame for frame in frames if "/tests/fuzz/" in frame.filename])[-1]
-    path = Path(last.filename)
-    place = path.relative_to(_PACKAGE.parent) if mine else path.name
-    words = f": {error}"[:80] if isinstance(error, AssertionError) else ""
-    return f"{type(error).__name__} in {place}:{last.lineno} {last.name}{words}"
-
-
-def in_process(name: str, database: Path, seconds: float, first_seed: int) -> tuple[int, float, list[Crash]]:
-    """What `fuzz` finds in another process: examples, seconds, crashes; the death of that process is one, too."""
+def in_process(name: str, database: Path, seconds: float, first_seed: int) -> Campaign:
+    """What `fuzz` finds in another process; the death of that process is a crash, too."""
     with (
         tempfile.TemporaryDirectory(prefix="dflop-fuzz-") as folder,  # what a killed target leaves goes with it
         ProcessPoolExecutor(1, get_context("spawn"), _bound, (folder,)) as pool,
@@ -171,7 +131,7 @@ def in_process(name: str, database: Path, seconds: float, first_seed: int) -> tu
         except BrokenProcessPool as error:
             last = Path(folder) / "last"
             example = last.read_text(encoding="utf-8") if last.is_file() else "none"
-            return 0, 0.0, [Crash("the process died", first_seed, example, str(error))]
+            return Campaign(crashes=[f"the process died: {error}\nexample={example}"])
 
 
 def _bound(folder: str) -> None:
@@ -182,6 +142,5 @@ def _bound(folder: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _run(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> tuple[int, float, list[Crash]]:
-    found = fuzz(TARGETS[name], folder, seconds=seconds, first_seed=first_seed, database=database)
-    return found.num_examples, found.elapsed_s, list(found.crashes.values())
+def _run(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> Campaign:
+    return fuzz(TARGETS[name], folder, seconds=seconds, seeds=itertools.count(first_seed), database=database)
