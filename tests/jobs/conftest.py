@@ -18,7 +18,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     from tests.jobs.training import planned_run  # torch, which most tests here do without
 
-    return planned_run(tmp_path_factory.mktemp("planned"), "plan.num_scenarios=2", "plan.top=4")
+    return planned_run(tmp_path_factory.mktemp("planned"), "plan.num_scenarios=2", "plan.top=4", has_jobs=False)
 
 
 @pytest.fixture(scope="session")

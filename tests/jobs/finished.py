@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflop.config import dump_config, load_config
 from dflop.jobs.rundir import RunDir
 from dflop.records import Plan, RankSpan, RunRecord, StepObservation, StepPlan
 from dflop.report.details import RunDetails
@@ -14,7 +13,8 @@ from dflop.report.summary import RunSummary
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_table
-from tests.jobs.configs import write_config
+from tests.jobs.configs import make_config
+from tests.jobs.made import run_of
 from tests.report.detailed import SPLIT, batch_of, detailed, observe_step, plan_step, spans_of
 
 TRACE_EVERY = 2
@@ -22,11 +22,9 @@ TRACE_EVERY = 2
 
 def finished_run(folder: Path, *, num_steps: int = 6, plan: Plan = SPLIT, traces: bool = True) -> RunDir:
     """A run of `num_steps` steps and a comparison; every second step was traced in full."""
-    run = RunDir(folder / "runs" / "small-1")
-    run.path.mkdir(parents=True)
-    overrides = (f"cluster.num_processes_per_node={plan.num_processes}", "cluster.num_cores_per_node=64",
-                 f"train.num_steps={num_steps}")  # fmt: skip
-    run.config_file.write_text(dump_config(load_config(write_config(folder), overrides)))
+    processes = f"cluster.num_processes_per_node={plan.num_processes}"
+    config = make_config(folder, processes, "cluster.num_cores_per_node=64", f"train.num_steps={num_steps}")
+    run = run_of(folder / "runs" / "small-1", config)
     summary, details = detailed(plan, num_steps=1, num_batches=3, run_id=run.run_id)
     chosen = replace(summary.plan, run_id=run.run_id)
     run.write_plan(chosen, [make_table(m.module) for m in plan.modules])

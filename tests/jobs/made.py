@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dflop.config import dump_config
+from dflop.config import Config, dump_config
 from dflop.jobs import runs
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
@@ -14,12 +14,18 @@ from dflop.train.manifest import TMP_PREFIX, name_of, publish
 from tests.jobs.configs import make_config
 
 
+def run_of(path: Path, config: Config) -> RunDir:
+    """A run directory with its configuration and nothing else."""
+    run = RunDir(path)
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.config_file.write_text(dump_config(config))
+    return run
+
+
 def make_run(folder: Path, run_id: str = "small-1", state: str = runs.READY, *overrides: str, **facts: Any) -> RunDir:
     """A run of the configuration of `make_config(folder)`; `facts` replace what run.json says."""
     config = make_config(folder, *overrides)
-    run = RunDir(folder / "runs" / run_id)
-    run.path.mkdir(parents=True)
-    run.config_file.write_text(dump_config(config))
+    run = run_of(folder / "runs" / run_id, config)
     known = {"run_id": run_id, "config_key": config.key, "num_steps": 40, "backend": config.cluster.backend}
     run.write_state({**known, "state": state, **facts})
     return run

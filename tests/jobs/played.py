@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import uuid
 from pathlib import Path
 
-from dflop.config import dump_config
 from dflop.errors import Interrupted, LaunchError
 from dflop.jobs import submit
 from dflop.jobs.continuing import train_once
@@ -21,9 +19,9 @@ from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
 from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
 from dflop.records import LLM, Decision
 from dflop.store.spool import read_spool
-from dflop.train import manifest
 from tests.builders import make_plan
 from tests.jobs.configs import make_config
+from tests.jobs.made import run_of
 
 PLANS = [
     dataclasses.replace(make_plan({"vision": 1, LLM: 1}, num_microbatches=n), plan_id=f"plan-{n}", reason=f"for {n}")
@@ -34,11 +32,8 @@ STAGES = "stages=[{name: projector, num_steps: 4, frozen: [llm]}, {name: all}]"
 
 def configured_run(tmp_path: Path, *overrides: str) -> RunDir:
     """A run of ten steps without a plan."""
-    run = RunDir(tmp_path / "runs" / "small-1")
-    run.path.mkdir(parents=True)
     settings = ("train.num_steps=10", "replan.check_every_s=0.01", "replan.mode=act", *overrides)
-    run.config_file.write_text(dump_config(make_config(tmp_path, *settings)))
-    return run
+    return run_of(tmp_path / "runs" / "small-1", make_config(tmp_path, *settings))
 
 
 class PlayedLauncher(OneByOne):
@@ -83,13 +78,6 @@ def submitted(run: RunDir, launcher: PlayedLauncher) -> JobHandle:
     handle = launcher.submit(submit.train_job(run, run.config(), TRAIN, 1))
     Journal(run.path, run.run_id).submitted(handle)
     return handle
-
-
-def trained_to(run: RunDir, next_step: int) -> None:
-    folder = run.checkpoints / manifest.name_of(next_step)
-    folder.mkdir(parents=True)
-    (folder / manifest.MANIFEST).write_text(json.dumps({"meta": {"next_step": next_step}, "files": {}}))
-    (run.checkpoints / manifest.LATEST).write_text(json.dumps({"next_step": next_step}))
 
 
 def decision(verdict: str, at_s: float = math.inf) -> Decision:

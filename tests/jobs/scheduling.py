@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from dflop.config import dump_config
-from dflop.jobs.rundir import RunDir
 from dflop.jobs.scheduler import Scheduler
 from dflop.jobs.steps import TRAIN, GlobalBatches
 from dflop.parallel.topology import seats
@@ -17,6 +15,7 @@ from dflop.train import wire
 from dflop.train.wire import PlanMessage, RankTimes
 from tests.builders import make_cost, make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
+from tests.jobs.made import run_of
 
 NUM_STEPS, AHEAD = 6, 2
 
@@ -25,12 +24,11 @@ def planned_run(tmp_path):
     """A run with a plan, whose cost tables are in the store."""
     overrides = (f"train.num_steps={NUM_STEPS}", f"train.schedule_ahead={AHEAD}", "plan.global_batch_size=8")
     config = make_config(tmp_path, *overrides, "compare.num_batches=1", "compare.num_repeats=1")
-    run = RunDir(tmp_path / "runs" / "small-1")
-    run.path.mkdir(parents=True)
-    run.config_file.write_text(dump_config(config))
+    run = run_of(tmp_path / "runs" / "small-1", config)
     tables = [make_table("vision"), make_table(LLM)]
-    plan = dataclasses.replace(make_plan({"vision": 1, LLM: 1}), table_ids=tuple(t.table_id for t in tables))
-    run.write_plan(plan, tables)
+    run.write_plan(
+        dataclasses.replace(make_plan({"vision": 1, LLM: 1}), table_ids=tuple(t.table_id for t in tables)), tables
+    )
     run.write_shapes(random_batch(30, encoders=("vision",), seed=0))
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
         for table in tables:

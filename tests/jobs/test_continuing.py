@@ -14,7 +14,8 @@ from dflop.jobs.replan import Advice
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
-from tests.jobs.played import PLANS, STAGES, PlayedLauncher, advice, decisions, submitted, train, trained_to
+from tests.jobs.made import save_step
+from tests.jobs.played import PLANS, STAGES, PlayedLauncher, advice, decisions, submitted, train
 
 pytestmark = pytest.mark.usefixtures("untold")
 
@@ -44,9 +45,9 @@ def test_what_comes_next_follows_from_what_is_on_disk(make_run):
     assert what_next(run, launcher) is Todo.PLAN
     assert Journal(run.path, run.run_id).records()[-1].state == JobState.INTERRUPTED
     run.mark_replanning(False)
-    trained_to(run, 9)
+    save_step(run, 9)
     assert what_next(run, launcher) is Todo.TRAIN
-    trained_to(run, 10)
+    save_step(run, 10)
     assert what_next(run, launcher) is Todo.NOTHING
 
 
@@ -64,12 +65,12 @@ def test_every_stage_is_planned_once(make_run, monkeypatch):
     assert what_next(run, launcher) is Todo.PLAN
     assert plan_next(run, "key", None, str) == (PLANS[0],)
     assert what_next(run, launcher) is Todo.TRAIN
-    trained_to(run, 3)
+    save_step(run, 3)
     assert what_next(run, launcher) is Todo.TRAIN, "a run that is taken up again"
-    trained_to(run, 4)
+    save_step(run, 4)
     assert what_next(run, launcher) is Todo.PLAN
     assert plan_next(run, "key", None, str) == (PLANS[1],)
-    trained_to(run, 7)
+    save_step(run, 7)
     assert what_next(run, launcher) is Todo.TRAIN
     assert asked == [None, 4]
     (begun,) = decisions(run)
@@ -88,7 +89,7 @@ def test_a_job_makes_way_and_is_told_until_it_does(run, applied, monkeypatch, st
     assert what_next(run, launcher) is Todo.PLAN
     assert plan_next(run, "key", wanted, str) == (PLANS[1],)
     assert (run.plan(), applied, what_next(run, launcher)) == (PLANS[1], [wanted], Todo.TRAIN)
-    trained_to(run, 10)
+    save_step(run, 10)
     assert what_next(run, launcher) is Todo.NOTHING
 
 
@@ -140,7 +141,7 @@ def test_a_job_that_ends_its_stage_first_makes_the_advice_void(make_run, monkeyp
     run.write_plan(PLANS[0], [])
     write_basis(run, PlanBasis(PLANS[0].plan_id, 0, 0, ("llm",), ()))
     run.mark_replanning(True)
-    trained_to(run, 4)
+    save_step(run, 4)
     monkeypatch.setattr(planning, "plan_run", lambda *_, from_step: (PLANS[1],))
     assert what_next(run, launcher) is Todo.PLAN
     plan_next(run, "key", advice("done"), str)
@@ -156,7 +157,7 @@ def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
     def consider(*_: object) -> Advice:
         asked.append(1)
         if len(asked) == 3:
-            trained_to(run, 10)
+            save_step(run, 10)
             launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
         return advice(verdict)
 
@@ -177,7 +178,7 @@ def ends_as(launcher: PlayedLauncher, state: JobState, verdict: str = "") -> Cal
 
 def test_a_job_that_has_trained_its_last_step_when_it_is_told_to_stop_is_done(run, monkeypatch):
     launcher = PlayedLauncher()
-    trained_to(run, 10)
+    save_step(run, 10)
     monkeypatch.setattr(replan, "consider", ends_as(launcher, JobState.DONE, "done"))
     train(run, launcher)
     assert what_next(run, launcher) is Todo.NOTHING
@@ -202,7 +203,7 @@ def test_a_job_that_somebody_else_stops_or_that_fails_while_it_makes_way_ends_th
 def test_a_job_that_has_nothing_to_do_is_not_started_for_ever(run):
     launcher = PlayedLauncher(JobState.DONE)
     launcher.values = [{"first_step": 10, "num_steps": 10}]
-    trained_to(run, 8)
+    save_step(run, 8)
     with pytest.raises(TrainError, match="trained to step 10, the newest checkpoint seen here is of step 8"):
         train(run, launcher)
     launcher.values = [{"first_step": 8, "num_steps": 10}]

@@ -6,23 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dflop.config import dump_config
 from dflop.errors import Interrupted
 from dflop.jobs.follow import MAX_SAID, follow_job, follow_jobs
-from dflop.jobs.rundir import RunDir
 from dflop.jobs.watching import JobProgress
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, make_launcher
-from tests.jobs.configs import make_config
 from tests.jobs.played import PlayedLauncher
 from tests.launch.helpers import make_spec
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path / "runs" / "small-1")
-    run.path.mkdir(parents=True)
-    run.config_file.write_text(dump_config(make_config(tmp_path)))
-    return run
 
 
 @pytest.fixture

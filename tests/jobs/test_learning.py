@@ -121,15 +121,19 @@ def factor_at(factors: Factors, module, tokens):
     return found.factors[int(np.searchsorted(found.edges, tokens, side="right"))]
 
 
-@pytest.mark.parametrize("plan", [SPLIT, INLINE], ids=["split", "inline"])
-def test_large_samples_that_take_twice_as_long_are_planned_so_within_eight_steps(tmp_path, plan):
-    job = Job(tmp_path, plan, slow_sizes=[(LLM, 300, 2.0)]).run(9)
-    factors = job.planned_with[8]
+@pytest.fixture(scope="module", params=[SPLIT, INLINE], ids=["split", "inline"])
+def large_are_slow(request, tmp_path_factory):
+    """Ten steps of a job whose large samples take twice as long."""
+    return Job(tmp_path_factory.mktemp("job"), request.param, slow_sizes=[(LLM, 300, 2.0)]).run(10)
+
+
+def test_large_samples_that_take_twice_as_long_are_planned_so_within_eight_steps(large_are_slow):
+    factors = large_are_slow.planned_with[8]
     assert factor_at(factors, LLM, 800) == pytest.approx(2.0, rel=0.1)
     assert factor_at(factors, LLM, 60) == pytest.approx(1.0, rel=0.1)
     assert factor_at(factors, "vision", 100) == pytest.approx(1.0, rel=0.1)
     assert not factors.nodes
-    (switch,) = job.decisions("gate")
+    (switch,) = large_are_slow.decisions("gate")
     assert (switch.verdict, switch.step <= 7) == ("done", True)
     assert switch.measured > switch.expected >= 0
 
@@ -145,46 +149,36 @@ def test_a_module_that_is_slow_at_everything_is_slow_by_its_level(tmp_path):
     assert told[-1].measured == pytest.approx(1.5, rel=0.12)
 
 
-def test_a_slow_rank_is_named_and_nothing_else(tmp_path):
-    job = Job(tmp_path, slow_ranks={6: (1.6, 0)}).run(14)
+@pytest.mark.parametrize(
+    "slowness", [{"slow_ranks": {6: (1.6, 0)}}, {"held_up": {6: 1.6}}], ids=["computes", "held up"]
+)
+def test_a_slow_rank_is_named_and_nothing_else(tmp_path, slowness):
+    job = Job(tmp_path, **slowness).run(14)
     (told,) = job.decisions("slow_rank")
     assert told.verdict == "noticed"
     assert told.subject == "rank 6 (llm stage 0 replica 2 on node-1)"
     assert told.detail.startswith(told.subject + " takes 1.")
-    assert told.measured == pytest.approx(1.6, rel=0.08)
+    assert told.measured == pytest.approx(1.6, rel=0.1)
     assert {(row.rank, row.host) for row in job.rows_of(RankFactor)} == {(6, "node-1")}
     assert job.rows_of(RankFactor)[-1].is_in_force
     (node,) = job.learner.factors.nodes
     assert (node.module, node.stage, node.dp_rank) == (LLM, 0, 2)
-    assert node.factor == pytest.approx(1.6, rel=0.08)
+    assert node.factor == pytest.approx(1.6, rel=0.1)
     assert [f.level for f in job.learner.factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
 
 
-def test_a_rank_that_is_held_up_is_as_slow_as_one_that_computes_longer(tmp_path):
-    job = Job(tmp_path, held_up={6: 1.6}).run(14)
-    assert [d.subject for d in job.decisions("slow_rank")] == ["rank 6 (llm stage 0 replica 2 on node-1)"]
-    (node,) = job.learner.factors.nodes
-    assert node.factor == pytest.approx(1.6, rel=0.1)
-
-
-def test_where_predictions_are_right_nothing_is_told(tmp_path):
-    job = Job(tmp_path).run(25)
+def test_where_predictions_are_right_nothing_is_told_until_costs_change(tmp_path):
+    job = Job(tmp_path).run(20)
     readings = job.rows_of(GateReading)
     assert len(readings) >= 8
     assert not any(reading.is_on for reading in readings)
-    assert job.rows_of(Decision) == []
-    assert job.rows_of(RankFactor) == []
+    assert job.rows_of(Decision) == job.rows_of(RankFactor) == []
     assert job.learner.factors.by_module() == {f.module: f for f in job.planned_with[0].modules}
-
-
-def test_a_change_of_costs_is_noticed(tmp_path):
-    job = Job(tmp_path).run(12)
     job.levels = {LLM: 1.8}
     job.run(12)
     found = job.decisions("drift_cost")
-    assert [row.subject for row in found] == [LLM]
-    assert found[0].verdict == "noticed"
-    assert found[0].step >= 12
+    assert [(row.subject, row.verdict) for row in found] == [(LLM, "noticed")]
+    assert found[0].step >= 20
 
 
 def test_batches_unlike_those_of_the_plan_are_noticed(tmp_path):
@@ -194,8 +188,8 @@ def test_batches_unlike_those_of_the_plan_are_noticed(tmp_path):
     assert {row.verdict for row in found} == {"noticed"}
 
 
-def test_sets_of_corrections_are_whole_and_a_later_run_begins_with_them(tmp_path):
-    job = Job(tmp_path, slow_sizes=[(LLM, 300, 2.0)]).run(10)
+def test_sets_of_corrections_are_whole_and_a_later_run_begins_with_them(large_are_slow, tmp_path):
+    job = large_are_slow
     newest = [row for row in job.rows_of(Correction) if row.module == LLM][-1]
     rows = [row for row in job.rows_of(Correction) if (row.module, row.effective_step) == (LLM, newest.effective_step)]
     assert [row.min_tokens for row in rows[1:]] == [row.max_tokens for row in rows[:-1]]
@@ -214,17 +208,13 @@ def test_sets_of_corrections_are_whole_and_a_later_run_begins_with_them(tmp_path
     assert later.sd[-1] > 0.4
 
 
-def through_json(state):
-    return json.loads(json.dumps(state))
-
-
 def test_another_start_goes_on_and_another_plan_keeps_what_is_known_of_modules_alone(tmp_path):
     first = Job(tmp_path, slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(12)
-    state = through_json(first.learner.state())
+    state = json.loads(json.dumps(first.learner.state()))
     again = Job(tmp_path, learned=state, first_step=12)
     assert again.learner.factors == first.learner.factors
     assert again.learner.factors.nodes
-    assert through_json(again.learner.state()) == state
+    assert json.loads(json.dumps(again.learner.state())) == state
     other = Job(tmp_path, INLINE, learned=state, plan_id="another").learner.factors
     assert not other.nodes
     assert factor_at(other, LLM, 800) == pytest.approx(2.0, rel=0.1)
@@ -233,32 +223,26 @@ def test_another_start_goes_on_and_another_plan_keeps_what_is_known_of_modules_a
     assert corrected.by_module()[LLM].factors == (1.0,)
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 0, "full": 1}, {"corrections": {LLM: 2.0}}])
-def test_a_state_that_is_none_is_not_used(tmp_path, state):
-    job = Job(tmp_path, learned=state).run(2)
-    assert [f.level for f in job.learner.factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
-
-
-def test_the_first_step_of_a_start_and_unknown_plans_teach_nothing(tmp_path):
+def test_the_first_step_of_a_start_unknown_plans_and_a_state_that_is_none_teach_nothing(tmp_path):
     job = Job(tmp_path, levels={LLM: 3.0}, first_step=7).run(1)
     assert job.rows == []
     before = job.learner.state()
     assert job.learner.observe(8, [RankTimes(8, 0, 1.0, {0: 5.0})], 9, 1000.0) == []
     assert job.learner.state() == before
+    for state in ({}, {"version": 0, "full": 1}, {"corrections": {LLM: 2.0}}):
+        factors = Job(tmp_path, learned=state).run(1).learner.factors
+        assert [found.level for found in factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
 
 
-def test_disabled_it_does_nothing(tmp_path):
-    job = Job(tmp_path, SPLIT, "correct.enabled=false", slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(6)
-    assert job.learner.factors == Factors()
-    assert job.rows == job.learner.close(6, 1000.0) == []
-    assert job.learner.state() == {}
-
-
-@pytest.mark.parametrize("gate", ["on", "off"])
-def test_the_gate_can_be_taken_out_of_its_hands(tmp_path, gate):
-    job = Job(tmp_path, SPLIT, f"correct.gate={gate}", slow_sizes=[(LLM, 300, 2.0)]).run(8)
+@pytest.mark.parametrize("setting", ["gate=on", "gate=off", "enabled=false"])
+def test_it_can_be_taken_out_of_its_hands(tmp_path, setting):
+    job = Job(tmp_path, SPLIT, f"correct.{setting}", slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(7)
     assert job.rows_of(GateReading) == []
-    assert any(f.edges for f in job.learner.factors.modules) == (gate == "on")
+    assert any(f.edges for f in job.learner.factors.modules) == (setting == "gate=on")
+    if setting == "enabled=false":
+        assert job.learner.factors == Factors()
+        assert job.rows == job.learner.close(7, 1000.0) == []
+        assert job.learner.state() == {}
 
 
 def test_readings_take_no_more_than_their_share(tmp_path):

@@ -15,7 +15,8 @@ from dflop.jobs.rounds import Rounds, Teller
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobSpec, JobState
 from dflop.store.reader import Reader
-from tests.jobs.played import PLANS, PlayedLauncher, decision, nobody, submitted, train, trained_to
+from tests.jobs.made import save_step
+from tests.jobs.played import PLANS, PlayedLauncher, decision, nobody, submitted, train
 
 pytestmark = pytest.mark.usefixtures("untold")
 
@@ -30,7 +31,7 @@ def test_decisions_are_told_once(run, monkeypatch):
         if len(rounds) == 2:
             replan.spool_decision(run, run.config(), decision("stay"))
         if len(rounds) == 5:
-            trained_to(run, 10)
+            save_step(run, 10)
             launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
     async def show() -> None:

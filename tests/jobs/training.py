@@ -30,6 +30,7 @@ from dflop.store.spool import SpoolWriter, read_spool
 from tests.builders import make_table
 from tests.forked import Program
 from tests.jobs.configs import make_config
+from tests.jobs.made import run_of
 from tests.train.synthetic import make_plan as make_split_plan
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,9 @@ NUM_SAMPLES, BATCH_SIZE = 48, 8
 LIMIT_S = 180
 
 
-def planned_run(folder: Path, *overrides: str, num_rows: int = 96, num_kept: int = NUM_SAMPLES) -> RunDir:
+def planned_run(
+    folder: Path, *overrides: str, num_rows: int = 96, num_kept: int = NUM_SAMPLES, has_jobs: bool = True
+) -> RunDir:
     """The smallest texts and images of the demo dataset, one process for images and one for the LLM."""
     make_demo_dataset(folder / "data", num_rows)
     config = make_config(
@@ -60,9 +63,7 @@ def planned_run(folder: Path, *overrides: str, num_rows: int = 96, num_kept: int
         "train.learning_rate=0.0001",
         *overrides,
     )
-    run = RunDir(folder / "runs" / "small-1")
-    run.path.mkdir(parents=True)
-    run.config_file.write_text(dump_config(config))
+    run = run_of(folder / "runs" / "small-1", config)
     key = profile_key(dataset_ref(config), rules_of(config))
     data.main(str(run.path), key, "0", "1")
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
@@ -74,7 +75,8 @@ def planned_run(folder: Path, *overrides: str, num_rows: int = 96, num_kept: int
     small = sorted(shapes, key=lambda s: s.num_llm_tokens)[:num_kept]
     run.write_shapes(sorted(small, key=lambda s: s.sample_index))
     give_plan(run, make_split_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=4, of=bound_family(config)))
-    compile_kernels()
+    if has_jobs:
+        compile_kernels()
     return run
 
 
@@ -145,25 +147,17 @@ def free_port() -> int:
 def environments(num_ranks: int) -> list[dict[str, str]]:
     """Of every rank of a job on this machine."""
     port = free_port()
-    found = []
-    for rank in range(num_ranks):
-        place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
-        found.append(os.environ | {name: str(value) for name, value in place.items()})
-    return found
+    of_all = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    of_all |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
+    places = [of_all | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(num_ranks)]
+    return [os.environ | {name: str(value) for name, value in place.items()} for place in places]
 
 
 def start_ranks(
     run: RunDir, entry: str, *args: str, env: Mapping[str, str] | None = None
 ) -> list[subprocess.Popen[bytes]]:
-    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`.
-
-    Args:
-        run: With a plan.
-        entry: Module.
-        args: Of each process.
-        env: Further variables of their environment.
-    """
+    """`python -m entry *args` in every process of the run's plan; their output goes to `log_of`."""
+    compile_kernels()
     ranks = []
     for rank, of_rank in enumerate(environments(run.plan().num_processes)):
         with log_of(run, rank).open("w") as out:
@@ -174,6 +168,7 @@ def start_ranks(
 
 def fork_ranks(run: RunDir, entry: str, *args: str) -> list[Program]:
     """The same, without the seconds that a new process takes to import torch: not where processes are measured."""
+    compile_kernels()
     envs = environments(run.plan().num_processes)
     return [Program(entry, args, env, log_of(run, rank)) for rank, env in enumerate(envs)]
 
