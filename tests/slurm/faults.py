@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dflop.jobs import submit
 from dflop.jobs.planning import bound_family
@@ -19,7 +20,7 @@ from dflop.launch import JobHandle, Journal
 from dflop.records import LLM, StepObservation
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
-from tests.jobs.training import give_plan, planned_run
+from tests.jobs.training import NARROW_OMNI, give_plan, planned_run
 from tests.launch.helpers import REPO, until
 from tests.train.synthetic import make_plan
 
@@ -31,6 +32,23 @@ SETTINGS = (
     f"train.num_steps={FOR_EVER}", "train.checkpoint_every=5", "train.timeout_s=60", "replan.mode=off",
     "replan.check_every_s=1", "compare.num_batches=0", "correct.enabled=false",
 )  # fmt: skip
+
+
+def write_config(folder: Path, name: str, *, slurm: dict[str, Any], memory_gib: float = 2, **sections: Any) -> None:
+    """`run.yaml` of a folder with the demo's data: two nodes with two processes each, for jobs from profiles on."""
+    data = folder / "data"
+    names = {"annotations": "annotations.jsonl", "media_root": "media", "tokenizer": "tokenizer.json"}
+    setup = [f"export PYTHONPATH={REPO}"]
+    cluster = {
+        "name": "test", "backend": "slurm", "hardware": "test", "num_nodes": 2, "num_processes_per_node": 2,
+        "num_cores_per_node": 4, "memory_per_process_gib": memory_gib,
+        "slurm": {"poll_interval_s": 0.5, "setup": setup, **slurm},
+    }  # fmt: skip
+    config = {
+        "name": name, "model": str(NARROW_OMNI), "dataset": {key: str(data / file) for key, file in names.items()},
+        "store": str(folder / "store"), "runs": str(folder / "runs"), "cluster": cluster, **sections,
+    }  # fmt: skip
+    (folder / "run.yaml").write_text(json.dumps(config))  # which is YAML
 
 
 def run_on_two_nodes(folder: Path, *settings: str) -> RunDir:
@@ -132,11 +150,9 @@ class Driver:
     def said(self) -> str:
         return self.log.read_text()
 
-    def hears(self, text: str, limit_s: float = 60) -> float:
-        """Seconds until the driver says it."""
-        began = time.monotonic()
+    def hears(self, text: str, limit_s: float = 60) -> None:
+        """Returns once the driver has said it."""
         until(lambda: text in self.said, what=f"`{text}` in {self.log}:\n{self.said[-2000:]}", limit_s=limit_s)
-        return time.monotonic() - began
 
     def end(self, limit_s: float = 60) -> int:
         return self.process.wait(limit_s)
@@ -167,22 +183,6 @@ class Drivers:
                 driver.kill()
         subprocess.run(["scancel", f"--name={self.run.run_id}-train"], check=False)
         until(lambda: not processes(str(self.run.path)), what="every process of the run to end", limit_s=60)
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that something takes."""
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
-
-
-def fill(path: Path) -> None:
-    """Add to a file until its disk is full to the last page."""
-    with open(path, "ab", buffering=0) as file:
-        for num_bytes in (1 << 20, 1 << 12):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(num_bytes))
 
 
 def strays(found: Sequence[StepObservation]) -> dict[int, list[float]]:

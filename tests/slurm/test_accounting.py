@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflop.launch import JobHandle, JobState
+from dflop.launch import JobState
 from dflop.launch.commands import run_command
 from dflop.launch.watch import SlurmWatcher
 from tests.launch.helpers import end, make_spec, until
@@ -59,14 +59,6 @@ def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(accoun
     assert ended(cancelled.job_id).startswith("CANCELLED by ")
     found = watcher_that_sees_no_queue().statuses([done, cancelled])
     assert found == [(JobState.DONE, ""), (JobState.CANCELLED, "by root")]
-
-
-def test_a_record_of_an_older_job_with_the_same_id_is_not_believed(accounts, launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
-    end(launcher, handle)
-    ended(handle.job_id)
-    later = JobHandle("slurm", handle.job_id, handle.name, "k", tmp_path, 1, handle.submitted_at_s + 86400)
-    assert watcher_that_sees_no_queue().statuses([later])[0].state is JobState.QUEUED
 
 
 def test_a_database_that_dies_under_a_job_is_no_news_of_it(accounts, launcher, tmp_path):

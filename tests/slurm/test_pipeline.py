@@ -24,35 +24,12 @@ from dflop.launch import Journal
 from dflop.records import JobRecord
 from dflop.store import console
 from tests.flows.test_served import Server, background, ended
-from tests.jobs.training import NARROW_OMNI
 from tests.launch.helpers import REPO, until
-from tests.slurm.faults import end_of, make_environment
+from tests.slurm.faults import end_of, make_environment, write_config
 
 NEEDS_CLUSTER_ALONE = True  # one shard on each node
 NUM_STEPS = 4
 pytestmark = pytest.mark.lane("slurm-heart")
-
-CONFIG = """
-name: first
-model: {model}
-dataset: {{annotations: {folder}/data/annotations.jsonl, media_root: {folder}/data/media, tokenizer: {folder}/data/tokenizer.json}}
-store: {folder}/store
-runs: {folder}/runs
-cluster:
-  name: test
-  backend: slurm
-  hardware: test
-  num_nodes: 2
-  num_processes_per_node: 2
-  num_cores_per_node: 4
-  memory_per_process_gib: 0.9
-  slurm: {{poll_interval_s: 0.5, time_limit_min: 10, setup: ["export PYTHONPATH={repo}"]}}
-data_profile: {{num_shards: 4, num_workers: 4}}
-model_profile: {{budget_s: 6, num_probes: 4, num_repeats: 1}}
-plan: {{global_batch_size: 8, microbatch_choices: [2], num_scenarios: 1, top: 2}}
-train: {{num_steps: {num_steps}}}
-compare: {{num_batches: 0}}
-"""  # noqa: E501 - a line of YAML
 
 
 @dataclass(frozen=True)
@@ -99,8 +76,13 @@ def server(folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
     """All three, to their ends."""
-    names = {"model": NARROW_OMNI, "folder": folder, "repo": REPO, "num_steps": NUM_STEPS}
-    (folder / "run.yaml").write_text(CONFIG.format(**names))
+    write_config(
+        folder, "first", slurm={"time_limit_min": 10}, memory_gib=0.9,
+        data_profile={"num_shards": 4, "num_workers": 4},
+        model_profile={"budget_s": 6, "num_probes": 4, "num_repeats": 1},
+        plan={"global_batch_size": 8, "microbatch_choices": [2], "num_scenarios": 1, "top": 2},
+        train={"num_steps": NUM_STEPS}, compare={"num_batches": 0},
+    )  # fmt: skip
     make_environment(folder, **{name: server.env[name] for name in ("PYTHONPATH", "PREFECT_HOME", "PREFECT_API_URL")})
     logs = {name: folder / f"{name}.log" for name in ("first", "inside", "worker")}
     with background(server, "dflop.cli", "run", "run.yaml", log=logs["first"], cwd=folder) as first:

@@ -13,29 +13,8 @@ import pytest
 from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
 from dflop.store import console
-from tests.jobs.training import NARROW_OMNI
 from tests.launch.helpers import REPO
-from tests.slurm.faults import end_of, make_environment
-
-CONFIG = """
-name: by-hand
-model: {model}
-dataset: {{annotations: {folder}/data/annotations.jsonl, media_root: {folder}/data/media, tokenizer: {folder}/data/tokenizer.json}}
-store: {folder}/store
-runs: {folder}/runs
-cluster:
-  name: test
-  backend: slurm
-  hardware: test
-  num_nodes: 2
-  num_processes_per_node: 2
-  num_cores_per_node: 4
-  memory_per_process_gib: 2
-  slurm: {{poll_interval_s: 0.5, time_limit_min: 10, max_jobs_at_once: 4, setup: ["export PYTHONPATH={repo}"]}}
-data_profile: {{num_shards: 4}}
-model_profile: {{budget_s: 9, num_probes: 8, num_repeats: 1}}
-plan: {{global_batch_size: 8, microbatch_choices: [2, 4], num_scenarios: 2, top: 4}}
-"""  # noqa: E501 - a line of YAML
+from tests.slurm.faults import end_of, make_environment, write_config
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +22,11 @@ def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     folder = tmp_path_factory.mktemp("by-hand")
     make_demo_dataset(folder / "data", num_samples=48)
-    (folder / "run.yaml").write_text(CONFIG.format(model=NARROW_OMNI, folder=folder, repo=REPO))
+    write_config(
+        folder, "by-hand", slurm={"time_limit_min": 10, "max_jobs_at_once": 4}, data_profile={"num_shards": 4},
+        model_profile={"budget_s": 9, "num_probes": 8, "num_repeats": 1},
+        plan={"global_batch_size": 8, "microbatch_choices": [2, 4], "num_scenarios": 2, "top": 4},
+    )  # fmt: skip
     make_environment(folder, PYTHONPATH=str(REPO), PREFECT_HOME=str(folder / "prefect"))
     return folder
 

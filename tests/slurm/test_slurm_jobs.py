@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import Interrupted, LaunchError
+from dflop.errors import LaunchError
 from dflop.launch import (
     JobHandle,
     JobSpec,
@@ -48,6 +48,7 @@ def test_one_task_with_gpus_and_memory(launcher, tmp_path, monkeypatch):
     for part in ("Partition=low", "Comment=dflop:test", "MinMemoryNode=1G", "CPUs/Task=2", "TimeLimit=00:05:00"):
         assert part in shown
     assert "rank 0 says hello" in log_paths(handle, 0).stdout.read_text()
+    assert sbatch.max_array_size() == 1001
 
 
 @pytest.mark.lane("slurm-heart")
@@ -168,16 +169,6 @@ def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster, tmp_pa
     ]  # fmt: skip
 
 
-def test_an_array_beyond_the_sites_limit_is_cut(launcher, tmp_path, monkeypatch):
-    assert sbatch.max_array_size() == 1001
-    monkeypatch.setattr(sbatch, "max_array_size", lambda: 2)
-    specs = [make_spec(tmp_path / "job", "report", str(n), name=f"w{n}", key=f"w{n}", array="w") for n in range(5)]
-    handles = launcher.submit_all(specs)
-    assert len({h.job_id.split("_")[0] for h in handles}) == 3
-    assert {end(launcher, h).state for h in handles} == {JobState.DONE}
-    assert [launcher.collect(h)[0]["word"] for h in handles] == list("01234")
-
-
 @pytest.mark.lane("slurm-heart")
 def test_a_job_goes_on_under_its_id(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
@@ -188,16 +179,6 @@ def test_a_job_goes_on_under_its_id(launcher, tmp_path):
     assert any(line.startswith("queued: BeginTime, requeued once") for line in seen), seen
     log = next((tmp_path / "job").glob("*_batch.log")).read_text()
     assert log.count("dflop: start ") == 2
-
-
-def test_a_site_that_does_not_requeue_leaves_it_to_the_driver(cluster, tmp_path):
-    launcher = SlurmLauncher(run_id="test", site=Site(requeue=False), poll_interval_s=0.5)
-    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
-    journal = Journal(tmp_path / "run", "test")
-    with pytest.raises(Interrupted, match="its state is on disk"):
-        run_job(launcher, spec, journal, poll_interval_s=0.1)
-    assert run_job(launcher, spec, journal, poll_interval_s=0.1) == [10]
-    assert len({r.job_id for r in journal.records()}) == 2
 
 
 def test_every_task_is_told_to_stop_and_none_dies_of_it_before_it_listens(launcher, tmp_path):
@@ -245,15 +226,6 @@ def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
     assert end(launcher, handle).state is JobState.CANCELLED
     launcher.interrupt(handle)
     launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
-
-
-def test_scancel_from_outside_is_seen(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "never")))
-    until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
-    ask_slurm("scancel", handle.job_id)
-    assert end(launcher, handle).state is JobState.CANCELLED
-    with pytest.raises(LaunchError, match="cancelled"):
-        launcher.collect(handle)
 
 
 @pytest.mark.lane("slurm-heart")
@@ -308,10 +280,3 @@ def test_a_job_slurm_never_heard_of_is_lost(launcher, tmp_path):
     handle = JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0)
     assert launcher.poll(handle).state is JobState.QUEUED
     assert end(launcher, handle) == (JobState.LOST, "unknown to squeue, sacct and scontrol")
-
-
-def test_a_refused_submission_says_why(launcher, tmp_path):
-    spec = make_spec(tmp_path / "job", "report", "x", resources=Resources(partition="nowhere"))
-    with pytest.raises(LaunchError, match="invalid partition specified: nowhere") as caught:
-        launcher.submit(spec)
-    assert caught.value.where.endswith("job.sbatch")

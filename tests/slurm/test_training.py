@@ -26,33 +26,12 @@ from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
 from dflop.jobs.steps import TRAIN
 from dflop.launch import Journal, run_job, run_jobs_async
-from dflop.records import CostTable, Decision, Measurement, Plan, StepObservation, StepPlan
+from dflop.records import CostTable, Decision, Plan, StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from tests.jobs.training import NARROW_OMNI, set_config
+from tests.jobs.training import set_config
 from tests.launch.helpers import REPO, parent_of, until
-from tests.slurm.faults import end_of, make_environment, processes, shown
-
-CONFIG = """
-name: on-slurm
-model: {model}
-dataset: {{annotations: {data}/annotations.jsonl, media_root: {data}/media, tokenizer: {data}/tokenizer.json}}
-store: {folder}/store
-runs: {folder}/runs
-cluster:
-  name: test
-  backend: slurm
-  hardware: test
-  num_nodes: 2
-  num_processes_per_node: 2
-  num_cores_per_node: 4
-  memory_per_process_gib: 2
-  slurm: {{poll_interval_s: 0.5, time_limit_min: 5, setup: ["export PYTHONPATH={repo}"]}}
-data_profile: {{num_shards: 2}}
-model_profile: {{budget_s: 8, num_probes: 8, num_repeats: 1}}
-plan: {{global_batch_size: 8}}
-train: {{num_steps: 5, checkpoint_every: 2}}
-"""
+from tests.slurm.faults import end_of, make_environment, processes, shown, write_config
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +46,11 @@ def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> RunDir:
     """A run that was profiled, planned and trained for five steps, each on Slurm."""
-    (folder / "run.yaml").write_text(CONFIG.format(model=NARROW_OMNI, data=folder / "data", folder=folder, repo=REPO))
+    write_config(
+        folder, "on-slurm", slurm={"time_limit_min": 5}, data_profile={"num_shards": 2},
+        model_profile={"budget_s": 8, "num_probes": 8, "num_repeats": 1}, plan={"global_batch_size": 8},
+        train={"num_steps": 5, "checkpoint_every": 2},
+    )  # fmt: skip
     run, _ = runs.begin(load_config(folder / "run.yaml"))
     config = run.config()
     launcher, journal = submit.launcher_of(run, config), Journal(run.path, run.run_id)
@@ -96,21 +79,13 @@ def test_a_run_trains_across_nodes(trained):
     assert all(math.isfinite(o.loss) for o in seen)
     assert seen[-1].loss < seen[0].loss
     job = Journal(trained.path, trained.run_id).records()[-1]
+    assert "scheduler dead" not in (Path(job.folder) / f"{job.job_id}_0_log.err").read_text()
+    assert schedulers(trained) == []
     pid_files = [Path(job.folder) / f"{job.job_id}_{rank}.pid" for rank in range(num_processes)]
     assert len({f.read_text().split()[1] for f in pid_files}) == 2
     assert latest(trained)["next_step"] == 5
-
-
-def test_the_scheduler_process_packed_every_step(trained):
-    ingest(trained.config().store)
     with Reader(trained.config().store) as reader:
         assert {p.step for p in reader.records(StepPlan, where={"run_id": trained.run_id})} == set(range(5))
-    (train,) = [
-        r for r in Journal(trained.path, trained.run_id).records() if r.state == "done" and "train" in r.job_key
-    ]
-    log = Path(train.folder) / f"{train.job_id}_0_log.err"
-    assert "scheduler dead" not in log.read_text()
-    assert schedulers(trained) == []
 
 
 def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(trained, folder):
@@ -124,16 +99,6 @@ def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(t
     os.kill(parent_of(scheduler), signal.SIGKILL)  # rank 0, as the kernel does when memory runs out
     until(lambda: not processes(str(trained.path)), what="every process of the job to end")
     assert end_of(job_id) == "FAILED"
-
-
-def test_every_module_was_timed_by_an_element_of_one_array(trained):
-    records = Journal(trained.path, trained.run_id).records()
-    timed = {r.job_id for r in records if "profile-tp1-" in r.job_name}
-    assert len(timed) > 1
-    assert {job_id.split("_")[1] for job_id in timed} == {str(n) for n in range(len(timed))}
-    assert len({job_id.split("_")[0] for job_id in timed}) == 1
-    with Reader(trained.config().store) as reader:
-        assert len({m.module for m in reader.records(Measurement, where={"hardware": "test"})}) == len(timed)
 
 
 def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained, folder):
