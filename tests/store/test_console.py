@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dflop.errors import ConfigError, StoreError
@@ -18,16 +19,12 @@ def store(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
     return fill(tmp_path_factory.mktemp("store"), make.correction(1, factor=1.5))
 
 
-def test_a_select_returns_columns_and_rows(store: Path) -> None:
+def test_ways_of_reading_are_accepted(store: Path) -> None:
     assert console.query(store, "select module, factor from correction") == (["module", "factor"], [("llm", 1.5)])
-
-
-def test_parameters_go_by_name_or_position(store: Path) -> None:
     assert console.query(store, "select $a + 1 as b", {"a": 1})[1] == [(2,)]
     assert console.query(store, "select ? || 'x'", ["a"])[1] == [("ax",)]
-
-
-def test_ways_of_reading_are_accepted(store: Path) -> None:
+    pivot = "pivot (select module, factor from correction) on module in ('llm') using max(factor)"
+    assert console.query(store, pivot) == (["llm"], [(1.5,)])
     for sql in (
         "describe correction", "show tables", "explain select 1", "from correction", "with a as (select 1) from a",
     ):  # fmt: skip
@@ -44,7 +41,6 @@ def refusal_of(store: Path, sql: str) -> str:
 
 
 REFUSED = (
-    "select * from read_csv('/etc/passwd')",
     "select * from read_text('/etc/passwd')",
     "select * from read_parquet('spool/**/*.parquet')",
     "select * from glob('/etc/*')",
@@ -52,9 +48,6 @@ REFUSED = (
     "from read_json('http://localhost/x')",
     "copy correction to '/tmp/x.csv'",
     "copy correction from '/etc/passwd'",
-    "copy (select 1) to '/dev/stdout'",
-    "from parquet_metadata('/etc/passwd')",
-    "from read_text('/proc/self/environ')",
     "select * from query('select * from read_text(''/etc/passwd'')')",
     "from query_table('/etc/passwd')",
     "select getenv('HOME')",
@@ -62,8 +55,6 @@ REFUSED = (
     "reset lock_configuration",
     "explain analyze insert into correction select * from correction",
     "with gone as (delete from correction returning *) from gone",
-    "create view v as select 1",
-    "create type t as enum ('a')",
     "comment on table correction is 'mine'",
     "truncate correction",
     "execute p",
@@ -74,15 +65,11 @@ REFUSED = (
     "export database '/tmp/x'",
     "import database '/tmp/x'",
     "attach '/tmp/other.duckdb' as other",
-    "detach other",
     "install httpfs",
-    "load httpfs",
     "set threads = 64",
-    "set memory_limit = '1TB'",
     "set enable_external_access = true",
     "set variable a = 1",
     "create table t (a int)",
-    "create macro m() as 1",
     "create secret s (type s3)",
     "insert into correction select * from correction",
     "update correction set factor = 0",
@@ -101,7 +88,6 @@ REFUSED = (
     "update extensions",
     "connect 'x'",
     "pivot correction on module using max(factor)",
-    "explain analyze copy correction to '/tmp/x.csv'",
     "from query('drop table correction')",
     "from json_execute_serialized_sql(json_serialize_sql('from read_text(''/etc/passwd'')'))",
     "merge into correction using correction as c on true when matched then delete",
@@ -114,24 +100,14 @@ REFUSED = (
 
 
 def test_everything_but_reading_the_snapshot_is_refused(store: Path) -> None:
-    said = {sql: refusal_of(store, sql) for sql in REFUSED}
-    assert {sql: text for sql, text in said.items() if not text or "Traceback" in text} == {}
-    path = store / "current.duckdb"
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == snapshot.read_current(store).sha256
-    assert console.query(store, "select count(*) from correction")[1] == [(1,)]
-
-
-def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
-    path = store / "current.duckdb"
+    path, secret = store / "current.duckdb", pa.table({"a": [1]})
     before, entries = path.read_bytes(), sorted(store.rglob("*"))
-    for sql in (
-        "drop table correction", "copy correction to 'x.csv'", "attach 'y.duckdb' as y",
-        "select 1; delete from correction",
-        "create table t as select 1", "export database 'z'",
-    ):  # fmt: skip
-        assert refusal_of(store, sql), sql
+    said = {sql: refusal_of(store, sql) for sql in (*REFUSED, "from secret")}
+    assert {sql: text for sql, text in said.items() if not text or "Traceback" in text} == {}
+    assert secret.num_rows == 1, "a variable of this process, which DuckDB would find"
     assert path.read_bytes() == before
     assert sorted(store.rglob("*")) == entries
+    assert console.query(store, "select count(*) from correction")[1] == [(1,)]
 
 
 @pytest.mark.parametrize(
@@ -146,15 +122,13 @@ def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
         ("explain analyze delete from correction", "the store is read-only here"),
         ("select 1; select 2", "expected one SQL statement, got 2"),
         ("select * from v_sample_lode", "dflop sql tables"),
+        ("select facto from correction", "Binder Error"),
+        ("select facto from correction", "LINE 1: select facto"),
+        (console.named_query("slowest_steps").sql, "run_id"),
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(store: Path, sql: str, words: str) -> None:
     assert words in refusal_of(store, sql)
-
-
-def test_a_pivot_is_reading(store: Path) -> None:
-    with_values = "pivot (select module, factor from correction) on module in ('llm') using max(factor)"
-    assert console.query(store, with_values) == (["llm"], [(1.5,)])
 
 
 def test_rows_are_streamed_and_not_collected(store: Path) -> None:
@@ -164,8 +138,6 @@ def test_rows_are_streamed_and_not_collected(store: Path) -> None:
 
 
 def test_a_result_becomes_a_parquet_file_or_none(store: Path, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     with console.open_query(store, "select a, [a, a] as pair from range(50000) as r(a)") as result:
         assert result.write_parquet(tmp_path / "rows.parquet") == 50_000
     table = pq.read_table(tmp_path / "rows.parquet")
@@ -211,18 +183,6 @@ def test_what_the_writer_of_rows_meets_is_not_blamed_on_the_query(store: Path) -
         raise BrokenPipeError
 
 
-def test_python_variables_are_out_of_reach(store: Path) -> None:
-    secret = __import__("pyarrow").table({"a": [1]})
-    with pytest.raises(StoreError, match="secret"):
-        console.query(store, "select * from secret")
-    assert secret.num_rows == 1
-
-
-def test_a_wrong_query_shows_where(store: Path) -> None:
-    with pytest.raises(StoreError, match=r"(?s)Binder Error.*facto.*LINE 1"):
-        console.query(store, "select facto from correction")
-
-
 @pytest.mark.parametrize(
     ("params", "words"),
     [
@@ -234,11 +194,6 @@ def test_a_wrong_query_shows_where(store: Path) -> None:
 def test_a_parameter_that_is_no_text_is_named(store: Path, params: Any, words: str) -> None:
     with pytest.raises(StoreError, match=words):
         console.query(store, "select $a" if isinstance(params, dict) else "select ?, ?", params)
-
-
-def test_a_query_without_its_parameter_names_it(store: Path) -> None:
-    with pytest.raises(StoreError, match="run_id"):
-        console.query(store, console.named_query("slowest_steps").sql)
 
 
 def test_an_endless_query_is_stopped(store: Path) -> None:
@@ -271,13 +226,9 @@ def test_named_queries_have_true_headers_and_run(store: Path) -> None:
         assert console.query(store, query.sql, dict.fromkeys(query.parameter_names, "run"))[0]
 
 
-def test_an_unknown_query_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_query_that_is_unknown_or_has_no_header_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean `runs`\?"):
         console.named_query("run")
-    assert "did you mean `runs`?" in str(caught.value)
-
-
-def test_a_query_without_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "queries").mkdir()
     (tmp_path / "queries/bare.sql").write_text("-- purpose: nothing\nselect 1;")
     with pytest.raises(StoreError, match="lacks parameters, grain, units"):
