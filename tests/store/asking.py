@@ -24,7 +24,13 @@ VERSIONS = ("1.4", "1.5", "2.0")
 
 
 def write(root: Path, *records: Any, run_id: str = "run", producer: str = "p") -> Path:
-    """Writes records to the spool; returns the newest file of the last one's kind."""
+    """Writes records to the spool; returns the newest file of the last one's kind.
+
+    A new store begins with a copy of an empty database: migrations are half of what a first ingest costs.
+    """
+    if not live.live_file(root).exists():
+        live.live_file(root).parent.mkdir(parents=True, exist_ok=True)
+        live.live_file(root).write_bytes(_empty_database())
     with SpoolWriter(root, run_id, producer) as writer:
         for record in records:
             writer.append(record)
@@ -32,10 +38,7 @@ def write(root: Path, *records: Any, run_id: str = "run", producer: str = "p") -
 
 
 def fill(root: Path, *records: Any, run_id: str = "run", producer: str = "p") -> Path:
-    """Takes records into a store; a new one begins with a copy of an empty database: migrations are half its cost."""
-    if not (root / "live").exists():
-        (root / "live").mkdir(parents=True)
-        live.live_file(root).write_bytes(_empty_database())
+    """Takes records into a store."""
     write(root, *records, run_id=run_id, producer=producer)
     ingest(root)
     return root

@@ -15,12 +15,10 @@ from dflop.store.spool import SpoolKey, encode
 from tests.store.asking import write
 
 
-def set_version(path: Path, version: int, kind: str | None = None) -> None:
+def change_metadata(path: Path, **changes: str) -> None:
     table = pq.ParquetFile(path).read()
-    metadata = {**table.schema.metadata, schema.VERSION_KEY: str(version).encode()}
-    if kind:
-        metadata[b"dflop.kind"] = kind.encode()
-    pq.write_table(table.replace_schema_metadata(metadata), path)
+    changed = {f"dflop.{key}".encode(): text.encode() for key, text in changes.items()}
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, **changed}), path)
 
 
 @pytest.mark.parametrize("newer", ["version", "kind"])
@@ -28,18 +26,12 @@ def test_files_of_a_newer_dflop_wait_in_the_spool(tmp_path: Path, make, newer: s
     write(tmp_path, make.correction(0))
     path = write(tmp_path, make.correction(1))
     if newer == "version":
-        set_version(path, schema.version_of("correction") + 1)
+        change_metadata(path, schema_version=str(schema.version_of("correction") + 1))
     else:
+        change_metadata(path, kind="rumour", seq="0")
         target = tmp_path / "spool/rumour/run/p-000000.parquet"
         target.parent.mkdir(parents=True)
-        table = pq.ParquetFile(path).read()
-        target.write_bytes(path.read_bytes())
-        pq.write_table(
-            table.replace_schema_metadata({**table.schema.metadata, b"dflop.kind": b"rumour", b"dflop.seq": b"0"}),
-            target,
-        )
-        path.unlink()
-        path = target
+        path = path.rename(target)
     lines: list[str] = []
     report = ingest(tmp_path, lines.append)
     assert (report.num_files, report.num_newer_files, report.num_quarantined_files) == (1, 1, 0)

@@ -150,8 +150,15 @@ import duckdb, json, sys
 con = duckdb.connect(sys.argv[1], read_only=True)
 sql = ("select load.t, cost.forward_s from (select unnest([1, 300, 5000, 40000]) as t) as load, "
        "lateral (from cost_estimate('table-m' || $i, 2, load.t, load.t)) as cost order by all")
-found = {i: con.execute(sql, {"i": i}).fetchall() for i in range(4)}
-print(json.dumps({"version": duckdb.__version__, **found}))
+curves = {i: con.execute(sql, {"i": i}).fetchall() for i in range(4)}
+one = lambda sql: con.execute(sql).fetchall()[0][0]
+told = {
+    "rows": one("select count(*) from correction"),
+    "view": one("select count(*) from v_correction_latest"),
+    "summary": one("select count(*) from v_run_summary"),
+    "comment": one("select comment from duckdb_tables() where table_name = 'plan'") != "",
+}
+print(json.dumps({"version": duckdb.__version__, "told": told, "curves": curves}))
 """
 
 
@@ -159,8 +166,11 @@ print(json.dumps({"version": duckdb.__version__, **found}))
 def test_curves_read_alike_in_every_client(
     random_costs: tuple[Path, list[r.CostTable], CostModel], version: str
 ) -> None:
+    """What a person's older shell and a colleague's newer one will do with a snapshot: tables, views and macros."""
     root, tables, model = random_costs
-    for i, found in ask_client(version, ASK, root).items():
+    answer = ask_client(version, ASK, root)
+    assert answer["told"] == {"rows": 10, "view": 10, "summary": 0, "comment": True}
+    for i, found in answer["curves"].items():
         tokens, seconds = np.array(found).T
         table = tables[int(i)]
         expected, _ = model.module_seconds(table.module, 2, tokens, tokens, num_layers=table.num_layers, edge=True)

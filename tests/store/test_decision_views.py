@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflop.records import JobRecord, RunInput, RunRecord
-from dflop.store.compact import compact
 from dflop.store.ingest import ingest
-from dflop.store.rebuild import rebuild
-from dflop.store.verify import verify
 from tests.builders import make_corrections, make_decision, make_rank_factor, make_reading
 from tests.store.asking import fill, named, rows, write
 from tests.story import corrected, story
@@ -192,14 +189,3 @@ def test_decisions_name_the_plans_in_words(told: Path) -> None:
 def test_a_summary_has_the_plan_that_ran_last_and_counts_sets_of_corrections(told: Path) -> None:
     (row,) = rows(told, "select num_corrections, plan_layout from v_run_summary where run_id = 'run'")
     assert row == {"num_corrections": 3, "plan_layout": "vision tp1 pp1 dp1 | llm tp1 pp1 dp3"}
-
-
-def test_what_was_decided_outlives_compaction_and_the_database(tmp_path: Path) -> None:
-    for part in range(0, len(story()), 8):
-        write(tmp_path, *story()[part : part + 8])
-    ingest(tmp_path)
-    before = [(query, named(tmp_path, query, run_id="run")) for query in ("history", "decisions", "gate", "slow_ranks")]
-    assert compact(tmp_path, min_files=2, min_age_s=0.0).num_files_before > 4
-    assert verify(tmp_path).problems == ()
-    rebuild(tmp_path)
-    assert [(query, named(tmp_path, query, run_id="run")) for query, _ in before] == before

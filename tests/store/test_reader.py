@@ -19,6 +19,11 @@ def fill(tmp_path: Path) -> Callable[..., Path]:
     return functools.partial(asking.fill, tmp_path)
 
 
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    return functools.partial(asking.write, tmp_path)
+
+
 def test_where_picks_rows_by_value_and_by_list(fill, make) -> None:
     rows = [make.correction(i, module=m) for i, m in enumerate(["llm", "vision", "llm"])]
     with Reader(fill(*rows)) as reader:
@@ -31,8 +36,8 @@ def test_where_picks_rows_by_value_and_by_list(fill, make) -> None:
             reader.records(r.Correction, where={"modul": "llm"})
 
 
-def test_shapes_are_sorted_and_unique_although_a_profile_was_repeated(fill, make) -> None:
-    fill(make.shape(2), make.shape(0), run_id="killed")
+def test_shapes_are_sorted_and_unique_although_a_profile_was_repeated(write, fill, make) -> None:
+    write(make.shape(2), make.shape(0), run_id="killed")
     with Reader(fill(make.shape(1), make.shape(0), make.shape(2), make.shape(0, key="other"))) as reader:
         assert reader.shapes("data") == [make.shape(0), make.shape(1), make.shape(2)]
         assert reader.shapes("none") == []
@@ -55,23 +60,23 @@ def test_a_profile_is_the_newest_of_its_key(fill) -> None:
         assert reader.profile("data") is None
 
 
-def test_cost_tables_are_the_newest_measured_ones(fill, make) -> None:
+def test_cost_tables_are_the_newest_measured_ones(write, fill, make) -> None:
     def profile(run_id: str, at_s: float) -> r.ProfileRecord:
         return r.ProfileRecord("model", "model", run_id, "{}", 3, 0, at_s, 1.0)
 
-    fill(profile("z-first", 10.0), make.cost_table(table_id="old"), run_id="z-first")
-    fill(profile("a-later", 20.0), make.cost_table(table_id="new"), run_id="a-later")
-    fill(make.cost_table(table_id="guess", source="analytic"), make.cost_table("vision", 2), run_id="zz")
+    write(profile("z-first", 10.0), make.cost_table(table_id="old"), run_id="z-first")
+    write(profile("a-later", 20.0), make.cost_table(table_id="new"), run_id="a-later")
+    write(make.cost_table(table_id="guess", source="analytic"), make.cost_table("vision", 2), run_id="zz")
     with Reader(fill(make.cost_table(profile_key="other"))) as reader:
         assert [t.table_id for t in reader.latest_cost_tables("model")] == ["new", "table-vision"]
 
 
-def test_the_newest_set_counts_as_a_whole(fill, make) -> None:
+def test_the_newest_set_counts_as_a_whole(write, fill, make) -> None:
     old = make_corrections("llm", [1.0, 1.4, 2.0], [100, 900], table_id="t", observed_at_s=10.0)
     new = make_corrections("llm", [1.2, 1.6], [300], table_id="t", observed_at_s=20.0, run_id="later")
     half = make_corrections("llm", [3.0, 3.0], [300], table_id="t", observed_at_s=30.0, run_id="arriving")[:1]
-    fill(*old, make.cost_table(table_id="t"))
-    fill(*new, run_id="later")
+    write(*old, make.cost_table(table_id="t"))
+    write(*new, run_id="later")
     root = fill(*half, run_id="arriving")
     with Reader(root) as reader:
         assert reader.corrections_in_force("model") == new, "a set of which a part has yet to come is none"
@@ -114,10 +119,10 @@ def test_corrections_of_a_table_that_was_fitted_anew_are_in_force_no_more(fill, 
     assert latest["factor"].tolist() == [1.5]
 
 
-def test_decisions_of_a_run_come_in_order(fill) -> None:
+def test_decisions_of_a_run_come_in_order(write, fill) -> None:
     noticed = make_decision("drift_cost", "noticed", step=4, measured=1.8, expected=1.0)
     acted = make_decision("replan", "done", "plan1", step=6, gain_s=90.0, cost_s=20.0, new_plan_id="plan1")
-    fill(make_decision("stage", "done", run_id="other"), run_id="other")
+    write(make_decision("stage", "done", run_id="other"), run_id="other")
     with Reader(fill(acted, noticed)) as reader:
         assert repr(reader.decisions("run")) == repr([noticed, acted])  # repr: NaN equals NaN
 

@@ -248,8 +248,10 @@ def test_which_of_two_steps_a_run_counts_does_not_depend_on_the_order_of_rows(tm
         for run_id, order in (("a", 1), ("b", -1))
         for policy, loss in (("arrival", 1.0), ("balanced", 2.0))[::order]
     ]
-    for number, row in enumerate(rows):
-        fill(tmp_path, row, run_id=row.run_id, producer=f"p-{number}")
+    for part in (rows[::2], rows[1::2]):  # of both runs their first file, then their second one
+        for row in part:
+            write(tmp_path, row, run_id=row.run_id, producer=f"p-{row.policy}")
+        ingest(tmp_path)
     with live.open_live(tmp_path) as con:
         found = con.execute("select run_id, last_loss from run_rollup order by run_id").fetchall()
     assert found == [("a", 2.0), ("b", 2.0)]
