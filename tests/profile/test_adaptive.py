@@ -92,13 +92,6 @@ def test_two_fifths_of_the_probes_come_close_to_all_of_a_grid():
     assert (chosen < 0.85 * fewer).all(), "as many probes without a choice are worse"
 
 
-def test_the_choice_depends_on_seconds_and_seed_alone():
-    shapes = random_batch(100, seed=0)
-    first, again = (adaptive_rows(Machine(0, 1.0, 0.02, 0.01), shapes, LLM, 0, 8)[0] for _ in "ab")
-    assert first == again
-    assert adaptive_rows(Machine(0, 1.0, 0.02, 0.01), shapes, LLM, 1, 8)[0] != first
-
-
 def test_uncertainty_falls_and_is_about_the_error_that_is_made():
     found, made = [], []
     for seed in range(12):

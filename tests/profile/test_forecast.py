@@ -16,12 +16,13 @@ from tests.profile.test_probe import new_probe, profile
 from tests.train.synthetic import family, make_shapes
 
 SHAPES = make_shapes(30, seed=1)
+TABLE = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
 OPTIONS = dict(depths=(1, 2), num_probes=8, max_samples=4, num_repeats=2, budget_s=1e9, seed=0)
 
 
 def test_probes_are_those_of_a_profile_that_does_not_choose():
-    planned = plan_probes(family(), SHAPES, **OPTIONS)
-    measured, _ = profile(SHAPES, num_probes=8, max_samples=4, target_frac=None)
+    planned = plan_probes(family(), SHAPES, **OPTIONS | {"num_probes": 4})
+    measured, _ = profile(SHAPES, num_probes=4, max_samples=4, target_frac=None)
     wanted = [
         (m.module, m.num_layers, m.group, ModuleLoad(m.num_items, m.num_tokens, m.sum_sq_tokens)) for m in measured
     ]
@@ -30,19 +31,18 @@ def test_probes_are_those_of_a_profile_that_does_not_choose():
 
 
 def test_tables_say_how_long_and_where_the_budget_ends():
-    table = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
-    planned = [p for p in plan_probes(family(), SHAPES, **OPTIONS, tables=[table]) if p.module == LLM]
+    planned = [p for p in plan_probes(family(), SHAPES, **OPTIONS, tables=[TABLE]) if p.module == LLM]
     p, x = planned[1], planned[1].load
     one_run = sum(
         p.num_layers * (t.layer_fixed + t.layer_per_token * x.num_tokens + t.layer_per_sq_token * x.sum_sq_tokens)
         + (t.edge_fixed + t.edge_per_token * x.num_tokens + t.edge_per_item * x.num_items)
-        for t in (table.forward_s, table.backward_s)
+        for t in (TABLE.forward_s, TABLE.backward_s)
     )
-    assert not table.forward_s.layer_knots
+    assert not TABLE.forward_s.layer_knots
     assert p.seconds == pytest.approx(4 * one_run), "two visits, each a warm-up and a repeat"
     total_s = sum(p.seconds for p in planned)
     assert len(planned) == 2 * 8
-    less = plan_probes(family(), SHAPES, **OPTIONS | {"budget_s": 3 * total_s * 0.5}, tables=[table])
+    less = plan_probes(family(), SHAPES, **OPTIONS | {"budget_s": 3 * total_s * 0.5}, tables=[TABLE])
     assert MIN_GROUPS * 2 <= len([p for p in less if p.module == LLM]) < 2 * 8
     assert len([p for p in less if p.module == "vision"]) == 2 * 8, "nobody knows how long these take"
 
@@ -63,25 +63,23 @@ def test_a_full_size_model_is_planned_without_being_built():
 
 
 def test_large_groups_do_not_overrun_the_budget():
-    table = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
     options = OPTIONS | {"num_probes": 18, "max_samples": 24}
-    whole = [p for p in plan_probes(family(), SHAPES, **options, tables=[table]) if p.module == LLM]
+    whole = [p for p in plan_probes(family(), SHAPES, **options, tables=[TABLE]) if p.module == LLM]
     share_s = sum(p.seconds for p in whole) / 6
     num_modules = len({p.module for p in plan_probes(family(), SHAPES, **options)})
-    found = plan_probes(family(), SHAPES, **options | {"budget_s": num_modules * share_s}, tables=[table])
+    found = plan_probes(family(), SHAPES, **options | {"budget_s": num_modules * share_s}, tables=[TABLE])
     probes = [p for p in found if p.module == LLM]
     assert len(probes) >= len(OPTIONS["depths"]) * MIN_GROUPS
     assert 0.5 * share_s <= sum(p.seconds for p in probes) <= 1.05 * share_s
 
 
 def test_groups_beyond_the_memory_are_left_out():
-    table = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
-    whole = [p for p in plan_probes(family(), SHAPES, **OPTIONS, tables=[table]) if p.module == LLM]
-    weights = max(OPTIONS["depths"]) * table.layer_param_bytes + table.edge_param_bytes
-    kept = [evaluate(table.activation_bytes, (x.num_items, x.num_tokens, x.sum_sq_tokens), 2, True)
+    whole = [p for p in plan_probes(family(), SHAPES, **OPTIONS, tables=[TABLE]) if p.module == LLM]
+    weights = max(OPTIONS["depths"]) * TABLE.layer_param_bytes + TABLE.edge_param_bytes
+    kept = [evaluate(TABLE.activation_bytes, (x.num_items, x.num_tokens, x.sum_sq_tokens), 2, True)
             for x in (p.load for p in whole if p.num_layers == 2)]  # fmt: skip
     memory_bytes = int(2 * weights + sorted(kept)[len(kept) // 2])
-    found = plan_probes(family(), SHAPES, **OPTIONS, tables=[table], memory_bytes=memory_bytes)
+    found = plan_probes(family(), SHAPES, **OPTIONS, tables=[TABLE], memory_bytes=memory_bytes)
     probes = [p for p in found if p.module == LLM]
     assert 0 < len(probes) < len(whole)
     assert [p for p in whole if p in probes] == probes

@@ -12,30 +12,12 @@ from tests.train.ranks import run_ranks
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
-def measure(rank, folder, num_nodes, budget_s, sizes=SIZES):
+def measure(rank, folder, num_nodes, budget_s):
     """Rows of one rank, whose number says on which node it is."""
     ranks_per_node = dist.get_world_size() // num_nodes
     socket.gethostname = lambda: f"node{rank // ranks_per_node}"
     options = dict(profile_key="key", hardware="cpu: test", software="torch test", device=torch.device("cpu"))
-    return list(profile_links(**options, budget_s=budget_s, sizes_bytes=sizes))
-
-
-def test_two_processes_on_one_node(tmp_path):
-    rows, others = run_ranks(measure, 2, tmp_path, 1, 0.5)
-    assert others == [], "rank 0 has the rows"
-    assert {(r.op, r.num_ranks, r.num_nodes) for r in rows} == {
-        ("p2p", 2, 1), ("all_reduce", 2, 1), ("all_gather", 2, 1)
-    }  # fmt: skip
-    for r in rows:
-        assert (r.profile_key, r.hardware, r.software) == ("key", "cpu: test", "torch test")
-        assert r.seconds > 0
-        assert r.spread_s >= 0
-        assert MIN_REPEATS <= r.num_repeats <= MAX_REPEATS
-    for op in ("p2p", "all_reduce", "all_gather"):
-        sizes = [r.num_bytes for r in rows if r.op == op]
-        assert sizes == list(SIZES)[: len(sizes)]
-        assert len(sizes) >= MIN_SIZES
-    assert len(fit_link_costs(rows)) == 3
+    return list(profile_links(**options, budget_s=budget_s, sizes_bytes=SIZES))
 
 
 def test_a_spent_budget_leaves_what_a_fit_needs_of_four_processes_on_two_nodes(tmp_path):
@@ -54,8 +36,8 @@ def test_one_process_has_no_links(tmp_path):
     assert run_ranks(measure, 1, tmp_path, 1, 0.0) == [[]]
 
 
-def gathered(rank, folder):
-    """(what is measured, bytes that reach a rank in its all-gathers of 3000 bytes)."""
+def watched(rank, folder):
+    """(rows of one rank, bytes that reach it in each of its all-gathers)."""
     seen = []
     plain = dist.all_gather
 
@@ -64,12 +46,24 @@ def gathered(rank, folder):
         return plain(parts, part, **options)
 
     dist.all_gather = watch
-    rows = measure(rank, folder, 1, 0.0, sizes=(3000,))
+    rows = measure(rank, folder, 1, 0.2)
     dist.all_gather = plain
-    return {(r.op, r.num_ranks) for r in rows}, set(seen)
+    return rows, set(seen)
 
 
-def test_bytes_of_a_gather_are_those_of_the_others(tmp_path):
-    cases, seen = run_ranks(gathered, 3, tmp_path)[0]
-    assert cases == {("p2p", 2), *((op, n) for op in ("all_reduce", "all_gather") for n in (2, 3))}
-    assert seen == {3000}
+def test_three_processes_on_one_node(tmp_path):
+    (rows, seen), *others = run_ranks(watched, 3, tmp_path)
+    assert [found for found, _ in others] == [[], []], "rank 0 has the rows"
+    cases = {("p2p", 2), *((op, n) for op in ("all_reduce", "all_gather") for n in (2, 3))}
+    assert {(r.op, r.num_ranks) for r in rows} == cases
+    for r in rows:
+        assert (r.profile_key, r.hardware, r.software, r.num_nodes) == ("key", "cpu: test", "torch test", 1)
+        assert r.seconds > 0
+        assert r.spread_s >= 0
+        assert MIN_REPEATS <= r.num_repeats <= MAX_REPEATS
+    for case in cases:
+        sizes = [r.num_bytes for r in rows if (r.op, r.num_ranks) == case]
+        assert sizes == list(SIZES)[: len(sizes)]
+        assert len(sizes) >= MIN_SIZES
+    assert len(fit_link_costs(rows)) == len(cases)
+    assert seen == {r.num_bytes // (n - 1) * (n - 1) for n in (2, 3) for r in rows if r.op == "all_gather"}

@@ -13,7 +13,7 @@ from dflop.profile.probe import ModuleProbe
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
 from tests.models.tiny_families import CASES, VOCAB
-from tests.profile.test_probe import MODULES, SETTINGS, new_probe, users
+from tests.profile.test_probe import MODULES, SETTINGS, probe, users
 from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family
 from tests.train.test_parity_families import CaseSource
 
@@ -31,7 +31,7 @@ def counted(module, num_layers, group, *, model=None, vocab_size=VOCAB_SIZE, dty
 def test_without_data_as_with_data(module, way):
     group = make_group("random", users(module, 3), module)
     for num_layers in (1, 2):
-        real, fake = new_probe(module, num_layers, way).measure(group), counted(module, num_layers, group, way=way)
+        real, fake = probe(module, num_layers, way).measure(group), counted(module, num_layers, group, way=way)
         for name in ("num_items", "num_tokens", "sum_sq_tokens", "param_bytes", "activation_bytes"):
             assert getattr(fake, name) == getattr(real, name), name
         trained = 0 if way.is_frozen else real.param_bytes
@@ -64,20 +64,18 @@ def test_what_is_computed_from_integers_alone_is_real():
             bool(weights.sum() > 0)
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_module_is_probed_at_its_own_sizes(case, num_layers):
+def test_every_module_is_probed_at_its_own_sizes(case):
     source, ids = CaseSource(case), case.family.token_ids(case.token_id)
     shapes = [source.shape(n) for n in range(len(case.samples))]
     for spec in case.family.specs():
         group = make_group("random", [s for s in shapes if s.load(spec.module).num_tokens], spec.module)
-        probe = ModuleProbe(case.family, ids, VOCAB, spec.module, num_layers, ONE_REPEAT, torch.device("cpu"))
-        measured = probe.measure(group)
+        measured = ModuleProbe(case.family, ids, VOCAB, spec.module, 2, ONE_REPEAT, torch.device("cpu")).measure(group)
         assert measured.status == "ok"
         assert (measured.num_items, measured.num_tokens) == (group.load.num_items, group.load.num_tokens)
-        assert measured.param_bytes == 4 * (num_layers * spec.num_layer_params + spec.num_edge_params)
+        assert measured.param_bytes == 4 * (2 * spec.num_layer_params + spec.num_edge_params)
         assert min(measured.forward_s, measured.backward_s, measured.activation_bytes) > 0
-        forecast = fake_stage(case.family, ids, VOCAB, spec.module, num_layers, dtype="float32")(group)
+        forecast = fake_stage(case.family, ids, VOCAB, spec.module, 2, dtype="float32")(group)
         assert forecast.activation_bytes == measured.activation_bytes
         assert forecast.param_bytes == measured.param_bytes
 

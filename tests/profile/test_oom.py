@@ -67,7 +67,7 @@ def test_other_errors_go_on():
 
 
 def limited_profile(monkeypatch, num_probes, num_fitting, depths):
-    """(most tokens that fit at these depths, groups drawn, rows of the LLM, tokens tried by depth, lines)."""
+    """(most tokens that fit at these depths, groups drawn, rows, tokens tried by depth, lines)."""
     shapes, tried = make_shapes(40, seed=3), {}
     groups = probe_groups(shapes, LLM, num_groups=num_probes, max_samples=8, seed=0)
     most = sorted(g.load.num_tokens for g in groups)[num_fitting - 1]
@@ -75,12 +75,12 @@ def limited_profile(monkeypatch, num_probes, num_fitting, depths):
     class Limited(ModuleProbe):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            if self._module == LLM and self._num_layers in depths:
+            if self._num_layers in depths:
                 tried[self._num_layers] = limit_tokens(self, most, MemoryError())
 
     monkeypatch.setattr(run, "ModuleProbe", Limited)
-    found, lines = profile(shapes, num_probes=num_probes, max_samples=8, target_frac=None)
-    return most, groups, [m for m in found if m.module == LLM], tried, lines
+    found, lines = profile(shapes, num_probes=num_probes, max_samples=8, target_frac=None, only=LLM)
+    return most, groups, found, tried, lines
 
 
 def test_nothing_larger_than_what_did_not_fit_is_tried(monkeypatch):

@@ -24,9 +24,10 @@ def probe(module, num_layers, way=TRAIN):
     return new_probe(module, num_layers, way)
 
 
-def new_probe(module, num_layers, way=TRAIN):
-    token_config, cpu = family().token_ids(TOKEN_IDS), torch.device("cpu")
-    return ModuleProbe(family(), token_config, VOCAB_SIZE, module, num_layers, SETTINGS, cpu, way=way)
+def new_probe(module, num_layers, way=TRAIN, model=None, group=None):
+    model, cpu = model or family(), torch.device("cpu")
+    ids = model.token_ids(TOKEN_IDS)
+    return ModuleProbe(model, ids, VOCAB_SIZE, module, num_layers, SETTINGS, cpu, way=way, group=group)
 
 
 def users(module, count):
@@ -57,15 +58,11 @@ def test_squares_are_those_of_the_shallow_tower_that_was_timed():
 
 
 @pytest.mark.parametrize("module", ["audio", LLM])
-def test_activation_bytes_grow_by_the_same_amount_per_layer(module):
+def test_activation_bytes_grow_alike_with_every_layer_and_double_with_the_samples(module):
     group = make_group("random", users(module, 3), module)
     one, two, three = (probe(module, n).measure(group).activation_bytes for n in (1, 2, 3))
     assert two > one
     assert three - two == two - one
-
-
-@pytest.mark.parametrize("module", ["audio", LLM])
-def test_activation_bytes_double_with_the_samples(module):
     sample = users(module, 1)
     once = probe(module, 2).measure(make_group("single", sample, module))
     twice = probe(module, 2).measure(make_group("random", sample * 2, module))
@@ -73,10 +70,10 @@ def test_activation_bytes_double_with_the_samples(module):
     assert twice.activation_bytes == pytest.approx(2 * once.activation_bytes, rel=0.01)
 
 
-def profile(shapes, **changes):
-    lines = []
+def profile(shapes, model=None, **changes):
+    model, lines = model or family(), []
     options = dict(
-        token_config=family().token_ids(TOKEN_IDS),
+        token_config=model.token_ids(TOKEN_IDS),
         vocab_size=VOCAB_SIZE,
         settings=SETTINGS,
         depths=(1, 2),
@@ -86,7 +83,7 @@ def profile(shapes, **changes):
         device=torch.device("cpu"),
         progress=lines.append,
     )
-    return list(profile_model(family(), shapes, **options | changes)), lines
+    return list(profile_model(model, shapes, **options | changes)), lines
 
 
 def test_every_used_module_is_profiled_at_every_depth():
@@ -122,14 +119,10 @@ def test_chosen_groups_are_within_the_limits_and_fit_cost_tables():
     assert {t.module for t in tables} == set(family().modules)
 
 
-def test_probing_ends_when_the_module_is_known():
-    found, _ = profile(make_shapes(60, seed=2), num_probes=9, target_frac=1e6)
-    assert [m.module for m in found] == [m for m in family().modules for _ in range(2 * MIN_GROUPS)]
-
-
-def test_a_spent_budget_leaves_as_many_probes_as_a_fit_needs():
-    found, lines = profile(make_shapes(10, seed=1, kinds=("audio",))[4:5], budget_s=0)
-    assert [m.num_layers for m in found] == [1, 2] * MIN_GROUPS
+@pytest.mark.parametrize("enough", [{"target_frac": 1e6}, {"budget_s": 0}], ids=["known", "no time"])
+def test_probing_ends_when_the_module_is_known_or_the_time_is_spent_but_a_fit_has_its_number(enough):
+    found, lines = profile(make_shapes(60, seed=2), num_probes=9, only=LLM, **enough)
+    assert [(m.module, m.num_layers) for m in found] == [(LLM, n) for _ in range(MIN_GROUPS) for n in (1, 2)]
     assert lines[0].startswith(f"llm: {2 * MIN_GROUPS} probes")
 
 

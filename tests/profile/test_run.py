@@ -49,7 +49,7 @@ def probe_llm(num_repeats, **changes):
     return profile(shapes, **options | changes)[0]
 
 
-@pytest.mark.parametrize(("num_repeats", "num_first"), [(2, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("num_repeats", "num_first"), [(2, 1), (5, 3)])
 def test_repeats_are_spread_over_two_sweeps(monkeypatch, num_repeats, num_first):
     watch = Watch(monkeypatch)
     rows = probe_llm(num_repeats)
@@ -66,16 +66,13 @@ def test_repeats_are_spread_over_two_sweeps(monkeypatch, num_repeats, num_first)
         assert row.forward_spread_s > num_first / 2, "the spread is that of both sweeps"
 
 
-def test_a_spent_budget_leaves_out_the_second_sweep(monkeypatch):
+@pytest.mark.parametrize(("num_repeats", "num_done", "budget_s"), [(5, 3, 0.0), (1, 1, 1e9)])
+def test_a_spent_budget_leaves_out_the_second_sweep_and_one_repeat_has_none(
+    monkeypatch, num_repeats, num_done, budget_s
+):
     watch = Watch(monkeypatch)
-    rows = probe_llm(5, budget_s=0.0)
-    assert [r.num_repeats for r in rows] == [3] * len(DEPTHS) * NUM_GROUPS
-    assert len(watch.started) == len(DEPTHS) * NUM_GROUPS
-
-
-def test_one_repeat_is_one_sweep(monkeypatch):
-    watch = Watch(monkeypatch)
-    assert {r.num_repeats for r in probe_llm(1)} == {1}
+    rows = probe_llm(num_repeats, budget_s=budget_s)
+    assert [r.num_repeats for r in rows] == [num_done] * len(DEPTHS) * NUM_GROUPS
     assert len(watch.started) == len(DEPTHS) * NUM_GROUPS
 
 

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
-from dflop.profile.probe import ModuleProbe
-from dflop.profile.run import MIN_GROUPS, profile_model
+from dflop.profile.run import MIN_GROUPS
 from dflop.records import LLM
-from tests.profile.test_probe import MODULES, SETTINGS, users
+from tests.profile.test_probe import MODULES, SETTINGS, new_probe, profile, users
 from tests.train import synthetic
 from tests.train.ranks import run_ranks
 
 FAMILY = synthetic.family(kv_heads=2)
 
 
-def probe_of(group, module, num_layers, way=TRAIN):
-    ids, cpu = FAMILY.token_ids(synthetic.TOKEN_IDS), torch.device("cpu")
-    return ModuleProbe(FAMILY, ids, synthetic.VOCAB_SIZE, module, num_layers, SETTINGS, cpu, way=way, group=group)
-
-
 def measure(group, module, num_layers, way):
     """(row, FLOP of a forward) of this process."""
-    probe, samples = probe_of(group, module, num_layers, way), make_group("random", users(module, 3), module)
+    probe = new_probe(module, num_layers, way, model=FAMILY, group=group)
+    samples = make_group("random", users(module, 3), module)
     forward = probe._prepare(samples)
     with FlopCounterMode(display=False) as counter:
         forward()
     return probe.measure(samples), counter.get_total_flops()
 
 
-CASES = [(module, n, way) for module in MODULES for n, way in ((1, TRAIN), (2, TRAIN), (2, WAYS["recompute"]))]
+CASES = [(LLM, 1, TRAIN), *((module, 2, way) for module in MODULES for way in (TRAIN, WAYS["recompute"]))]
 
 
 def measure_all(rank, folder):
@@ -42,8 +36,9 @@ def measure_all(rank, folder):
 
 def test_two_ranks_share_a_module(tmp_path):
     both = run_ranks(measure_all, 2, tmp_path)
+    whole = {(module, n, way.name): measure(None, module, n, way) for module, n, way in CASES}
     for module, num_layers, way in CASES:
-        alone, alone_flop = measure(None, module, num_layers, way)
+        alone, alone_flop = whole[module, num_layers, way.name]
         for rows in both:
             row, flop = rows[module, num_layers, way.name]
             assert (row.tp, row.num_layers, row.recompute, row.status) == (2, num_layers, way.recompute, "ok")
@@ -54,48 +49,34 @@ def test_two_ranks_share_a_module(tmp_path):
             assert row.param_bytes < alone.param_bytes
             assert row.activation_bytes < alone.activation_bytes or way.recompute
             assert flop < alone_flop
-    shared = [both[0][LLM, n, "train"] for n in (1, 2)]
-    whole = [measure(None, LLM, n, TRAIN) for n in (1, 2)]
-    params, flops = zip(*(of_one_layer(rows) for rows in (shared, whole)), strict=True)
+    params, flops = zip(*(of_one_layer(rows) for rows in (both[0], whole)), strict=True)
     assert params[0] == pytest.approx(params[1] / 2, rel=0.02), "norms are whole on every rank"
     assert flops[0] == flops[1] / 2
 
 
 def of_one_layer(measured):
-    """(parameter bytes, FLOP), from depths 1 and 2."""
-    (one, one_flop), (two, two_flop) = measured
+    """(parameter bytes, FLOP) of the LLM, from depths 1 and 2."""
+    (one, one_flop), (two, two_flop) = (measured[LLM, n, "train"] for n in (1, 2))
     return two.param_bytes - one.param_bytes, two_flop - one_flop
 
 
-def profile(rank, folder):
+def profile_llm(rank, folder):
     """Loads that a rank probed; the ranks' budgets differ, so that one alone would stop earlier."""
-    rows = profile_model(
-        FAMILY,
-        synthetic.make_shapes(30, seed=1, kinds=("audio",)),
-        token_config=FAMILY.token_ids(synthetic.TOKEN_IDS),
-        vocab_size=synthetic.VOCAB_SIZE,
-        settings=SETTINGS,
-        depths=(1, 2),
-        num_probes=MIN_GROUPS + 2,
-        max_samples=4,
-        budget_s=0.0 if rank else 1e9,
-        device=torch.device("cpu"),
-        progress=lambda _: None,
-        target_frac=1e-9,
-        group=dist.group.WORLD,
-    )
+    shapes = synthetic.make_shapes(30, seed=1, kinds=("audio",))
+    options = {"max_samples": 4, "target_frac": 1e-9, "only": LLM, "group": dist.group.WORLD}
+    rows, _ = profile(shapes, FAMILY, **options, budget_s=0.0 if rank else 1e9)
     return [(m.module, m.num_layers, m.num_tokens, m.sum_sq_tokens, m.num_repeats, m.tp) for m in rows]
 
 
 def test_ranks_run_what_the_first_one_chooses(tmp_path):
-    first, second = run_ranks(profile, 2, tmp_path)
+    first, second = run_ranks(profile_llm, 2, tmp_path)
     assert first == second
-    assert len(first) == 2 * 2 * (MIN_GROUPS + 2)
+    assert len(first) == 2 * (MIN_GROUPS + 2)
     assert {row[-2:] for row in first} == {(SETTINGS.num_repeats, 2)}, "both sweeps, on both ranks"
 
 
 def fail(rank, folder):
-    probe = probe_of(dist.group.WORLD, LLM, 1)
+    probe = new_probe(LLM, 1, model=FAMILY, group=dist.group.WORLD)
 
     def run_out(*_):
         raise MemoryError
