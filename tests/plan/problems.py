@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from dflop.cost.model import CostModel
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import LLM, CostTerms, LinkCost, SampleShape
+from dflop.records import LLM, CostTerms, LinkCost, Plan, SampleShape
 from tests.builders import make_cluster, make_specs, make_table, random_batch
 
 
@@ -51,15 +52,29 @@ def make_problem(
                 backward = dataclasses.replace(table.backward_s, layer_per_token=3e-5)
                 table = dataclasses.replace(table, backward_s=backward)
             tables.append(table)
+    cluster = make_cluster(num_processes, memory_bytes=memory_bytes)
     return Problem(
         run_id="run",
         specs=specs,
-        cluster=dataclasses.replace(
-            make_cluster(num_processes, memory_bytes=memory_bytes), num_nodes=num_nodes, device="cuda"
-        ),
+        cluster=dataclasses.replace(cluster, num_nodes=num_nodes, device="cuda"),
         cost=CostModel(tables, specs=specs, links=links, extrapolate=True),
         batches=tuple(batches) or tuple(random_batch(24, encoders=encoders, seed=seed) for seed in range(2)),
         global_batch_size=24,
         snapshot_seq=3,
         space=SearchSpace(**space),  # type: ignore[arg-type]  # keywords of a test
     )
+
+
+def baseline_problem(*encoders: str, **changes: Any) -> Problem:
+    """For the planners we compare with: eight processes, tp 1 and 2, up to four stages of every module."""
+    return make_problem(*(encoders or ("vision",)), **({"num_processes": 8, "tps": (1, 2), "max_pp": 4} | changes))
+
+
+def tiles_the_cluster(problem: Problem, plan: Plan) -> bool:
+    """Whether every rank belongs to one module, or to the one chain of them."""
+    ranks = [
+        rank
+        for m in (plan.modules[-1:] if plan.is_inline else plan.modules)
+        for rank in range(m.first_rank, m.first_rank + m.parallel.num_processes)
+    ]
+    return sorted(ranks) == list(range(problem.cluster.num_processes))

@@ -34,11 +34,6 @@ def test_layer_split_is_the_best_of_all(num_layers, pp, layer_s, edge_s):
     assert slowest(layers, layer_s, edge_s) == min(slowest(c, layer_s, edge_s) for c in every)
 
 
-def test_layer_split_without_edge_is_even():
-    assert split_layers(28, 4, layer_s=1.0, edge_s=0.0) == (7, 7, 7, 7)
-    assert split_layers(28, 4, layer_s=1.0, edge_s=4.0) == (8, 8, 8, 4)
-
-
 def degrees(problem, module: str = LLM, num_microbatches: int = 1) -> list[tuple[int, int, int]]:
     found = module_candidates(problem, problem.spec(module), num_microbatches)
     return [tuple(row) for row in found.content[:, :3].tolist()]
@@ -92,14 +87,11 @@ def test_large_clusters_skip_odd_degrees_but_not_those_that_tile_them():
     assert make_problem(num_processes=8, num_nodes=8).dps(64) == list(range(1, 65))
 
 
-def test_tp_needs_a_table():
+def test_a_module_and_its_tp_need_a_table():
     problem = make_problem()
     problem = dataclasses.replace(problem, cost=CostModel([make_table(LLM, tp=2)], extrapolate=True))
     with pytest.raises(InfeasiblePlanError, match=r"allows tp \[1\], has cost tables for tp \[2\]"):
         module_candidates(problem, problem.specs[0], 1)
-
-
-def test_a_module_without_any_table():
     problem = make_problem("audio")
     problem = dataclasses.replace(problem, cost=CostModel([make_table(LLM)], extrapolate=True))
     with pytest.raises(CostError, match="no cost table for module `audio`"):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
 from dflop.cost.links import ALL_REDUCE
@@ -28,9 +27,9 @@ def draft(problem: Problem, layout: dict[str, Candidate] = LAYOUT) -> Plan:
 
 
 def inline(problem: Problem, **how: object) -> Plan:
-    layers = {"vision": (4, 0), LLM: (1, 3)}
-    how = {"recompute": False, "shard_optimizer": True, "formula_s": 2.5} | how
-    return inline_draft(problem, 2, ParallelSpec(1, 2, 2), layers, **how)  # type: ignore[arg-type]  # keywords of a test
+    cut = {"parallel": ParallelSpec(1, 2, 2), "layers": {"vision": (4, 0), LLM: (1, 3)}}
+    how = cut | {"recompute": False, "shard_optimizer": True, "formula_s": 2.5} | how
+    return inline_draft(problem, 2, **how)  # type: ignore[arg-type]  # keywords of a test
 
 
 def even_problem(**changes: object) -> Problem:
@@ -59,6 +58,7 @@ def test_memory_of_a_split_draft_by_hand():
     in_flight = 2  # two microbatches in all, three stages to the loss
     vision = (6 + 12 / 2) * 6 * M + in_flight * 5 * vision_tokens * 10_000
     assert plan.module("vision").stage_memory_bytes == (vision,)
+    assert all(isinstance(peak, int) for m in plan.modules for peak in m.stage_memory_bytes)
     once = llm_tokens * 10_000
     first = 18 * 4 * M + 2 * 2 * llm_tokens * 1_000 + once
     last = 18 * 4 * M + 1 * llm_tokens * (2 * 1_000 + 10_000) + once
@@ -135,15 +135,8 @@ def test_seconds_behind_the_pipeline_by_hand():
     assert draft(problem, apart).sync_s == pytest.approx(max(vision, llm))
     # Inline: the first stage holds all of vision, and a layer and the embedding of the LLM.
     assert inline(problem).sync_s == pytest.approx(36e6 / 1e9 + 0.01 + 9e6 * 1e-8 / 2)
-    whole = inline_draft(
-        problem,
-        2,
-        ParallelSpec(1, 1, 4),
-        {"vision": (4,), LLM: (4,)},
-        recompute=False,
-        shard_optimizer=False,
-        formula_s=0.0,
-    )
+    layers = {"vision": (4,), LLM: (4,)}
+    whole = inline(problem, parallel=ParallelSpec(1, 1, 4), layers=layers, shard_optimizer=False)
     across = 2 * 0.02 + (3 / 4) / (1 / 2) * 48e6 / 1e9  # four ranks on two nodes, as a ring
     assert whole.sync_s == pytest.approx(across + 12e6 * 1e-8)
 
@@ -161,9 +154,3 @@ def test_of_a_frozen_tower_the_edge_alone_is_behind_the_pipeline():
     cost = CostModel(tables, links=links, extrapolate=True)
     plan = draft(dataclasses.replace(problem, cost=cost))
     assert plan.sync_s == pytest.approx(max(8e6 / 1e9 + 0.01 + 2e6 * 1e-8 / 2, 4e6 * 1e-8))
-
-
-def test_memory_is_told_in_whole_bytes():
-    plan = draft(make_problem("vision"))
-    assert all(isinstance(peak, int) for m in plan.modules for peak in m.stage_memory_bytes)
-    assert np.all([m.max_tokens > 0 for m in plan.modules])

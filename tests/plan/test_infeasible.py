@@ -64,7 +64,7 @@ def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
     assert num_microbatches is None or int(num_microbatches) == counts[0]
 
 
-def test_the_fewest_processes_more():
+def test_the_fewest_processes_more_and_on_slurm_nodes():
     problem = make_problem(
         "vision", num_processes=2, memory_bytes=230 * M, layouts=("split",), microbatches=(2,), **BARE
     )
@@ -72,12 +72,6 @@ def test_the_fewest_processes_more():
     (needed,) = re.findall(r"num_processes_per_node (\d+)", explain(problem).hint)
     assert find_draft(changed(problem, cluster={"num_processes_per_node": int(needed)})) is not None
     assert find_draft(changed(problem, cluster={"num_processes_per_node": int(needed) - 1})) is None
-
-
-def test_a_slurm_cluster_is_offered_nodes():
-    problem = make_problem(
-        "vision", num_processes=2, memory_bytes=230 * M, layouts=("split",), microbatches=(2,), **BARE
-    )
     assert "more node" in explain(changed(problem, cluster={"backend": "slurm"})).hint
 
 

@@ -115,15 +115,8 @@ def test_candidates_are_charged_like_single_layouts():
     assert len(candidates.groups()) == 4
     for k in range(len(candidates)):
         c = candidates[k]
-        alone = stage_bytes(
-            problem.specs[1],
-            problem.cost,
-            np.array([c.layers_per_stage]),
-            load[:, [k]],
-            tp=c.parallel.tp,
-            dp=np.array([c.parallel.dp]),
-            recompute=c.recompute,
-            shard_optimizer=np.array([c.shard_optimizer]),
-        )
+        how = {"tp": c.parallel.tp, "recompute": c.recompute}
+        how |= {"dp": np.array([c.parallel.dp]), "shard_optimizer": np.array([c.shard_optimizer])}
+        alone = stage_bytes(problem.specs[1], problem.cost, np.array([c.layers_per_stage]), load[:, [k]], **how)
         for name in ("state", "kept", "once"):
             assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])

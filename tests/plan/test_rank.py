@@ -38,14 +38,14 @@ def test_nominees_are_of_many_kinds_best_first_and_named_once():
     assert nominate(reversed(alike), 2) == alike[:2]
 
 
+def replicated(p: Problem, dp: int, formula_s: float) -> Plan:
+    layout = {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, dp), (4,))}
+    return split_draft(p, 4, layout, formula_s)
+
+
 def test_ranks_by_simulation_not_by_formula():
     p = problem()
-    good = split_draft(
-        p, 4, {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, 3), (4,))}, 9.0
-    )
-    bad = split_draft(
-        p, 4, {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, 1), (4,))}, 1.0
-    )
+    good, bad = replicated(p, 3, 9.0), replicated(p, 1, 1.0)
     found = rank(p, [bad, good])
     assert [r.plan.plan_id for r in found] == [good.plan_id, bad.plan_id]
     assert all(r.plan.predicted_step_s <= r.plan.baseline_step_s for r in found)
@@ -54,8 +54,7 @@ def test_ranks_by_simulation_not_by_formula():
 
 def test_a_plan_that_runs_is_measured_as_candidates_are():
     p = problem()
-    layout = {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, 3), (4,))}
-    (found,) = rank(p, [split_draft(p, 4, layout, 1.0)])
+    (found,) = rank(p, [replicated(p, 3, 1.0)])
     step_s = scheduled_step_s(p, found.plan)
     assert step_s == pytest.approx(found.plan.predicted_step_s)
     slow_s = scheduled_step_s(p, found.plan, {(LLM, 0, 1): 3.0})
@@ -111,10 +110,6 @@ def test_words_say_why_and_whether_it_is_worth_it():
     unknown = timed(fast.plan, 1.0, uniform_step_s=float("nan"), baseline_step_s=1.0)
     assert reason(unknown, [unknown]).endswith("gains nothing over the data-blind order on this data.")
     assert reason(slow, [fast, slow]) == "1.96x the step time of the chosen plan"
-
-
-def test_what_was_simulated_on_a_few_batches_is_compared_on_those():
-    chosen, early = timed(make_plan({"vision": 1, LLM: 1}), 1.0), timed(make_inline_plan(2), 0.9, is_final=False)
-    early = dataclasses.replace(early, first_step_s=0.6)
-    assert reason(chosen, [chosen, early]).startswith("fastest of 2 simulated plans")
-    assert reason(early, [chosen, early]) == "1.20x the step time of the chosen plan on the first batches"
+    early = dataclasses.replace(timed(make_inline_plan(2), 0.9, is_final=False), first_step_s=0.6)
+    assert reason(fast, [fast, early]).startswith("fastest of 2 simulated plans")
+    assert reason(early, [fast, early]) == "1.20x the step time of the chosen plan on the first batches"

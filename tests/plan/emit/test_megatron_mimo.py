@@ -74,8 +74,7 @@ def test_one_module_that_shards_its_optimizer_shards_all_and_the_file_says_so():
 
 def test_what_has_no_field_is_in_the_comments():
     plan = split(module("vision", 1, 1, 4, max_tokens=4096), module(LLM, 2, 2, 2))
-    comments = [line for line in emit_megatron_mimo(plan, CLUSTER).splitlines() if line.startswith("#")]
-    said = "\n".join(comments)
+    said = "\n".join(line for line in emit_megatron_mimo(plan, CLUSTER).splitlines() if line.startswith("#"))
     assert "no rank gets more than 4096 tokens" in said
     assert "Simulated step: 500.0 ms with samples in arrival order" in said
     assert "a multiple of 4 images" in said

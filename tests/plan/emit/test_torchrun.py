@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
-from dflop.parallel.topology import rank_of, seats
+from dflop.parallel.topology import seats
 from dflop.plan.emit.ranks import places
 from dflop.plan.emit.torchrun import emit_torchrun, processes_of_nodes
 from dflop.records import LLM, ClusterSpec, Plan
@@ -44,7 +44,7 @@ def start(script: str, tmp_path, *args: str, **env: str) -> subprocess.Completed
 
 
 @settings(max_examples=40)
-@given(split_plans())
+@given(split_plans() | inline_plans())
 def test_the_table_is_the_engines_seats(plan):
     rows = table(emit_torchrun(plan, cluster_of(plan, 8)))
     assert [tuple(map(int, row[:6])) for row in rows] == [
@@ -53,20 +53,6 @@ def test_the_table_is_the_engines_seats(plan):
     assert [row[6] for row in rows] == [
         " ".join(f"{p.module}[{p.layers[0]}:{p.layers[1]}]" for p in s.parts) for s in seats(plan)
     ]
-
-
-@settings(max_examples=40)
-@given(inline_plans())
-def test_a_rank_of_an_inline_plan_holds_layers_of_several_modules(plan):
-    found = list(places(plan))
-    assert [p.rank for p in found] == list(range(plan.num_processes))
-    llm = plan.module(LLM)
-    assert all(p.rank == rank_of(llm, p.stage, p.dp_rank, p.tp_rank) for p in found)
-    for m in plan.modules:
-        for stage, num_layers in enumerate(m.layers_per_stage):
-            cut = {c for p in found if p.stage == stage for c in p.layers if c[0] == m.module}
-            first = sum(m.layers_per_stage[:stage])
-            assert cut == ({(m.module, first, first + num_layers)} if num_layers else set())
 
 
 def test_ranks_ascend_whatever_the_order_of_the_modules():
