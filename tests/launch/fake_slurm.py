@@ -242,9 +242,8 @@ def scancel(folder, *args):
                         os.kill(pid, number or signal.SIGKILL)
 
 
-def sacct(folder, *_):
-    if not os.path.exists(f"{folder}/accounting"):
-        sys.exit("Slurm accounting storage is disabled")
+def sacct(*_):
+    sys.exit("Slurm accounting storage is disabled")
 
 
 if __name__ == "__main__":

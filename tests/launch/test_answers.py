@@ -66,12 +66,9 @@ def test_squeue_says_why_a_job_waits_and_until_when():
     assert waits.status.gist == (JobState.QUEUED, "Resources")
     assert (array.job_ids, array.name) == (("8_1", "8_2"), "run|with|bars")
     assert array.status == (JobState.QUEUED, "JobArrayTaskLimit")
+    (late,) = squeue_rows(f"7|PENDING|1|{NOON_S - 60:.0f}|Priority|x", NOON_S)
+    assert late.status.reason == "Priority", "a start that has passed is not expected"
     assert (runs.status, runs.submitted_at_s) == ((JobState.RUNNING, ""), NOON_S), "a client that knows no %s"
-
-
-def test_a_start_that_has_passed_is_not_expected():
-    (row,) = squeue_rows(f"7|PENDING|1|{NOON_S - 60:.0f}|Priority|x", NOON_S)
-    assert row.status.reason == "Priority"
 
 
 def test_accounting_knows_who_cancelled_a_job():

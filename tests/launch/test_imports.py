@@ -31,16 +31,10 @@ def hostile(tmp_path, monkeypatch):
     return tmp_path / "ran"
 
 
-def test_a_local_job(hostile, tmp_path):
+@pytest.mark.parametrize("setup", [(), ("true",)])
+def test_a_local_job(hostile, tmp_path, setup):
     launcher = LocalLauncher(cancel_grace_s=0.5)
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
-    assert end(launcher, handle).state is JobState.DONE
-    assert not hostile.exists()
-
-
-def test_a_local_job_behind_setup_lines(hostile, tmp_path):
-    launcher = LocalLauncher(cancel_grace_s=0.5)
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(setup=("true",))))
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(setup=setup)))
     assert end(launcher, handle).state is JobState.DONE
     assert not hostile.exists()
 
@@ -61,17 +55,11 @@ def test_a_decoding_worker(hostile):
     assert not hostile.exists()
 
 
-@pytest.mark.parametrize("file", ["slurm/train.sbatch"])
-def test_what_people_submit_by_hand(file):
-    text = (REPO / file).read_text()
-    assert text.index("export PYTHONSAFEPATH=1") < text.index("python -c")
-    assert "open_run('$run')" not in text, "a quote in the folder's name would be Python"
-
-
-def test_the_number_of_processes_is_read_of_any_folder(tmp_path):
+def test_what_people_submit_by_hand_reads_the_number_of_processes_of_any_folder(tmp_path):
     """The line of slurm/train.sbatch, with a folder whose name is Python."""
-    lines = (REPO / "slurm/train.sbatch").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("count=")]
+    text = (REPO / "slurm/train.sbatch").read_text()
+    assert text.index("export PYTHONSAFEPATH=1") < text.index("python -c")
+    (line,) = [line for line in text.splitlines() if line.startswith("count=")]
     folder = tmp_path / "'+__import__('os').abort()+'"
     done = subprocess.run(
         ["bash", "-c", f'{line}\n{sys.executable} -c "$count" "$1"', "-", str(folder)],

@@ -48,7 +48,7 @@ def check_syntax(text: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_whole_script_of_a_training_job(tmp_path, monkeypatch):
+def test_what_a_training_job_asks_for_and_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resources = Resources(
         num_nodes=2, tasks_per_node=2, num_idle_slots=1, gpus_per_node=2, memory_bytes=3 << 30, time_limit_min=1,
@@ -60,98 +60,37 @@ def test_the_whole_script_of_a_training_job(tmp_path, monkeypatch):
     )  # fmt: skip
     text = render(lone(spec), SITE, "dflop:run")
     check_syntax(text)
-    assert (
-        text
-        == f"""\
-#!/bin/bash
-# dflop job `run-train`: dflop.jobs.train:main /runs/run train
-# key run/train
-# To run it again by hand: sbatch /runs/run/jobs/train/job.sbatch
-
-#SBATCH --job-name=run-train
-#SBATCH --comment=dflop:run
-#SBATCH --partition=gpu
-#SBATCH --nodes=2
-#SBATCH --ntasks=3
-#SBATCH --ntasks-per-node=2
-#SBATCH --cpus-per-task=1
-#SBATCH --gpus-per-node=2
-#SBATCH --mem=3072M
-#SBATCH --time=1
-#SBATCH --signal=USR2@30
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --chdir={tmp_path}
-#SBATCH --output=/runs/run/jobs/train/%j_batch.log
-#SBATCH --account=a1
-#SBATCH --exclusive
-
-folder=/runs/run/jobs/train
-job=$SLURM_JOB_ID
-echo "dflop: start $((${{SLURM_RESTART_COUNT:-0}} + 1)) of job $job on $SLURM_JOB_NODELIST"
-rm -f "$folder/$job"_*_result.pkl "$folder/${{job}}_interrupted"
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export A=1
-export B='it'"'"'s'
-export OMP_NUM_THREADS=1
-export PYTHONSAFEPATH=1
-
-# From the cluster file.
-trap 'echo "dflop: a setup line of the cluster file failed: $BASH_COMMAND" >&2' ERR
-set -e
-module load cuda
-set +e
-trap - ERR
-
-set -- dflop.jobs.train:main /runs/run train
-
-export DFLOP_STOPS=$folder/${{job}}_stops
-num_stops() {{ cat "$DFLOP_STOPS" 2>/dev/null | wc -l; }}
-before=$(num_stops)
-srun --kill-on-bad-exit=1 \\
-    --unbuffered \\
-    --open-mode=append \\
-    --cpus-per-task=1 \\
-    --output=/runs/run/jobs/train/${{job}}_%t_log.out \\
-    --error=/runs/run/jobs/train/${{job}}_%t_log.err \\
-    sh -c '{UNTIL_IT_LISTENS}' sh /opt/python -P -u -m dflop.launch.task "$folder" "$job" "$@" &
-srun=$!
-
-# Where a slurmstepd has died, srun is never told that the tasks of its node are over. What they left tells.
-(
-    pause() {{ sleep "$1" & nap=$!; wait "$nap"; }}
-    trap 'kill "$nap" 2>/dev/null; exit' TERM
-    num_results() {{ ls "$folder/$job"_*_result.pkl 2>/dev/null | wc -l; }}
-    while (($(num_results) < 3)); do pause 15; done
-    pause 60
-    echo "dflop: all tasks left their results 60 s ago, but srun waits; it is killed" >&2
-    kill -KILL "$srun"
-) &
-looking=$!
-disown
-wait "$srun"
-code=$?
-kill "$looking" 2>/dev/null
-
-# Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.
-# The code of srun does not tell: it is 137 where one rank leaves some ms after another.
-if (($(num_stops) > before)); then
-    if [[ -e $folder/${{job}}_make_way ]]; then
-        why="it was told to make way"
-    elif tail -n 3 "$DFLOP_STOPS" | awk '$1 < $2 {{ moved = 1 }} END {{ exit moved || NR < 3 }}'; then
-        why="it was stopped 3 times before it got anywhere"
-    elif scontrol requeue "$SLURM_JOB_ID"; then
-        echo "dflop: its state is on disk; requeued"
-        exit 0
-    else
-        why="this site does not requeue"
-    fi
-    echo "$why" >"$folder/${{job}}_interrupted"
-    exit 75
-fi
-exit "$code"
-"""
+    assert text.startswith(
+        "#!/bin/bash\n# dflop job `run-train`: dflop.jobs.train:main /runs/run train\n# key run/train\n"
     )
+    assert directives(text) == {
+        "--job-name": "run-train", "--comment": "dflop:run", "--partition": "gpu", "--nodes": "2", "--ntasks": "3",
+        "--ntasks-per-node": "2", "--cpus-per-task": "1", "--gpus-per-node": "2", "--mem": "3072M", "--time": "1",
+        "--signal": "USR2@30", "--requeue": "", "--open-mode": "append", "--chdir": str(tmp_path),
+        "--output": "/runs/run/jobs/train/%j_batch.log", "--account": "a1", "--exclusive": "",
+    }  # fmt: skip
+    assert [line for line in text.splitlines() if line.startswith("export ")] == [
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "export A=1",
+        """export B='it'"'"'s'""",
+        "export OMP_NUM_THREADS=1",
+        "export PYTHONSAFEPATH=1",
+        "export DFLOP_STOPS=$folder/${job}_stops",
+    ]
+    assert 'rm -f "$folder/$job"_*_result.pkl "$folder/${job}_interrupted"\n' in text
+    setup, what, srun = (
+        text.index(f"\n{line}") for line in ("module load cuda\n", "set -- dflop.jobs.train:", "srun --")
+    )
+    assert setup < what < srun
+    assert text[srun + 1 : text.index(" &\nsrun=$!")].split(" \\\n    ") == [
+        "srun --kill-on-bad-exit=1",
+        "--unbuffered",
+        "--open-mode=append",
+        "--cpus-per-task=1",
+        "--output=/runs/run/jobs/train/${job}_%t_log.out",
+        "--error=/runs/run/jobs/train/${job}_%t_log.err",
+        f'sh -c \'{UNTIL_IT_LISTENS}\' sh /opt/python -P -u -m dflop.launch.task "$folder" "$job" "$@"',
+    ]
 
 
 def test_an_array_says_what_each_element_does(tmp_path):

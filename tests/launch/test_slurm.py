@@ -28,7 +28,6 @@ from dflop.launch import (
     Site,
     log_paths,
     run_job,
-    run_jobs_async,
     script,
     wait_all,
 )
@@ -82,10 +81,6 @@ def calls(slurm: Path, client: str) -> list[dict]:
     return [call for line in lines if client in (call := json.loads(line))]
 
 
-def together(launcher: SlurmLauncher, specs: list[JobSpec], journal: Journal) -> list[list]:
-    return asyncio.run(run_jobs_async(launcher, specs, journal, keep_done=True, poll_interval_s=0.05))
-
-
 def test_one_job_returns_its_values(launcher, slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # as inside another job
     resources = dataclasses.replace(TWO, setup=('export GREETING="$GREETING and more"',))
@@ -125,20 +120,6 @@ def test_jobs_alike_are_one_array_and_one_question(launcher, slurm, tmp_path):
     assert [launcher.collect(h)[0]["word"] for h in handles] == ["0", "1"]
 
 
-def test_what_was_done_is_kept_when_a_sibling_fails(launcher, slurm, tmp_path):
-    journal = Journal(tmp_path / "run", "r1")
-    specs = [
-        make_spec(tmp_path / "job", "fail_once", str(tmp_path), name, name=f"r1-{name}", key=name, array="r1-")
-        for name in ("a", "bad")
-    ]
-    with pytest.raises(LaunchError, match=r"1 of 2 jobs failed, the others are kept: .*ValueError: bad luck"):
-        together(launcher, specs, journal)
-    assert together(launcher, specs, journal) == [["a"], ["bad"]]
-    assert {name: (tmp_path / f"ran-{name}").read_text() for name in ("a", "bad")} == {"a": "x", "bad": "xx"}
-    assert together(make_launcher(slurm), specs, Journal(tmp_path / "run", "r1")) == [["a"], ["bad"]]
-    assert len(calls(slurm, "sbatch")) == 2, "all of them were done"
-
-
 def test_an_array_larger_than_the_site_lets_is_several(slurm, launcher, tmp_path):
     (slurm / "max_array_size").write_text("3")
     handles = launcher.submit_all(shards(tmp_path, 7, resources=HELD))
@@ -167,18 +148,17 @@ def test_a_part_that_is_refused_takes_back_those_before_it(slurm, launcher, tmp_
     assert job["state"] == "CANCELLED"
 
 
-def test_the_first_real_error_is_reported_with_its_log(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "fail_on", "1", resources=TWO))
-    assert end(launcher, handle) == (JobState.FAILED, "rank 1: ValueError: no microbatch for rank 1")
-    with pytest.raises(LaunchError, match="rank 1 of 2 raised ValueError") as caught:
-        launcher.collect(handle)
-    assert caught.value.where == str(log_paths(handle, 1).stderr)
-
-
-def test_the_log_of_the_rank_that_left_is_shown(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "leave_on", "1", resources=TWO))
-    assert end(launcher, handle).reason.startswith("rank 1 Exited with exit code 3")
-    with pytest.raises(LaunchError, match=r"\n  \| rank 0 does not answer") as caught:
+@pytest.mark.parametrize(
+    ("entry", "reason", "said"),
+    [
+        ("fail_on", "rank 1: ValueError: no microbatch for rank 1", "rank 1 of 2 raised ValueError"),
+        ("leave_on", "rank 1 Exited with exit code 3 on localhost", r"\n  \| rank 0 does not answer"),
+    ],
+)
+def test_the_rank_that_failed_is_told_with_its_log(launcher, tmp_path, entry, reason, said):
+    handle = launcher.submit(make_spec(tmp_path / "job", entry, "1", resources=TWO))
+    assert end(launcher, handle) == (JobState.FAILED, reason)
+    with pytest.raises(LaunchError, match=said) as caught:
         launcher.collect(handle)
     assert caught.value.where == str(log_paths(handle, 1).stderr)
 
@@ -203,26 +183,19 @@ def test_a_job_goes_on_under_its_id_until_it_is_done(launcher, slurm, tmp_path):
     assert seen[-1] == "done"
 
 
-def test_a_job_that_gets_nowhere_is_started_three_times(launcher, tmp_path):
-    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "0", is_resumable=True)
-    handle = launcher.submit(spec)
+@pytest.mark.parametrize("before", ["", "0 0\n0 0\n0 5\n"])
+def test_a_job_that_gets_nowhere_is_started_three_times(launcher, tmp_path, before):
+    """Two starts that got nowhere and one that did do not count."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "101_stops").write_text(before)
+    handle = launcher.submit(make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "0", is_resumable=True))
+    assert handle.job_id == "101"
     found = end(launcher, handle)
     assert found.state is JobState.INTERRUPTED
     assert "stopped 3 times before it got anywhere" in found.reason
-    assert handle.path("stops").read_text() == "0 0\n" * 3
+    assert handle.path("stops").read_text() == before + "0 0\n" * 3
     with pytest.raises(Interrupted):
         launcher.collect(handle)
-
-
-def test_chances_come_back_with_progress(launcher, tmp_path):
-    """Two starts that got nowhere, one that did, and three more."""
-    spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "0", is_resumable=True)
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "101_stops").write_text("0 0\n0 0\n0 5\n")
-    handle = launcher.submit(spec)
-    assert handle.job_id == "101"
-    assert end(launcher, handle).state is JobState.INTERRUPTED
-    assert handle.path("stops").read_text().splitlines()[3:] == ["0 0"] * 3
 
 
 def test_where_nothing_is_requeued_the_driver_is_told(launcher, slurm, tmp_path):

@@ -19,14 +19,13 @@ from dflop.launch import (
     log_paths,
     make_launcher,
     run_job,
-    run_job_async,
     run_jobs_async,
     wait,
     wait_all,
 )
 from dflop.launch.job import Launcher, OneByOne
 from dflop.launch.wait import MAX_TAILED
-from tests.launch.helpers import REPO, is_gone, make_spec, pids_of_hang
+from tests.launch.helpers import REPO, make_spec
 
 
 @pytest.fixture
@@ -60,36 +59,6 @@ def test_run_job_journals_follows_the_log_and_collects(launcher, journal, tmp_pa
     assert states(journal) == [
         (0, state) for state in ("queued", "running", "done") if state == "queued" or state in seen
     ]
-
-
-def test_a_live_job_with_the_same_key_is_adopted(launcher, journal, tmp_path):
-    gate = tmp_path / "gate"
-    spec = make_spec(tmp_path / "job", "wait_for", str(gate))
-    handle = launcher.submit(spec)
-    journal.submitted(handle)  # and the driver dies here
-    gate.touch()
-    again = Journal(tmp_path / "run", "r1")
-    assert again.live(spec.key) == handle
-    assert run_job(make_launcher("local"), spec, again, poll_interval_s=0.05) == ["seen"]
-    assert {r.job_id for r in again.records()} == {handle.job_id}
-    assert again.live(spec.key) is None
-
-
-def test_cancelling_the_waiter_cancels_the_job(launcher, journal, tmp_path):
-    async def main() -> list[int]:
-        spec = make_spec(tmp_path / "job", "hang", str(tmp_path))
-        running = asyncio.create_task(run_job_async(launcher, spec, journal, poll_interval_s=0.05))
-        pids = await asyncio.to_thread(pids_of_hang, tmp_path, 0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        return pids
-
-    pids = asyncio.run(main())
-    assert all(is_gone(pid) for pid in pids)
-    handle = journal.live("hang")
-    assert handle is not None
-    assert launcher.poll(handle).state is JobState.CANCELLED
 
 
 def specs_of(folder: Path, function: str, *names: str) -> list[JobSpec]:
@@ -187,6 +156,21 @@ class Played(OneByOne):
         return [handle.key]
 
 
+class Busy(Played):
+    """Its jobs run for ever."""
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        return JobStatus(JobState.RUNNING)
+
+
+def test_an_error_in_a_callback_does_not_cancel_the_job(tmp_path):
+    launcher = Busy()
+    (spec,) = specs_of(tmp_path, "report", "a")
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(wait(launcher, launcher.submit(spec), on_state=lambda *_: 1 // 0))
+    assert launcher.cancelled == []
+
+
 def test_a_stale_file_handle_ends_no_waiting(journal, tmp_path):
     seen: list[str] = []
     launcher = Played(num_stale=3)
@@ -198,10 +182,6 @@ def test_a_stale_file_handle_ends_no_waiting(journal, tmp_path):
 
 
 def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal, tmp_path):
-    class Busy(Played):
-        def poll(self, handle: JobHandle) -> JobStatus:
-            return JobStatus(JobState.RUNNING)
-
     launcher = Busy()
 
     async def main() -> None:
@@ -215,6 +195,7 @@ def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal, tmp_pat
 
     asyncio.run(main())
     assert [h.key for h in launcher.cancelled] == ["a", "b", "c"]
+    assert journal.live("b") is not None, "it was not seen to end"
 
 
 def test_logs_of_the_first_few_jobs_are_followed(tmp_path):
@@ -237,19 +218,6 @@ def test_logs_of_the_first_few_jobs_are_followed(tmp_path):
     first = [name for name, line in lines if line == "hello"]
     assert first[:MAX_TAILED] == [f"j{n}" for n in range(MAX_TAILED)]
     assert sorted(lines) == sorted((h.name, line) for h in handles for line in ("hello", "batch"))
-
-
-def test_an_error_in_a_callback_does_not_cancel_the_job(launcher, tmp_path):
-    gate = tmp_path / "gate"
-    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(gate)))
-
-    def stumble(handle: JobHandle, status: JobStatus) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(wait(launcher, handle, on_state=stumble))
-    gate.touch()
-    assert asyncio.run(wait(launcher, handle, poll_interval_s=0.05)).state is JobState.DONE
 
 
 def test_a_job_that_was_submitted_and_never_noted_is_adopted(launcher, journal, tmp_path):

@@ -95,16 +95,6 @@ def test_one_call_serves_all_jobs_and_is_not_repeated_within_the_interval(slurm,
     assert slurm.calls == ["squeue"] * 2
 
 
-def test_an_array_is_one_question_and_elements_that_wait_may_share_a_line(slurm, watcher, job):
-    handles = [job(f"7_{element}", f"job-{element}") for element in range(500)]
-    watcher.submitted(handles)
-    slurm.queue = {"7_0": "RUNNING|None", "7_1": "COMPLETED|None", "7_[2-499%4]": "PENDING|JobArrayTaskLimit"}
-    found = watcher.statuses(handles)
-    assert found[:2] == [(JobState.RUNNING, ""), (JobState.DONE, "")]
-    assert set(found[2:]) == {(JobState.QUEUED, "JobArrayTaskLimit")}
-    assert slurm.calls == ["squeue"]
-
-
 def test_ended_jobs_are_not_asked_for_again(slurm, watcher, job):
     slurm.queue = {"1": "COMPLETED|None"}
     assert status(watcher, job("1")).state is JobState.DONE
@@ -123,18 +113,12 @@ def test_a_job_whose_end_is_known_from_elsewhere_is_asked_for_no_more(slurm, wat
     assert slurm.calls == ["squeue"] * 2, "nobody misses job 1"
 
 
-def test_sacct_is_asked_when_squeue_has_forgotten(slurm, watcher, job):
+@pytest.mark.parametrize("row", ["", "CANCELLED|None"])
+def test_accounting_is_asked_once_for_what_squeue_has_forgotten_or_who_cancelled(slurm, watcher, job, row):
+    slurm.queue = {"7": row} if row else {}
     slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|None|job"}
-    assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
-    assert slurm.calls == ["squeue", "sacct"]
-
-
-def test_who_cancelled_a_job_is_asked_once_where_somebody_knows(slurm, watcher, job):
-    slurm.queue = {"7": "CANCELLED|None"}
-    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|None|job"}
-    assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
-    slurm.now_s = 30
-    status(watcher, job("7"))
+    for slurm.now_s in (0, 30):
+        assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
     assert slurm.calls == ["squeue", "sacct"]
 
 
