@@ -18,17 +18,16 @@ from dflop.store.spool import SpoolWriter
 from tests.builders import make_corrections, make_sample, make_table, random_batch
 
 TABLES = [make_table(LLM, per_token_s=3e-5), make_table("vision"), make_table("audio")]
+KEYS = {"data": "data", TABLES[0].profile_key: "model"}
+PROFILES = [ProfileRecord(key, kind, "run", "{}", 20, 0, time.time(), 1.0) for key, kind in KEYS.items()]
 
 
-def test_a_function_of_one_line_is_enough():
+def test_a_sample_costs_its_tokens_what_a_function_says_or_what_a_list_holds():
     lengths = [10, 400, 30]
     costs = sample_costs(lengths, cost=lambda i: lengths[i] ** 1.5, supervised=[5, 6, 7])
     assert costs.seconds == pytest.approx([10**1.5, 8000, 30**1.5])
     assert costs.tokens.tolist() == lengths
     assert costs.supervised.tolist() == [5, 6, 7]
-
-
-def test_without_a_function_a_sample_costs_its_tokens_and_a_list_is_taken_as_it_is():
     assert sample_costs(iter([3, 4])).seconds.tolist() == [3.0, 4.0]
     assert sample_costs([3, 4], cost=[1.5, 2.5]).seconds.tolist() == [1.5, 2.5]
 
@@ -90,24 +89,28 @@ def test_a_file_that_holds_no_tables_is_refused(tmp_path):
         sample_costs_from_tables(tmp_path / "plan.json", random_batch(2))
 
 
+def store(folder, process, *records):
+    with SpoolWriter(folder, "run", process) as spool:
+        for record in records:
+            spool.append(record)
+    ingest(folder)
+
+
+def seconds_of(module, tables, shapes, **how):
+    """What one module takes of every sample: the others take nothing."""
+    free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
+    part = [t if t.module == module else replace(make_table(t.module, **free), is_frozen=t.is_frozen) for t in tables]
+    return sample_costs_from_tables(part, shapes, **how).seconds
+
+
 def test_a_store_gives_the_same_costs_and_the_corrections_in_force(tmp_path):
     shapes = random_batch(20, seed=3)
-    keys = {"data": "data", TABLES[0].profile_key: "model"}
-    profiles = [ProfileRecord(key, kind, "run", "{}", 20, 0, time.time(), 1.0) for key, kind in keys.items()]
-    with SpoolWriter(tmp_path, "run", "p") as spool:
-        for record in [*shapes[::-1], *TABLES, *profiles]:
-            spool.append(record)
-    ingest(tmp_path)
+    store(tmp_path, "p", *shapes[::-1], *TABLES, *PROFILES)
     plain, by_tables = sample_costs_from_store(tmp_path), sample_costs_from_tables(TABLES, shapes)
     assert plain.key == by_tables.key
-    with SpoolWriter(tmp_path, "run", "q") as spool:
-        spool.append(Correction("run", 3, LLM, TABLES[0].table_id, 2.0, 0.1, 8, time.time()))
-    ingest(tmp_path)
+    store(tmp_path, "q", Correction("run", 3, LLM, TABLES[0].table_id, 2.0, 0.1, 8, time.time()))
     corrected = sample_costs_from_store(tmp_path, data_profile="da", model_profile=TABLES[0].profile_key)
-    free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
-    llm_alone = [TABLES[0], make_table("vision", **free), make_table("audio", **free)]
-    llm_s = sample_costs_from_tables(llm_alone, shapes).seconds
-    assert corrected.seconds == pytest.approx(plain.seconds + llm_s)
+    assert corrected.seconds == pytest.approx(plain.seconds + seconds_of(LLM, TABLES, shapes))
     with pytest.raises(DataError, match="no data profile"):
         sample_costs_from_store(tmp_path, data_profile="zz")
 
@@ -116,25 +119,13 @@ def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(
     shapes = [make_sample(0, 50), make_sample(1, 150), make_sample(2, 150, [("vision", 40), ("vision", 80)])]
     trained, frozen = make_table("vision"), make_table("vision", table_id="vision-frozen", is_frozen=True)
     tables = [make_table(LLM), trained, frozen]
-    keys = {"data": "data", trained.profile_key: "model"}
-    profiles = [ProfileRecord(key, kind, "run", "{}", 3, 0, time.time(), 1.0) for key, kind in keys.items()]
     rows = [
         *make_corrections(LLM, (1.5, 3.0), (100,), level=2.0),
         *make_corrections("vision", (2.0, 9.0), (100,), table_id=frozen.table_id),
         *make_corrections("vision", (5.0, 5.0), (100,), table_id=trained.table_id, is_in_force=False, level=4.0),
     ]
-    with SpoolWriter(tmp_path, "run", "p") as spool:
-        for record in [*shapes, *tables, *profiles, *rows]:
-            spool.append(record)
-    ingest(tmp_path)
-
-    def of(module: str, way: tuple[str, ...]) -> np.ndarray:
-        free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
-        part = [
-            t if t.module == module else replace(make_table(t.module, **free), is_frozen=t.is_frozen) for t in tables
-        ]
-        return sample_costs_from_tables(part, shapes, frozen=way).seconds
-
+    store(tmp_path, "p", *shapes, *tables, *PROFILES, *rows)
     for way, times in ((("vision",), 2.0), ((), 4.0)):
         found = sample_costs_from_store(tmp_path, frozen=way).seconds
-        assert found == pytest.approx(of(LLM, way) * [1.5, 3.0, 3.0] + of("vision", way) * times)
+        llm_s, vision_s = (seconds_of(module, tables, shapes, frozen=way) for module in (LLM, "vision"))
+        assert found == pytest.approx(llm_s * [1.5, 3.0, 3.0] + vision_s * times)

@@ -80,15 +80,12 @@ def test_a_wrong_count_is_found():
     assert "unscaled they would differ by" in str(error.value)
 
 
-def test_a_wrong_reduction_is_found():
-    with pytest.raises(TrainError):
-        check_loss_scaling(make(), make_model(), mean_loss, fetch, reduction="sum")
-
-
-def test_padding_that_reaches_attention_is_found():
+def test_a_wrong_reduction_and_padding_that_reaches_attention_are_found():
     def blind(model, batch):
         return model(input_ids=batch["input_ids"].flip(1), labels=batch["labels"].flip(1)).loss  # left-padded, no mask
 
+    with pytest.raises(TrainError):
+        check_loss_scaling(make(), make_model(), mean_loss, fetch, reduction="sum")
     with pytest.raises(TrainError):
         check_loss_scaling(make(), make_model(), blind, fetch)
 

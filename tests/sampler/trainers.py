@@ -49,25 +49,14 @@ def make_sampler(**given) -> BalancedBatchSampler:
 
 def plain_ddp(seen: Seen) -> list[Tensor]:
     model = DistributedDataParallel(make_model())
-    sampler = make_sampler()
-    return loop(model, sampler, DataLoader(seen, batch_sampler=sampler, collate_fn=collate), model.no_sync)
+    return loop(model, make_sampler(), seen, model.no_sync)
 
 
 def varying_count(seen: Seen) -> list[Tensor]:
     """As many microbatches as the cap takes, and labels that nobody counted before."""
     model = DistributedDataParallel(make_model())
     sampler = BalancedBatchSampler([len(s["input_ids"]) for s in DATASET], BATCH, max_tokens=90)
-    loader = DataLoader(seen, batch_sampler=sampler, collate_fn=collate)
-    gradients = []
-    for step in sampler.steps(loader, until=NUM_STEPS):
-        batches = list(step)
-        scales = step.loss_scales(counts=[num_supervised(b) for b in batches])
-        for k, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
-            with model.no_sync() if k < len(step) - 1 else contextlib.nullcontext():
-                (model(**batch).loss * scale).backward()
-        gradients.append(flat_gradient(model))
-        model.zero_grad()
-    return gradients
+    return loop(model, sampler, seen, model.no_sync, count=num_supervised)
 
 
 def fsdp2(seen: Seen) -> list[Tensor]:
@@ -79,8 +68,7 @@ def fsdp2(seen: Seen) -> list[Tensor]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    sampler = make_sampler(sync="microbatch")
-    return loop(model, sampler, DataLoader(seen, batch_sampler=sampler, collate_fn=collate), contextlib.nullcontext)
+    return loop(model, make_sampler(sync="microbatch"), seen, contextlib.nullcontext)
 
 
 def accelerate_loop(seen: Seen) -> list[Tensor]:
@@ -88,15 +76,16 @@ def accelerate_loop(seen: Seen) -> list[Tensor]:
 
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(make_model())  # not the loader: its batches are this rank's already
-    sampler = make_sampler()
-    loader = DataLoader(seen, batch_sampler=sampler, collate_fn=collate)
-    return loop(model, sampler, loader, lambda: accelerator.no_sync(model), accelerator.backward)
+    return loop(model, make_sampler(), seen, lambda: accelerator.no_sync(model), accelerator.backward)
 
 
-def loop(model, sampler, loader, no_sync: Callable, backward: Callable = lambda loss: loss.backward()) -> list[Tensor]:
-    gradients = []
+def loop(model, sampler, seen: Seen, no_sync: Callable, backward=torch.Tensor.backward, count=None) -> list[Tensor]:
+    """Scales of the samples' own counts, or of what `count` finds in the batches."""
+    loader, gradients = DataLoader(seen, batch_sampler=sampler, collate_fn=collate), []
     for step in sampler.steps(loader, until=NUM_STEPS):
-        for k, (batch, scale) in enumerate(zip(step, step.loss_scales(), strict=True)):
+        batches = list(step)
+        scales = step.loss_scales(**({"counts": [count(b) for b in batches]} if count else {}))
+        for k, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
             with no_sync() if k < len(step) - 1 else contextlib.nullcontext():
                 backward(model(**batch).loss * scale)
         gradients.append(flat_gradient(model))
