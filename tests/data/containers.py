@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -90,6 +90,10 @@ def content_of(source: RowSource, media_root: Path, index: int) -> tuple[Any, ..
 def content(source: RowSource, index: int, ref: MediaRef, media_root: Path) -> bytes:
     opened = source.open_media(index, ref, media_root)
     assert source.embeds(ref) != isinstance(opened, Path)
+    return read(opened)
+
+
+def read(opened: Path | BinaryIO) -> bytes:
     if isinstance(opened, Path):
         return opened.read_bytes()
     with opened:

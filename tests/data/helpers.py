@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,20 +54,10 @@ class TinyFamily(Family):
         count = min(num_frames, max(1, math.ceil(duration_s * self.media["fps"])))
         return tuple(int(i) for i in np.linspace(0, num_frames - 1, count))
 
-    def item_array(self, kind: str, media: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+    def _never(self, *_: Any) -> Any:
         raise AssertionError("the data room never asks for this")
 
-    def frame_size_px(self, grid: tuple[int, int, int]) -> tuple[int, int]:
-        raise AssertionError("the data room never asks for this")
-
-    def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, int]:
-        raise AssertionError("the data room never asks for this")
-
-    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
-        raise AssertionError("the data room never asks for this")
-
-    def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
-        raise AssertionError("the data room never asks for this")
+    item_array = frame_size_px = array_shape = token_ids = shallow = _never
 
 
 def chat(*texts: str, **row: object) -> dict[str, object]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample, MediaRef, Turn
@@ -135,6 +135,7 @@ turn_values = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -20,12 +20,9 @@ def test_any_mode_becomes_the_same_rgb(tmp_path, mode):
     assert (pixels == 255).all()
 
 
-def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path):
+def test_sixteen_bit_grey_is_scaled_not_clipped_and_transparency_laid_on_white(tmp_path):
     Image.fromarray(np.array([[0, 0x7F00, 0xFF00]], np.uint16)).save(tmp_path / "x.png")
     assert decode_image(tmp_path / "x.png")[0, :, 0].tolist() == [0, 127, 255]
-
-
-def test_transparency_is_laid_on_white(tmp_path):
     Image.new("RGBA", (1, 1), (0, 0, 0, 0)).save(tmp_path / "x.png")
     assert decode_image(tmp_path / "x.png").tolist() == [[[255, 255, 255]]]
 
@@ -55,11 +52,13 @@ def test_video_frames_are_the_ones_asked_for(media_root):
     assert np.array_equal(frames, decode_video(media_root / "clip.mp4", [0, 9, 4, 4]))
 
 
-def test_missing_and_damaged_frames(media_root):
+def test_frames_and_streams_that_are_not_there(media_root):
     with pytest.raises(BadMedia, match="ends after 10 frames, frame 10 was asked for"):
         decode_video(media_root / "clip.mp4", [10])
     with pytest.raises(BadMedia, match="no video stream"):
         decode_video(media_root / "tone.flac", [0])
+    with pytest.raises(BadMedia, match="no audio stream"):
+        decode_audio(media_root / "clip.mp4", 16_000)
     with pytest.raises(ValueError, match="non-empty"):
         decode_video(media_root / "clip.mp4", [])
 
@@ -72,11 +71,6 @@ def test_audio_is_resampled_to_mono(media_root, rate):
     spectrum = np.abs(np.fft.rfft(samples))
     assert np.argmax(spectrum) / 2 == pytest.approx(16_000 / (10 * np.pi), abs=2)  # sin(n / 5) at 16 kHz, in Hz
     assert 0.45 < np.abs(samples).max() < 0.55
-
-
-def test_audio_of_a_silent_video(media_root):
-    with pytest.raises(BadMedia, match="no audio stream"):
-        decode_audio(media_root / "clip.mp4", 16_000)
 
 
 def test_audio_that_does_not_end_is_refused(media_root):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample
@@ -25,7 +25,7 @@ def pack(content: bytes, name: str) -> bytes:
         half = len(content) // 2  # two frames, as parallel compressors write them
         packer = zstandard.ZstdCompressor(write_checksum=True)  # as the zstd program does
         return b"".join(packer.compress(part) for part in (content[:half], content[half:]))
-    return gzip.compress(content) if name.endswith(".gz") else content
+    return gzip.compress(content, compresslevel=1) if name.endswith(".gz") else content
 
 
 def write(folder: Path, name: str, rows: list[object]) -> Path:
@@ -62,6 +62,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(values), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 2**22]))
 def test_list_index_agrees_with_parsing(elements, indent, ascii, window):
     data = json.dumps(elements, indent=indent, ensure_ascii=ascii).encode()
@@ -116,7 +117,7 @@ def test_packed_files_cut_off_or_damaged_are_refused_and_never_shorter(tmp_path,
         AnnotationFile.open(tmp_path / f"bad.jsonl{suffix}")
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".jsonl.zst"])
 def test_opening_holds_an_index_and_no_rows(tmp_path, suffix):
     rng = np.random.default_rng(0)
     path = write(tmp_path, f"a{suffix}", [chat(rng.bytes(3000).hex(), "ok") for _ in range(4000)])  # 24 MB
@@ -127,12 +128,6 @@ def test_opening_holds_an_index_and_no_rows(tmp_path, suffix):
     assert len(file) == 4000
     assert held < 200_000
     assert peak < 20_000_000
-
-
-def test_fingerprint_is_of_the_content(tmp_path):
-    first = AnnotationFile.open(write(tmp_path, "a.jsonl", ROWS)).fingerprint()
-    assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS)).fingerprint() == first
-    assert AnnotationFile.open(write(tmp_path, "b.jsonl", ROWS[:2])).fingerprint() != first
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

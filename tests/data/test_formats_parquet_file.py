@@ -28,13 +28,8 @@ def talk(*texts: str) -> list[dict[str, str]]:
     ("embed", "window_bytes", "row_group_size"), [(True, 1, 2), (True, 2**25, 100), (True, 2**25, 2), (False, 1, 2)]
 )
 def test_parquet_gives_the_same_samples_as_jsonl(
-    tmp_path: Path,
-    media_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    embed: bool,
-    window_bytes: int,
-    row_group_size: int,
-) -> None:
+    tmp_path, media_root, monkeypatch, embed, window_bytes, row_group_size
+):
     monkeypatch.setattr(parquet_file, "_WINDOW_BYTES", window_bytes)
     plain = open_source(jsonl_of(ROWS, tmp_path / "a.jsonl"))
     path = parquet_of(ROWS, media_root, tmp_path / "a[0].parquet", embed=embed, row_group_size=row_group_size)

@@ -55,7 +55,7 @@ def test_every_refusal_is_a_row_with_its_reason(write_rows, family):
         assert result.sample_id == (row["id"] if isinstance(row, dict) else "")
 
 
-def test_media_the_family_does_not_take(write_rows, family):
+def test_media_and_sizes_the_family_does_not_take(write_rows, family):
     class ImageFamily(TinyFamily):
         media_tokens = {"image": family.media_tokens["image"]}
 
@@ -63,8 +63,6 @@ def test_media_the_family_does_not_take(write_rows, family):
     assert isinstance(result, QuarantinedSample)
     assert result.reason == "family tiny takes no audio (takes: image)"
 
-
-def test_size_the_family_refuses(write_rows, family):
     class PickyFamily(TinyFamily):
         def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
             raise ValueError(f"{size.width_px} px is too narrow")

@@ -102,7 +102,7 @@ def one_by_one(index: int, row: dict[str, Any], rules: ShapeRules, level: int = 
     )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(size_row(), max_size=12), st.sampled_from([30, 90, 400, 5000]), st.sampled_from([(), ("shrink",)]))
 @example([], 90, ("shrink",))
 def test_columns_are_what_rows_are(tokenizer, family, rows, limit, overlong):
