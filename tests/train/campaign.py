@@ -1,8 +1,8 @@
 """A training job whose ranks are killed: started, killed at a chosen moment, and started again until it is done.
 
 Ranks run the real loop, engine and checkpointer on synthetic samples; there is no store, no scheduler and no launcher,
-so that ten kills take a minute. What the driver waits for are messages of the ranks, never time. Rank 0 writes down
-every step it has made, with the samples of its global batch.
+so that ten kills take a minute. A rank kills itself at its moment, as hard as anybody could. Rank 0 writes down every
+step it has made, with the samples of its global batch.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -36,6 +33,7 @@ STEP = "step"
 WRITES = ("files begun", "files written", "rename", "latest")
 """Moments of a checkpoint, the last two on rank 0 only: before its files, behind them, before the folder gets its name,
 before it is named as the newest."""
+HALF_WRITTEN = "half-written.txt"
 PATIENCE_S = 150.0
 GRACE_S = 5.0
 """How long survivors have to end by themselves."""
@@ -105,52 +103,36 @@ def start_until_killed(job: Job, plan: Plan, attempt: int, kill: Kill | None) ->
     """One start of the job, to its end or until a rank is killed; returns when no process is left.
 
     Returns:
-        Names of what was in the making in the folder of checkpoints when the rank was killed. Rank 0 may live long
-        enough to sweep it away.
+        Names of what was in the making in the folder of checkpoints when the rank was killed.
 
     Raises:
         AssertionError: the job ended before the kill, or did not end well without one.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, __name__])
+    context.set_forkserver_preload(PRELOAD)
     job.folder.mkdir(exist_ok=True)
-    ranks, readers, half_written = [], {}, list[str]()
-    for rank in range(plan.num_processes):
-        reader, writer = context.Pipe(duplex=False)
-        held = kill if kill is not None and kill.rank == rank else None
-        ranks.append(context.Process(target=_train, args=(rank, job, plan, attempt, held, writer)))
-        ranks[-1].start()
-        writer.close()
-        readers[reader] = rank
+    ranks = [
+        context.Process(target=_train, args=(rank, job, plan, attempt, kill if kill and kill.rank == rank else None))
+        for rank in range(plan.num_processes)
+    ]
     try:
-        if kill is not None:
-            _wait_for(kill, readers)
-            half_written = [p.name for p in job.checkpoints.glob(".tmp-*")]
-            ranks[kill.rank].kill()
         for process in ranks:
-            process.join(GRACE_S if kill else PATIENCE_S)
+            process.start()
         if kill is None:
+            for process in ranks:
+                process.join(PATIENCE_S)
             assert [p.exitcode for p in ranks] == [0] * len(ranks), _log(job, attempt)
+            return []
+        ranks[kill.rank].join(PATIENCE_S)
+        assert ranks[kill.rank].exitcode == -signal.SIGKILL, f"{kill}: {_log(job, attempt)}"
+        for process in ranks:
+            process.join(GRACE_S)
     finally:
         for process in ranks:
-            process.kill()
-            process.join()
-    return half_written
-
-
-def _wait_for(kill: Kill, readers: dict[Connection, int]) -> None:
-    wanted = (kill.moment, kill.number)
-    while True:
-        ready = wait(list(readers), PATIENCE_S)
-        assert ready, f"{kill}: nothing happened for {PATIENCE_S:g} s"
-        for reader in ready:
-            try:
-                message = reader.recv()
-            except EOFError:
-                assert readers.pop(reader) != kill.rank, f"{kill}: the rank ended first"
-                continue
-            if readers[reader] == kill.rank and message == wanted:
-                return
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    return (job.folder / HALF_WRITTEN).read_text().split()
 
 
 def records(job: Job) -> list[Record]:
@@ -159,28 +141,23 @@ def records(job: Job) -> list[Record]:
     return [Record(**{**row, "samples": tuple(row["samples"])}) for row in rows]
 
 
-def _train(rank: int, job: Job, plan: Plan, attempt: int, kill: Kill | None, writer: Connection) -> None:
+def _train(rank: int, job: Job, plan: Plan, attempt: int, kill: Kill | None) -> None:
     """Body of a rank."""
     with (job.folder / f"log-{attempt}-{rank}.txt").open("w") as log:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
     rendezvous = f"file://{job.folder}/rendezvous-{attempt}"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=plan.num_processes)
-    with ExitStack() as patches:
-        if kill is not None and kill.moment != STEP:
-            patches.enter_context(_held(kill, writer))
-        made = 0
+    at = _moments(job, kill)
 
-        def note(seen: StepObservation) -> None:
-            nonlocal made
-            made += 1
-            if rank == 0:
-                _write_down(job, attempt, seen)
-            writer.send((STEP, made))
+    def note(seen: StepObservation) -> None:
+        if rank == 0:
+            _write_down(job, attempt, seen)
+        at(STEP)
 
-        trainer = _trainer(rank, job, plan, Hooks(note, _no_bad_sample))
-        writer.send((STEP, 0))
-        trainer.run()
+    trainer = _trainer(rank, job, plan, Hooks(note, _no_bad_sample))
+    at(STEP)
+    trainer.run()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -206,32 +183,31 @@ def _trainer(rank: int, job: Job, plan: Plan, hooks: Hooks) -> Trainer:
     )
 
 
-def _held(kill: Kill, writer: Connection) -> Any:
-    """Makes the rank's checkpoint number `kill.number` stop for ever at a moment, and say so, while it trains on."""
-    number, moment = 0, kill.moment
+def _moments(job: Job, kill: Kill | None) -> Callable[[str], None]:
+    """What is called at every moment and kills the process at one of them; moments of checkpoints are patched in."""
+    seen = {STEP: -1, "files begun": 0}
 
-    def hold(at: str) -> None:
-        if at == moment and number == kill.number:
-            writer.send((moment, number))
-            threading.Event().wait()
+    def at(moment: str) -> None:
+        if moment in seen:
+            seen[moment] += 1
+        number = seen[STEP if moment == STEP else "files begun"]
+        if kill is not None and (moment, number) == (kill.moment, kill.number):
+            (job.folder / HALF_WRITTEN).write_text(" ".join(p.name for p in job.checkpoints.glob(".tmp-*")))
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def write_data(*args: Any, **kwargs: Any) -> Any:
-        nonlocal number
-        number += 1
-        hold("files begun")
+        at("files begun")
         result = written(*args, **kwargs)
-        hold("files written")
+        at("files written")
         return result
 
     def replace(source: Any, target: Any) -> None:
-        hold("latest" if Path(target).name == "latest.json" else "rename")
+        at("latest" if Path(target).name == "latest.json" else "rename")
         renamed(source, target)
 
     written, renamed = dcp.FileSystemWriter.write_data, os.replace
-    patches = ExitStack()
-    patches.enter_context(mock.patch.object(dcp.FileSystemWriter, "write_data", write_data))
-    patches.enter_context(mock.patch("os.replace", replace))
-    return patches
+    dcp.FileSystemWriter.write_data, os.replace = write_data, replace  # in this process
+    return at
 
 
 def _log(job: Job, attempt: int) -> str:

@@ -19,7 +19,7 @@ from tests.train.synthetic import make_inline_plan, make_plan
 
 NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
 SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
-NUM_SAMPLES, BATCH_SIZE = 26, 6
+NUM_SAMPLES, BATCH_SIZE = 14, 6
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -90,7 +90,7 @@ def assert_same_curve(found, expected, tolerance):
 
 
 def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed):
-    job = make_job(tmp_path, num_steps=10)
+    job = make_job(tmp_path, num_steps=6)
     start_until_killed(job, split_plan(), 1, Kill(2, STEP, 3))
     assert start_until_killed(job, inline_plan(), 2, Kill(0, "files written", 1)), "a folder in the making"
     start_until_killed(job, split_plan(), 3, None)
@@ -98,12 +98,12 @@ def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed)
     assert {r.attempt for r in found} == {1, 2, 3}
     assert len(found) > job.num_steps, "no kill cost a step"
     assert_nothing_lost_or_repeated(job, found)
-    assert_same_curve(found, undisturbed(10), OTHER_PLAN)
+    assert_same_curve(found, undisturbed(6), OTHER_PLAN)
 
 
 @pytest.mark.lane("kills")
 def test_ten_kills_change_no_loss_and_lose_no_sample(tmp_path, undisturbed):
-    job, plan = make_job(tmp_path, num_steps=40), split_plan()
+    job, plan = make_job(tmp_path, num_steps=39), split_plan()
     kills = draw_kills(0, plan.num_processes)
     assert len(kills) == NUM_KILLS
     assert {k.rank for k in kills} == set(range(plan.num_processes))
@@ -114,7 +114,7 @@ def test_ten_kills_change_no_loss_and_lose_no_sample(tmp_path, undisturbed):
     start_until_killed(job, plan, NUM_KILLS + 1, None)
     found = records(job)
     assert_nothing_lost_or_repeated(job, found)
-    assert_same_curve(found, undisturbed(40), SAME_PLAN)
+    assert_same_curve(found, undisturbed(39), SAME_PLAN)
     losses = [r.loss for r in counted(found)]
     assert losses[-1] < losses[0]
     assert len(found) > job.num_steps, "no kill cost a step: none came before a checkpoint was due"
