@@ -52,12 +52,9 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_without_a_checkpoint_there_is_nothing_to_load(one_rank, tmp_path):
+def test_only_the_newest_are_kept(one_rank, tmp_path):
     assert loaded(tmp_path / "none") == (None, [0.0] * 3)
     assert read_latest(tmp_path / "none") is None
-
-
-def test_only_the_newest_are_kept(one_rank, tmp_path):
     saved(tmp_path / "c", 1, 2, 3, 4, 5, keep=3)
     assert names_in(tmp_path / "c") == ["latest.json", *(STEP.format(n) for n in (3, 4, 5))]
     latest, weights = loaded(tmp_path / "c")
@@ -121,10 +118,8 @@ DAMAGE = {
     "tensors truncated": ("__0_0.distcp", truncate, "bytes instead of"),
     "a bit flipped": ("__0_0.distcp", flip, "__0_0.distcp has changed"),
     "tensors gone": ("__0_0.distcp", Path.unlink, "__0_0.distcp: No such file"),
-    "DCP's metadata truncated": (".metadata", truncate, ".metadata has"),
     "DCP's metadata changed": (".metadata", flip, ".metadata has changed"),
     "manifest truncated": ("manifest.json", truncate, "manifest.json is damaged"),
-    "manifest gone": ("manifest.json", Path.unlink, "manifest.json: No such file"),
     "manifest of something else": ("manifest.json", lambda p: p.write_text("[1]"), "manifest.json is damaged"),
 }
 
@@ -143,7 +138,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(one_rank, tmp_path,
     assert read_latest(tmp_path)["next_step"] == (2 if damage is flip else 1)
 
 
-@pytest.mark.parametrize("content", ["", '{"next_st', "[]", '{"next_step": "x"}', None])
+@pytest.mark.parametrize("content", ['{"next_st', "[]", '{"next_step": "x"}', None])
 def test_without_a_readable_latest_the_newest_complete_one_is_taken(one_rank, tmp_path, content):
     saved(tmp_path, 1, 2)
     (tmp_path / "latest.json").unlink()

@@ -157,35 +157,28 @@ def test_a_damaged_one_is_one_error(checkpoint, cut):
     (checkpoint / INDEX).write_bytes(raw[:cut])
     with pytest.raises(TrainError, match=r"^the index of the checkpoint is refused: "):
         read_index(checkpoint)
-
-
-def test_an_index_that_fits_nothing_is_not_torchs(checkpoint):
-    assert MetadataIndex("model/w", torch.Size([0, 0])) in read_index(checkpoint).storage_data
     (checkpoint / INDEX).write_bytes(pickle.dumps({"state_dict_metadata": {}}))
     with pytest.raises(TrainError, match="not made of tensors alone"):
         read_index(checkpoint)
 
 
+def edit_manifest(checkpoint, edit):
+    content = json.loads((checkpoint / manifest.MANIFEST).read_text())
+    edit(content)
+    (checkpoint / manifest.MANIFEST).write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize("name", ["../stolen", "/etc/hostname", "..", "a/b", ""])
 def test_a_manifest_names_files_of_its_folder(checkpoint, name):
-    content = json.loads((checkpoint / manifest.MANIFEST).read_text())
-    content["files"][name] = [0, 0]
-    (checkpoint / manifest.MANIFEST).write_text(json.dumps(content))
+    edit_manifest(checkpoint, lambda content: content["files"].update({name: [0, 0]}))
     with pytest.raises(ValueError, match="names files outside the checkpoint"):
         manifest.read_manifest(checkpoint)
 
 
-def test_a_manifest_cannot_send_to_another_folder(checkpoint):
-    content = json.loads((checkpoint / manifest.MANIFEST).read_text())
-    content["meta"]["name"] = "../../elsewhere"
-    (checkpoint / manifest.MANIFEST).write_text(json.dumps(content))
+def test_a_manifest_cannot_send_to_another_folder_nor_leave_out_the_index(checkpoint):
+    edit_manifest(checkpoint, lambda content: content["meta"].update(name="../../elsewhere"))
     assert manifest.newest_sound(checkpoint.parent)[0]["name"] == checkpoint.name
-
-
-def test_an_index_without_a_checksum_is_not_believed(checkpoint):
-    content = json.loads((checkpoint / manifest.MANIFEST).read_text())
-    del content["files"][INDEX]
-    (checkpoint / manifest.MANIFEST).write_text(json.dumps(content))
+    edit_manifest(checkpoint, lambda content: content["files"].pop(INDEX))
     assert manifest.newest_sound(checkpoint.parent) == (None, ["step-00000001: manifest.json leaves out .metadata"])
 
 

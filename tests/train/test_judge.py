@@ -53,21 +53,19 @@ def test_a_silent_rank_is_missed_when_its_time_is_over_and_soon_when_a_peer_was_
     assert judge.verdict(4.5).rank == 2  # type: ignore[union-attr]  # None fails the test, too
 
 
-def test_of_several_that_fell_silent_the_first_is_named():
+def test_of_several_that_fell_silent_the_first_is_named_and_one_that_was_never_seen_is_missed():
     judge = make_judge()
     for rank, now_s in ((0, 9.0), (1, 2.0), (2, 1.0)):
         judge.hear(rank, sign(1, hung_up=rank == 0), now_s)
     assert judge.verdict(9.0).rank == 2  # type: ignore[union-attr]  # None fails the test, too
 
-
-def test_a_rank_that_was_never_seen_is_missed():
     judge = make_judge(now_s=100.0)
     for now in (100.0, 161.0):
         judge.hear(0, sign(int(now)), now)
         judge.hear(1, sign(int(now)), now)
     found = judge.verdict(161.0)
-    assert found == Failure(2, found.what)
-    assert "never seen" in found.what
+    assert found is not None
+    assert (found.rank, "never seen" in found.what) == (2, True)
 
 
 @pytest.mark.parametrize("thread", ["main", "feed"])

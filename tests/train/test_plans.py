@@ -94,17 +94,10 @@ def test_plans_that_every_rank_has_run_make_room_but_cannot_be_published_again(s
     for step in range(3):
         wire.publish(store, message(step))
         assert plans.get(step) == message(step)
+        assert wire.asked_step(store) == step
     assert len(store.get("plan/0")) < 10
     assert not wire.publish(store, message(0))
     assert follower(store).get(1) == message(1), "a rank may still need it"
-
-
-def test_the_scheduler_learns_what_is_asked_for(store):
-    plans, _ = source(store)
-    for step in (4, 5):
-        wire.publish(store, message(step))
-        plans.get(step)
-        assert wire.asked_step(store) == step
 
 
 def test_plans_that_no_scheduler_lived_to_record_are_handed_on_once(store):
@@ -145,7 +138,8 @@ def test_a_live_scheduler_is_asked_to_record_what_a_checkpoint_leaves_behind(sto
     for step in range(5):
         wire.publish(store, message(step))
         plans.get(step)
-    assert wire.wanted_record(store) == -1
+    follower(store).leave_behind(4)
+    assert wire.wanted_record(store) == -1, "no rank but 0 leaves any behind"
     plans.leave_behind(4)
     plans.settle()
     assert told.unrecorded == []
@@ -159,11 +153,6 @@ def test_a_scheduler_that_does_not_record_in_time_is_not_waited_for(store, monke
         plans.get(step)
     plans.leave_behind(2)
     assert told.unrecorded == [0, 1]
-
-
-def test_a_rank_without_a_scheduler_leaves_nothing_behind(store):
-    follower(store).leave_behind(4)
-    assert wire.wanted_record(store) == -1
 
 
 def test_a_plan_that_is_long_unrecorded_is_not_kept_for_ever(store):
