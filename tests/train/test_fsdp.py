@@ -18,7 +18,7 @@ from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, make_inline_plan, make_plan, make_step_plan
 
-IMAGES = Omni(("image", "video"), num_steps=2, batch_size=8)
+IMAGES = Omni(("image", "video"), num_steps=2, batch_size=6)
 
 
 class Sums(TorchDispatchMode):
@@ -58,7 +58,7 @@ def runs(tmp_path_factory):
     """Results of `train` by its arguments."""
 
     @cache
-    def run(shard, dtype, num_microbatches=4):
+    def run(shard, dtype, num_microbatches=3):
         return run_ranks(train, 2, tmp_path_factory.mktemp("fsdp"), shard, dtype, num_microbatches)
 
     return run
@@ -68,6 +68,7 @@ def runs(tmp_path_factory):
 def test_trained_weights_equal_those_of_whole_replicas(runs, dtype):
     whole, sharded = runs(False, dtype)[0], runs(True, dtype)
     assert sharded[0][0] == pytest.approx(whole[0], rel=1e-5)
+    assert not any("master" in keys for *_, state in sharded for keys in state.values())
     for name, want in whole[1].items():
         rows = torch.cat([rank[1][name] for rank in sharded])
         assert rows.dtype == torch.float32
@@ -91,14 +92,8 @@ def test_a_rank_keeps_its_rows_and_nothing_else(runs):
             assert (first, end) == ((0, half), (half, whole[name][0]))[rank]
 
 
-def test_bfloat16_weights_are_float32_where_they_are_updated(runs):
-    for _, held, *_, state in runs(True, torch.bfloat16):
-        assert {p.dtype for p in held.values()} == {torch.float32}
-        assert not any("master" in keys for keys in state.values())
-
-
 def test_gradients_are_summed_once_per_step_however_many_microbatches(runs):
-    few, many = (runs(True, torch.float32, n) for n in (2, 4))
+    few, many = (runs(True, torch.float32, n) for n in (1, 3))
     for rank in (0, 1):
         assert few[rank][5] == many[rank][5] == many[0][5]
         assert many[rank][5][0] > 0

@@ -90,30 +90,23 @@ def test_arrays_come_whole_and_in_any_order(prefetcher, tmp_path):
     assert os.getpid() not in {process for process, _ in calls(tmp_path)}
 
 
-def test_a_bad_file_is_a_media_error_with_the_readers_words(prefetcher):
+def test_a_bad_file_is_a_media_error_with_the_readers_words_and_an_error_of_ours_is_not_blamed_on_it(prefetcher):
     media = prefetcher()
-    media.begin(0, {("vision", 0): wanted(0, "bad:truncated after 12 bytes"), ("vision", 1): wanted(1)})
+    acts = ("bad:truncated after 12 bytes", "bug:no such layout", "fine")
+    media.begin(0, {("vision", i): wanted(i, act) for i, act in enumerate(acts)})
     with pytest.raises(MediaError, match=r"^truncated after 12 bytes$"):
         media.take(0, ("vision", 0))
-    assert media.take(0, ("vision", 1)).shape == (3, 2)
-
-
-def test_an_error_of_ours_is_not_blamed_on_the_file(prefetcher):
-    media = prefetcher()
-    media.begin(0, {("vision", 0): wanted(4, "bug:no such layout")})
     with pytest.raises(TrainError, match="reading `bug:no such layout` failed: KeyError: 'no such layout'") as caught:
-        media.take(0, ("vision", 0))
-    assert caught.value.where == "annotation row 4"
+        media.take(0, ("vision", 1))
+    assert caught.value.where == "annotation row 1"
     assert "Traceback" in caught.value.hint
+    assert media.take(0, ("vision", 2)).shape == (3, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"), [("SIGSEGV", "SIGSEGV"), ("SIGKILL", r"SIGKILL \(out of memory\?\)")], ids=["crash", "oom"]
-)
-def test_a_file_that_kills_its_decoder_twice_is_bad_and_the_next_one_is_decoded(prefetcher, tmp_path, name, cause):
+def test_a_file_that_kills_its_decoder_twice_is_bad_and_the_next_one_is_decoded(prefetcher, tmp_path):
     media = prefetcher()
-    media.begin(0, {("vision", 0): wanted(0, f"kill:{name}"), ("vision", 1): wanted(1)})
-    with pytest.raises(MediaError, match=f"^its decoder died twice: {cause}$"):
+    media.begin(0, {("vision", 0): wanted(0, "kill:SIGSEGV"), ("vision", 1): wanted(1)})
+    with pytest.raises(MediaError, match=r"^its decoder died twice: SIGSEGV$"):
         media.take(0, ("vision", 0))
     assert media.take(0, ("vision", 1)).shape == (3, 2)
     assert [index for _, index in calls(tmp_path)] == [0, 0, 1]
@@ -192,7 +185,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("end", ["os._exit(3)", "raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
 def test_no_worker_outlives_a_job_that_ended_without_closing(tmp_path, end):
     program = textwrap.dedent(PROGRAM).replace("{end}", end)
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=120)

@@ -11,7 +11,7 @@ from dflop.train.trace import WHOLE_STEP, StepTrace, Timing, Visit
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
+from tests.train.synthetic import SyntheticSource, assign, family, make_plan, make_shapes, make_step_plan, tiny_model
 
 LAYOUT = {"vision": (1, 2), LLM: (2, 1)}
 NUM_MICROBATCHES = 4
@@ -70,17 +70,16 @@ def test_bytes_are_those_of_rows_and_hidden_states_and_of_their_gradients(traced
 
 
 CHAIN = {"vision": (1, 1), LLM: (2, 1)}
-FEW, MANY = 6, 24
+FEW, MANY = 4, 9
 
 
 def run_step(rank, num_microbatches, frozen):
     """(most sends held, in how many microbatches the rank had work, whether it has gradients) of one rank."""
     plan = make_plan(CHAIN, num_microbatches=num_microbatches)
     it = Rank(rank, plan, family(), tiny_model(), frozen=frozen)
-    shapes = [s for s in make_shapes(40 * num_microbatches, seed=5, kinds=("image",)) if s.items][
-        : 6 * num_microbatches
-    ]
-    trace = it.step(SyntheticSource(shapes), shapes, make_step_plan(plan, shapes, 0, text_only_slot=False))
+    batch = [s for s in make_shapes(60, seed=5, kinds=("image",)) if s.items][:num_microbatches]
+    step_plan = assign(plan, batch, 0, slots=range(num_microbatches), replica=lambda dp: 0, shuffled=range)
+    trace = it.step(SyntheticSource(batch), batch, step_plan)
     return trace.most_sends_held, len(trace.timings), any(p.grad is not None for p in it.names.values())
 
 

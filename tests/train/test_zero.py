@@ -20,7 +20,6 @@ from tests.train.synthetic import make_inline_plan, make_plan
 RATE, MAX_NORMS = 1e-2, (1e9, 0.5)
 """The second step is clipped."""
 LAYOUTS = {
-    "split dp2, one module": ("split", {"vision": (1, 2), LLM: (1, 2)}, {LLM}),
     "split pp2 dp2, tied": ("split", {LLM: (2, 2)}, {LLM}),
     "split tp2 dp2": ("split", {LLM: (1, 2, 2)}, {LLM}),
     "inline pp2 dp2, some modules": ("inline", [{"vision": 2, "audio": 2, LLM: 1}, {LLM: 3}], {"audio", LLM}),
