@@ -27,42 +27,16 @@ from tests.train.parity import Omni
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
-from tests.train.test_parity_families import Tiny
 
 NUM_STEPS, TOLERANCE, SHARD_BYTES = 2, 1e-5, 60_000
-SUBJECTS = {
-    "Omni": Omni(kv_heads=2, num_steps=1, batch_size=8),
-    "Omni, tied": Omni(kv_heads=2, num_steps=1, batch_size=8, tied=True),
-    **{name: Tiny(name) for name in ("LLaVA-OneVision", "InternVL", "Qwen2.5-VL", "Qwen3-VL", "Qwen2-Audio")},
-}
-
-
-def subjects(*quick):
-    """All names; those that are not quick are in a lane."""
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.lane("layouts")) for n in SUBJECTS]
+PLAIN, TIED = (Omni(kv_heads=2, num_steps=1, batch_size=8, tied=tied) for tied in (False, True))
+DP2_PP2 = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (2, 2)}, num_microbatches=2)
+TP2_PP2 = make_inline_plan([{"vision": 2, "audio": 2, LLM: 1}, {LLM: 3}], dp=1, tp=2, num_microbatches=2)
+ONE = make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, num_microbatches=2)
 
 
 def config_of(subject):
-    if isinstance(subject, Tiny):
-        return subject.case.full_config
     return synthetic.hf_config(tied=subject.tied, kv_heads=subject.kv_heads)
-
-
-def dp2_pp2(subject):
-    encoders = dict.fromkeys(subject.family.towers, (1, 1))
-    plan = make_plan({**encoders, LLM: (2, 2)}, num_microbatches=2, of=subject.family)
-    return replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
-
-
-def tp2_pp2(subject):
-    """Tensor parallelism where heads can be shared: a split plan for Omni, whose encoders have two heads, too."""
-    encoders = {m: (1, 1, 2) for m in subject.family.towers}
-    return make_plan({**encoders, LLM: (2, 1, 2)}, num_microbatches=2, of=subject.family)
-
-
-def inline(subject):
-    depth = {s.module: s.num_layers for s in subject.family.specs()}
-    return make_inline_plan([depth], dp=1, num_microbatches=2)
 
 
 def first_step(it, subject, optimizer=None):
@@ -73,22 +47,23 @@ def first_step(it, subject, optimizer=None):
     return reducer.norm_and_loss(trace.loss)[1]
 
 
-def train_and_save(rank, folder, subject):
-    it = Rank(rank, dp2_pp2(subject), subject.family, subject.build())
+def train_and_save(rank, folder):
+    plan = replace(DP2_PP2, modules=tuple(replace(m, shard_optimizer=True) for m in DP2_PP2.modules))
+    it = Rank(rank, plan, TIED.family, TIED.build())
     optimizer = it.optimizer(0.01, 0.1)
     for _ in range(NUM_STEPS):
-        first_step(it, subject, optimizer)
+        first_step(it, TIED, optimizer)
         optimizer.step(0.01)
         optimizer.zero_grad()
     checkpointer = Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=1)
     checkpointer.save(NUM_STEPS, {})
     checkpointer.wait()
-    return first_step(it, subject, optimizer)
+    return first_step(it, TIED, optimizer)
 
 
-def start(rank, folder, subject, plan, dtype):
-    """Loss of the first step, and what the rank holds."""
-    it = filled(rank, folder, plan, subject.family, config_of(subject), dtype)
+def start(rank, folder, subject, plan):
+    """Loss of the first step, what the rank holds, and gradients."""
+    it = filled(rank, folder, plan, subject.family, config_of(subject), torch.float32)
     for stage in it.stages:
         assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
     held = {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
@@ -117,72 +92,72 @@ def plain_step(model, subject):
     return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def loaded(subject, folder):
+def loaded(family, folder):
     """By `from_pretrained`, with nothing missing and nothing left over."""
-    made, about = getattr(transformers, subject.family.model_class).from_pretrained(
+    made, about = getattr(transformers, family.model_class).from_pretrained(
         folder, dtype="auto", attn_implementation="sdpa", output_loading_info=True
     )
     assert {what: found for what, found in about.items() if found} == {}
     return made.train()
 
 
-@pytest.mark.parametrize("name", subjects("Omni, tied", "Qwen3-VL"))
-def test_a_trained_model_leaves_and_comes_back_as_it_was(name, tmp_path):
-    subject = SUBJECTS[name]
-    plan = dp2_pp2(subject)
-    losses = run_ranks(train_and_save, plan.num_processes, tmp_path, subject)
-    latest = read_latest(tmp_path / "checkpoints")
-    weights = read_model(tmp_path / "checkpoints" / latest["name"])
-    trained_away = dict(subject.build().named_parameters())
+def test_a_trained_model_leaves_and_comes_back_as_it_was(tmp_path):
+    losses = run_ranks(train_and_save, DP2_PP2.num_processes, tmp_path)
+    weights = read_model(tmp_path / "checkpoints" / read_latest(tmp_path / "checkpoints")["name"])
+    trained_away = dict(TIED.build().named_parameters())
     assert sum(not torch.equal(weights[n], p) for n, p in trained_away.items() if p.requires_grad) > 10
-    write_folder(subject.family, config_of(subject), weights, tmp_path / "out", max_shard_bytes=SHARD_BYTES)
+    write_folder(TIED.family, config_of(TIED), weights, tmp_path / "out", max_shard_bytes=SHARD_BYTES)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2
-    model = loaded(subject, tmp_path / "out")
-    parameters = dict(model.named_parameters())
-    assert set(parameters) == set(weights)
-    for parameter, value in parameters.items():
-        assert torch.equal(value, weights[parameter]), parameter
-
-    assert losses[0] == pytest.approx(plain_step(model, subject)[0], rel=TOLERANCE)
-    ((loss, held, _),) = run_ranks(start, 1, tmp_path, subject, inline(subject), torch.float32)
+    model = loaded(TIED.family, tmp_path / "out")
+    assert_same(model.named_parameters(), weights)
+    assert losses[0] == pytest.approx(plain_step(model, TIED)[0], rel=TOLERANCE)
+    ((loss, held, _),) = run_ranks(start, 1, tmp_path, TIED, ONE)
     assert loss == pytest.approx(losses[0], rel=TOLERANCE)
-    assert set(held) == set(weights)
-    for parameter, (_, value) in held.items():
-        assert torch.equal(value, weights[parameter]), parameter
+    assert_same(((name, value) for name, (_, value) in held.items()), weights)
 
 
-@pytest.mark.parametrize("name", ["Omni", pytest.param("Omni, tied", marks=pytest.mark.lane("layouts"))])
-def test_ranks_that_share_matrices_read_their_parts(name, tmp_path):
+def assert_same(found, weights):
+    found = dict(found)
+    assert set(found) == set(weights)
+    for name, value in found.items():
+        assert torch.equal(value, weights[name]), name
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_family_leaves_under_the_names_of_hugging_face_and_is_read_again(case, tmp_path):
+    weights = {n: p.detach() for n, p in case.build().named_parameters()}
+    write_folder(case.family, case.full_config, weights, tmp_path, max_shard_bytes=SHARD_BYTES)
+    assert_same(loaded(case.family, tmp_path).named_parameters(), weights)
+    read = WeightFolder(tmp_path, build_empty(case.family, case.full_config, torch.float32)).read
+    assert_same(((name, read(name)) for name in weights), weights)
+
+
+@pytest.mark.parametrize(
+    "subject", [PLAIN, pytest.param(TIED, marks=pytest.mark.lane("layouts"))], ids=["plain", "tied"]
+)
+def test_ranks_that_share_matrices_read_their_parts(subject, tmp_path):
     """Of the first step the loss and every gradient, so that what hooks on the parameters do is there, too."""
-    subject = SUBJECTS[name]
-    model = subject.build()
-    weights = {n: p.detach() for n, p in model.named_parameters()}
+    weights = {n: p.detach() for n, p in subject.build().named_parameters()}
     write_folder(subject.family, config_of(subject), weights, tmp_path / "out", max_shard_bytes=SHARD_BYTES)
-    plan = tp2_pp2(subject)
-    ranks = run_ranks(start, plan.num_processes, tmp_path, subject, plan, torch.float32)
-    expected, gradients = plain_step(loaded(subject, tmp_path / "out"), subject)
-    covered = set()
+    ranks = run_ranks(start, TP2_PP2.num_processes, tmp_path, subject, TP2_PP2)
+    expected, gradients = plain_step(loaded(subject.family, tmp_path / "out"), subject)
     for loss, held, found in ranks:
         assert loss == pytest.approx(expected, rel=TOLERANCE)
-        covered |= set(held)
-        for parameter, (part, value) in held.items():
-            whole = weights[parameter]
-            assert torch.equal(value, part.of(whole) if part else whole), parameter
-            if parameter in gradients:
-                want = gradients[parameter]
-                want = part.of(want) if part else want
-                assert float((found[parameter] - want).abs().max()) <= TOLERANCE * max(float(want.abs().max()), 1e-2), (
-                    parameter
-                )
-    assert covered == set(weights)
+        for name, (part, value) in held.items():
+            assert torch.equal(value, part.of(weights[name]) if part else weights[name]), name
+            if name in gradients:
+                want = part.of(gradients[name]) if part else gradients[name]
+                error = float((found[name] - want).abs().max())
+                assert error <= TOLERANCE * max(float(want.abs().max()), 1e-2), name
+    assert {name for _, held, _ in ranks for name in held} == set(weights)
     assert any(part for _, held, _ in ranks for part, _ in held.values())
 
 
-def hold(rank, folder, name, tp):
-    """What a rank holds of a family whose query, key and value are one matrix, or whose norms have hooks."""
-    case = CASES[name]
-    plan = make_plan({"vision": (1, 1, tp), LLM: (1, 1)}, num_microbatches=1, of=case.family)
+def hold(rank, folder):
+    """What a rank holds of a family whose query, key and value are one matrix."""
+    case = CASES["Qwen2.5-VL"]
+    plan = make_plan({"vision": (1, 1, 2), LLM: (1, 1)}, num_microbatches=1, of=case.family)
     it = filled(rank, folder, plan, case.family, case.full_config, torch.bfloat16)
     return {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
 
@@ -192,7 +167,7 @@ def test_parts_of_fused_matrices_are_read_and_types_converted(tmp_path):
     weights = {n: p.detach() for n, p in case.build().named_parameters()}
     write_folder(case.family, case.full_config, weights, tmp_path / "out", max_shard_bytes=10**9)
     fused = 0
-    for held in run_ranks(hold, 3, tmp_path, "Qwen2.5-VL", 2):
+    for held in run_ranks(hold, 3, tmp_path):
         for name, (part, value) in held.items():
             want = part.of(weights[name]) if part else weights[name]
             assert value.dtype == torch.bfloat16
@@ -204,8 +179,7 @@ def test_parts_of_fused_matrices_are_read_and_types_converted(tmp_path):
 @pytest.fixture(scope="module")
 def small():
     """(family, configuration, weights) of a tiny tied model."""
-    subject = SUBJECTS["Omni, tied"]
-    return subject.family, config_of(subject), {n: p.detach() for n, p in subject.build().named_parameters()}
+    return TIED.family, config_of(TIED), {n: p.detach() for n, p in TIED.build().named_parameters()}
 
 
 def test_types_are_kept_and_tied_weights_written_once(small, tmp_path):
@@ -217,7 +191,7 @@ def test_types_are_kept_and_tied_weights_written_once(small, tmp_path):
     with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
         assert len(list(file.keys())) == len(half)
         assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118, safetensors' file is no dict
-    model = loaded(SUBJECTS["Omni, tied"], tmp_path / "out")
+    model = loaded(TIED.family, tmp_path / "out")
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
