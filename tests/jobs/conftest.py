@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,14 @@ def schedulable(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     from tests.jobs.scheduling import planned_run
 
     return planned_run(tmp_path_factory.mktemp("schedulable"))
+
+
+@pytest.fixture
+def store() -> Any:
+    """A job's key-value store."""
+    from dflop.train.wire import open_store
+
+    return open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
 
 
 @pytest.fixture

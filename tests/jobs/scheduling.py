@@ -80,3 +80,15 @@ def levels_of(service):
 
 def messages(store, steps):
     return [PlanMessage.decode(store.get(f"plan/{step}")) for step in steps]
+
+
+def observe_all(store, run, num_steps=NUM_STEPS):
+    """Ranks that were there before the scheduler."""
+    for step in range(num_steps):
+        observe(store, run, step)
+
+
+def serve(service, store):
+    """To the end of the job."""
+    service.serve(store)
+    service.close(store)

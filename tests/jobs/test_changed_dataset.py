@@ -65,11 +65,8 @@ def test_a_run_takes_the_dataset_as_it_is_until_it_trains_and_then_keeps_it(driv
             profile_again(drive, capsys)
         assert "another `name`" in caught.value.hint
         path.write_text(content)
-        assert "not repeated" in profile_again(drive, capsys)
-    picture(drive, 2).touch()
-    assert "files of the dataset have changed since training began" in profile_again(drive, capsys)
-    Image.new("RGB", (300, 200)).save(picture(drive, 3))
-    assert "files of the dataset have changed since training began" in profile_again(drive, capsys)
-    picture(drive, 4).unlink()
-    assert "files of the dataset have changed since training began" in profile_again(drive, capsys)
+    assert "not repeated" in profile_again(drive, capsys)
+    for change in (Path.touch, Image.new("RGB", (300, 200)).save, Path.unlink):
+        change(picture(drive, 2))
+        assert "files of the dataset have changed since training began" in profile_again(drive, capsys)
     assert drive.run.shapes() == before

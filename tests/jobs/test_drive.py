@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dflop.errors import Cancelled, ConfigError, InfeasiblePlanError, Interrupted, LaunchError, StoreError
+from dflop.errors import Cancelled, ConfigError, Interrupted, LaunchError, StoreError
 from dflop.jobs import drive as drive_module
 from dflop.jobs import runs
 from dflop.jobs.drive import Drive, begin_or_take_up, driving
@@ -68,19 +69,19 @@ def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, do
 
 
 @pytest.mark.parametrize(
-    ("error", "state"),
+    ("error", "is_done", "state"),
     [
-        (LaunchError("a rank raised"), runs.FAILED),
-        (InfeasiblePlanError("too small"), runs.FAILED),
-        (Interrupted("told to stop"), runs.INTERRUPTED),
-        (Cancelled("by somebody"), runs.CANCELLED),
-        (ZeroDivisionError("a fault of ours"), runs.FAILED),
-        (asyncio.CancelledError(), runs.INTERRUPTED),
+        (LaunchError("a rank raised"), False, runs.FAILED),
+        (LaunchError("the report cannot be written"), True, runs.DONE),
+        (Interrupted("told to stop"), False, runs.INTERRUPTED),
+        (Cancelled("by somebody"), False, runs.CANCELLED),
+        (ZeroDivisionError("a fault of ours"), False, runs.FAILED),
+        (asyncio.CancelledError(), False, runs.INTERRUPTED),
     ],
 )
-def test_how_a_driver_ends_is_noted(run, error, state):
+def test_how_a_driver_ends_is_noted(run, error, is_done, state):
     with pytest.raises(type(error)):
-        drive(run, error)
+        drive(run, error, done=is_done)
     assert run.state()["state"] == state
     assert driver_of(run) is None
 
@@ -92,31 +93,20 @@ def test_a_failed_run_is_in_the_database_at_once(run, monkeypatch):
     assert query(run.config().store, "select state from v_run")[1] == [("failed",)]
 
 
-def test_what_fails_behind_the_end_undoes_no_training(run):
-    with pytest.raises(LaunchError):
-        drive(run, LaunchError("the report cannot be written"), done=True)
-    assert run.state()["state"] == runs.DONE
+def test_neither_a_store_that_fails_nor_a_disk_that_is_full_hides_an_error(run, monkeypatch, capsys):
+    note = runs.note
 
-
-def test_a_store_that_fails_hides_no_error(run, monkeypatch):
     def broken(_store):
         raise StoreError("no space")
-
-    monkeypatch.setattr(drive_module, "ingest", broken)
-    with pytest.raises(LaunchError, match="a rank raised"):
-        drive(run, LaunchError("a rank raised"))
-    with pytest.raises(StoreError, match="locked"):
-        drive(run, StoreError("locked"))
-
-
-def test_a_disk_that_is_full_in_the_end_hides_no_error(run, monkeypatch, capsys):
-    note = runs.note
 
     def full(found, config, state, **key):
         if state != runs.RUNNING:
             raise StoreError("no space")
         note(found, config, state, **key)
 
+    monkeypatch.setattr(drive_module, "ingest", broken)
+    with pytest.raises(StoreError, match="locked"):
+        drive(run, StoreError("locked"))
     monkeypatch.setattr(runs, "note", full)
     with pytest.raises(LaunchError, match="a rank raised"):
         drive(run, LaunchError("a rank raised"))
@@ -151,13 +141,6 @@ def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
     assert run.state()["state"] == runs.CANCELLED
 
 
-def test_a_name_goes_before_a_configuration(run, tmp_path):
-    said: list[str] = []
-    found = begin_or_take_up(make_config(tmp_path), Path("x"), name="small", folder=tmp_path / "runs", say=said.append)
-    assert found == run
-    assert said == [f"run small-1 in {run.path}"]
-
-
 def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
     make_dataset(tmp_path)
     path = write_config(tmp_path)
@@ -169,22 +152,24 @@ def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
     first = begin_or_take_up(config, path, say=said.append)
     assert begin_or_take_up(config, path, say=said.append) == first
     assert [line.split()[0] for line in said] == ["starting", "resuming"]
+    named = {"name": "small", "folder": tmp_path / "runs"}
+    assert begin_or_take_up(make_config(tmp_path, "train.seed=9"), Path("x"), **named, say=said.append) == first
+    assert said[2:] == [f"run {first.run_id} in {first.path}"], "a name goes before a configuration"
 
 
 def test_a_comparison_is_wanted_until_it_is_done(tmp_path):
     from dflop.jobs.parts import wants_comparison
 
-    class Driven:
-        def __init__(self, run: RunDir) -> None:
-            self.run, self.config = run, run.config()
+    def is_wanted(run: RunDir) -> bool:
+        return wants_comparison(SimpleNamespace(run=run, config=run.config()))
 
     run = make_run(tmp_path)
-    assert wants_comparison(Driven(run))
+    assert is_wanted(run)
     add_job(run, "compare", JobState.RUNNING, JobState.FAILED)
-    assert wants_comparison(Driven(run))
+    assert is_wanted(run)
     add_job(run, "compare", JobState.RUNNING, JobState.DONE, job_id="again")
-    assert not wants_comparison(Driven(run))
-    assert not wants_comparison(Driven(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0")))
+    assert not is_wanted(run)
+    assert not is_wanted(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0"))
 
 
 def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_of_ours(run):

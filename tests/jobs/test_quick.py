@@ -12,9 +12,13 @@ from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches
 from dflop.records import LLM, Factors, ModuleFactors
 from dflop.train import wire
-from tests.jobs.test_scheduler import run, store
+from tests.jobs.training import fresh
 
-__all__ = ["run", "store"]
+
+@pytest.fixture
+def run(schedulable, tmp_path):
+    return fresh(schedulable, tmp_path)
+
 
 FORBIDDEN = {"numba", "llvmlite", "duckdb", "cvxpy", "prefect", "scipy", "submitit", "rich", "matplotlib"}
 
@@ -35,16 +39,12 @@ def test_a_quick_plan_holds_the_whole_batch_and_predicts_no_spans(run, store):
     assert message.step_plan.predicted_step_s <= message.step_plan.arrival_step_s
 
 
-def test_it_knows_the_corrections_in_force(run, store):
-    plan = planner(run, store, TRAIN)
-    before = plan(0).step_plan.predicted_step_s
-    wire.note_factors(store, Factors((ModuleFactors("vision", 2.0), ModuleFactors(LLM, 2.0))))
-    assert plan(0).step_plan.predicted_step_s == pytest.approx(2 * before, rel=0.2)
-
-
-def test_a_comparison_gets_the_policy_it_names(run, store):
+def test_a_comparison_gets_the_policy_it_names_and_corrections_in_force_are_known(run, store):
     plan = planner(run, store, COMPARE)
-    assert [plan(step).step_plan.policy for step in range(4)] == ["warmup", "warmup", "arrival", "quick"]
+    found = [plan(step).step_plan for step in range(4)]
+    assert [step_plan.policy for step_plan in found] == ["warmup", "warmup", "arrival", "quick"]
+    wire.note_factors(store, Factors((ModuleFactors("vision", 2.0), ModuleFactors(LLM, 2.0))))
+    assert plan(3).step_plan.predicted_step_s == pytest.approx(2 * found[3].predicted_step_s, rel=0.2)
 
 
 CODE = """

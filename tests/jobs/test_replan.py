@@ -97,19 +97,14 @@ def replans(run: RunDir) -> list[Decision]:
         return [d for d in reader.decisions(run.run_id) if d.kind == "replan"]
 
 
-def lines() -> tuple[list[str], object]:
-    said: list[str] = []
-    return said, said.append
-
-
-def test_nothing_is_considered_before_anything_was_noticed(run):
-    assert consider(run, run.config(), print) is None
-
-
 def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
+    old, said = run.plan(), []
+    assert consider(run, run.config(), print) is None, "nothing was noticed"
     write(run, noticed(run))
-    old, (said, say) = run.plan(), lines()
-    advice = consider(run, run.config(), say)
+    for changes in ({"mode": "off"}, {"min_steps": NUM_SEEN + 1}, {"max_replans": 0}):
+        assert consider(run, rules(run, **changes), print) is None
+    assert replans(run) == [], "it was not answered: once the rules allow it, it is"
+    advice = consider(run, run.config(), said.append)
     found = advice.decision
     assert (advice.is_to_act, found.verdict, found.plan_id) == (True, "done", old.plan_id)
     # Four processes instead of two: faster, and four fifths of a measured step are in the simulation.
@@ -137,6 +132,8 @@ def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
     # The new plan has not run for long enough.
     write(run, noticed(run, step=29))
     assert consider(run, run.config(), print) is None
+    write(run, *(observation(run, step, 0, LLM) for step in range(NUM_SEEN, NUM_STEPS)))
+    assert advise_now(run, run.config(), print).decision.detail.startswith("stays: no steps are left to plan for")
 
 
 @pytest.mark.parametrize(
@@ -159,13 +156,6 @@ def test_rules_under_which_the_run_stays_until_there_is_another_reason(run, chan
     if verdict == "advised":
         write(run, noticed(run, "drift_cost", 28, "llm of 100 to 199 tokens"))
         assert consider(run, run.config(), print).is_to_act
-
-
-def test_rules_that_forbid_a_plan(run):
-    write(run, noticed(run))
-    for changes in ({"mode": "off"}, {"min_steps": NUM_SEEN + 1}, {"max_replans": 0}):
-        assert consider(run, rules(run, **changes), print) is None
-    assert replans(run) == [], "it was not answered: once the rules allow it, it is"
 
 
 def test_the_best_plan_stays(run):
@@ -210,11 +200,6 @@ def test_what_the_run_has_measured_of_sizes_and_ranks_is_so_under_any_plan(run):
     assert rank.measured > 1.5 * sizes.decision.measured
     assert rank.expected > sizes.decision.expected
     assert "rank 1 3.00x" in rank.detail
-
-
-def test_nothing_is_left_to_plan_for_when_training_has_ended(run):
-    write(run, *(observation(run, step, 0, LLM) for step in range(NUM_SEEN, NUM_STEPS)))
-    assert advise_now(run, run.config(), print).decision.detail == "stays: no steps are left to plan for"
 
 
 def test_the_command_prints_the_advice_and_refuses_what_has_not_begun(run, tmp_path):

@@ -12,32 +12,25 @@ from dflop.records import LLM, Correction, RunEvent, StepPlan
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.spool import read_spool
 from dflop.train import wire
-from dflop.train.wire import PlanMessage, open_store, publish
+from dflop.train.wire import PlanMessage, publish
 from tests.builders import make_cost
-from tests.jobs.scheduling import AHEAD, NUM_STEPS, levels_of, measured, messages, observe, scheduler
+from tests.jobs.scheduling import (
+    AHEAD,
+    NUM_STEPS,
+    levels_of,
+    measured,
+    messages,
+    observe,
+    observe_all,
+    scheduler,
+    serve,
+)
 from tests.jobs.training import fresh
 
 
 @pytest.fixture
 def run(schedulable, tmp_path):
     return fresh(schedulable, tmp_path)
-
-
-@pytest.fixture
-def store():
-    return open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
-
-
-def serve(service, store):
-    """To the end of the job."""
-    service.serve(store)
-    service.close(store)
-
-
-def observe_all(store, run, num_steps=NUM_STEPS):
-    """Ranks that were there before the scheduler."""
-    for step in range(num_steps):
-        observe(store, run, step)
 
 
 def test_every_step_is_planned_from_its_inputs_alone_and_recorded_as_published(run, store):
@@ -56,19 +49,6 @@ def test_every_step_is_planned_from_its_inputs_alone_and_recorded_as_published(r
             run_id=run.run_id, step=step, plan=plan, batch=batches.at(step), cost=service._cost,
             max_concurrency=service._concurrency,
         )  # fmt: skip
-
-
-def test_a_step_that_rank_0_planned_itself_is_not_recorded_a_second_time(run, store):
-    shapes, config = run.shapes(), run.config()
-    fallback = schedule_step(
-        run_id=run.run_id, step=1, plan=run.plan(), batch=GlobalBatches(config, shapes).at(1), cost=make_cost("vision"),
-        policy="arrival",
-    )  # fmt: skip
-    assert publish(store, PlanMessage(fallback, {}))
-    observe_all(store, run)
-    serve(scheduler(run), store)
-    assert messages(store, [1])[0].step_plan == fallback
-    assert [p.step for p in read_spool(config.store, StepPlan)] == [0, 2, 3, 4, 5]
 
 
 def newest(store):
@@ -96,7 +76,7 @@ def test_it_works_only_so_far_ahead(run, store, num_threads):
     assert [p.step for p in read_spool(run.config().store, StepPlan)] == list(range(NUM_STEPS))
 
 
-def test_it_learns_from_plans_that_rank_0_made_itself(run, store, monkeypatch):
+def test_it_learns_from_plans_that_rank_0_made_itself_and_leaves_recording_them_to_it(run, store, monkeypatch):
     cost, batches = make_cost("vision"), GlobalBatches(run.config(), run.shapes())
     for step in range(NUM_STEPS):
         step_plan = schedule_step(
@@ -107,6 +87,7 @@ def test_it_learns_from_plans_that_rank_0_made_itself(run, store, monkeypatch):
     monkeypatch.setattr(wire, "first_unpublished", lambda *_: 0)
     serve(service, store)
     assert levels_of(service) == pytest.approx({"vision": 2.0, LLM: 2.0}, rel=0.05)
+    assert read_spool(run.config().store, StepPlan) == []
 
 
 def ranks_that_see_how_far_it_goes(service, store, run, before=lambda: None):

@@ -15,10 +15,13 @@ from dflop.store import durable
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train import wire
-from tests.jobs.scheduling import NUM_STEPS, scheduler
-from tests.jobs.test_scheduler import observe_all, run, serve, store
+from tests.jobs.scheduling import NUM_STEPS, observe_all, scheduler, serve
+from tests.jobs.training import fresh
 
-__all__ = ["run", "store"]
+
+@pytest.fixture
+def run(schedulable, tmp_path):
+    return fresh(schedulable, tmp_path)
 
 
 def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
@@ -99,7 +102,7 @@ def test_tables_that_are_not_in_the_store_are_named(run):
         Scheduler(run, run.config(), plan, TRAIN, attempt=1)
 
 
-def test_what_it_read_is_on_record_before_the_first_step(run):
+def test_what_it_read_is_on_record_before_the_first_step(run, store):
     service = scheduler(run)
     service.close(store)
     with Reader(run.config().store) as reader:
