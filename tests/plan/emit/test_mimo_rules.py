@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.plan.drafts import split_draft
 from dflop.plan.emit.mimo_rules import MimoRules, end_layers, mimo_problems
-from dflop.plan.enumerate import best_choices
-from dflop.plan.formula import FormulaTable, formula_table
+from dflop.plan.formula import formula_table
 from dflop.records import LLM
 from tests.plan.emit.plans import mimo_like_plans, module, split, split_plans
 from tests.plan.problems import make_problem
@@ -88,14 +86,6 @@ def test_the_nearest_split_can_be_said_and_is_as_fast(layers):
         assert max(near[:-1]) <= max(layers[:-1]) or even * (len(layers) - 2) >= sum(layers[:-1])
 
 
-def layouts_of(table: FormulaTable, choice) -> dict:
-    """As the search may emit them."""
-    return {
-        name: dataclasses.replace(c, layers_per_stage=RULES.nearest_layers(c.layers_per_stage))
-        for name, c in table.layout(choice).items()
-    }
-
-
 @pytest.mark.parametrize(("encoders", "num_microbatches"), [(("vision",), 4), (("vision", "audio"), 2)])
 def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbatches):
     problem = make_problem(*encoders, num_processes=5, tps=(1, 2, 3))
@@ -103,7 +93,10 @@ def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbat
     size = problem.global_batch_size // num_microbatches
     allowed = set()
     for choice in itertools.product(*(range(len(m.candidates)) for m in table.modules)):
-        layouts = layouts_of(table, choice)
+        layouts = {  # as the search may emit them
+            name: dataclasses.replace(c, layers_per_stage=RULES.nearest_layers(c.layers_per_stage))
+            for name, c in table.layout(choice).items()
+        }
         if (
             all(RULES.candidate_ok(name, layout) for name, layout in layouts.items())
             and RULES.combination_ok(layouts, 10**6)
@@ -114,19 +107,6 @@ def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbat
     assert set().union(*parts) == allowed
     assert 0 < len(allowed) < table.num_choices
     assert not any(a <= b for a, b in itertools.permutations(parts, 2))
-
-
-def test_the_best_choice_of_the_parts_is_a_valid_plan():
-    problem = make_problem("vision", num_processes=8, tps=(1, 2, 3))
-    table = formula_table(problem, 4)
-    found = []
-    for part in RULES.parts([m.candidates for m in table.modules], problem.global_batch_size // 4):
-        small = dataclasses.replace(table, modules=tuple(m.select(i) for m, i in zip(table.modules, part, strict=True)))
-        found += [(value, layouts_of(small, choice)) for value, choice in best_choices(small, 3)]
-    value, layouts = min(found, key=lambda pair: pair[0])
-    plan = split_draft(problem, 4, layouts, value)
-    assert mimo_problems(plan, problem.cluster.num_processes) == []
-    assert value >= best_choices(table, 1)[0][0]
 
 
 @pytest.mark.parametrize(("num_samples", "most"), [(64, 2), (96, 12), (480, 84)])
