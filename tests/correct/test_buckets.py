@@ -28,6 +28,8 @@ def test_every_bucket_has_items_and_holds_about_its_share_of_the_seconds(sizes, 
 def test_edges_are_where_buckets_begin():
     assert bucket_of(np.array([1, 9, 10, 11, 20, 99]), (10, 20)).tolist() == [0, 0, 1, 1, 2, 2]
     assert bucket_of(np.array([1, 99]), ()).tolist() == [0, 0]
+    assert bucket_edges(np.full(50, 7), np.ones(50), np.ones(50)) == (), "one size is one bucket"
+    assert bucket_edges(np.array([1, 2]), np.zeros(2), np.ones(2)) == ()
 
 
 def test_samples_that_are_drawn_more_often_count_more():
@@ -36,11 +38,6 @@ def test_samples_that_are_drawn_more_often_count_more():
     alike, weighted = (bucket_edges(tokens, tokens * 1.0, w, 2) for w in (np.ones(100), often))
     assert alike == (pytest.approx(71, abs=1),)
     assert weighted[0] <= 11
-
-
-def test_one_size_is_one_bucket():
-    assert bucket_edges(np.full(50, 7), np.ones(50), np.ones(50)) == ()
-    assert bucket_edges(np.array([1, 2]), np.zeros(2), np.ones(2)) == ()
 
 
 @given(st.lists(st.integers(1, 5000), unique=True, max_size=12).map(sorted))

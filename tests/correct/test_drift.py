@@ -50,14 +50,11 @@ def first(drift: CostDrift, machine: Machine, num_steps: int) -> tuple[int, Foun
 
 
 def test_fifty_charts_of_noise_are_silent_for_ten_thousand_steps():
-    scores = np.random.default_rng(0).standard_normal((20_000, 50))
-    charts, num_alarms = Cusum(50), 0
+    scores = np.random.default_rng(0).standard_normal((10_000, 50))
+    charts = Cusum(50)
     for row in scores:
-        charts.observe(row, np.full(50, 1.0))
-        if charts.alarm() is not None:
-            num_alarms += 1
-            charts.reset()
-    assert num_alarms <= 1
+        charts.observe(row, np.ones(50))
+        assert charts.alarm() is None
     # And it is not deaf: without the slack it would have spoken.
     assert np.abs(scores.cumsum(axis=0)).max() > 50
 
@@ -75,15 +72,13 @@ def test_a_single_wild_step_is_no_alarm_and_four_are():
     assert alarms.index(0) == 4
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_of_five_per_cent_is_no_drift(seed):
-    assert first(CostDrift(EDGES, SHARED), Machine(seed), 300) is None
+def test_noise_of_five_per_cent_is_no_drift():
+    assert first(CostDrift(EDGES, SHARED), Machine(0), 300) is None
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("is_inline", [False, True])
-def test_a_module_that_slows_down_is_named_within_ten_steps(seed, is_inline):
-    machine = Machine(seed, is_inline=is_inline)
+def test_a_module_that_slows_down_is_named_within_ten_steps(is_inline):
+    machine = Machine(0, is_inline=is_inline)
     drift = CostDrift(EDGES, [tuple(EDGES)] if is_inline else SHARED)
     assert first(drift, machine, 50) is None
     machine.factors["vision"] *= 1.3
@@ -95,10 +90,9 @@ def test_a_module_that_slows_down_is_named_within_ten_steps(seed, is_inline):
     assert first(drift, machine, 100) is None
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("factor", [1.3, 2.0])
-def test_a_size_that_slows_down_is_named_within_ten_steps(seed, factor):
-    machine, drift = Machine(seed), CostDrift(EDGES, SHARED)
+def test_a_size_that_slows_down_is_named_within_ten_steps(factor):
+    machine, drift = Machine(0), CostDrift(EDGES, SHARED)
     assert first(drift, machine, 50) is None
     machine.factors[LLM][3] *= factor
     _, found = first(drift, machine, 12 if factor < 2 else 6)
@@ -112,12 +106,8 @@ def test_what_is_in_force_already_is_no_drift():
     machine = Machine(1)
     machine.factors["vision"] *= 1.8
     machine.factors[LLM][:6] *= 1.5
-    in_force = Factors(
-        (
-            ModuleFactors("vision", 1.8, (), (1.8,)),
-            ModuleFactors(LLM, 1.25, (600,), (1.5, 1.0)),  # other buckets than the charts have
-        )
-    )
+    llm = ModuleFactors(LLM, 1.25, (600,), (1.5, 1.0))  # other buckets than the charts have
+    in_force = Factors((ModuleFactors("vision", 1.8, (), (1.8,)), llm))
     assert first(CostDrift(EDGES, SHARED, in_force), machine, 300) is None
     _, found = first(CostDrift(EDGES, SHARED), machine, 10)
     assert found.measured > 1.3
@@ -154,18 +144,10 @@ def usual(rng) -> dict[str, Usual]:
     return {m: usual_of(np.array([s[m] for s, _ in seen]), np.array([p[m] for _, p in seen])) for m in EDGES}
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_batches_like_those_planned_for_are_no_drift(seed):
-    rng = np.random.default_rng(seed)
+def test_more_media_are_noticed_and_then_taken_for_granted():
+    rng = np.random.default_rng(0)
     drift = ShapeDrift(EDGES, usual(rng))
-    assert not any(drift.observe(*batch) for batch in batches(rng, 3000))
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_more_media_are_noticed_and_then_taken_for_granted(seed):
-    rng = np.random.default_rng(seed)
-    drift = ShapeDrift(EDGES, usual(rng))
-    assert not any(drift.observe(*batch) for batch in batches(rng, 30))
+    assert not any(drift.observe(*batch) for batch in batches(rng, 3000)), "like those planned for"
     found = [f for batch in batches(rng, 40, media=2.0) for f in drift.observe(*batch)]
     assert [(f.kind, f.subject) for f in found] == [("drift_shapes", "vision")]
     assert found[0].measured == pytest.approx(4.0, rel=0.1)

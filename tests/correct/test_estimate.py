@@ -56,6 +56,7 @@ def test_a_level_alone_gives_all_buckets_of_a_module_the_same_factor(shared, sta
         assert llm.factors == pytest.approx([1.5] * 6, rel=0.03)
         assert llm.level == pytest.approx(1.5, rel=0.03)
     assert estimator.factors(True, False).by_module()["vision"].level == 1.0
+    assert estimator.node_beliefs() == {}, "with one rank per module all blame is the predictions'"
 
 
 def test_without_factors_by_size_every_bucket_has_the_level():
@@ -68,7 +69,7 @@ def test_without_factors_by_size_every_bucket_has_the_level():
 
 
 @given(st.integers(0, 1000), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_right_prediction_is_left_alone(seed, is_inline):
     """With little noise exactly; with more, by less than the noise of a microbatch."""
     shared, stages = (SHARED, MIXED) if is_inline else ((), None)
@@ -83,7 +84,7 @@ def test_a_right_prediction_is_left_alone(seed, is_inline):
 
 
 @given(st.integers(0, 1000), st.floats(0.5, 2.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_times_that_are_all_longer_scale_the_level(seed, scale):
     truth = truth_with(llm=(2, 1.6), vision=(1, 0.8))
     one = taught(Estimator(EDGES), truth, seed=seed, noise_frac=0.02)
@@ -94,7 +95,7 @@ def test_times_that_are_all_longer_scale_the_level(seed, scale):
 
 
 def test_a_slow_rank_and_a_slow_size_are_told_apart():
-    for seed in range(5):
+    for seed in range(3):
         estimator = Estimator(EDGES)
         slowness = (1.0, 1.5, 1.0, 1.0)
         taught(estimator, truth_with(llm=(3, 2.0)), seed=seed, noise_frac=0.05, slowness=slowness)
@@ -116,13 +117,6 @@ def test_a_slow_rank_of_an_inline_plan_is_told_from_a_slow_module():
         assert applied(estimator)[1] == slow
 
 
-def test_with_one_rank_per_module_all_blame_is_the_predictions():
-    estimator = taught(Estimator(EDGES), {m: 1.5 * f for m, f in RIGHT.items()})
-    assert estimator.node_beliefs() == {}
-    assert applied(estimator)[1] == {}
-    assert estimator.beliefs()["llm"].level == pytest.approx(1.5, rel=0.02)
-
-
 def test_a_straggling_microbatch_moves_no_factor():
     clean, hit = Estimator(EDGES), Estimator(EDGES)
     rng = np.random.default_rng(0)
@@ -137,12 +131,6 @@ def test_a_straggling_microbatch_moves_no_factor():
             assert hit.beliefs()[module].factors == pytest.approx(belief.factors, abs=0.04)
             assert hit.factors(True, True).by_module()[module].level == 1.0
     assert applied(hit)[1] == {}
-
-
-def test_a_sudden_change_of_a_level_is_followed():
-    estimator = taught(Estimator(EDGES), RIGHT, 30, noise_frac=0.05)
-    taught(estimator, {**RIGHT, "llm": 1.6 * RIGHT["llm"]}, 3, noise_frac=0.05)
-    assert estimator.factors(False, False).by_module()["llm"].level == pytest.approx(1.6, rel=0.06)
 
 
 def test_a_level_does_not_flicker():

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.correct.filter import (
-    START_NOISE_FRAC,
-    FactorFilter,
-    Step,
-    common_mean,
-    fitted,
-    hierarchical,
-    limited,
-)
+from dflop.correct.filter import START_NOISE_FRAC, FactorFilter, Step, common_mean, fitted, hierarchical, limited
 
 NUM = 6
 
@@ -188,13 +180,10 @@ def test_factors_stay_within_bounds_and_uncertainty_below_the_prior():
     assert np.linalg.eigvalsh(found.cov).min() > 0
 
 
-def test_limiting_keeps_correlations():
+def test_limiting_keeps_correlations_and_a_common_mean_weighs_by_what_is_known():
     cov = hierarchical(3, 0.3, 0.4)
     assert limited(4 * cov, cov) == pytest.approx(cov)
     assert limited(0.5 * cov, cov) == pytest.approx(0.5 * cov)
-
-
-def test_common_mean_weighs_by_what_is_known():
     level, sd, away = common_mean(np.array([1.0, 2.0]), np.diag([0.01, 100.0]))
     assert level == pytest.approx(1.0, abs=1e-3)
     assert sd == pytest.approx(0.1, rel=1e-3)

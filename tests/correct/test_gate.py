@@ -38,12 +38,10 @@ def test_a_large_gain_switches_on_at_once_and_its_end_off():
         assert not off[-10:].any()
 
 
-def test_one_reading_is_never_enough():
+def test_a_single_reading_switches_nothing_and_a_small_steady_gain_takes_four():
     assert not read(Gate(), [0.5]).any()
-
-
-def test_a_small_steady_gain_takes_four_readings():
     assert read(Gate(), [0.02, 0.021, 0.019, 0.02, 0.02]).tolist() == [False, False, False, True, True]
+    assert read(Gate(is_on=True), [0.0] * 4).tolist() == [True, True, True, False]
 
 
 def test_what_correcting_costs_has_to_be_earned():
@@ -57,10 +55,6 @@ def test_it_does_not_switch_back_and_forth_between_its_two_thresholds():
     read(gate, [0.02] * 10)
     assert read(gate, [0.002] * 200).all()  # less than would turn it on, more than turns it off
     assert not read(Gate(), [0.002] * 200).any()
-
-
-def test_one_that_was_on_before_is_not_turned_off_by_a_single_reading():
-    assert read(Gate(is_on=True), [0.0] * 4).tolist() == [True, True, True, False]
 
 
 def test_what_is_not_a_number_is_no_reading():

@@ -41,16 +41,19 @@ def test_a_slow_rank_is_named_after_some_steps_and_no_longer_when_it_is_over():
     assert in_force(found, 4) == [1.0] * 4
 
 
-def test_what_all_have_in_common_is_nobodys_fault():
-    found = observe(NodeFactors(), np.random.default_rng(0), (1.0,) * 4, 20, common=1.8)
-    assert in_force(found, 4) == [1.0] * 4
-    assert is_slow(found) == []
-
-
-def test_of_two_the_slower_is_slow():
-    found = observe(NodeFactors(), np.random.default_rng(0), (1.5, 1.0), 10)
-    assert is_slow(found) == [0]
-    assert in_force(found, 2)[1] == 1.0
+@pytest.mark.parametrize(
+    ("slowness", "common", "factors", "slow"),
+    [
+        ((1.0,) * 4, 1.8, [1.0] * 4, []),  # what all have in common is nobody's fault
+        ((1.5, 1.0), 1.0, [1.5, 1.0], [0]),  # of two the slower is slow
+        ((1.0, 0.7, 1.0, 1.0), 1.0, [1.0, 0.7, 1.0, 1.0], []),  # a fast rank is given more and is not slow
+    ],
+)
+def test_ranks_are_compared_with_their_peers(slowness, common, factors, slow):
+    found = observe(NodeFactors(), np.random.default_rng(0), slowness, 10, common=common)
+    assert in_force(found, len(slowness)) == [1.0 if f == 1.0 else pytest.approx(f, rel=0.05) for f in factors]
+    assert is_slow(found) == slow
+    assert observe(NodeFactors(), np.random.default_rng(0), (2.0,), 10).beliefs() == {}, "one rank has no peers"
 
 
 def test_noise_names_nobody():
@@ -69,16 +72,6 @@ def test_one_slow_step_means_nothing():
     assert in_force(found, 4) == [1.0] * 4
     observe(found, rng, (1.0, 3.0, 1.0, 1.0), 3)
     assert in_force(found, 4)[1] == pytest.approx(3.0, rel=0.1)
-
-
-def test_one_rank_has_no_peers():
-    assert observe(NodeFactors(), np.random.default_rng(0), (2.0,), 10).beliefs() == {}
-
-
-def test_a_fast_rank_is_given_more_and_is_not_slow():
-    found = observe(NodeFactors(), np.random.default_rng(0), (1.0, 0.7, 1.0, 1.0), 10)
-    assert in_force(found, 4)[1] == pytest.approx(0.7, rel=0.05)
-    assert is_slow(found) == []
 
 
 def test_state_goes_on():

@@ -32,10 +32,7 @@ def seen(shared_sd, num_steps=200, slow=None, seed=0):
 @pytest.mark.parametrize("shared_sd", [0.02, 0.05, 0.1])
 def test_it_is_found(shared_sd):
     assert math.sqrt(seen(shared_sd).var) == pytest.approx(shared_sd, rel=0.35)
-
-
-def test_where_there_is_none_little_is_seen():
-    assert math.sqrt(seen(0.0).var) < 0.01
+    assert math.sqrt(seen(0.0).var) < 0.01, "where there is none little is seen"
 
 
 def test_a_rank_that_stays_slow_is_no_noise():

@@ -31,7 +31,4 @@ def test_rows_keep_their_node_and_modules_without_work_have_zeros():
     some = times.rows(np.array([False, True, True]))
     assert some.table({"vision": 2, "llm": 3}).tolist() == [[0.0, 0.0, 1.0, 0.0, 0.5], [0.0, 0.1, 0.0, 0.0, 0.0]]
     assert some.table({"audio": 1}).tolist() == [[0.0], [0.0]]
-
-
-def test_of_nothing_there_is_nothing():
     assert StepTimes.of([]).table({"llm": 3}).shape == (0, 3)

@@ -37,7 +37,9 @@ def test_messages_too_small_to_show_a_rate_get_a_finite_one():
     assert link.latency_s == pytest.approx(1e-5, rel=0.02)
 
 
-def test_one_size_determines_nothing():
+def test_one_size_determines_nothing_and_two_costs_nothing_either():
+    with pytest.raises(CostError, match=r"two link costs for p2p of 2 ranks on 1 node\(s\)"):
+        LinkModel([make_link("p2p", 2, 1, 1e-6, 1e9), make_link("p2p", 2, 1, 2e-6, 1e9)])
     with pytest.raises(CostError, match=r"sizes \[8\]"):
         fit_link_costs([measured("p2p", 2, 1, 8, 1e-5)] * 3)
     with pytest.raises(CostError, match="shortest time 0"):
@@ -62,8 +64,3 @@ def test_what_needs_no_message_or_was_never_measured_costs_nothing():
     assert links.seconds("all_reduce", 1e6, 1, 1) == 0.0
     assert links.seconds("all_reduce", 0, 4, 1) == 0.0
     assert links.seconds("p2p", 1e6, 2, 1) == 0.0
-
-
-def test_two_costs_for_one_link_are_refused():
-    with pytest.raises(CostError, match=r"two link costs for p2p of 2 ranks on 1 node\(s\)"):
-        LinkModel([make_link("p2p", 2, 1, 1e-6, 1e9), make_link("p2p", 2, 1, 2e-6, 1e9)])

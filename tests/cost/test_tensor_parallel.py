@@ -60,16 +60,13 @@ def test_activations_are_split_but_for_what_every_rank_keeps():
     assert inputs[1] == pytest.approx(inputs[0])
 
 
-def test_a_measured_table_comes_first():
+def test_a_measured_table_comes_first_and_nothing_is_derived_without_a_spec_or_from_a_higher_degree():
     measured = make_table("llm", tp=2)
     cost = CostModel([TABLE, measured], specs=[SPEC])
     assert cost.table("llm", tp=2) is measured
     assert cost.tps("llm") == (1, 2, 4)
-
-
-def test_nothing_is_derived_without_a_spec_or_from_a_higher_degree():
     assert CostModel([TABLE]).tps("llm") == (1,)
-    split_only = CostModel([make_table("llm", tp=2)], specs=[SPEC])
+    split_only = CostModel([measured], specs=[SPEC])
     assert split_only.tps("llm") == (2,)
     with pytest.raises(CostError, match="at tp 4; have tp 2"):
         split_only.table("llm", tp=4)
