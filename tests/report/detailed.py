@@ -31,20 +31,15 @@ from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.order import one_f_one_b
 from dflop.simulate.step import Node, num_stages_after, op_id, run_graph, step_graph, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
-from tests.report.runs import HOSTILE, make_run
+from tests.report.runs import HOSTILE, make_run, observe
 
 UPDATE_S = 0.003
 COST = CostModel(make_table(module, tp=tp) for module in ("vision", "audio", LLM) for tp in (1, 2))
 SPLIT = dataclasses.replace(
     make_plan({"vision": 2, "audio": 1, LLM: 1}, llm_pp=2, num_microbatches=4, global_batch_size=16),
-    plan_id="plan-0",
-    predicted_step_s=0.30,
-    baseline_step_s=0.36,
-    uniform_step_s=0.40,
-    sync_s=0.004,
-    snapshot_seq=3,
+    plan_id="plan-0", predicted_step_s=0.30, baseline_step_s=0.36, uniform_step_s=0.40, sync_s=0.004, snapshot_seq=3,
     reason="fastest of 38 layouts",
-)
+)  # fmt: skip
 
 
 def batch_of(number: int, num_samples: int = 16) -> tuple[SampleShape, ...]:
@@ -109,29 +104,15 @@ def observe_step(
         for tp_rank in range(place.parallel.tp):
             rank = place.first_rank + (stage * place.parallel.dp + dp_rank) * place.parallel.tp + tp_rank
             found.append(
-                StepObservation(
-                    run_id=step_plan.run_id,
-                    attempt=attempt,
-                    step=step_plan.step,
-                    policy=step_plan.policy,
-                    rank=rank,
-                    module=module,
-                    stage=stage,
-                    dp_rank=dp_rank,
-                    predicted_step_s=step_plan.predicted_step_s,
-                    step_s=step_s,
-                    busy_s=sum(s.forward_s + s.backward_s for s in spans),
-                    data_wait_s=0.002,
-                    schedule_wait_s=0.001,
-                    reduce_s=step_s - UPDATE_S / 3 - own_end_s,
-                    optimizer_s=UPDATE_S / 3,
-                    loss=loss,
-                    grad_norm=1.0,
-                    num_supervised_tokens=step_plan.num_supervised_tokens,
-                    observed_at_s=started_at_s + step_s,
-                    spans=tuple(spans),
+                observe(
+                    step_plan.step, rank, run_id=step_plan.run_id, attempt=attempt, policy=step_plan.policy,
+                    module=module, stage=stage, dp_rank=dp_rank, predicted_step_s=step_plan.predicted_step_s,
+                    step_s=step_s, busy_s=sum(s.forward_s + s.backward_s for s in spans), data_wait_s=0.002,
+                    schedule_wait_s=0.001, reduce_s=step_s - UPDATE_S / 3 - own_end_s, optimizer_s=UPDATE_S / 3,
+                    loss=loss, num_supervised_tokens=step_plan.num_supervised_tokens,
+                    observed_at_s=started_at_s + step_s, spans=spans,
                 )
-            )
+            )  # fmt: skip
     return found
 
 
@@ -182,7 +163,9 @@ def detailed(
         policy = ("arrival", "balanced", "balanced", "arrival")[step % 4]
         plans.append(plan_step(plan, batch, step, policy, f"{run_id}/compare"))
         compare += observe_step(plan, plans[-1], batch, started_at_s=at_s + step)
-    sized = _with_memory(plan)
+    sized = dataclasses.replace(
+        plan, modules=tuple(dataclasses.replace(m, stage_memory_bytes=(2**29,) * m.parallel.pp) for m in plan.modules)
+    )
     summary = summarise(
         run=dataclasses.replace(make_run(), run_id=run_id),
         cluster=make_cluster(plan.num_processes, num_cores=64),
@@ -224,13 +207,6 @@ def detailed(
         num_steps_planned=num_steps,
         config_text="name: demo  # </pre><script>alert(1)</script>\n",
     )
-
-
-def _with_memory(plan: Plan) -> Plan:
-    modules = tuple(
-        dataclasses.replace(m, stage_memory_bytes=(2**29,) * m.parallel.pp) for m in plan.modules
-    )  # fmt: skip
-    return dataclasses.replace(plan, modules=modules)
 
 
 def _corrections() -> list:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from dflop.records import (
-    ClusterSpec,
-    MicrobatchSpan,
-    Plan,
-    QuarantinedSample,
-    RunRecord,
-    StepObservation,
-    StepPlan,
-)
+from dflop.records import ClusterSpec, MicrobatchSpan, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
 from dflop.report.summary import RunSummary, summarise
 from tests.builders import make_cluster, make_corrections, make_plan
 
@@ -31,59 +25,24 @@ def make_span(microbatch: int, forward_s: float, backward_s: float, *, num_token
     """Span starting at the microbatch number times both lengths; predictions are `predicted` times the measured."""
     start_s = microbatch * (forward_s + backward_s)
     return MicrobatchSpan(
-        microbatch=microbatch,
-        num_items=1,
-        num_tokens=num_tokens,
-        sum_sq_tokens=0,
-        predicted_forward_s=predicted * forward_s,
-        predicted_backward_s=predicted * backward_s,
-        forward_start_s=start_s,
-        forward_s=forward_s,
-        backward_start_s=start_s + forward_s,
-        backward_s=backward_s,
-        forward_compute_s=forward_s,
-        backward_compute_s=backward_s,
-    )
+        microbatch, 1, num_tokens, 0, predicted * forward_s, predicted * backward_s, start_s, forward_s,
+        start_s + forward_s, backward_s, forward_s, backward_s,
+    )  # fmt: skip
+
+
+SEEN = StepObservation(
+    "run", 0, 0, "balanced", 0, "llm", 0, 0, predicted_step_s=1.0, step_s=1.0, busy_s=0.5, data_wait_s=0.01,
+    schedule_wait_s=0.0, reduce_s=0.0, optimizer_s=0.0, loss=math.nan, grad_norm=1.0, num_supervised_tokens=10,
+    observed_at_s=0.0, spans=(),
+)  # fmt: skip
 
 
 def observe(
-    step: int,
-    rank: int = 0,
-    *,
-    policy: str = "balanced",
-    module: str = "llm",
-    step_s: float = 1.0,
-    busy_s: float = 0.5,
-    predicted_step_s: float = 1.0,
-    update_s: float = 0.0,
-    loss: float = math.nan,
-    attempt: int = 0,
-    spans: Sequence[MicrobatchSpan] = (),
-    stage: int = 0,
-    dp_rank: int = 0,
+    step: int, rank: int = 0, *, update_s: float = 0.0, spans: Sequence[MicrobatchSpan] = (), **changes: Any
 ) -> StepObservation:
-    return StepObservation(
-        run_id="run",
-        attempt=attempt,
-        step=step,
-        policy=policy,
-        rank=rank,
-        module=module,
-        stage=stage,
-        dp_rank=dp_rank,
-        predicted_step_s=predicted_step_s,
-        step_s=step_s,
-        busy_s=busy_s,
-        data_wait_s=0.01,
-        schedule_wait_s=0.0,
-        reduce_s=update_s / 2,
-        optimizer_s=update_s / 2,
-        loss=loss,
-        grad_norm=1.0,
-        num_supervised_tokens=10,
-        observed_at_s=float(step),
-        spans=tuple(spans),
-    )
+    """What a rank saw of a step; half of the update goes to the reduction."""
+    told = {"reduce_s": update_s / 2, "optimizer_s": update_s / 2, "observed_at_s": float(step)} | changes
+    return replace(SEEN, step=step, rank=rank, spans=tuple(spans), **told)
 
 
 def step_plan(step: int, batch: Sequence[int], policy: str = "balanced") -> StepPlan:
@@ -135,33 +94,19 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
             for t in (3, 9)
             for m, edges in (("llm", (100, 900)), ("audio", ()))
             for row in make_corrections(
-                m,
-                [1.0 + t / 50 + i / 4 for i in range(len(edges) + 1)],
-                edges,
-                level=1.0 + t / 50,
-                effective_step=t,
-                observed_at_s=float(t),
-                is_in_force=m == "audio" or t > 3,
-                num_observations=40 * t,
+                m, [1.0 + t / 50 + i / 4 for i in range(len(edges) + 1)], edges, level=1.0 + t / 50, effective_step=t,
+                observed_at_s=float(t), is_in_force=m == "audio" or t > 3, num_observations=40 * t,
             )
         ],
-    )
+    )  # fmt: skip
 
 
 def _ranked(plan: Plan, rank: int) -> Plan:
-    from dataclasses import replace
-
     return replace(
-        plan,
-        plan_id=f"plan-{rank}",
-        candidate_rank=rank,
-        predicted_step_s=0.71 + 0.05 * rank,
-        baseline_step_s=0.78 + 0.05 * rank,
-        sync_s=0.02,
-        uniform_step_s=0.96,
-        snapshot_seq=3,
+        plan, plan_id=f"plan-{rank}", candidate_rank=rank, predicted_step_s=0.71 + 0.05 * rank,
+        baseline_step_s=0.78 + 0.05 * rank, sync_s=0.02, uniform_step_s=0.96, snapshot_seq=3,
         reason="fastest of 38 layouts" if rank == 0 else f"{7 * rank} % slower: the vision encoder waits for the LLM",
-    )
+    )  # fmt: skip
 
 
 def _step(rng: np.random.Generator, step: int, policy: str, *, scale: float = 1.0, loss: float = math.nan):

@@ -14,7 +14,6 @@ from dflop.report.details import RunDetails
 from dflop.report.html import CONTENTS, render_report, write_report
 from dflop.report.summary import RunSummary, summarise
 from tests.builders import make_cluster, make_plan
-from tests.report.detailed import detailed
 from tests.report.runs import HOSTILE, make_run, realistic
 
 NUM_SCRIPTS = 2
@@ -65,31 +64,19 @@ def plain() -> str:
 
 
 @pytest.fixture(scope="module")
-def full() -> str:
+def full(run: tuple[RunSummary, RunDetails]) -> str:
     """The page of a run with everything."""
-    return render_report(*detailed(num_steps=40))
+    return render_report(*run)
 
 
 def test_contains_everything(plain: str) -> None:
     page = Page(plain)
     assert page.open == []
     shown = (
-        realistic().verdict,
-        "vision dp2 | audio dp1 | llm pp1 dp1",
-        "fastest of 38 layouts",
-        "speedup, simulated",
-        "truncated JPEG: 812 of 4096 bytes",
-        "Corrections learnt",
-        "1.18x",
-        "cfgkey",
-        "2x core",
-        "torch 2",
-        "abc123",
-        "store snapshot",
-        'dflop sql "select * from v_run_summary"',
-        "Nothing is known of how this run went.",
-        HOSTILE,
-    )
+        realistic().verdict, "vision dp2 | audio dp1 | llm pp1 dp1", "fastest of 38 layouts", "speedup, simulated",
+        "truncated JPEG: 812 of 4096 bytes", "Corrections learnt", "1.18x", "cfgkey", "2x core", "torch 2", "abc123",
+        "store snapshot", 'dflop sql "select * from v_run_summary"', "Nothing is known of how this run went.", HOSTILE,
+    )  # fmt: skip
     assert [text for text in shown if text not in page.text] == []
     assert page.tags.count("script") == NUM_SCRIPTS
     assert "b" not in page.tags
@@ -100,31 +87,15 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str) -> None
     assert page.open == []
     assert page.tags.count("script") == NUM_SCRIPTS
     assert "b" not in page.tags
-    assert "/data/<script>.jsonl" in page.text
-    assert "30 % slower on <b>host1</b>" in page.text
-    assert "</pre><script>alert(1)</script>" in page.text
-    data = json.loads(page.blocks["timeline-data"])
-    assert data["samples"][0][0] == HOSTILE
-
-
-def test_every_section_of_a_detailed_run_is_there(full: str) -> None:
-    page = Page(full)
-    shown = (
-        "model FLOPs utilisation",
-        "fastest of 38 layouts",
-        "vision tp1 measured",
-        "4 more",
-        "Idle time per stage",
-        "Balance of microbatches",
-        "Error by size of the microbatch",
-        "Slow ranks",
-        "512.0 MiB",
-        "Measured: what torch held on the device.",
-        "spent once, on profiling",
-        "read by train",
+    hostile = ("/data/<script>.jsonl", "30 % slower on <b>host1</b>", "</pre><script>alert(1)</script>")
+    sections = (
+        "model FLOPs utilisation", "fastest of 38 layouts", "vision tp1 measured", "4 more", "Idle time per stage",
+        "Balance of microbatches", "Error by size of the microbatch", "Slow ranks", "512.0 MiB",
+        "Measured: what torch held on the device.", "spent once, on profiling", "read by train",
         "snapshot 3, revision rev",
-    )
-    assert [text for text in shown if text not in page.text] == []
+    )  # fmt: skip
+    assert [text for text in (*hostile, *sections) if text not in page.text] == []
+    assert json.loads(page.blocks["timeline-data"])["samples"][0][0] == HOSTILE
     assert {name for name, _ in CONTENTS} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids)), "every id once"
     assert page.text.index("Corrections learnt") < page.text.index("0:01:15") < page.text.index("30 % slower")
@@ -165,7 +136,9 @@ def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
     assert "timeline-data" not in page.blocks
     assert "No global batch was trained under both policies." in page.text
     assert "This run has no comparison with data-blind steps." in page.text
-    page = Page(render_report(empty))
+    html = render_report(empty)
+    assert render_report(empty) == html
+    page = Page(html)
     assert page.open == []
     assert page.tags.count("svg") == 0
     assert "No microbatch was both predicted and measured." in page.text
@@ -174,27 +147,20 @@ def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
     assert "None: every sample was usable." in page.text
 
 
-def test_is_deterministic(plain: str) -> None:
-    assert render_report(realistic()) == plain
-
-
-def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path, empty: RunSummary) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-    write_report(path, empty)
-    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: RunSummary) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-
+def test_writing_replaces_the_file_or_keeps_it_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: RunSummary
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflop.report.page.os.replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_report(path, empty)
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    with monkeypatch.context() as broken:
+        broken.setattr("dflop.report.page.os.replace", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_report(path, empty)
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    write_report(path, empty)
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert list(tmp_path.iterdir()) == [path]

@@ -36,6 +36,8 @@ def test_svg_is_valid_deterministic_and_has_no_date(svgs: dict[str, str]) -> Non
         assert root.get("height") is None, "it follows from the width"
         assert "metadata" not in svg
         assert plots.INK not in svg
+    assert {"loss (nats per token)", "optimizer step"} <= set(texts(svgs["loss"]))
+    assert "time per step (ms), median" in texts(svgs["bars"])
 
 
 def test_ids_of_several_plots_do_not_collide_and_every_reference_resolves(svgs: dict[str, str]) -> None:
@@ -49,11 +51,6 @@ def test_ids_of_several_plots_do_not_collide_and_every_reference_resolves(svgs: 
                 target = (value or "").removeprefix("url(").removesuffix(")").removeprefix("#")
                 assert not target or target in own
     assert len(ids) == len(set(ids))
-
-
-def test_axes_carry_units(svgs: dict[str, str]) -> None:
-    assert {"loss (nats per token)", "optimizer step"} <= set(texts(svgs["loss"]))
-    assert "time per step (ms), median" in texts(svgs["bars"])
 
 
 def test_a_diverged_loss_still_has_a_plot() -> None:

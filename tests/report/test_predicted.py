@@ -17,6 +17,8 @@ PLANS = {
     "deep encoder": make_plan({"vision": 2, LLM: 1}, llm_pp=2, encoder_pp=2, num_microbatches=3),
     "inline": make_inline_plan(2, pp=3, modules=("vision", "audio", LLM)),
 }
+BATCH = batch_of(1)
+STEP_PLAN = plan_step(SPLIT, BATCH, 0, "balanced", "run")
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -30,11 +32,12 @@ def test_it_is_the_prediction_that_the_step_was_sent_with(name: str, policy: str
 
 
 def test_a_step_that_ran_as_predicted_ran_when_predicted() -> None:
-    batch = batch_of(1)
-    step_plan = plan_step(SPLIT, batch, 0, "balanced", "run")
-    seen = observe_step(SPLIT, step_plan, batch, noise=0.0)
-    again = simulate_again(SPLIT, step_plan, seen)
+    seen = observe_step(SPLIT, STEP_PLAN, BATCH, noise=0.0)
+    again = simulate_again(SPLIT, STEP_PLAN, seen)
+    shared = simulate_again(SPLIT, STEP_PLAN, seen, 2)
     assert again is not None
+    assert shared is not None
+    assert shared.pipeline_s > 1.2 * again.pipeline_s, "where processes share cores everything takes longer"
     for rank in seen:
         told = {(op.microbatch, op.phase): op for op in again.of((rank.module, rank.stage, rank.dp_rank))}
         for span in rank.spans:
@@ -57,20 +60,8 @@ def test_everybody_waits_for_what_ended_before() -> None:
     assert {node for (node, _, _), _ in again.waits} == set(step_nodes(SPLIT))
 
 
-def test_where_processes_share_cores_everything_takes_longer() -> None:
-    batch = batch_of(1)
-    step_plan = plan_step(SPLIT, batch, 0, "balanced", "run")
-    seen = observe_step(SPLIT, step_plan, batch)
-    alone, shared = (simulate_again(SPLIT, step_plan, seen, cores) for cores in (None, 2))
-    assert alone is not None
-    assert shared is not None
-    assert shared.pipeline_s > 1.2 * alone.pipeline_s
-
-
 def test_what_was_not_predicted_is_not_made_up() -> None:
-    batch = batch_of(1)
-    step_plan = plan_step(SPLIT, batch, 0, "balanced", "run")
-    seen = observe_step(SPLIT, step_plan, batch)
+    step_plan, seen = STEP_PLAN, observe_step(SPLIT, STEP_PLAN, BATCH)
     blank = [
         replace(rank, spans=tuple(replace(s, predicted_forward_s=0.0, predicted_backward_s=0.0) for s in rank.spans))
         for rank in seen
@@ -84,16 +75,14 @@ def test_what_was_not_predicted_is_not_made_up() -> None:
 
 
 def test_a_step_plan_fits_the_layout_it_was_made_for() -> None:
-    step_plan = plan_step(SPLIT, batch_of(1), 0, "balanced", "run")
-    assert fits(SPLIT, step_plan)
-    assert fits(replace(SPLIT, predicted_step_s=9.0), step_plan)
-    assert not fits(make_plan({"vision": 1, "audio": 1, LLM: 1}, llm_pp=2), step_plan)
-    assert not fits(replace(SPLIT, num_microbatches=5), step_plan)
+    assert fits(SPLIT, STEP_PLAN)
+    assert fits(replace(SPLIT, predicted_step_s=9.0), STEP_PLAN)
+    assert not fits(make_plan({"vision": 1, "audio": 1, LLM: 1}, llm_pp=2), STEP_PLAN)
+    assert not fits(replace(SPLIT, num_microbatches=5), STEP_PLAN)
 
 
 def test_of_a_step_that_was_done_again_the_plan_counts_that_was_sent() -> None:
-    step_plan = plan_step(SPLIT, batch_of(1), 0, "balanced", "run")
-    first, second, third = (replace(step_plan, predicted_step_s=s) for s in (1.0, 2.0, 3.0))
+    first, second, third = (replace(STEP_PLAN, predicted_step_s=s) for s in (1.0, 2.0, 3.0))
     assert plan_that_ran([first, second, third], 2.0) is second
     assert plan_that_ran([first, second, third], 9.0) is third
     assert plan_that_ran([], 1.0) is None

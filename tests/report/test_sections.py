@@ -33,11 +33,8 @@ def test_facts_of_a_run(run) -> None:
     assert facts["processes"] == "5: vision dp2 | audio dp1 | llm pp2 dp1"
     assert facts["model"] == "tiny"
     assert facts["model FLOPs utilisation"].endswith("measured, median over steps")
-    assert "model FLOPs utilisation" not in dict(run_facts(run[0], RunDetails()))
-
-
-def test_utilisation_is_the_arithmetic_over_what_the_devices_could_do(run) -> None:
     summary, details = run
+    assert "model FLOPs utilisation" not in dict(run_facts(summary, RunDetails()))
     found = sorted(1e12 / (4e13 * s.step_s) for s in summary.steps)
     assert median_mfu(summary, details) == pytest.approx((found[11] + found[12]) / 2)
     unknown = replace(details, flops=tuple(replace(f, peak_flops_per_s=math.nan) for f in details.flops))
@@ -66,11 +63,7 @@ def test_memory_of_a_stage_is_that_of_its_fullest_rank_in_the_last_start() -> No
     assert table.rows[0] == ("vision pp0", "100 B", "50.0 %", "80 B", "40.0 %")
     assert table.rows[1][3:] == ("-", "-")
     assert table.note == "Limit: 200 B of a process. Measured: what torch held on the device."
-
-
-def test_what_was_measured_of_memory_is_said() -> None:
-    rows = (("llm pp0", 100, 500),)
-    assert "the whole process" in memory_table(rows, 200, {"process"}).note
+    assert "the whole process" in memory_table((("llm pp0", 100, 500),), 200, {"process"}).note
     assert "nobody measured" in memory_table((("llm pp0", 100, None),), None).note
 
 

@@ -11,8 +11,7 @@ from matplotlib import rcParams
 from PIL import Image
 
 from dflop.errors import ConfigError
-from dflop.report import suite_plots
-from dflop.report.suite_plots import Panel, Series, save_bars, save_lines
+from dflop.report.suite_plots import OTHER_STYLE, STYLES, Panel, Series, save_bars, save_lines
 
 BARS = (
     Series("rival", (1.1, math.nan)),
@@ -61,6 +60,8 @@ def test_lines_bands_and_ticks_are_those_of_the_panel(drawn, tmp_path):
         assert len(axes.collections) == 1  # the band of the one with an interval
         assert [t for t in axes.get_xticks() if 1 <= t <= 4] == [1, 2, 4]
     assert len({line.get_color() for line in left.lines}) == 3
+    save_lines((PANEL, PANEL, PANEL), tmp_path / "three.png", "Simulated")
+    assert [axes.axison for axes in drawn[1].axes] == [True, True, True, False], "the fourth place stays empty"
 
 
 @pytest.mark.parametrize("from_zero", [True, False])
@@ -69,19 +70,9 @@ def test_amounts_are_drawn_from_zero_where_that_is_asked_for(drawn, tmp_path, fr
     assert bool(drawn[0].axes[0].get_ylim()[0] == 0) is from_zero
 
 
-def test_three_panels_leave_the_fourth_place_empty(drawn, tmp_path):
-    save_lines((PANEL, PANEL, PANEL), tmp_path / "lines.png", "Simulated")
-    assert [axes.axison for axes in drawn[0].axes] == [True, True, True, False]
-
-
 def test_competitors_are_told_apart_by_colour_and_by_mark():
-    colours, marks = zip(*suite_plots.STYLES.values(), suite_plots.OTHER_STYLE, strict=True)
-    assert len(set(colours)) == len(set(marks)) == len(suite_plots.STYLES) + 1
-
-
-@pytest.mark.parametrize(("x", "text"), [(0.125, "1/8"), (0.5, "1/2"), (1.0, "1"), (128.0, "128"), (0.3, "0.3")])
-def test_ticks_are_short(x, text):
-    assert suite_plots._short(x) == text
+    colours, marks = zip(*STYLES.values(), OTHER_STYLE, strict=True)
+    assert len(set(colours)) == len(set(marks)) == len(STYLES) + 1
 
 
 @pytest.mark.parametrize(

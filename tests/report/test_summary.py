@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from dflop.records import Correction
-from dflop.report.summary import summarise
+from dflop.records import Correction, StepObservation
+from dflop.report.summary import RunSummary, summarise
 from dflop.report.tables import key_numbers, stage_table
 from tests.builders import make_cluster, make_corrections, make_inline_plan, make_plan
 from tests.report.runs import CUDA, make_run, make_span, observe, realistic
@@ -14,10 +16,14 @@ from tests.report.runs import CUDA, make_run, make_span, observe, realistic
 PLAN = make_plan({"vision": 2, "llm": 1})
 
 
+def summary_of(train: Sequence[StepObservation] = (), **parts: Any) -> RunSummary:
+    return summarise(**{"run": make_run(), "cluster": make_cluster(), "plan": PLAN, "train": train, **parts})
+
+
 def test_training_numbers() -> None:
     losses = [6.0, 5.0, 4.0, 9.0, 3.0, 2.0, 1.0]
     train = [observe(t, loss=loss, step_s=1.0 + t, busy_s=0.5) for t, loss in enumerate(losses)]
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=train)
+    found = summary_of(train)
     assert (found.first_loss, found.last_loss) == (5.0, 2.0)
     assert found.step_s == 4.0
     assert found.data_wait_s == 0.01
@@ -32,7 +38,7 @@ def test_stages_in_plan_order_with_their_shares() -> None:
         observe(0, 0, module="vision", step_s=2.0, busy_s=0.9, update_s=0.2, spans=spans),
         observe(0, 1, module="vision", dp_rank=1, step_s=2.0, busy_s=0.7, update_s=0.2),
     ]
-    vision, llm = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=train).stages
+    vision, llm = summary_of(train).stages
     assert (vision.module, vision.num_ranks, llm.module, llm.num_ranks) == ("vision", 2, "llm", 1)
     assert (vision.busy_frac, vision.idle_frac, vision.reduce_frac) == pytest.approx((0.4, 0.6, 0.1))
     assert vision.median_error_frac == pytest.approx(0.1)  # of 0.5, 0.1, 0
@@ -44,24 +50,24 @@ def test_stages_in_plan_order_with_their_shares() -> None:
 def test_stages_of_a_chain_come_in_its_order() -> None:
     plan = make_inline_plan(1, pp=2, modules=("vision", "audio", "llm"))
     train = [observe(0, rank, module=m) for rank, m in enumerate(("llm", "audio", "vision"))]
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=train)
+    found = summary_of(train, plan=plan)
     assert [s.module for s in found.stages] == ["vision", "audio", "llm"]
 
 
 def test_stages_are_shown_with_the_layers_they_hold() -> None:
     plan = make_inline_plan(1, pp=2, modules=("vision", "audio", "llm"))
     train = [observe(0, stage, stage=stage) for stage in (0, 1)]
-    rows = stage_table(summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=train)).rows
+    rows = stage_table(summary_of(train, plan=plan)).rows
     assert [row[:3] for row in rows] == [
         ("stage 0", "vision 4 + audio 2", "1"), ("stage 1", "audio 2 + llm 4", "1"),
     ]  # fmt: skip
-    split = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[observe(0, 2)])
+    split = summary_of([observe(0, 2)])
     assert stage_table(split).rows[0][:2] == ("llm pp0", "llm 4")
 
 
 def test_speedups_seen_when_planning() -> None:
     plan = replace(PLAN, predicted_step_s=2.0, baseline_step_s=3.0, uniform_step_s=5.0)
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=[])
+    found = summary_of(plan=plan)
     assert (found.planned_speedup, found.planned_speedup_over_uniform) == (1.5, 2.5)
     assert "1.50x when planning, 2.50x over a uniform plan" in {remark for _, _, remark in key_numbers(found)}
     lonely = replace(found, plan=replace(plan, uniform_step_s=math.nan))
@@ -71,12 +77,12 @@ def test_speedups_seen_when_planning() -> None:
 def test_prediction_error_is_about_compute_seconds() -> None:
     # The process waited for a core half of the time: the wall clock is twice the prediction, the cost model is right.
     span = replace(make_span(0, 0.2, 0.4, predicted=0.5), forward_compute_s=0.1, backward_compute_s=0.2)
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[observe(0, spans=[span])])
+    found = summary_of([observe(0, spans=[span])])
     assert found.stages[0].median_error_frac == pytest.approx(0.0)
 
 
 def test_a_run_without_any_step() -> None:
-    found = summarise(run=make_run("failed"), cluster=make_cluster(), plan=PLAN, train=[])
+    found = summary_of(run=make_run("failed"))
     assert found.steps == found.stages == found.corrections == ()
     assert found.comparison is None
     assert all(math.isnan(v) for v in (found.first_loss, found.step_s, found.idle_frac, found.llm_tokens_per_s))
@@ -85,14 +91,14 @@ def test_a_run_without_any_step() -> None:
 
 def test_a_diverged_loss_is_not_hidden() -> None:
     train = [observe(t, loss=5.0 if t < 4 else math.nan) for t in range(6)]
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=train)
+    found = summary_of(train)
     assert found.first_loss == 5.0
     assert math.isnan(found.last_loss)
 
 
 def test_keeps_the_last_correction_of_each_module() -> None:
     rows = [Correction("run", t, m, "t", 1 + t / 10, 0.2, 1, float(t)) for m in ("llm", "vision") for t in (5, 2)]
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[], corrections=rows)
+    found = summary_of(corrections=rows)
     assert [(c.module, c.effective_step) for c in found.corrections] == [("llm", 5), ("vision", 5)]
     assert found.num_corrections == 4
 
@@ -102,14 +108,14 @@ def test_the_last_set_of_corrections_is_kept_whole() -> None:
     new = make_corrections("llm", [1.1, 1.7], [500], effective_step=5)
     other = make_corrections("vision", [1.2], effective_step=3)
     rows = [*new[::-1], *old, *other]
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=PLAN, train=[], corrections=rows)
+    found = summary_of(corrections=rows)
     assert found.corrections == (*other, *new)
     assert found.num_corrections == 3
 
 
 def test_devices_share_no_cores() -> None:
-    assert summarise(run=make_run(), cluster=CUDA, plan=PLAN, train=[]).num_cores is None
-    assert summarise(run=make_run(), cluster=make_cluster(num_cores=2), plan=PLAN, train=[]).num_cores == 2
+    assert summary_of(cluster=CUDA).num_cores is None
+    assert summary_of(cluster=make_cluster(num_cores=2)).num_cores == 2
 
 
 def test_candidates_come_by_rank() -> None:

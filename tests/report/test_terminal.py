@@ -12,16 +12,16 @@ from tests.builders import make_inline_plan, make_plan
 from tests.report.runs import realistic
 
 
-def printed(compare: bool = True) -> list[str]:
+def printed(compare: bool = True, width: int = 100) -> list[str]:
     out = io.StringIO()
-    print_summary(realistic(compare=compare), Console(file=out, width=100, no_color=True))
+    print_summary(realistic(compare=compare), Console(file=out, width=width, no_color=True))
     return out.getvalue().splitlines()
 
 
 def test_fits_100_columns_and_ends_with_the_line_that_opens_the_store() -> None:
     lines = printed()
     assert max(map(len, lines)) <= 100
-    assert lines[-1] == 'dflop sql "select * from v_run_summary"'
+    assert lines[-1] == printed(width=30)[-1] == 'dflop sql "select * from v_run_summary"', "never wrapped"
     assert any(line.startswith("Balanced won: ") for line in lines)
     assert not any("…" in line for line in lines)
     for word in ("data-blind", "vision pp0", "fwd+bwd simulated", "Corrections learnt"):
@@ -58,12 +58,9 @@ def test_markdown_plan_is_one_table_row_per_candidate() -> None:
     assert "fastest of 38 layouts" in rows[0]
 
 
-def test_layout_text_shows_what_was_chosen() -> None:
+def test_layout_text_shows_what_was_chosen_and_how_modules_run() -> None:
     assert layout_text(make_plan({"llm": 2, "vision": 1}, llm_pp=2)) == "vision dp1 | llm pp2 dp2"
     assert layout_text(make_plan({"vision": 2, "llm": 1}, encoder_pp=2)) == "vision pp2 dp2 | llm pp1 dp1"
-
-
-def test_layout_text_shows_how_modules_run() -> None:
     plan = make_plan({"vision": 2, "llm": 1})
     vision, llm = plan.modules
     ways = (replace(vision, recompute=True), replace(llm, recompute=True, shard_optimizer=True))
@@ -87,9 +84,3 @@ def test_long_lists_are_cut_and_say_so() -> None:
     table = quarantine_table(replace(summary, quarantined=summary.quarantined[:1] * (MAX_ROWS + 7)))
     assert len(table.rows) == MAX_ROWS
     assert table.note == '7 more: dflop sql "select * from v_quarantine"'
-
-
-def test_the_line_to_copy_is_never_wrapped() -> None:
-    out = io.StringIO()
-    print_summary(realistic(), Console(file=out, width=30))
-    assert out.getvalue().splitlines()[-1] == 'dflop sql "select * from v_run_summary"'
