@@ -160,7 +160,7 @@ def test_every_file_replayed_twice_changes_nothing(tmp_path: Path, make) -> None
         shutil.rmtree(tmp_path / "spool")
         (tmp_path / "copy").rename(tmp_path / "spool")
         report = ingest(tmp_path)
-        assert (report.num_files, report.num_quarantined_files) == (0, 0)
+        assert (report.num_files, report.num_rows, report.num_quarantined_files, report.snapshot_seq) == (0, 0, 0, 1)
     assert sorted(stored_steps(tmp_path)) == list(range(20))
 
 

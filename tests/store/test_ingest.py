@@ -20,14 +20,6 @@ def files(root: Path, area: str) -> list[str]:
     return sorted(path.relative_to(root / area).as_posix() for path in (root / area).rglob("*") if path.is_file())
 
 
-def test_ingesting_twice_changes_nothing(tmp_path: Path, make) -> None:
-    write(tmp_path, make.correction(0), make.correction(1))
-    first, second = ingest(tmp_path), ingest(tmp_path)
-    assert (first.num_files, first.num_rows, first.snapshot_seq) == (1, 2, 1)
-    assert (second.num_files, second.num_rows, second.snapshot_seq) == (0, 0, 1)
-    assert stored(tmp_path) == [make.correction(0), make.correction(1)]
-
-
 def test_many_files_go_through_several_batches(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "BATCH_FILES", 2)
     written = [make.correction(i) for i in range(5)]
