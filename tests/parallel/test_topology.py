@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,8 +28,7 @@ def plans(draw):
         layers = tuple(draw(st.lists(st.integers(1, 5), min_size=pp, max_size=pp)))
         modules[name] = ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, layers, (0,) * pp)
         first_rank += tp * pp * dp
-    in_order = tuple(modules[m.module] for m in base.modules)
-    return type(base)(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, "modules": in_order})
+    return replace(base, modules=tuple(modules[m.module] for m in base.modules))
 
 
 @given(plans())
@@ -40,13 +41,17 @@ def test_every_rank_has_one_seat(plan):
 
 
 @given(plans())
-def test_stages_hold_every_layer_once(plan):
+def test_stages_hold_every_layer_once_and_every_rank_has_somebody_to_talk_to(plan):
     for module in plan.modules:
         spans = sorted({s.part(module.module).layers for s in seats(plan) if s.module == module.module})
         assert len(spans) == module.parallel.pp
         assert [end - first for first, end in spans] == list(module.layers_per_stage)
         ends = [0, *(end for _, end in spans)]
         assert [first for first, _ in spans] == ends[:-1]
+    found = pairs(plan)
+    assert found == sorted(set(found))
+    assert all(low < high for low, high in found)
+    assert {rank for pair in found for rank in pair} == {seat.rank for seat in seats(plan)}
 
 
 def test_a_rank_outside_the_plan_is_named():
@@ -72,28 +77,16 @@ def test_groups_hold_replicas_of_a_stage_and_the_ends_of_the_pipeline(tmp_path):
     assert [members["tied"] for members, _ in ranks[1:]] == [[1, 2, 3, 4]] * 4
 
 
-def test_pairs_of_a_chain_of_unlike_grids():
+def test_pairs_of_a_chain_of_unlike_grids_and_of_an_inline_one():
     plan = make_plan({"vision": (2, 1), LLM: (2, 1, 2)}, num_microbatches=1)
     # Rank 1 is the encoder's last stage; its rows go to both tensor-parallel ranks of the LLM, which stay side by side.
     assert pairs(plan) == [(0, 1), (1, 2), (1, 3), (2, 4), (3, 5)]
-
-
-def test_pairs_of_an_inline_chain():
-    plan = make_inline_plan([{"vision": 2, LLM: 1}, {LLM: 3}], dp=2, num_microbatches=1)
-    assert pairs(plan) == [(0, 2), (1, 3)]
-
-
-@given(plans())
-def test_every_rank_has_somebody_to_talk_to(plan):
-    found = pairs(plan)
-    assert found == sorted(set(found))
-    assert all(low < high for low, high in found)
-    assert {rank for pair in found for rank in pair} == {seat.rank for seat in seats(plan)}
+    assert pairs(make_inline_plan([{"vision": 2, LLM: 1}, {LLM: 3}], dp=2, num_microbatches=1)) == [(0, 2), (1, 3)]
 
 
 def peers_met(rank, folder, plan):
     """Pairs of which this rank exchanged messages, when it connected and when it trained."""
-    subject = Omni(num_steps=1)
+    subject = Omni(num_steps=1, batch_size=6)
     steps = tuple(make_step_plan(plan, batch, step) for step, batch in enumerate(subject.batches))
     groups = make_groups(plan, rank, timeout_s=60)
     met = []
