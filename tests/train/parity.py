@@ -1,6 +1,6 @@
 """What every parity test does: train a few steps in some layout and hold them against a plain Hugging Face run.
 
-The reference is Hugging Face's own model, forward and attention, one sample at a time in one process. A `Subject` is a
+The reference is Hugging Face's own model, forward and attention, one sample at a time in one process. A subject is a
 tiny model with samples; a `Trial` puts it into a layout. Both sides take the same plain gradient steps, so a later step
 also tells whether the weights that replicas, stages and parts hold are still those of one model.
 """
@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -31,30 +31,9 @@ Step = tuple[float, float, dict[str, Any]]
 """Loss, gradient norm, gradients by name; of what tensor-parallel ranks share, the list of parts."""
 
 
-class Subject(Protocol):
-    """A tiny model, and global batches for it; picklable."""
-
-    @property
-    def family(self) -> Family: ...
-
-    @property
-    def batches(self) -> Sequence[Sequence[SampleShape]]: ...
-
-    def build(self) -> torch.nn.Module:
-        """As every rank builds it."""
-
-    def plain(self) -> torch.nn.Module:
-        """The same weights with Hugging Face's own attention."""
-
-    def source(self, batch: Sequence[SampleShape]) -> SampleSource: ...
-
-    def loss_sum(self, plain: torch.nn.Module, batch: Sequence[SampleShape], position: int) -> torch.Tensor:
-        """Summed loss of one sample by Hugging Face's own forward."""
-
-
 @dataclass(frozen=True)
 class Omni:
-    """Qwen2.5-Omni's thinker: two encoders, three kinds of media."""
+    """A tiny model, and global batches for it: Qwen2.5-Omni's thinker with two encoders and three kinds of media."""
 
     kinds: tuple[str, ...] = ("image", "video", "audio")
     tied: bool = False
@@ -73,15 +52,18 @@ class Omni:
         return [shapes[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.num_steps)]
 
     def build(self) -> torch.nn.Module:
+        """As every rank builds it."""
         return synthetic.tiny_model(tied=self.tied, kv_heads=self.kv_heads)
 
     def plain(self) -> torch.nn.Module:
+        """The same weights with Hugging Face's own attention."""
         return synthetic.plain_model(tied=self.tied, kv_heads=self.kv_heads)
 
     def source(self, batch: Sequence[SampleShape]) -> SampleSource:
         return SyntheticSource(batch)
 
     def loss_sum(self, plain: torch.nn.Module, batch: Sequence[SampleShape], position: int) -> torch.Tensor:
+        """Summed loss of one sample by Hugging Face's own forward."""
         return synthetic.loss_sum(plain, SyntheticSource(batch), batch[position])
 
 
@@ -89,7 +71,8 @@ class Omni:
 class Trial:
     """A subject in a layout, with a plan for each of its batches."""
 
-    subject: Subject
+    subject: Any
+    """`Omni`, or what has its methods; picklable."""
     plan: Plan
     step_plans: tuple[StepPlan, ...]
     frozen: tuple[str, ...] = ()
@@ -104,7 +87,7 @@ class Trial:
 
 
 def reference(
-    subject: Subject, *, frozen: Collection[str] = (), bad_positions: Collection[int] = (), device: str = "cpu",
+    subject: Any, *, frozen: Collection[str] = (), bad_positions: Collection[int] = (), device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> list[Step]:  # fmt: skip
     """The steps by Hugging Face's own forward and attention, one sample at a time; gradients are on the CPU."""

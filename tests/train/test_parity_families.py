@@ -103,8 +103,7 @@ def plan_of(family: Family, layout: str) -> Plan:
 cached_reference = cache(reference)
 QUICK = {
     ("Qwen3-VL", "encoder dp2 + llm pp2"), ("LLaVA-OneVision with Llama", "encoder pp2 + llm dp2, recomputed"),
-    ("LLaVA-OneVision", "inline pp2, mixed stage"), ("InternVL", "encoder pp2 + llm dp2"),
-    ("InternVL with InternViT-6B", "inline pp2, mixed stage"), ("Qwen2.5-VL", "encoder dp2 + llm pp2"),
+    ("InternVL", "inline pp2, mixed stage"), ("Qwen2.5-VL", "inline pp2, mixed stage"),
     ("Qwen2-Audio", "encoder pp2 + llm dp2"),
 }  # fmt: skip
 """Not in a lane: every family, and every layout, at least once."""
