@@ -107,35 +107,29 @@ def observed(step: int, rank: int, *, attempt: int = 1, loss: float = 1.0) -> St
     return StepObservation("", attempt, step, "dflop", rank, "llm", 0, 0, *one, *zero, loss, 1.0, 10, 0.0, ())
 
 
-def planned(step: int, *samples: int) -> StepPlan:
-    return StepPlan("", step, "dflop", samples, 1, (), 10, 1.0, 1.0)
+def planned(step: int) -> StepPlan:
+    first = 8 * (step % 2)
+    return StepPlan("", step, "dflop", tuple(range(first, first + 8)), 1, (), 10, 1.0, 1.0)
 
 
-SEEN = [observed(step, rank) for step in range(NUM_STEPS) for rank in range(2)]
-PLANS = [planned(step, *range(8 * (step % 2), 8 * (step % 2) + 8)) for step in range(NUM_STEPS)]
-
-
-@pytest.mark.parametrize(
-    ("records", "words"),
-    [
-        ([*SEEN, *PLANS, observed(3, 1, attempt=2)], []),
-        ([*SEEN, *PLANS, observed(3, 1)], ["are there twice"]),
-        ([*SEEN[1:], *PLANS], ["are missing: [(0, 0)]"]),
-        ([*SEEN, *PLANS, observed(3, 1, attempt=2, loss=1.01)], ["step 3 has loss"]),
-        ([*SEEN, planned(0, *range(1, 8)), *PLANS[1:]], ["epoch 0: samples [0] are not trained exactly once"]),
-    ],
-)
-def test_what_is_wrong_with_a_run_is_found(
-    records: list[Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_with_a_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = runs.begin(make_config(tmp_path))
-    monkeypatch.setattr(RunDir, "plan", lambda _run: SimpleNamespace(num_processes=2))
-    with SpoolWriter(run.config().store, "run", "test") as spool:
-        for record in records:
-            spool.append(replace(record, run_id=run.run_id))
-    losses = checks.of_losses(run, dict.fromkeys(range(NUM_STEPS), 1.0))
-    found = [*checks.of_steps(run), *losses, *checks.of_epochs(run.config().store, run.run_id, set(range(16)))]
-    assert [word in problem for word, problem in zip(words, found, strict=True)] == [True] * len(words)
+    store, steps = run.config().store, range(NUM_STEPS)
+
+    def found(num_processes: int, samples: range, records: list[Any]) -> list[str]:
+        with SpoolWriter(store, "run", "test") as spool:
+            for record in records:
+                spool.append(replace(record, run_id=run.run_id))
+        monkeypatch.setattr(RunDir, "plan", lambda _run: SimpleNamespace(num_processes=num_processes))
+        losses = checks.of_losses(run, dict.fromkeys(steps, 1.0))
+        return [*checks.of_steps(run), *losses, *checks.of_epochs(store, run.run_id, set(samples))]
+
+    seen = [observed(step, rank) for step in steps for rank in range(2)]
+    assert found(2, range(16), [*seen, *map(planned, steps), observed(3, 1, attempt=2)]) == []
+    wrong = found(3, range(1, 17), [observed(3, 1), observed(4, 1, attempt=2, loss=1.01)])
+    words = ["are there twice: [(1, 3, 1)]", "are missing: [(0, 2), ", "step 4 has loss"]
+    words += [f"epoch {epoch}: samples [16] are not trained exactly once" for epoch in range(NUM_STEPS // 2)]
+    assert [word in problem for word, problem in zip(words, wrong, strict=True)] == [True] * len(words)
 
 
 def test_tracebacks_and_processes_that_are_left_are_found(tmp_path: Path) -> None:

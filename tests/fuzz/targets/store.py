@@ -5,6 +5,7 @@ A spool file is in the tables or in quarantine with its reason, and one that is 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import shutil
@@ -64,19 +65,11 @@ def make_store(root: Path) -> Path:
 
 
 @functools.cache
-def _sound_store() -> tempfile.TemporaryDirectory[str]:
-    """Folder of a store, made once and gone with the process; examples work on copies."""
-    folder = tempfile.TemporaryDirectory(prefix="dflop-fuzz-store-")
-    make_store(Path(folder.name) / "store")
-    return folder
-
-
 def _sound() -> Path:
-    return Path(_sound_store().name) / "store"
-
-
-def _current() -> Any:
-    return json.loads((_sound() / "CURRENT").read_text())
+    """A store that is made once; examples work on copies."""
+    folder = tempfile.mkdtemp(prefix="dflop-fuzz-store-")
+    atexit.register(shutil.rmtree, folder)
+    return make_store(Path(folder) / "store")
 
 
 def _copied(folder: Path) -> Path:
@@ -241,7 +234,9 @@ _NAMES = st.sampled_from((
     "correction/a b/c-000001.parquet", "correction/r\nn/p-000000.parquet",
     "correction/run/a-99999999999999999999.parquet",
 )) | hostile.TEXTS.map(lambda t: f"correction/run/{t.translate({0: '', 47: ''})[:60]}-000000.parquet")  # fmt: skip
-_JSONS = _files_of(["CURRENT", *_JSON], lambda name: hostile.broken_json(_JSON.get(name) or _current()))
+_JSONS = _files_of(
+    ["CURRENT", *_JSON], lambda name: hostile.broken_json(_JSON.get(name) or json.loads((_sound() / name).read_text()))
+)
 _HEADS = _files_of(_BINARY, lambda name: hostile.broken_bytes(_head((_sound() / name).read_bytes())))
 _STATEMENT = st.deferred(lambda: hostile.broken_text(_STATEMENTS + tuple(q.sql for q in _queries()[::4]), _WORDS))
 _PARAMS = st.dictionaries(st.sampled_from(("run_id", "nope", "")) | hostile.TEXTS, hostile.TEXTS, max_size=2)
