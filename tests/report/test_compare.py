@@ -56,12 +56,6 @@ def test_the_policy_that_ran_counts_not_the_one_that_was_planned() -> None:
     assert found.pairs == ()
 
 
-def test_only_warm_up_is_no_comparison() -> None:
-    seen, plans = comparison_of([])
-    assert compare_policies(measured_steps(seen), plans) is None
-    assert compare_policies((), ()) is None
-
-
 @settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_swapping_the_policies_inverts_the_speedup(batches: list[tuple[list[float], list[float]]]) -> None:
@@ -126,6 +120,9 @@ def test_verdict_names_a_winner_where_there_is_one(batches: list[tuple[list[floa
 
 
 def test_verdict_without_comparison_claims_nothing() -> None:
+    seen, plans = comparison_of([])
+    assert compare_policies(measured_steps(seen), plans) is None, "only warm-up"
+    assert compare_policies((), ()) is None
     assert verdict(None, num_processes=4, num_cores=None).startswith("Not compared: no global batch was trained in")
     only_arrival = compare_policies(measured_steps([observe(0, policy="arrival")]), [step_plan(0, [1])])
     assert verdict(only_arrival, num_processes=4, num_cores=None) == (

@@ -119,17 +119,11 @@ def test_samples_are_told_with_their_sizes(found: Timeline, drawn: Drawn) -> Non
         assert [item[2] for item in told[5]] == [item.num_tokens for item in shape.items]
 
 
-def test_names_do_not_scroll_away_and_lanes_are_level_with_them(
-    drawn: Drawn,
-) -> None:
+def test_lanes_are_level_with_their_names_and_numbers_of_narrow_bars_are_hidden(drawn: Drawn) -> None:
     names, drawing, _ = drawn
     assert names.get("height") == drawing.get("height")
     assert len(list(names)) == 10
     assert max(float(r.get("y", "")) for r in drawing.iter("rect")) < float(drawing.get("height", ""))
-
-
-def test_numbers_of_narrow_bars_are_hidden_until_there_is_room(drawn: Drawn) -> None:
-    _, drawing, _ = drawn
     labels = [t for t in drawing.iter("text") if "n" in (t.get("class") or "").split()]
     for label in labels:
         fits = float(label.get("data-share", "")) * gantt.SHOWN_PX >= gantt.LABEL_PX
@@ -173,9 +167,6 @@ def test_lanes_of_a_chain_are_stages_of_no_module() -> None:
 @pytest.mark.parametrize(("least_s", "every_s"), [(0.003, 0.005), (0.02, 0.02), (0.11, 0.2), (7.0, 10.0), (0.0, 1.0)])
 def test_ticks_are_round(least_s: float, every_s: float) -> None:
     assert tick_every_s(least_s) == pytest.approx(every_s)
-
-
-def test_ticks_have_units() -> None:
     assert (tick_text(0.25), tick_text(0), tick_text(12.5)) == ("250 ms", "0 ms", "12.5 s")
 
 
@@ -184,6 +175,5 @@ def test_items_are_told_by_what_their_header_said() -> None:
     assert item_text(replace(image, width_px=640, height_px=480)) == "image 640 x 480 px"
     video = replace(image, kind="video", width_px=64, height_px=48, num_frames=32, duration_s=3.2)
     assert item_text(video) == "video 64 x 48 px, 32 frames, 3.20 s"
-    assert (
-        item_text(replace(image, kind="audio", width_px=0, height_px=0, num_frames=0, duration_s=2.0)) == "audio 2.00 s"
-    )
+    audio = replace(image, kind="audio", width_px=0, height_px=0, num_frames=0, duration_s=2.0)
+    assert item_text(audio) == "audio 2.00 s"
