@@ -31,14 +31,6 @@ def test_neighbours_of_one_length_share_a_call(monkeypatch):
     assert [tuple(shape) for shape in calls] == [(4, 2, 4, 8), (1, 2, 2, 8), (1, 2, 4, 8)]
 
 
-def test_several_sequences_are_packed_one_after_the_other():
-    query, key, value, cu_seqlens = tensors([2, 6, 4, 1, 3], (4, 2))
-    together, _ = attention.packed_attention(torch.nn.Module(), query, key, value, None, cu_seq_lens_q=cu_seqlens)
-    rows = (x[0].unflatten(1, (2, 8)).transpose(0, 1) for x in (query, key, value))
-    apart, _ = attention.packed_attention(torch.nn.Module(), *rows, None, cu_seq_lens_q=cu_seqlens)
-    torch.testing.assert_close(apart.flatten(0, 1)[None], together)
-
-
 def test_the_layer_says_whether_it_is_causal_unless_the_call_does():
     query, key, value, cu_seqlens = tensors([5], (2, 2))
     layer = torch.nn.Module()
@@ -51,14 +43,10 @@ def test_the_layer_says_whether_it_is_causal_unless_the_call_does():
     torch.testing.assert_close(causal, dense(query, key, value, cu_seqlens, causal=True, scale=8**-0.5))
 
 
-def test_a_mask_is_refused_rather_than_ignored():
+def test_a_mask_and_a_window_that_looks_both_ways_are_refused():
     query, key, value, _ = tensors([4], (2, 2))
     with pytest.raises(ValueError, match="attention_mask"):
         attention.packed_attention(torch.nn.Module(), query, key, value, torch.ones(1, 1, 4, 4))
-
-
-def test_a_window_that_looks_both_ways_is_refused():
-    query, key, value, _ = tensors([4], (2, 2))
     with pytest.raises(ValueError, match="causal layers only"):
         attention.packed_attention(torch.nn.Module(), query, key, value, None, is_causal=False, sliding_window=2)
 
@@ -161,7 +149,7 @@ def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
     model = tiny_model()
     attention.use(model.model.visual if hasattr(model, "model") else model.visual, "auto", cuts_itself=True)
     attention.use(model, kernel)
-    used, real = [], attention.packed_attention
+    used = []
     monkeypatch.setattr(attention, "resolve", lambda kernel, *_: used.append(kernel) or "sdpa")
     monkeypatch.setattr(
         attention, "VARLEN_KERNELS",
@@ -174,4 +162,3 @@ def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
         use_cache=False, cu_seq_lens_q=torch.tensor([0, 4], dtype=torch.int32),
     )  # fmt: skip
     assert set(used) == ({kernel} if kernel != "sdpa" else set())
-    assert real is attention.packed_attention

@@ -133,7 +133,7 @@ def test_a_level_equals_the_processor_with_fewer_tiles(processor_of, width, heig
 
 SIZES = pixel_sizes(TINY.tile_px)
 IMAGES = [
-    *((TINY, [size]) for size in SIZES), *((TINY, SIZES[-n:]) for n in range(2, 7)), (FULL, [(447, 449)]),
+    *((TINY, [size]) for size in SIZES), *((TINY, SIZES[-n:]) for n in (2, 6)), (FULL, [(447, 449)]),
     (FULL, [(1500, 500)]),
 ]  # fmt: skip
 

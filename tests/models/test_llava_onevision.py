@@ -90,7 +90,7 @@ def pack_lengths(rules, width, height, num_tiles):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(SIDES, SIDES)
 @example(1, 1).via("smallest")
 @example(8000, 3).via("ribbon that no resolution keeps a pixel of")
@@ -103,6 +103,7 @@ def pack_lengths(rules, width, height, num_tiles):
 @example(385, 385)
 @example(769, 384)
 @example(1152, 1153)
+@example(20_000, 10).via("scaled down to nothing by one tile at most")
 def test_image_tiles_and_rows_equal_processor_and_model(processor_of, name, width, height):
     from transformers.models.llava_onevision import modeling_llava_onevision as modeling
 
@@ -121,17 +122,9 @@ def test_image_tiles_and_rows_equal_processor_and_model(processor_of, name, widt
     assert (placed.num_rows, placed.layout) == (num_rows, (num_rows,))
 
 
-def test_an_image_the_model_scales_down_to_nothing_is_refused():
-    rules = RULES["ribbons"]
-    with pytest.raises(RuntimeError, match="should be greater than 0"):
-        pack_lengths(rules, 20_000, 10, 41)
-    with pytest.raises(ValueError, match="20000x10 px are too narrow to scale to 1 tiles"):
-        place_image(rules, 20_000, 10)
-
-
 SIZES = pixel_sizes(TINY.tile_px)
 IMAGES = [
-    *((TINY, [size]) for size in SIZES), *((TINY, SIZES[-n:]) for n in range(2, 7)), (FULL, [(500, 333)]),
+    *((TINY, [size]) for size in SIZES), *((TINY, SIZES[-n:]) for n in (2, 6)), (FULL, [(500, 333)]),
     (FULL, [(1000, 2000)]), (FULL, [(640, 480), (100, 1)]),
 ]  # fmt: skip
 
@@ -156,24 +149,13 @@ def layer_of(model):
 def test_video_runs_through_processor_and_model_as_placed(processor_of, name, num_frames):
     rules = load_rules(NAME, CONFIGS[name], {"video_frames": 256})
     placed = place_frames(rules, num_frames)
-    check_video(tiny_model(rules), rules, placed)
+    model, pixels = tiny_model(rules), torch.zeros(1, num_frames, 3, rules.tile_px, rules.tile_px)
+    features = assert_lengths(layer_of(model), lambda: model.get_video_features(pixels), [placed])
+    assert features.shape[1] == placed.num_rows == sum(placed.layout)
     processor = processor_of(rules)
     frames = np.zeros((num_frames, 48, 64, 3), dtype=np.uint8)
     inputs = processor(videos=[frames], text=["<video>"], return_tensors="pt")
     assert text_of(processor, inputs) == "<video>" * placed.num_rows
-
-
-@pytest.mark.parametrize("num_frames", [1, 3])
-def test_video_runs_through_the_model_at_the_released_geometry(num_frames):
-    placed = place_frames(FULL, num_frames)
-    check_video(tiny_model(FULL), FULL, placed)
-    assert placed.num_rows == num_frames * 196 + 1
-
-
-def check_video(model, rules, placed):
-    frames = torch.zeros(1, placed.grid[0], 3, rules.tile_px, rules.tile_px)
-    features = assert_lengths(layer_of(model), lambda: model.get_video_features(frames), [placed])
-    assert features.shape[1] == placed.num_rows == sum(placed.layout)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 256))
@@ -190,6 +172,7 @@ def test_frames_are_all_of_a_short_video_and_evenly_spaced_of_a_long_one(num_fra
 
 
 @pytest.mark.parametrize("name", ["released", "never one tile"])
+@settings(max_examples=40)
 @given(SIDES, SIDES, st.integers(0, 8))
 def test_a_level_equals_the_model_with_fewer_resolutions(name, width, height, level):
     rules = RULES[name]
@@ -210,7 +193,8 @@ def test_the_last_level_is_the_smallest():
     assert [rules.limits(level)["max_tiles"] for level in range(3)] == [4, 2, 2]
 
 
-def test_a_limit_of_tiles_is_none_where_the_configuration_is_silent():
+def test_default_resolutions_equal_hugging_face_and_their_limit_is_the_largest():
+    assert [list(p) for p in FULL._pinpoints[0]] == transformers.LlavaOnevisionConfig().image_grid_pinpoints
     assert {name: rules.media["max_tiles"] for name, rules in RULES.items()} == {
         "released": 36, "tiny": 36, "even side": 9, "never one tile": 4, "ribbons": 40,
     }  # fmt: skip
@@ -225,10 +209,6 @@ def test_geometry_falls_back_as_in_hugging_face(vision):
     pinpoints = grid_of(2, 2, config.image_size)
     rules = load_rules(NAME, {"vision_config": vision, "image_grid_pinpoints": pinpoints}, {})
     assert (rules.tile_px, rules.side) == (config.image_size, config.image_size // config.patch_size)
-
-
-def test_default_resolutions_equal_hugging_face():
-    assert [list(p) for p in FULL._pinpoints[0]] == transformers.LlavaOnevisionConfig().image_grid_pinpoints
 
 
 @pytest.mark.parametrize(

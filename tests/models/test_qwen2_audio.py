@@ -86,13 +86,6 @@ def test_the_real_encoder_runs_over_the_whole_window(duration_s, processor):
     assert placed.sum_sq_tokens == num_kept**2 + (num_positions - num_kept) ** 2
 
 
-def test_the_window_follows_the_config():
-    half = load_rules(NAME, {"audio_config": {"max_source_positions": 750}}, {})
-    placed = place(half, 20.0)
-    assert (placed.grid, placed.num_tokens, placed.sum_sq_tokens) == ((1500, 0, 0), 750, 750**2)
-    assert placed.num_rows == 375
-
-
 def test_audio_without_rows_is_refused(processor):
     for num_samples in (1, 160, 320):
         assert "<|AUDIO|>" not in expanded(processor, num_samples)[1]
@@ -102,7 +95,10 @@ def test_audio_without_rows_is_refused(processor):
         place(RULES, 0.0)
 
 
-def test_long_audio_can_be_refused_instead_of_cut_off():
+def test_the_window_follows_the_config_and_what_is_longer_can_be_refused():
+    placed = place(load_rules(NAME, {"audio_config": {"max_source_positions": 750}}, {}), 20.0)
+    assert (placed.grid, placed.num_tokens, placed.num_rows) == ((1500, 0, 0), 750, 375)
+    assert placed.sum_sq_tokens == 750**2
     strict = load_rules(NAME, {}, {"audio_truncate": False})
     assert place(strict, 30.0) == place(RULES, 30.0)
     with pytest.raises(ValueError, match=r"audio of 30\.1 s exceeds the encoder's 30 s and audio_truncate is off"):
