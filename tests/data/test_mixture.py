@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.config import load_mixture
 from dflop.data.annotations import MediaRef
 from dflop.data.mixture import Dataset, make_entry, select
 from dflop.errors import ConfigError
@@ -119,25 +118,6 @@ def test_fingerprint_is_of_rows_and_choice(tmp_path):
     assert fingerprint(strategy="random:40%") == same
     assert fingerprint(strategy="first:5") == fingerprint("b.jsonl", strategy="all")
     assert len({same, fingerprint(strategy="all"), fingerprint(seed=5), fingerprint(rows=4)}) == 4
-
-
-LLAVA_ONEVISION = """\
-datasets:
-  - json_path: {folder}/part{{0,1}}/a.jsonl
-    sampling_strategy: first:10%
-  - json_path: {folder}/a.parquet # in the row
-    sampling_strategy: "end:2"
-"""
-
-
-def test_the_yaml_of_llava_onevision_works_unchanged(everything, tmp_path):
-    (tmp_path / "mixture.yaml").write_text(LLAVA_ONEVISION.format(folder=tmp_path))
-    entries = load_mixture(tmp_path / "mixture.yaml").datasets
-    assert [(e.media_root, e.weight) for e in entries] == [(None, None)] * 2
-    media = Path("media")
-    dataset = Dataset.open([make_entry(e.path, media, folder=tmp_path, strategy=e.sampling_strategy) for e in entries])
-    assert [dataset.sample(i).sample_id for i in range(len(dataset))] == ["0", "3", "4"]
-    assert [entry.media_root for entry in dataset.entries] == [tmp_path / "media"] * 2
 
 
 def test_weights_are_expected_draws(tmp_path):

@@ -116,24 +116,19 @@ def test_first_layers_that_belong_together_are_on_one_stage():
     assert min(first_parts(3)) == 3
 
 
-def seconds(problem: Problem, name: str, load, *, num_layers: int, edge: bool, tp: int = 1, recompute: bool = False):
-    return sum(problem.cost.module_seconds(name, *load, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute))
+def seconds(problem: Problem, name: str, load, **how):
+    return sum(problem.cost.module_seconds(name, *load, **how))
 
 
-def chain_seconds(problem: Problem, plan: Plan, loads: dict[str, tuple[float, ...]]) -> list[float]:
+def chain_seconds(problem: Problem, plan: Plan, loads: dict[str, tuple[float, ...]]) -> np.ndarray:
     """Per stage, one microbatch of these loads."""
-    tp = plan.module(LLM).parallel.tp
-    return [
-        sum(
-            seconds(
-                problem, m.module, loads[m.module], num_layers=n, edge=has_edge(m.layers_per_stage, k), tp=tp,
-                recompute=m.recompute,
-            )
-            for m in plan.modules
-            for n in [m.layers_per_stage[k]]
-        )
-        for k in range(plan.module(LLM).parallel.pp)
-    ]  # fmt: skip
+    found = np.zeros(plan.module(LLM).parallel.pp)
+    for m in plan.modules:
+        how = {"tp": m.parallel.tp, "recompute": m.recompute}
+        for k, n in enumerate(m.layers_per_stage):
+            edge = has_edge(m.layers_per_stage, k)
+            found[k] += seconds(problem, m.module, loads[m.module], num_layers=n, edge=edge, **how)
+    return found
 
 
 def formula_by_hand(problem: Problem, plan: Plan) -> float:
@@ -149,7 +144,7 @@ def formula_by_hand(problem: Problem, plan: Plan) -> float:
         mean = {s.module: tuple(np.sum([x[s.module] for x in samples], axis=0) / num_buckets) for s in problem.specs}
         average = chain_seconds(problem, plan, mean)
         heaviest = chain_seconds(problem, plan, samples[int(np.argmax(whole_s))])
-        fill_s = sum(max(a, b) for a, b in zip(average, heaviest, strict=True))
+        fill_s = np.maximum(average, heaviest).sum()
         steps.append(fill_s + (plan.num_microbatches - 1) * max(average))
     return sum(steps) / len(steps) + plan.sync_s
 

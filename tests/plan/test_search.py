@@ -74,14 +74,6 @@ def test_prediction_is_the_scheduler_on_the_batches_under_contention():
     assert free.predicted_step_s < best.predicted_step_s
 
 
-def test_processes_go_where_the_work_is():
-    alone = {"cluster": make_cluster(4, num_cores=4), "microbatches": (4,)}
-    heavy_llm = plans(cost=make_cost(*ENCODERS, scale={LLM: 5.0}), **alone)[0]
-    assert heavy_llm.module(LLM).parallel.num_processes == 2
-    heavy_vision = plans(cost=make_cost(*ENCODERS, scale={"vision": 20.0}), **alone)[0]
-    assert heavy_vision.module("vision").parallel.num_processes == 2
-
-
 def test_same_input_same_plans_and_ids_ignore_the_run():
     first = plans()
     assert plans() == first

@@ -49,8 +49,6 @@ def test_qwen2_5_7b_at_full_depth_is_what_two_shallow_depths_say():
     per_layer = two.activation_bytes - one.activation_bytes
     assert full.activation_bytes == pytest.approx(one.activation_bytes + 27 * per_layer, rel=0.01)
     assert 20 * GIB < full.activation_bytes < 30 * GIB
-    recomputed = counted(LLM, 28, group, model=omni, vocab_size=152064, dtype="bfloat16", way=WAYS["recompute"])
-    assert recomputed.activation_bytes < full.activation_bytes / 5
 
 
 def test_what_is_computed_from_integers_alone_is_real():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from types import SimpleNamespace
 
 import pytest
 
@@ -161,12 +162,7 @@ def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):
     assert clock.now <= 0.55 * all_of_it_s, "the other half is the encoder's, whose job may run at the same time"
 
 
-class ThreeRanks:
-    def size(self):
-        return 3
-
-
 def test_modules_that_so_many_ranks_cannot_share_are_left_out():
-    rows, lines = profile(make_shapes(30, seed=1, kinds=("image",)), group=ThreeRanks())
+    rows, lines = profile(make_shapes(30, seed=1, kinds=("image",)), group=SimpleNamespace(size=lambda: 3))
     assert rows == []
     assert lines == [f"{m}: 3 tensor-parallel ranks cannot share it, not probed" for m in ("vision", "llm")]
