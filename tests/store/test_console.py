@@ -100,14 +100,23 @@ REFUSED = (
 
 
 def test_everything_but_reading_the_snapshot_is_refused(store: Path) -> None:
-    path, secret = store / "current.duckdb", pa.table({"a": [1]})
-    before, entries = path.read_bytes(), sorted(store.rglob("*"))
+    secret = pa.table({"a": [1]})
     said = {sql: refusal_of(store, sql) for sql in (*REFUSED, "from secret")}
     assert {sql: text for sql, text in said.items() if not text or "Traceback" in text} == {}
     assert secret.num_rows == 1, "a variable of this process, which DuckDB would find"
+    assert console.query(store, "select count(*) from correction")[1] == [(1,)]
+
+
+def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
+    path = store / "current.duckdb"
+    before, entries = path.read_bytes(), sorted(store.rglob("*"))
+    for sql in (
+        "drop table correction", "copy correction to 'x.csv'", "attach 'y.duckdb' as y", "create table t as select 1",
+        "select 1; delete from correction", "export database 'z'",
+    ):  # fmt: skip
+        assert refusal_of(store, sql), sql
     assert path.read_bytes() == before
     assert sorted(store.rglob("*")) == entries
-    assert console.query(store, "select count(*) from correction")[1] == [(1,)]
 
 
 @pytest.mark.parametrize(
