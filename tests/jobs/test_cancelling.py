@@ -38,12 +38,16 @@ def start(run: RunDir, name: str, function: str, *args: str) -> JobHandle:
     return handle
 
 
-def test_every_job_of_a_run_is_ended_with_all_it_started(run, tmp_path):
+def test_every_job_of_a_run_is_ended_with_all_it_started_and_one_that_does_not_go_is_named(run, tmp_path, monkeypatch):
     done = start(run, "data-0", "report", "x")
     handle = start(run, "train", "hang", str(tmp_path))
     pids = pids_of_hang(tmp_path, 0)
     launcher = submit.launcher_of(run, run.config())
     until(lambda: launcher.poll(done).state.is_final, what="the other job")
+    with monkeypatch.context() as patch:
+        patch.setattr("dflop.launch.local.LocalLauncher.cancel", lambda *_: None)
+        with pytest.raises(LaunchError, match=rf"still there after 0.2 s: small-1-train \({handle.job_id}\)"):
+            cancel_run(run, str, limit_s=0.2)
     said: list[str] = []
     assert cancel_run(run, said.append) == [handle.job_id]
     assert all(is_gone(pid) for pid in pids)
@@ -72,16 +76,6 @@ def test_its_driver_is_told_of_and_left_to_end(run):
         assert "ends by itself" in said[0]
         assert run.is_cancelled()
         assert run.state()["state"] == runs.RUNNING, "the driver says how it ended"
-
-
-def test_a_job_that_does_not_go_is_named(run, tmp_path, monkeypatch):
-    handle = start(run, "train", "hang", str(tmp_path))
-    pids_of_hang(tmp_path, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr("dflop.launch.local.LocalLauncher.cancel", lambda *_: None)
-        with pytest.raises(LaunchError, match=rf"still there after 0.2 s: small-1-train \({handle.job_id}\)"):
-            cancel_run(run, str, limit_s=0.2)
-    assert cancel_run(run, str) == [handle.job_id]
 
 
 def test_reaping_spares_runs_that_are_driven_and_says_what_it_would_do(tmp_path):
@@ -148,8 +142,8 @@ def test_on_slurm_the_queue_is_the_truth_and_empty_afterwards(tmp_path, queue):
     assert run.state()["state"] == runs.CANCELLED
 
 
-def test_reaping_a_queue_leaves_what_it_cannot_judge(tmp_path, queue):
-    make_run(tmp_path, "slurm-1", runs.RUNNING, *SLURM)
+def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not_answer(tmp_path, queue):
+    run = make_run(tmp_path, "slurm-1", runs.RUNNING, *SLURM)
     queue.write_text("7|RUNNING|dflop:slurm-1|slurm-1-train\n9|PENDING|dflop:elsewhere|e\n")
     found = reap(tmp_path / "runs", str)
     assert [(o.job_id, o.state, o.fate.split(":")[0]) for o in found] == [
@@ -157,10 +151,6 @@ def test_reaping_a_queue_leaves_what_it_cannot_judge(tmp_path, queue):
         ("9", "pending", "left alone"),
     ]
     assert queue.read_text().startswith("9|")
-
-
-def test_a_queue_that_does_not_answer_is_an_error(tmp_path, queue):
-    run = make_run(tmp_path, "slurm-1", runs.RUNNING, *SLURM)
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="`squeue` failed: slurm_load_jobs error"):
         cancel_run(run, str)

@@ -14,20 +14,17 @@ from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import A100
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
-from dflop.errors import ConfigError
-from dflop.jobs.basis import PlanBasis, basis_of, factors_text, planned_steps, scenario_batches
+from dflop.jobs.basis import PlanBasis, basis_of, planned_steps, scenario_batches
 from dflop.jobs.planning import plan_run, search_space
 from dflop.jobs.steps import GlobalBatches
-from dflop.models.build import LlmStage
-from dflop.parallel.tensor import shard_layers
-from dflop.parallel.topology import Seat, SeatPart, seats
+from dflop.parallel.topology import seats
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.candidates import module_candidates
 from dflop.plan.check import check_plan
 from dflop.plan.drafts import split_draft
 from dflop.plan.inline import inline_choices
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import ModuleFactors, ModuleSpec, Plan, SampleShape
+from dflop.records import Plan, SampleShape
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from dflop.train.stages import make_stages
@@ -89,26 +86,6 @@ def test_every_plan_that_the_planner_may_make_can_be_built(name):
         assert max(depths) == min(spec.max_pp, NUM_PROCESSES - 1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_module_is_shared_by_no_other_number_of_ranks(name):
-    case = CASES[name]
-    for spec in case.family.specs():
-        for tp in (2, 4, 8):
-            ((stage,), _) = make_stages(case.build(), case.family, whole(spec), None)
-            is_llm = isinstance(stage, LlmStage)
-            layers = stage.decoder.layers if is_llm else stage.layers
-            split = case.family.decoder.split if is_llm else case.family.towers[spec.module].split
-            if tp in spec.tp_choices:
-                assert shard_layers(layers, split, stand_in(tp))
-            else:
-                with pytest.raises(ConfigError, match="tensor-parallel"):
-                    shard_layers(layers, split, stand_in(tp))
-
-
-def whole(spec: ModuleSpec) -> Seat:
-    return Seat(0, spec.module, 0, 0, 0, (SeatPart(spec.module, (0, spec.num_layers), True, True),))
-
-
 def test_features_behind_the_first_layers_keep_those_together():
     llm = CASES["Qwen3-VL"].family.specs()[-1]
     assert (llm.num_entry_layers, llm.num_layers, llm.max_pp) == (2, 4, 2)
@@ -167,15 +144,6 @@ def test_the_rest_of_an_epoch_says_little_about_a_step(tmp_path):
     shapes = [shape(i, 10) for i in range(25)]
     assert [len(GlobalBatches(config, shapes).at(step)) for step in range(4)] == [8, 8, 8, 1]
     assert [len(batch) for batch in scenario_batches(config, shapes, 0, 4)] == [8, 8, 8]
-
-
-def test_what_corrects_costs_is_said_in_a_few_words():
-    level = ModuleFactors("llm", 1.3, (), (1.3,))
-    sizes = ModuleFactors("vision", 1.1, (100,), (1.0, 1.8))
-    assert factors_text({"llm": level, "vision": sizes}) == (
-        "Costs as earlier steps have shown them: `llm` 1.30x, `vision` 1.10x (1.00x to 1.80x by size)."
-    )
-    assert factors_text({"llm": ModuleFactors("llm", 1.02, (), (1.02,))}) == ""
 
 
 def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_path):

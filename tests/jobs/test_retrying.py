@@ -48,30 +48,26 @@ def test_what_a_job_did_to_itself_is_not_tried_again(error):
     assert work.num_calls == 1
 
 
-def interrupted(steps: list[int]):
-    """(work that makes so many steps at a time and then has to stop, how far it is)."""
-    at, said = [0], list[str]()
+def goes_on(*steps: int) -> tuple[int | None, list[str]]:
+    """(step at its end, what is said) of work that makes so many steps at a time and then has to stop."""
+    left, at, said = list(steps), [0], list[str]()
 
     async def work() -> int:
-        if not steps:
+        if not left:
             return at[0]
-        at[0] += steps.pop(0)
+        at[0] += left.pop(0)
         raise Interrupted("told to stop: its state is on disk")
 
-    return work, lambda: at[0], said
+    try:
+        return asyncio.run(while_it_gets_on(work, lambda: at[0], said.append)), said
+    except Interrupted:
+        return None, said
 
 
-def test_a_job_that_gets_on_is_submitted_as_often_as_it_takes():
-    work, step, said = interrupted([5] * 9)
-    assert asyncio.run(while_it_gets_on(work, step, said.append)) == 45
-    assert len(said) == 9
+def test_a_job_that_gets_on_is_submitted_as_often_as_it_takes_and_one_that_gets_nowhere_twice_more():
+    end, said = goes_on(*[5] * 9)
+    assert (end, len(said)) == (45, 9)
     assert said[0].endswith("goes on from step 5 in another job")
-
-
-def test_a_job_that_gets_nowhere_has_two_more_chances_which_come_back_with_progress():
-    work, step, said = interrupted([3, *[0] * 9])
-    with pytest.raises(Interrupted):
-        asyncio.run(while_it_gets_on(work, step, said.append))
-    assert len(said) == 1 + RETRIES
-    work, step, said = interrupted([0, 0, 4, 0, 0, 4])
-    assert asyncio.run(while_it_gets_on(work, step, said.append)) == 8
+    end, said = goes_on(3, *[0] * 9)
+    assert (end, len(said)) == (None, 1 + RETRIES)
+    assert goes_on(0, 0, 4, 0, 0, 4)[0] == 8, "chances come back with progress"

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import (
     COMPARE,
     NUM_WARMUP_STEPS,
@@ -16,15 +17,9 @@ from dflop.jobs.steps import (
     stage_of_job,
     stages_of,
 )
-from dflop.train.manifest import name_of, publish
 from tests.builders import random_batch
 from tests.jobs.configs import make_config
-
-
-def test_training_takes_the_batches_in_order(tmp_path):
-    steps = job_steps(make_config(tmp_path, "train.num_steps=5"), TRAIN)
-    assert [(s.batch_step, s.policy, s.label) for s in steps] == [(t, "balanced", "") for t in range(5)]
-
+from tests.jobs.made import save_step
 
 STAGES = "stages=[{name: align, num_steps: 3, frozen: [vision.tower, llm], learning_rate: 0.01}, {name: all}]"
 
@@ -49,19 +44,19 @@ def test_frozen_modules_are_profiled_where_a_stage_has_some(tmp_path):
 
 
 def test_a_job_belongs_to_the_stage_its_newest_checkpoint_has_reached(tmp_path):
-    config = make_config(tmp_path, STAGES, "train.num_steps=8")
-    assert stage_of_job(config, TRAIN, tmp_path / "checkpoints").name == "align"
+    config, run = make_config(tmp_path, STAGES, "train.num_steps=8"), RunDir(tmp_path)
+    assert stage_of_job(config, TRAIN, run.checkpoints).name == "align"
     for next_step, name in ((2, "align"), (3, "all"), (8, "all")):
-        folder = tmp_path / "checkpoints" / f".tmp-{next_step}"
-        folder.mkdir(parents=True)
-        publish(folder, {"name": name_of(next_step), "next_step": next_step}, {}, keep=1)
-        assert stage_of_job(config, TRAIN, tmp_path / "checkpoints").name == name
+        save_step(run, next_step)
+        assert stage_of_job(config, TRAIN, run.checkpoints).name == name
     assert stage_of_job(config, COMPARE, tmp_path / "nowhere").name == "all"
 
 
-def test_without_stages_there_is_one(tmp_path):
-    config = make_config(tmp_path, "train.num_steps=8", "train.learning_rate=0.002", "model.frozen=[audio]")
-    assert stages_of(config) == (Stage(0, "train", 0, 8, ("audio",), 0.002),)
+def test_without_stages_there_is_one_that_takes_the_batches_in_order(tmp_path):
+    config = make_config(tmp_path, "train.num_steps=5", "train.learning_rate=0.002", "model.frozen=[audio]")
+    assert stages_of(config) == (Stage(0, "train", 0, 5, ("audio",), 0.002),)
+    steps = job_steps(config, TRAIN)
+    assert [(s.batch_step, s.policy, s.label) for s in steps] == [(t, "balanced", "") for t in range(5)]
 
 
 @pytest.mark.parametrize(("num_batches", "num_repeats"), [(1, 1), (3, 2), (5, 2), (2, 3)])

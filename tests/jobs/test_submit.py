@@ -15,23 +15,24 @@ from dflop.launch.script import batches
 from tests.jobs.configs import make_config
 
 
-def on(config, num_nodes, per_node):
-    cluster = config.cluster.model_copy(update={"num_nodes": num_nodes, "num_processes_per_node": per_node})
-    return config.model_copy(update={"cluster": cluster})
+def test_tasks_are_spread_over_few_nodes_evenly(tmp_path):
+    config = make_config(tmp_path)
 
+    @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
+    def spreads(num_tasks, num_nodes, per_node):
+        cluster = config.cluster.model_copy(update={"num_nodes": num_nodes, "num_processes_per_node": per_node})
+        asked = config.model_copy(update={"cluster": cluster})
+        if num_tasks > num_nodes * per_node:
+            with pytest.raises(LaunchError, match=f"{num_tasks} processes do not fit on {num_nodes} nodes of"):
+                spread(num_tasks, asked)
+            return
+        used, tasks_per_node = spread(num_tasks, asked)
+        assert used <= num_nodes
+        assert tasks_per_node <= per_node
+        assert (used - 1) * per_node < num_tasks, "fewer nodes would do"
+        assert 0 <= used * tasks_per_node - num_tasks < used, "a node has two tasks fewer than another, or too few"
 
-@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
-def test_tasks_are_spread_over_few_nodes_evenly(tmp_path_factory, num_tasks, num_nodes, per_node):
-    config = on(make_config(tmp_path_factory.getbasetemp()), num_nodes, per_node)
-    if num_tasks > num_nodes * per_node:
-        with pytest.raises(LaunchError, match=f"{num_tasks} processes do not fit on {num_nodes} nodes of {per_node}"):
-            spread(num_tasks, config)
-        return
-    used, tasks_per_node = spread(num_tasks, config)
-    assert used <= num_nodes
-    assert tasks_per_node <= per_node
-    assert (used - 1) * per_node < num_tasks, "fewer nodes would do"
-    assert 0 <= used * tasks_per_node - num_tasks < used, "a node has two tasks fewer than another, or there is no room"
+    spreads()
 
 
 def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
@@ -53,23 +54,20 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
     assert train.resources.memory_bytes == 3 * 2**30
 
 
-def test_only_jobs_that_compute_ask_for_gpus(tmp_path):
-    config = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
-    run = RunDir(tmp_path / "small-1")
-    (data, *_), ((model,), _links) = data_jobs(run, config, "key"), model_jobs(run, config, "key", "H200", ("llm",))
-    train = train_job(run, config, TRAIN, num_processes=4)
+def test_what_a_job_is_given_follows_from_what_it_does(tmp_path):
+    cpu = make_config(tmp_path)
+    cuda = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
+    run, other = RunDir(tmp_path / "small-1"), RunDir(tmp_path / "small-2")
+    (data, *_), ((model,), _links) = data_jobs(run, cuda, "key"), model_jobs(run, cuda, "key", "H200", ("llm",))
+    train = train_job(run, cuda, TRAIN, num_processes=4)
     assert [j.resources.gpus_per_node for j in (data, model, train)] == [0, 1, 4]
     assert [j.resources.cpus_per_task for j in (data, model, train)] == [1, 16, 16]
     assert bool(data.env) != bool(train.env), "the allocator setting is for CPU tensors"
-
-
-def test_only_several_tasks_without_gpus_are_forked(tmp_path):
-    cpu, cuda = make_config(tmp_path), make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
-    run, other = RunDir(tmp_path / "small-1"), RunDir(tmp_path / "small-2")
+    assert [j.is_resumable for j in (data, model, train)] == [False, False, True]
     assert train_job(run, cpu, TRAIN, 4).imports_once
     assert not train_job(run, cpu, TRAIN, 1).imports_once, "there is nobody to share with"
-    assert not train_job(run, cuda, TRAIN, 4).imports_once, "CUDA does not survive a fork"
-    assert train_job(run, cpu, TRAIN, 4).key != train_job(other, cpu, TRAIN, 4).key
+    assert not train.imports_once, "CUDA does not survive a fork"
+    assert train.key != train_job(other, cuda, TRAIN, 4).key
 
 
 def test_on_slurm_a_degree_is_an_array_of_modules_and_elsewhere_one_job(tmp_path):
@@ -84,13 +82,6 @@ def test_on_slurm_a_degree_is_an_array_of_modules_and_elsewhere_one_job(tmp_path
     assert all(j.name.startswith(j.array) for j in (*one, *two))
     assert [j.array for j in links] == [""]
     assert all(len(batches(group, 1001)) == 1 for group in (one, two, links))
-
-
-def test_only_training_and_comparison_go_on_from_where_they_were_stopped(tmp_path):
-    config, run = make_config(tmp_path, "cluster.backend=slurm"), RunDir(tmp_path / "small-1")
-    assert train_job(run, config, TRAIN, 2).is_resumable
-    others = [*data_jobs(run, config, "k"), *model_jobs(run, config, "k", "H200", ("llm",))[0]]
-    assert not any(job.is_resumable for job in others)
 
 
 def test_the_cluster_file_is_the_sites_dialect(tmp_path):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dflop.errors import ConfigError
-from dflop.jobs import tracing
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.tracing import choose_steps, write_trace
 from dflop.records import RunInput
@@ -53,7 +52,7 @@ def totals(found: list[dict[str, Any]], *names: str) -> dict[tuple[int, int, str
     return dict(total)
 
 
-def test_a_run_has_its_trace_beside_its_report_of_the_rows_of_the_observations(run: RunDir) -> None:
+def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_store(run: RunDir) -> None:
     made = write_trace(run)
     assert made.path == run.path / "trace.json"
     assert (made.first_step, made.last_step, made.num_steps, made.num_predicted) == (0, 5, NUM_STEPS, NUM_STEPS)
@@ -70,32 +69,21 @@ def test_a_run_has_its_trace_beside_its_report_of_the_rows_of_the_observations(r
     assert totals(found, "forward", "backward") == pytest.approx(wanted, abs=1e-7)
     assert len(wanted) == 2 * NUM_STEPS * SPLIT.num_processes
 
-
-def test_what_was_traced_in_full_is_the_rows_of_the_spans(run: RunDir, tmp_path: Path) -> None:
     names = ("receive_wait", "reduce", "optimizer", "data_wait")
-    found = totals(events(write_trace(run, tmp_path / "t.json").path), *names)
     sql = (
         "select rank, step, name, sum(duration_s) from rank_span "
         "where run_id = $run_id and list_contains($names, name) group by all having sum(duration_s) > 1e-9"
     )
     wanted = {row[:3]: row[3] for row in rows(run, sql, run_id=run.run_id, names=list(names))}
-    traced = {key: seconds for key, seconds in found.items() if key[1] % TRACE_EVERY == 0}
+    told = totals(found, *names)
+    traced = {key: seconds for key, seconds in told.items() if key[1] % TRACE_EVERY == 0}
     assert traced == pytest.approx(wanted, abs=1e-7)
-    waits = {key for key in found if key[2] == "receive_wait"}
-    assert {step for _, step, _ in waits} == {0, 2, 4}, "steps that were not traced tell compute and update only"
+    waits = {step for _, step, name in told if name == "receive_wait"}
+    assert waits == {0, 2, 4}, "steps that were not traced tell compute and update only"
 
-
-def test_predicted_tracks_end_with_what_the_store_says_was_predicted(run: RunDir, tmp_path: Path) -> None:
-    found = events(write_trace(run, tmp_path / "t.json").path)
-    told = {e["args"]["step"]: e["args"]["pipeline_s"] for e in found if "pipeline_s" in e.get("args", {})}
+    predicted = {e["args"]["step"]: e["args"]["pipeline_s"] for e in found if "pipeline_s" in e.get("args", {})}
     sql = "select distinct step, predicted_step_s from step_plan where run_id = $run_id"
-    assert told == pytest.approx(dict(rows(run, sql, run_id=run.run_id)))
-
-
-def test_a_window_bounds_the_trace(run: RunDir, tmp_path: Path) -> None:
-    part = write_trace(run, tmp_path / "part.json", window="2:4")
-    assert (part.first_step, part.last_step, part.num_steps) == (2, 3, 2)
-    assert {e["args"]["step"] for e in events(part.path) if e["ph"] == "X"} == {2, 3}
+    assert predicted == pytest.approx(dict(rows(run, sql, run_id=run.run_id)))
 
 
 def test_the_comparison_can_be_traced_and_files_can_be_packed(run: RunDir, tmp_path: Path) -> None:
@@ -108,34 +96,18 @@ def test_the_comparison_can_be_traced_and_files_can_be_packed(run: RunDir, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["compare.json.gz"]
 
 
-@pytest.mark.parametrize(
-    ("window", "chosen"),
-    [
+def test_a_window_names_steps_that_were_observed() -> None:
+    for window, chosen in (
         (None, [5, 6, 9]), ("5", [5]), ("5:9", [5, 6]), ("6:", [6, 9]), (":6", [3, 4, 5]), (" 4:100 ", [4, 5, 6, 9]),
         (":", [3, 4, 5, 6, 9]),
-    ],
-)  # fmt: skip
-def test_windows(window: str | None, chosen: list[int]) -> None:
-    assert choose_steps([9, 3, 4, 5, 6], window, most=3) == chosen
-
-
-@pytest.mark.parametrize(
-    ("steps", "window", "told"),
-    [
+    ):  # fmt: skip
+        assert choose_steps([9, 3, 4, 5, 6], window, most=3) == chosen
+    for steps, window, told in (
         ([3, 4, 5], "x", "cannot read"), ([3, 4, 5], "1:2:3", "cannot read"), ([3, 4, 5], "7:9", "was observed"),
         ([3, 4, 5], "-3:", "cannot read"), ([], None, "no step of this run"),
-    ],
-)  # fmt: skip
-def test_windows_that_name_nothing_are_refused(steps: list[int], window: str | None, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        choose_steps(steps, window)
-
-
-def test_of_large_plans_fewer_steps_are_taken_unasked() -> None:
-    assert tracing._default_steps([SPLIT]) == tracing.NUM_STEPS
-    large = make_plan({"llm": 1024}, num_microbatches=32)
-    assert tracing._default_steps([SPLIT, large]) == 2
-    assert tracing._default_steps([make_plan({"llm": 100_000}, num_microbatches=64)]) == 1
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=told):
+            choose_steps(steps, window)
 
 
 def test_after_another_plan_steps_are_predicted_under_the_plan_they_ran_under(tmp_path: Path) -> None:

@@ -47,14 +47,11 @@ def test_a_gpu_that_torch_sees(machine):
     assert found["flash-attn"].detail == "2.8.3"
 
 
-def test_a_cpu_torch_beside_a_gpu_is_a_fault_only_where_gpus_are_wanted(machine):
+def test_no_gpu_and_a_cpu_torch_beside_one_are_faults_only_where_gpus_are_wanted(machine):
     assert machine(GPUS, (0, BLIND, ""), FLASH)["torch"].status == WARN
     finding = machine(GPUS, (0, BLIND, ""), FLASH, wants_gpu=True)["torch"]
     assert (finding.status, finding.detail) == (FAIL, "2.13.0+cpu, built for CPUs, sees 0 of 2 GPUs")
     assert "built for CUDA" in finding.advice
-
-
-def test_no_gpu_is_a_fault_only_where_one_is_wanted(machine):
     found = machine(None, (0, BLIND, ""), FLASH)
     assert found["GPUs"].status == SKIP
     assert (found["torch"].status, found["torch"].detail) == (OK, "2.13.0+cpu, built for CPUs")
@@ -70,12 +67,9 @@ def test_a_flash_attn_of_another_torch_says_what_to_build_for(machine):
     assert machine(GPUS, (0, SEES, ""), (1, "", ""))["flash-attn"].detail == "it ended without a word"
 
 
-def test_without_torch_and_flash_attn_others_are_used_unless_they_are_wanted(machine):
+def test_torch_and_flash_attn_that_are_missing_or_broken(machine):
     found = machine(None, None, None)
     assert found["torch"].status == found["flash-attn"].status == SKIP
     assert machine(None, None, None, attention="flash")["flash-attn"].status == FAIL
-
-
-def test_a_broken_torch_is_told_in_its_own_words(machine):
     finding = machine((9, "", ""), (1, "", f"{BROKEN}\n"), FLASH)["torch"]
     assert (finding.status, finding.detail) == (FAIL, BROKEN)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.jobs.doctor import file_system as module
+from dflop.jobs.doctor import file_system as file_system_module
 from dflop.jobs.doctor.file_system import file_system, mount_kind
 from dflop.jobs.doctor.findings import FAIL, OK, WARN, Finding
 
@@ -45,28 +45,19 @@ def refuse(*_args: object, **_options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lock", "words"), [(refuse, "No locks available"), (lambda *_: None, "two holders got the same lock")]
+    ("module", "name", "double", "finding", "status", "words"),
+    [
+        (fcntl, "flock", refuse, "store: locks", FAIL, "No locks available"),
+        (fcntl, "flock", lambda *_: None, "store: locks", FAIL, "two holders got the same lock"),
+        (os, "link", lambda a, b: os.path.exists(b) or Path(b).write_text("b"), "store: link", FAIL, ""),
+        (file_system_module.tempfile, "TemporaryDirectory", refuse, "store: writing", FAIL, "No locks available"),
+        (file_system_module, "MIN_FREE_BYTES", 1 << 60, "store", WARN, ""),
+    ],
+    ids=["no locks", "locks for everybody", "links that overwrite", "not writable", "nearly full"],
 )
-def test_a_mount_without_locks_or_with_locks_for_everybody(tmp_path, monkeypatch, lock, words):
-    monkeypatch.setattr(fcntl, "flock", lock)
-    finding = of(tmp_path)["store: locks"]
-    assert finding.status == FAIL
-    assert words in finding.detail
-    assert finding.advice
-
-
-def test_links_that_overwrite(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "link", lambda a, b: os.path.exists(b) or Path(b).write_text("b"))
-    assert of(tmp_path)["store: link"].status == FAIL
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", refuse)
-    finding = of(tmp_path)["store: writing"]
-    assert finding.status == FAIL
-    assert "No locks available" in finding.detail
-
-
-def test_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MIN_FREE_BYTES", 1 << 60)
-    assert of(tmp_path)["store"].status == WARN
+def test_what_does_not_work_is_named(tmp_path, monkeypatch, module, name, double, finding, status, words):
+    monkeypatch.setattr(module, name, double)
+    found = of(tmp_path)[finding]
+    assert found.status == status
+    assert words in found.detail
+    assert found.advice

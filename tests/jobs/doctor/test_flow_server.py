@@ -64,13 +64,6 @@ def test_a_server_that_answers_and_none_are_no_fault(serve):
     assert of(FlowServer.of("")).status == OK
 
 
-def test_nobody_there():
-    finding = of(FlowServer.of("http://127.0.0.1:9/api"))
-    assert finding.status == FAIL
-    assert "http://127.0.0.1:9/api does not answer: [Errno 111] Connection refused" in finding.detail
-    assert "prefect server start" in finding.advice
-
-
 def test_a_password(serve):
     url = serve(password=FlowServer.of("", auth_string="admin:secret").auth)
     refused = of(FlowServer.of(url))
@@ -79,7 +72,11 @@ def test_a_password(serve):
     assert of(FlowServer.of(url, auth_string="admin:secret")).status == OK
 
 
-def test_something_else_at_that_address_and_an_older_server(serve):
+def test_nobody_there_something_else_at_that_address_and_an_older_server(serve):
+    finding = of(FlowServer.of("http://127.0.0.1:9/api"))
+    assert finding.status == FAIL
+    assert "http://127.0.0.1:9/api does not answer: [Errno 111] Connection refused" in finding.detail
+    assert "prefect server start" in finding.advice
     assert of(FlowServer.of("localhost:4200/api")).status == FAIL
     finding = of(FlowServer.of(serve().removesuffix("/api")))
     assert finding.status == FAIL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -23,12 +24,18 @@ def write(root: Path) -> None:
         spool.append(RunRecord("demo-1", "a", "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1000.0))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    root = tmp_path / "store"
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sound") / "store"
     write(root)
     ingest(root)
     return root
+
+
+@pytest.fixture
+def store(sound: Path, tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return Path(shutil.copytree(sound, tmp_path / "store", symlinks=True))
 
 
 def of(root: Path) -> dict[str, Finding]:
@@ -40,25 +47,23 @@ def overwrite(path: Path) -> None:
     path.write_bytes(b"this is no database" * 1000)
 
 
-def test_a_sound_store(store):
-    found = of(store)
+def test_a_sound_store_is_only_looked_at_and_none_is_made(store, tmp_path):
+    def contents() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"}
+
+    before, found = contents(), of(store)
+    assert contents() == before
     assert {finding.status for finding in found.values()} == {OK}
     assert found["snapshot"].detail.startswith("1, ")
     assert found["snapshot"].detail.endswith("rows of 1 files")
     assert found["lease"].detail.startswith("free; epoch ")
     assert found["spool"].detail == "no file waits"
-
-
-def test_looking_changes_nothing_and_makes_no_store(store, tmp_path):
     (finding,) = profile_store(tmp_path / "none")
     assert finding.status == SKIP
     assert not (tmp_path / "none").exists()
-    before = {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"}
-    of(store)
-    assert {p: p.read_bytes() for p in store.rglob("*") if p.is_file() and p.name != "ingest.lock"} == before
 
 
-def test_a_broken_snapshot_and_a_broken_database(store):
+def test_a_broken_snapshot_a_broken_database_and_damaged_small_files(store):
     overwrite(store / "snapshots" / "dflop-000001.duckdb")
     overwrite(store / "live" / "dflop.duckdb")
     found = of(store)
@@ -68,9 +73,6 @@ def test_a_broken_snapshot_and_a_broken_database(store):
     assert "cannot open the live database" in found["live database"].detail
     assert "dflop store rebuild" in found["live database"].advice
     assert found["spool"].status == SKIP
-
-
-def test_damaged_small_files(store):
     (store / "CURRENT").write_text("{")
     (store / "store.json").write_text("{")
     claim = max((store / "INGEST.lease").glob("*.json"))
@@ -82,15 +84,12 @@ def test_damaged_small_files(store):
     assert str(claim) in found["lease"].detail
 
 
-def test_an_ingester_at_work_is_no_fault(store):
+def test_an_ingester_at_work_is_no_fault_and_a_claim_of_a_node_that_fell_silent_is_free(store):
     with live.hold(store):
         found = of(store)
     assert (found["live database"].status, found["lease"].status) == (OK, OK)
     assert f"pid {os.getpid()}" in found["live database"].detail
     assert found["lease"].detail.startswith(f"held by pid {os.getpid()} on ")
-
-
-def test_a_claim_of_a_node_that_fell_silent_is_free(store):
     claim = max((store / "INGEST.lease").glob("*.json"))
     content = json.loads(claim.read_text()) | {"is_released": False, "host": "node9"}
     claim.write_text(json.dumps(content))
@@ -99,18 +98,15 @@ def test_a_claim_of_a_node_that_fell_silent_is_free(store):
     assert "on node9" in of(store)["lease"].detail
 
 
-def test_files_that_wait_long_are_said(store):
+def test_files_that_wait_long_or_were_refused_are_counted(store):
+    write(store.with_name("new"))
+    assert of(store.with_name("new"))["snapshot"].detail.startswith("none yet"), "before its first ingest"
     write(store)
     (path,) = waiting_files(store)
     assert of(store)["spool"].status == OK
     os.utime(path, (time.time() - 7300,) * 2)
     finding = of(store)["spool"]
     assert (finding.status, finding.detail) == (WARN, "1 files wait, the oldest for 2 h 1 min")
-
-
-def test_refused_files_are_counted_and_a_store_before_its_first_ingest_is_none(store):
-    write(store.with_name("new"))
-    assert of(store.with_name("new"))["snapshot"].detail.startswith("none yet")
     bad = store / "spool" / "run_record" / "demo-1" / "flow-000009.parquet"
     bad.write_bytes(b"no parquet")
     ingest(store)

@@ -63,6 +63,18 @@ def test_a_sound_cluster():
     assert found["GRES"].detail == "gpu:a100:8"
     assert found["submitting"].detail.startswith("Job 2671 to start at")
     assert found["requeueing"].detail == "JobRequeue 1, KillWait 30 sec, PreemptMode REQUEUE"
+    told = "sbatch: Job 7 to start at 1795461136 using 1 processors on nodes node1 in partition debug"
+    detail = examined(SOUND | {"sbatch --test-only": (0, "", told)})[0]["submitting"].detail
+    assert re.fullmatch(r"Job 7 to start at (\d\d \w+ )?\d\d:\d\d using 1 .*", detail), "a time as people read it"
+
+
+def test_a_partition_and_gpus_that_slurm_does_not_know(cluster):
+    finding = examined(SOUND, cluster(partition="debgu"))[0]["partitions"]
+    assert finding.status == FAIL
+    assert "did you mean `debug`?" in finding.advice
+    uncounted = SOUND | {"sinfo": (0, "debug*|up|4|infinite|(null)\n", "")}
+    assert examined(uncounted)[0]["GRES"].status == OK
+    assert examined(uncounted, cluster())[0]["GRES"].status == WARN
 
 
 def test_without_clients_slurm_is_skipped_unless_it_is_wanted(monkeypatch, cluster):
@@ -84,12 +96,6 @@ def test_clients_that_know_no_cluster_are_one_finding_and_a_controller_that_is_d
     said = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
     found, _ = examined({"sinfo": (1, "", said)}, cluster())
     assert found["commands"].detail == f"the controller does not answer: {said}"
-
-
-def test_an_unknown_partition_names_the_one_that_was_meant(cluster):
-    finding = examined(SOUND, cluster(partition="debgu"))[0]["partitions"]
-    assert finding.status == FAIL
-    assert "did you mean `debug`?" in finding.advice
 
 
 def test_a_refused_submission_shows_what_was_asked_for(cluster):
@@ -122,16 +128,3 @@ def test_what_a_cluster_lacks_is_said_with_what_follows(name, client, answer, wo
     finding = examined(SOUND | {client: answer})[0][name]
     assert finding.status == WARN
     assert words in finding.advice
-
-
-def test_gpus_that_slurm_does_not_count(cluster):
-    plain = {"sinfo": (0, "debug*|up|4|infinite|(null)\n", "")}
-    assert examined(SOUND | plain)[0]["GRES"].status == OK
-    assert examined(SOUND | plain, cluster())[0]["GRES"].status == WARN
-
-
-def test_a_time_in_seconds_is_told_as_people_read_it():
-    told = "sbatch: Job 7 to start at 1795461136 using 1 processors on nodes node1 in partition debug"
-    found, _ = examined({**SOUND, "sbatch --test-only": (0, "", told)})
-    detail = found["submitting"].detail
-    assert re.fullmatch(r"Job 7 to start at (\d\d \w+ )?\d\d:\d\d using 1 .*", detail), detail
