@@ -20,7 +20,6 @@ import pytest
 
 from dflop.errors import Interrupted, LaunchError
 from dflop.launch import (
-    JobHandle,
     JobSpec,
     JobState,
     Journal,
@@ -81,7 +80,7 @@ def calls(slurm: Path, client: str) -> list[dict]:
     return [call for line in lines if client in (call := json.loads(line))]
 
 
-def test_one_job_returns_its_values(launcher, slurm, tmp_path, monkeypatch):
+def test_one_job_returns_its_values_and_its_saved_script_does_the_same_by_hand(launcher, slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # as inside another job
     resources = dataclasses.replace(TWO, setup=('export GREETING="$GREETING and more"',))
     handle = launcher.submit(
@@ -97,18 +96,12 @@ def test_one_job_returns_its_values(launcher, slurm, tmp_path, monkeypatch):
     assert stat.S_IMODE(handle.folder.stat().st_mode) == 0o700
     (call,) = calls(slurm, "sbatch")
     assert "SLURM_CPUS_PER_TASK" not in call["environment"]
-    assert (handle.folder / f"{handle.job_id}_job.sbatch").read_text() == (handle.folder / "job.sbatch").read_text()
-
-
-def test_the_saved_script_does_the_same_by_hand(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
-    end(launcher, handle)
-    done = subprocess.run(
-        ["sbatch", "--parsable", handle.folder / "job.sbatch"], capture_output=True, text=True, check=True
-    )
-    by_hand = JobHandle("slurm", done.stdout.strip(), "report", "report", handle.folder, 1, handle.submitted_at_s)
+    saved = handle.folder / "job.sbatch"
+    assert handle.path("job.sbatch").read_text() == saved.read_text()
+    done = subprocess.run(["sbatch", "--parsable", saved], capture_output=True, text=True, check=True)
+    by_hand = dataclasses.replace(handle, job_id=done.stdout.strip())
     assert end(launcher, by_hand).state is JobState.DONE
-    assert launcher.collect(by_hand)[0]["word"] == "x"
+    assert launcher.collect(by_hand)[0]["word"] == "hello"
 
 
 def test_jobs_alike_are_one_array_and_one_question(launcher, slurm, tmp_path):
