@@ -89,3 +89,30 @@ def keeps_caps(step: LinearStep, bucket) -> bool:
         for row, cap in zip(step.media_tokens, step.cap_media_tokens.tolist(), strict=True)
         for place in np.unique(where)
     )
+
+
+def llm_step(seconds, tokens, *, num_slots: int, num_ranks: int = 1, pp: int = 1, fixed_s: float = 0.0) -> LinearStep:
+    """Samples of the language model alone, which all fit into one bucket."""
+    seconds, tokens, total = np.array(seconds, dtype=float), np.array(tokens), int(np.sum(tokens))
+    nothing, no_items = np.zeros((0, len(tokens))), np.zeros((0, len(tokens)), dtype=np.int64)
+    return LinearStep(
+        num_slots=num_slots,
+        num_ranks=num_ranks,
+        chain_s=seconds[None],
+        chain_slowness=np.ones((1, num_ranks)),
+        slot_s=nothing,
+        largest_s=nothing,
+        tokens=tokens,
+        num_items=no_items,
+        pipe_pp=np.array([pp]),
+        stage_kind=np.zeros(pp, dtype=np.int64),
+        fixed_s=np.full(pp, fixed_s),
+        forward_frac=np.full(pp, 0.25),
+        num_after=np.arange(pp)[::-1].copy(),
+        cap_tokens=total,
+        window=pp,
+        cap_in_flight_tokens=pp * total,
+        media_tokens=no_items,
+        cap_media_tokens=np.zeros(0, dtype=np.int64),
+        is_inline=False,
+    )

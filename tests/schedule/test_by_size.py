@@ -14,11 +14,12 @@ from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.caps import plan_caps
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
+from dflop.schedule.levels import levelled
 from dflop.schedule.linear import linear_step
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
 from dflop.simulate.step import step_nodes
-from tests.builders import make_cost, make_plan, random_batch
+from tests.builders import make_cost, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches
 
 EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60, max_evals=2_000, max_orders=2)
@@ -61,7 +62,7 @@ def seconds_by_hand(plan, step_plan, batch, plain, factors):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_a_microbatch_takes_the_mean_factor_of_its_items(case):
     plan, batch, plain, factors = case
@@ -79,7 +80,7 @@ def test_a_microbatch_takes_the_mean_factor_of_its_items(case):
         assert row == pytest.approx(span_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_buckets_hold_what_the_tables_predict_and_factors_make_the_correction_of_it(case):
     plan, batch, plain, factors = case
@@ -113,7 +114,7 @@ def test_plans_are_no_worse_than_arrival_and_score_as_predicted(case):
     assert quick == schedule(plan, batch, cost, policy="quick")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_the_search_sees_every_sample_corrected_and_fixed_costs_by_the_mean(case):
     plan, batch, plain, factors = case
@@ -139,3 +140,32 @@ def test_what_takes_longer_than_predicted_is_spread_out():
     level = plain.with_corrections({LLM: 1.7})
     aware_s, blind_s = (step_seconds(plan, schedule(plan, batch, c), batch, cost) for c in (cost, level))
     assert aware_s < 0.97 * blind_s
+
+
+# Levels for aggregated loads
+
+BY_SIZE = ModuleFactors(LLM, level=9.0, edges=(100, 200), factors=(1.0, 2.0, 4.0))
+
+
+def test_the_level_is_the_mean_factor_weighted_by_seconds():
+    cost = make_cost("vision").with_corrections({LLM: BY_SIZE, "vision": 1.5})
+    batches = [[make_sample(0, 50), make_sample(1, 150)], [make_sample(2, 300)]]
+    plain = cost.uncorrected()
+    seconds = [float(plain.item_seconds(LLM, 10, n, n**2, num_layers=4, edge=True)) for n in (50, 150, 300)]
+    expected = sum(f * s for f, s in zip((1.0, 2.0, 4.0), seconds, strict=True)) / sum(seconds)
+    found = levelled(cost, batches)
+    assert found.level(LLM) == pytest.approx(expected)
+    assert found.item_factors(LLM, [50, 150, 300]).tolist() == [1.0, 2.0, 4.0]
+    assert found.corrections["vision"] == 1.5
+    assert cost.level(LLM) == 9.0
+
+
+def test_modules_without_items_or_without_buckets_keep_their_level():
+    vision = ModuleFactors("vision", 1.25, (10,), (1.0, 2.0))
+    cost = make_cost("vision").with_corrections({LLM: ModuleFactors(LLM, 1.5), "vision": vision})
+    found = levelled(cost, [[make_sample(0, 50)]])
+    assert (found.level(LLM), found.level("vision")) == (1.5, 1.25)
+    alike = {LLM: ModuleFactors(LLM, 1.1, (100,), (1.1, 1.1))}
+    assert levelled(cost.with_corrections(alike), [random_batch(8)]).corrections == alike
+    with_media = levelled(cost, [random_batch(8, encoders=("vision",))])
+    assert 1.0 <= with_media.level("vision") <= 2.0

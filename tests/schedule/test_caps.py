@@ -82,16 +82,6 @@ def test_any_assignment_is_judged_by_what_memory_holds(case, seed):
         assert keeps(job.caps, plan, job.items, found) == keeps_slowly(plan, job, found)
 
 
-@settings(max_examples=40, deadline=None)
-@given(cases())
-def test_what_breaks_a_cap_runs_only_if_every_candidate_does(case):
-    plan, batch = case
-    job, effort = StepJob(plan, batch, make_cost("vision")), Effort(max_simulations=300, max_evals=500)
-    found = job.best(effort)[1]
-    candidates = [job.assign(p, effort) for p in ("arrival", "token_lpt", "bottleneck")]
-    assert keeps_slowly(plan, job, found) or not any(keeps_slowly(plan, job, c) for c in candidates)
-
-
 def test_the_search_finds_what_encoder_memory_asks_for():
     """Four samples of 100 image tokens each and four without: two images in a slot are too many."""
     plan = with_caps(make_plan({"vision": 1, LLM: 1}, llm_pp=2, num_microbatches=4), {"vision": 100})

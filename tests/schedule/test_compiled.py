@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.schedule.policies import Effort, StepJob
-from dflop.schedule.scheduler import schedule_step
 from dflop.simulate import jit
 from tests.schedule.test_scheduler import cases, schedule
 
@@ -42,7 +42,7 @@ def test_what_needs_no_search_is_the_same_uncompiled(case, policy):
     assert fast == slow
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cases())
 def test_balanced_uncompiled_leaves_out_the_search_only(case):
     plan, batch, cost, _ = case
@@ -68,18 +68,13 @@ for policy in ("arrival", "quick", "balanced"):
     assert policy == "arrival" or largest <= token_cap(np.array(tokens), 8)
     print(policy, found.policy, found.predicted_step_s, found.work)
 """
-    here = {p: schedule_step_here(p) for p in ("arrival", "quick")}
+    names: dict[str, Any] = {}
+    exec(SETUP, names)
     lines = dict(zip(("arrival", "quick", "balanced"), python(code).splitlines(), strict=True))
-    for policy, found in here.items():
+    for policy in ("arrival", "quick"):
+        found = names["make"](policy)
         assert lines[policy] == f"{policy} {found.policy} {found.predicted_step_s} {found.work}"
     assert lines["balanced"].startswith("balanced ")
-
-
-def schedule_step_here(policy):
-    names: dict[str, object] = {}
-    exec(SETUP, names)
-    arguments = {key: names[key] for key in ("plan", "batch", "cost")}
-    return schedule_step(run_id="run", step=0, policy=policy, **arguments)  # type: ignore[arg-type]  # keywords of a test
 
 
 KERNELS = """

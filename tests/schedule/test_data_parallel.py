@@ -28,13 +28,12 @@ def seconds(tokens: np.ndarray) -> np.ndarray:
     return 3e-4 * tokens + 1.3e-8 * tokens.astype(float) ** 2
 
 
-def step_s(s, bucket, num_ranks, num_slots, fixed_s, sync) -> float:
+def step_s(s, bucket, num_ranks, num_slots, fixed_s, sync, slowness=1.0) -> float:
     """The objective, in words of its own."""
     load = np.bincount(bucket, s, num_ranks * num_slots).reshape(num_slots, num_ranks)
-    is_used = np.bincount(bucket, minlength=num_ranks * num_slots).reshape(num_slots, num_ranks) > 0
-    if sync == "step":
-        return float((load + fixed_s * is_used).sum(axis=0).max())
-    return float((load.max(axis=1) + fixed_s * is_used.any(axis=1)).sum())
+    is_used = np.bincount(bucket, minlength=load.size).reshape(load.shape) > 0
+    load = (load + fixed_s * is_used) * slowness
+    return float(load.sum(axis=0).max() if sync == "step" else load.max(axis=1).sum())
 
 
 @st.composite
@@ -62,7 +61,7 @@ def equal(a: RankPlan, b: RankPlan) -> bool:
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
-def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
+def test_every_sample_once_within_the_cap_no_rank_without_work_and_never_worse_than_simple_orders(problem):
     s, tokens, given = problem
     found = balance_ranks(s, tokens, **given)
     num_ranks, num_slots = given["num_ranks"], found.num_microbatches
@@ -79,18 +78,10 @@ def test_every_sample_once_within_the_cap_and_no_rank_without_work(problem):
     told = step_s(s, bucket, num_ranks, num_slots, given["fixed_s"], given["sync"])
     assert found.step_s == pytest.approx(told, rel=1e-9, abs=1e-9)
     assert found.lower_bound_s <= found.step_s
-
-
-@settings(max_examples=80, deadline=None)
-@given(problems())
-def test_never_worse_than_arrival_order_or_longest_first_on_tokens(problem):
-    s, tokens, given = problem
-    found = balance_ranks(s, tokens, **given)
-    num_ranks, num_buckets = given["num_ranks"], given["num_ranks"] * found.num_microbatches
-    for rival in (np.arange(len(s)) * num_buckets // len(s), token_lpt(tokens, num_buckets)):
+    for rival in (np.arange(len(s)) * len(counts) // len(s), token_lpt(tokens, len(counts))):
         if np.bincount(rival, tokens).max() <= given["cap_tokens"]:
-            theirs = step_s(s, rival, num_ranks, found.num_microbatches, given["fixed_s"], given["sync"])
-            assert found.step_s <= theirs * (1 + 1e-9) + 1e-9
+            theirs = step_s(s, rival, num_ranks, num_slots, given["fixed_s"], given["sync"])
+            assert found.step_s <= theirs * (1 + 1e-9) + 1e-9, "arrival order, or longest first on tokens"
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
@@ -102,16 +93,6 @@ def test_compiled_and_numpy_come_to_the_same_plan(problem, max_evals, tolerance,
     if seed % 3:
         given["slowness"] = np.random.default_rng(seed).choice([1.0, 0.7, 1.3, 2.0], given["num_ranks"])
     assert equal(*(balance_ranks(s, tokens, **given, compiled=compiled) for compiled in (True, False)))
-
-
-@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed: there is only one of them")
-@pytest.mark.parametrize(("num_ranks", "num_slots", "sync"), [(16, 1, "step"), (8, 4, "microbatch")])
-def test_compiled_and_numpy_come_to_the_same_plan_on_real_sizes(num_ranks, num_slots, sync):
-    tokens = lengths(3, 256, 32768)
-    cap = token_cap(tokens, num_ranks * num_slots)
-    given = {"cap_tokens": cap, "num_microbatches": num_slots, "sync": sync, "fixed_s": 0.05, "max_evals": 200_000}
-    plans = [balance_ranks(seconds(tokens), tokens, num_ranks, **given, compiled=c) for c in (True, False)]
-    assert equal(*plans)
 
 
 @pytest.mark.parametrize("longest", [8192, 32768])
@@ -151,12 +132,6 @@ def test_a_tight_cap_is_kept_although_seconds_ask_for_something_else():
     found = balance_ranks(s, tokens, 2, cap_tokens=16, num_microbatches=1)
     assert np.bincount(found.rank, tokens).max() <= 16
     assert found.step_s == 17
-
-
-def test_a_sample_over_the_cap_is_alone_and_told():
-    found = balance_ranks(np.array([9.0, 1, 1, 1]), np.array([900, 10, 10, 10]), 2, cap_tokens=100)
-    assert found.num_over_cap == 1
-    assert (found.rank == found.rank[0]).sum() == 1
 
 
 def test_what_cannot_fit_says_what_would():

@@ -38,7 +38,7 @@ def test_equals_trying_all_assignments(seed, buckets, modules, slack):
     assert np.bincount(found.bucket, tokens, buckets).max() <= cap
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 4), st.integers(1, 3))
 def test_pack_is_within_a_percent_of_the_optimum_on_small_batches(seed, buckets, modules):
     weights, tokens = instance(seed, 4 * buckets, modules)
@@ -60,9 +60,8 @@ def test_a_poor_incumbent_is_improved_and_survives_a_deadline_of_nothing():
     assert hurried.bottleneck_s <= poor.bottleneck_s
     found = exact_pack(weights, tokens, 3, cap_tokens=cap, deadline_s=60.0, incumbent=poor)
     assert found.is_optimal
-    assert found.bottleneck_s == pytest.approx(
-        exact_pack(weights, tokens, 3, cap_tokens=cap, deadline_s=60.0).bottleneck_s
-    )
+    alone = exact_pack(weights, tokens, 3, cap_tokens=cap, deadline_s=60.0)
+    assert found.bottleneck_s == pytest.approx(alone.bottleneck_s)
 
 
 def test_an_incumbent_that_meets_the_bound_needs_no_solver():

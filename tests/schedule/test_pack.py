@@ -95,16 +95,6 @@ def test_bound_sees_samples_that_clash_in_different_modules():
     assert lower_bound(weights, 4) == pytest.approx(0.9)
 
 
-def test_cap_binds_where_seconds_and_tokens_disagree():
-    # By seconds alone the two long cheap samples would share a bucket.
-    weights, tokens = np.array([[1.0], [1.0], [2.0]]), np.array([100, 100, 10])
-    cap = token_cap(tokens, 2)
-    assert cap == 132
-    packing = pack(weights, tokens, 2, cap_tokens=cap, max_evals=1000)
-    assert packing.bucket[0] != packing.bucket[1]
-    assert pack(weights, tokens, 2, cap_tokens=300, max_evals=1000).bucket[0:2] in [(0, 0), (1, 1)]
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 12))
 def test_token_cap_allows_lpt_on_tokens_and_a_quarter_above_the_average(lengths, buckets):
@@ -134,11 +124,3 @@ def test_seconds_that_are_none_are_refused(wrong):
 
 def test_nothing_to_pack():
     assert pack(np.zeros((0, 2)), np.zeros(0, dtype=np.int64), 4, cap_tokens=0, max_evals=10).bucket == ()
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-def test_samples_without_seconds_are_packed_all_the_same(compiled):
-    weights, tokens = np.zeros((50, 2)), np.arange(50)
-    packing = pack(weights, tokens, 4, cap_tokens=token_cap(tokens, 4), max_evals=1000, compiled=compiled)
-    assert (packing.bottleneck_s, packing.lower_bound_s) == (0.0, 0.0)
-    assert np.bincount(packing.bucket, tokens, 4).max() <= token_cap(tokens, 4)

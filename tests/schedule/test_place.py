@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.records import LLM
-from dflop.schedule.caps import plan_caps
-from dflop.schedule.items import module_items
-from dflop.schedule.linear import LinearStep, linear_step
 from dflop.schedule.place import place, split_items, split_lpt, split_under_cap
 from dflop.schedule.state import make_task
-from tests.builders import make_cost, make_plan, random_batch
-from tests.schedule.steps import keeps_caps, linear_steps
+from tests.schedule.steps import keeps_caps, linear_steps, llm_step
 
 SECONDS = st.lists(st.integers(1, 50).map(float), max_size=9)
 
@@ -99,31 +94,9 @@ def test_compiled_placing_follows_its_rule(step, data):
 
 
 def test_what_fits_nowhere_goes_to_the_fewest_tokens():
-    step = dataclasses.replace(tiny_step(), cap_tokens=50, cap_in_flight_tokens=50)
+    step = llm_step([40, 30, 25], [40, 30, 25], num_slots=2)
+    step = dataclasses.replace(step, cap_tokens=50, cap_in_flight_tokens=50)
     assert place(make_task(step), np.ones(2)).tolist() == [0, 1, 1]
-
-
-def tiny_step() -> LinearStep:
-    """Samples of 40, 30 and 25 tokens, as many seconds each; two slots of one rank."""
-    tokens = np.array([40, 30, 25])
-    return LinearStep(
-        num_slots=2, num_ranks=1, chain_s=tokens[None].astype(float), chain_slowness=np.ones((1, 1)),
-        slot_s=np.zeros((0, 3)), largest_s=np.zeros((0, 3)), tokens=tokens,
-        num_items=np.zeros((0, 3), dtype=np.int64), pipe_pp=np.array([1]), stage_kind=np.zeros(1, dtype=np.int64),
-        fixed_s=np.zeros(1), forward_frac=np.full(1, 0.25), num_after=np.zeros(1, dtype=np.int64), cap_tokens=100,
-        window=1, cap_in_flight_tokens=100, media_tokens=np.zeros((0, 3), dtype=np.int64),
-        cap_media_tokens=np.zeros(0, dtype=np.int64), is_inline=False,
-    )  # fmt: skip
-
-
-def test_larger_slots_take_more():
-    plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=4)
-    batch = random_batch(200, encoders=("vision",), seed=2)
-    items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    step = linear_step(plan, items, make_cost("vision").extrapolating(), plan_caps(plan, items, compiled=True))
-    bucket = place(make_task(step), np.array([0.25, 1.0, 1.0, 0.5]))
-    seconds = np.bincount(bucket, step.chain_s[0], 4)
-    assert seconds[0] < seconds[3] < seconds[1]
 
 
 @given(

@@ -11,6 +11,7 @@ from dflop.records import LLM, ModuleLoad
 from dflop.schedule.pack import token_cap
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, make_table, random_batch
+from tests.schedule.steps import plans_with_batches
 
 ENCODERS = ("vision", "audio")
 
@@ -18,11 +19,8 @@ ENCODERS = ("vision", "audio")
 @st.composite
 def cases(draw: st.DrawFn):
     """(plan, batch, cost, max_concurrency); the batch may be shorter than the plan's."""
-    encoders = draw(st.sampled_from([(), ("vision",), ENCODERS]))
-    dp = {name: draw(st.integers(1, 3)) for name in (*encoders, LLM)}
-    plan = make_plan(dp, llm_pp=draw(st.integers(1, 3)), num_microbatches=draw(st.integers(1, 5)))
-    batch = random_batch(draw(st.integers(1, 24)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
-    cost = make_cost(*encoders, scale={LLM: draw(st.sampled_from([0.2, 1.0, 3.0]))})
+    plan, batch = draw(plans_with_batches())
+    cost = make_cost(*(m.module for m in plan.encoders), scale={LLM: draw(st.sampled_from([0.2, 1.0, 3.0]))})
     return plan, batch, cost, draw(st.sampled_from([None, 2]))
 
 
@@ -32,29 +30,23 @@ def schedule(plan, batch, cost, max_concurrency=None, **kwargs):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases(), st.sampled_from(["balanced", "arrival"]))
-def test_every_item_once_and_beside_its_sample(case, policy):
+def test_a_step_plan_tells_which_items_there_are_and_what_the_batch_holds(case, policy):
     plan, batch, cost, _ = case
     step_plan = schedule(plan, batch, cost, policy=policy)
-    llm = step_plan.of(LLM)
-    home = {i: k for k, ranks in enumerate(llm.owner) for ids in ranks for i in ids}
-    owned = [i for ranks in llm.owner for ids in ranks for i in ids]
-    assert sorted(owned) == list(range(len(batch)))
     assert [w.module for w in step_plan.work] == [m.module for m in plan.modules]
     for encoder in plan.encoders:
         work = step_plan.of(encoder.module)
-        seen = [(k, i) for k, ranks in enumerate(work.owner) for ids in ranks for i in ids]
         wanted = [
             (s, r) for s, x in enumerate(batch) for r, item in enumerate(x.items) if item.module == encoder.module
         ]
-        assert sorted(i for _, i in seen) == list(range(len(wanted)))
         assert list(zip(work.item_sample, work.item_rank_in_sample, strict=True)) == wanted
         assert list(work.item_rows) == [batch[s].items[r].num_rows for s, r in wanted]
-        assert all(home[work.item_sample[i]] == k for k, i in seen)
     for w in step_plan.work:
         assert len(w.owner) == plan.num_microbatches
         assert {len(ranks) for ranks in w.owner} == {plan.module(w.module).parallel.dp}
+    assert (step_plan.run_id, step_plan.step, step_plan.num_microbatches) == ("run", 7, plan.num_microbatches)
     assert step_plan.num_supervised_tokens == sum(s.num_supervised_tokens for s in batch)
     assert step_plan.sample_index == tuple(s.sample_index for s in batch)
 
@@ -80,17 +72,6 @@ def test_never_worse_than_arrival_and_within_the_token_cap(case):
         assert balanced.work == arrival.work
 
 
-@settings(max_examples=15, deadline=None)
-@given(cases())
-def test_deterministic_and_prediction_is_the_simulation_of_the_result(case):
-    plan, batch, cost, max_concurrency = case
-    step_plan = schedule(plan, batch, cost, max_concurrency)
-    assert step_plan == schedule(plan, batch, cost, max_concurrency)
-    spans = predicted_spans(plan, step_plan, batch, cost)
-    busy_s = max(sum(s.forward_s + s.backward_s for s in node) for node in spans.values())
-    assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
-
-
 @settings(max_examples=20, deadline=None)
 @given(cases())
 def test_spans_hold_the_loads_of_their_items_and_their_cost(case):
@@ -104,15 +85,9 @@ def test_spans_hold_the_loads_of_their_items_and_their_cost(case):
             for i in work.owner[k][rank]:
                 sample = batch[work.item_sample[i]]
                 load += sample.load(LLM) if module == LLM else sample.items[work.item_rank_in_sample[i]].load
-            assert (span.microbatch, span.num_items, span.num_tokens, span.sum_sq_tokens) == (
-                k,
-                load.num_items,
-                load.num_tokens,
-                load.sum_sq_tokens,
-            )
-            assert (span.forward_s, span.backward_s) == pytest.approx(
-                cost.stage_seconds(plan.module(module), stage, load)
-            )
+            assert (span.microbatch, ModuleLoad(span.num_items, span.num_tokens, span.sum_sq_tokens)) == (k, load)
+            seconds = cost.stage_seconds(plan.module(module), stage, load)
+            assert (span.forward_s, span.backward_s) == pytest.approx(seconds)
 
 
 def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them_do():
@@ -151,14 +126,6 @@ def test_arrival_cuts_by_count():
     assert arrival.of("vision").owner == (((0,), (1,)), ((2,), ()))
 
 
-def test_short_batch_leaves_buckets_empty():
-    plan = make_plan({"vision": 1, LLM: 2}, num_microbatches=4)
-    for policy in ("arrival", "balanced"):
-        step_plan = schedule(plan, random_batch(3), make_cost("vision", "audio"), policy=policy)
-        sizes = [len(ids) for ranks in step_plan.of(LLM).owner for ids in ranks]
-        assert sorted(sizes) == [0, 0, 0, 0, 0, 1, 1, 1]
-
-
 def test_skewed_batch_is_balanced_and_faster():
     plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=4)
     batch = [make_sample(i, 2000 if i < 2 else 50, [("vision", 1000)] if i % 8 > 5 else []) for i in range(16)]
@@ -171,12 +138,6 @@ def test_nothing_to_gain_keeps_the_arrival_order():
     plan = make_plan({LLM: 1}, num_microbatches=4)
     batch = [make_sample(i, 100) for i in range(8)]
     assert schedule(plan, batch, make_cost()).policy == "arrival"
-
-
-def test_corrections_change_the_prediction():
-    plan, batch, cost = make_plan({LLM: 1}, num_microbatches=2), random_batch(8, encoders=()), make_cost()
-    slower = schedule(plan, batch, cost.with_corrections({LLM: 2.0}))
-    assert slower.predicted_step_s == pytest.approx(2 * schedule(plan, batch, cost).predicted_step_s)
 
 
 def test_contention_is_part_of_the_prediction():
@@ -196,16 +157,10 @@ def test_ranks_that_share_layers_compete_for_cores_like_any_others():
     assert shared.num_processes == 4
     for concurrency, slower in ((4, 1.0), (2, 2.0), (1, 4.0)):
         step_s = schedule(shared, batch, cost, concurrency, policy="arrival").predicted_step_s
-        assert step_s == pytest.approx(
-            slower * schedule(alone, batch, cost, policy="arrival").predicted_step_s, rel=0.2
-        )
+        alone_s = schedule(alone, batch, cost, policy="arrival").predicted_step_s
+        assert step_s == pytest.approx(slower * alone_s, rel=0.2)
 
 
 def test_unknown_policy_lists_the_valid_ones():
     with pytest.raises(ConfigError, match="did you mean `balanced`"):
         schedule(make_plan({LLM: 1}), random_batch(4, encoders=()), make_cost(), policy="balance")
-
-
-def test_step_plan_fields_are_copied():
-    step_plan = schedule(make_plan({LLM: 1}), random_batch(4, encoders=()), make_cost())
-    assert (step_plan.run_id, step_plan.step, step_plan.num_microbatches) == ("run", 7, 4)

@@ -20,7 +20,7 @@ from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.step import simulate_step, step_nodes
 from tests.builders import make_cost, make_plan, random_batch
 from tests.schedule.steps import plans_with_batches
-from tests.schedule.test_data_parallel import SYNCS
+from tests.schedule.test_data_parallel import SYNCS, step_s
 
 EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200, max_evals=2_000, max_orders=2)
 PACES = st.sampled_from([1.0, 1.0, 0.8, 1.1, 2.0])
@@ -134,15 +134,6 @@ def test_an_encoder_rank_half_as_fast_gets_about_half_as_much(encoder_pp, policy
     assert gain < 0.97
 
 
-def slowed_step_s(s, bucket, slowness, num_slots, fixed_s, sync):
-    """The objective in words of its own."""
-    num_ranks = len(slowness)
-    load = np.bincount(bucket, s, num_ranks * num_slots).reshape(num_slots, num_ranks)
-    load = load + fixed_s * (np.bincount(bucket, minlength=load.size).reshape(load.shape) > 0)
-    load = load * slowness
-    return float(load.sum(axis=0).max() if sync == "step" else load.max(axis=1).sum())
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=2, max_size=5),
@@ -157,11 +148,11 @@ def test_the_lower_bound_holds_for_every_assignment_there_is(samples, slowness, 
     given = {"cap_tokens": cap, "num_microbatches": num_slots, "fixed_s": fixed_s, "sync": sync, "slowness": slow}
     found = balance_ranks(s, tokens, len(slow), **given)
     best = min(
-        slowed_step_s(s, np.array(b), slow, num_slots, fixed_s, sync)
+        step_s(s, np.array(b), len(slow), num_slots, fixed_s, sync, slow)
         for b in itertools.product(range(num_buckets), repeat=len(s))
         if len(set(b)) == num_buckets and np.bincount(b, tokens).max() <= cap
     )
-    told = slowed_step_s(s, found.slot * len(slow) + found.rank, slow, num_slots, fixed_s, sync)
+    told = step_s(s, found.slot * len(slow) + found.rank, len(slow), num_slots, fixed_s, sync, slow)
     assert found.step_s == pytest.approx(told)
     assert found.lower_bound_s <= best + 1e-9
     assert best <= found.step_s + 1e-9
