@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from signal import SIGKILL
@@ -60,14 +59,8 @@ def job_of(play: Play, name: str) -> str:
     return files[-1].name.removesuffix("_0.pid")
 
 
-def _say(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NothingToStrike(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
 def _to_job(play: Play, job: str, *command: str) -> None:
-    _say(*command, job_of(play, job))
+    slurm(*command, job_of(play, job))
 
 
 def _node_down(play: Play) -> None:
@@ -78,13 +71,13 @@ def _node_down(play: Play) -> None:
     node = slurm("scontrol", "show", "hostnames", nodes).split()[-1]
     for state in ("drain", "down"):
         slurm("scontrol", "update", f"nodename={node}", f"state={state}", "reason=chaos")
-    play.later(6.0, lambda: _say("scontrol", "update", f"nodename={node}", "state=resume"))
+    play.later(6.0, lambda: slurm("scontrol", "update", f"nodename={node}", "state=resume"))
 
 
 def _preempt(play: Play) -> None:
     """Somebody with a higher priority takes all nodes for three seconds."""
     job_of(play, "train")
-    _say("sbatch", "--partition=debug", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+    slurm("sbatch", "--partition=debug", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
 
 
 def _kill_stepd(play: Play) -> None:
@@ -101,8 +94,8 @@ def _kill_controller(play: Play) -> None:
 
 def _partition_down(play: Play) -> None:
     """Nothing that is queued starts for some seconds."""
-    _say("scontrol", "update", "partitionname=low", "state=down")
-    play.later(6.0, lambda: _say("scontrol", "update", "partitionname=low", "state=up"))
+    slurm("scontrol", "update", "partitionname=low", "state=down")
+    play.later(6.0, lambda: slurm("scontrol", "update", "partitionname=low", "state=up"))
 
 
 _ANYWHERE = ("driver killed", "Ctrl-C", "SIGTERM", "dflop cancel", "a second driver", "driver dies", "scheduler")
