@@ -238,7 +238,8 @@ def test_weights_of_another_model_are_refused_by_name(small, folder, tmp_path):
     assert "cannot read weights" in refusal(small, folder)
 
 
-def test_a_second_name_of_a_tied_weight_and_parts_of_the_whole_that_are_not_ours_are_passed_over(small, folder):
+def test_other_names_of_a_tied_weight_and_parts_of_the_whole_that_are_not_ours_are_passed_over(small, folder):
+    """A tied weight may have both names, and the head's alone."""
     family, config, weights = small
 
     def as_published(tensors):
@@ -247,15 +248,7 @@ def test_a_second_name_of_a_tied_weight_and_parts_of_the_whole_that_are_not_ours
         tensors.clear()
         tensors.update(renamed, **{"thinker.lm_head.weight": embedding.clone(), "talker.proj.weight": torch.zeros(2)})
 
-    change(folder, as_published)
-    read = WeightFolder(folder, build_empty(family, config, torch.float32)).read
-    for name, weight in weights.items():
-        assert torch.equal(read(name), weight), name
-
-
-def test_a_tied_weight_may_have_the_heads_name_only(small, folder):
-    family, config, weights = small
-    change(folder, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))
-    read = WeightFolder(folder, build_empty(family, config, torch.float32)).read
-    (name,) = [n for n in weights if n.endswith("language_model.embed_tokens.weight")]
-    assert torch.equal(read(name), weights[name])
+    for edit in (as_published, lambda tensors: tensors.pop("thinker.model.embed_tokens.weight")):
+        change(folder, edit)
+        read = WeightFolder(folder, build_empty(family, config, torch.float32)).read
+        assert_same(((name, read(name)) for name in weights), weights)

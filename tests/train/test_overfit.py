@@ -28,7 +28,7 @@ from dflop.train.loop import Hooks, LoopSettings
 from tests.train.campaign import EpochPlans
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import make_plan
+from tests.train.synthetic import HF_CONFIG, make_plan
 
 LAYOUT = {"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}
 SHORTEST = {"image": 31, "video": 12, "audio": 9, "text": 12}
@@ -36,22 +36,15 @@ SHORTEST = {"image": 31, "video": 12, "audio": 9, "text": 12}
 BATCH_SIZE, NUM_MICROBATCHES, NUM_STEPS = 16, 3, 200
 MAX_TOKENS, HIDDEN_SIZE = 400, 128
 NEARLY_NOTHING = 0.03
-CONFIG = {
-    "tie_word_embeddings": False,
-    "vision_config": {
-        "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "window_size": 112,
-        "fullatt_block_indexes": [1], "out_hidden_size": HIDDEN_SIZE,
-    },
-    "audio_config": {
-        "encoder_layers": 2, "d_model": 64, "encoder_attention_heads": 2, "encoder_ffn_dim": 128, "num_mel_bins": 128,
-        "n_window": 20, "output_dim": HIDDEN_SIZE,
-    },
+WIDER = {
+    "vision_config": {"hidden_size": 64, "intermediate_size": 128, "out_hidden_size": HIDDEN_SIZE},
+    "audio_config": {"d_model": 64, "encoder_ffn_dim": 128, "output_dim": HIDDEN_SIZE},
     "text_config": {
-        "hidden_size": HIDDEN_SIZE, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "tie_word_embeddings": False,
+        "hidden_size": HIDDEN_SIZE, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
     },
 }  # fmt: skip
+CONFIG = HF_CONFIG | {section: HF_CONFIG[section] | wider for section, wider in WIDER.items()}
 MEDIA = {
     "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 12, "video_min_pixels": 28 * 28, "video_max_pixels": 28 * 28 * 4,
     "video_max_frames": 4, "audio_max_s": 4.0,

@@ -59,12 +59,9 @@ def test_all_ranks_agree_on_what_trains_and_it_is_what_trains(plan, frozen):
             assert trains[module, number] == any(p.requires_grad for p in stage.names.values())
 
 
-def test_a_module_that_the_data_does_not_use_may_be_frozen():
+def test_freezing_everything_is_an_error_and_a_module_that_the_data_does_not_use_is_nothing():
     trains, _ = prepared(SPLIT, 0, ("audio",))
     assert all(trains.values())
-
-
-def test_freezing_everything_is_an_error():
     with pytest.raises(ConfigError, match="nothing to train") as caught:
         prepared(SPLIT, 0, ("vision", LLM))
     assert caught.value.where == "model.frozen"

@@ -120,10 +120,7 @@ def test_owners_are_balanced_and_agreed_on():
         assert set(owners) == set(names)
         loads = [sum(p.numel() for n, p in names.items() if owners[n] == d) for d in range(2)]
         assert max(loads) - min(loads) <= max(p.numel() for p in names.values())
-
-
-def test_one_replica_shares_nothing():
-    plan = make_plan({LLM: (1, 1)}, num_microbatches=1)
-    plan = dataclasses.replace(plan, modules=(dataclasses.replace(plan.modules[0], shard_optimizer=True),))
-    stages, _ = make_stages(synthetic.tiny_model(), synthetic.family(), seat_of(plan, 0), None)
-    assert owners_of(plan, seat_of(plan, 0), stages) == {}
+    (one,) = make_plan({LLM: (1, 1)}, num_microbatches=1).modules
+    alone = dataclasses.replace(plan, layout="split", modules=(dataclasses.replace(one, shard_optimizer=True),))
+    stages, _ = make_stages(synthetic.tiny_model(), synthetic.family(), seat_of(alone, 0), None)
+    assert owners_of(alone, seat_of(alone, 0), stages) == {}, "one replica shares nothing"
