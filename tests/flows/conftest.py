@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,29 +68,17 @@ class Parts:
         return self.todo[0] if self.todo else Todo.NOTHING
 
 
-class Summary:
-    """As much of a summary as a page wants."""
-
-    verdict = "nothing was trained"
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    found = Parts()
+    found, summary = Parts(), SimpleNamespace(verdict="nothing was trained")
     for name in ("demo_data", "data_profile", "model_profile", "train", "compare"):
         monkeypatch.setattr(parts, name, found.part(name))
-    monkeypatch.setattr(parts, "plan", found.part("plan", (Plan(),)))
-    monkeypatch.setattr(parts, "report", found.part("report", Summary()))
-    monkeypatch.setattr(parts, "report_again", lambda run, say: found.calls.append("report again") or Summary())
+    monkeypatch.setattr(parts, "plan", found.part("plan", (SimpleNamespace(reason="it is the best"),)))
+    monkeypatch.setattr(parts, "report", found.part("report", summary))
+    monkeypatch.setattr(parts, "report_again", lambda run, say: found.calls.append("report again") or summary)
     monkeypatch.setattr(continuing, "what_next", found.what_next)
     monkeypatch.setattr(showing, "data_rows", lambda run: [{"group": "all", "p50_tokens": 12}])
     monkeypatch.setattr(showing, "cost_rows", lambda run: [{"module": "llm", "noise": float("nan")}])
     monkeypatch.setattr(showing, "plan_page", lambda run, plans: "why\n\n![a step](data:image/png;base64,AAAA)")
     monkeypatch.setattr(results, "load_history", lambda store, run_id: [])
     return found
-
-
-class Plan:
-    """As much of a plan as a page wants."""
-
-    reason = "it is the best"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -92,27 +93,17 @@ def test_every_flow_loads_by_its_path_and_empties_its_queue_when_it_is_cancelled
         assert load(name).on_cancellation_hooks == hooks, name
 
 
-class Answers:
-    """A server that has `state` for any flow run, or none at all."""
-
-    state: Any = None
-
-    async def __aenter__(self) -> Answers:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing is open."""
-
-    async def read_flow_run(self, _: Any) -> Any:
-        if self.state is None:
-            raise OSError("nobody answers")
-        return SimpleNamespace(state=self.state)
-
-
 def test_a_server_that_is_away_cancels_nothing(monkeypatch):
-    hearing, asked, cancelled = module("hearing"), list[int](), list[Any]()
+    hearing, asked, cancelled, states = module("hearing"), list[int](), list[Any](), list[Any]()
+
+    async def read_flow_run(_: Any) -> Any:
+        if not states:
+            raise OSError("nobody answers")
+        return SimpleNamespace(state=states[0])
+
+    client = SimpleNamespace(read_flow_run=read_flow_run)
     monkeypatch.setattr(hearing, "EVERY_S", 0.001)
-    monkeypatch.setattr(hearing, "get_client", lambda **_: asked.append(1) or Answers())
+    monkeypatch.setattr(hearing, "get_client", lambda **_: asked.append(1) or contextlib.nullcontext(client))
     monkeypatch.setattr(hearing, "cancel_run", lambda run, say: cancelled.append(run))
 
     async def listen() -> None:
@@ -122,7 +113,6 @@ def test_a_server_that_is_away_cancels_nothing(monkeypatch):
 
     asyncio.run(listen())
     assert cancelled == []
-    monkeypatch.setattr(Answers, "state", SimpleNamespace(is_cancelling=lambda: False, is_cancelled=lambda: True))
-    asked.clear()
+    states.append(SimpleNamespace(is_cancelling=lambda: False, is_cancelled=lambda: True))
     asyncio.run(hearing._listen("a flow run", "a run", print))
     assert cancelled == ["a run"]

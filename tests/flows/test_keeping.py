@@ -99,15 +99,12 @@ def torn_down(keeping: ModuleType, was_told: bool, lines: list[str]) -> list[Job
     return launcher.cancelled
 
 
-def test_jobs_go_on_where_nobody_asked_for_the_end(keeping):
+def test_jobs_end_with_a_flow_that_was_told_to_and_go_on_otherwise(keeping):
+    assert torn_down(keeping, True, []) == [HANDLE, HANDLE]
     lines: list[str] = []
     assert torn_down(keeping, False, lines) == []
     assert len(lines) == 1, "said once of a job"
     assert "goes on, the next run adopts it" in lines[0]
-
-
-def test_jobs_end_with_a_flow_that_was_told_to(keeping):
-    assert torn_down(keeping, True, []) == [HANDLE, HANDLE]
 
 
 def test_what_the_flow_itself_cancels_is_cancelled(keeping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 import types
@@ -28,7 +29,6 @@ def progress(name: str, state: JobState, step: int = 0, num_steps: int = 0, reas
         ("train", "dflop-job-train"),
         ("data-3", "dflop-job-data-3"),
         ("data-16", "dflop-job-data-others"),
-        ("data-499", "dflop-job-data-others"),
         ("profile-tp2-vision", "dflop-job-profile-tp2-vision"),
         ("reprofile-doubts-7-tp1", "dflop-job-reprofile"),
         ("Odd_name.1", "dflop-job-odd-name-1"),
@@ -61,12 +61,6 @@ class Shown:
         self.is_away, self.answers_after_s = False, 0.0
         self.artifacts: dict[uuid.UUID, dict[str, Any]] = {}
 
-    async def __aenter__(self) -> Shown:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing is open."""
-
     async def update_flow_run(self, *_: Any, **__: Any) -> None:
         self.answer()
 
@@ -92,7 +86,7 @@ class Shown:
 @pytest.fixture
 def shown(monkeypatch) -> Shown:
     found = Shown()
-    monkeypatch.setattr(module("page"), "get_client", lambda **_: found)
+    monkeypatch.setattr(module("page"), "get_client", lambda **_: contextlib.nullcontext(found))
     return found
 
 

@@ -96,10 +96,8 @@ class Server:
     def begin(self, deployment: str, **parameters: Any) -> str:
         """Id of a new flow run of a deployment."""
         found = self.call(f"/deployments/name/{deployment}")
-        started = self.call(
-            f"/deployments/{found['id']}/create_flow_run", "POST", parameters=parameters, state={"type": "SCHEDULED"}
-        )
-        return str(started["id"])
+        path, state = f"/deployments/{found['id']}/create_flow_run", {"type": "SCHEDULED"}
+        return str(self.call(path, "POST", parameters=parameters, state=state)["id"])
 
 
 @pytest.fixture(scope="module")
@@ -159,16 +157,12 @@ def has_deployment(server: Server, name: str) -> bool:
         return False
 
 
-def state_of(server: Server, run_id: str) -> str:
-    return str(server.flow_run(run_id)["state_type"])
-
-
 def ended(server: Server, run_id: str, log: Path, limit_s: float = 300) -> str:
     final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
     def look() -> str | None:
         with contextlib.suppress(OSError):  # the server may be down
-            return found if (found := state_of(server, run_id)) in final else None
+            return found if (found := str(server.flow_run(run_id)["state_type"])) in final else None
         return None
 
     try:
@@ -210,13 +204,8 @@ def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_pa
     set_config(run, "train.num_steps=12")
 
     def prefect(*args: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *args],
-            cwd=ROOT,
-            env=server.env,
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
+        done = subprocess.run(command, cwd=ROOT, env=server.env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     prefect("work-pool", "create", "dflop", "--type", "process")
@@ -226,9 +215,8 @@ def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_pa
     assert found["parameters"] == {}, "a default path would leave the form for `config` without effect"
     assert found["work_queue_name"] == "runs"
     assert found["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]["directory"] == str(ROOT)
-    assert [(s["active"], s["parameters"]) for s in found["schedules"]] == [
-        (False, {"config_path": "configs/demo.yaml"})
-    ]
+    (schedule,) = found["schedules"]
+    assert (schedule["active"], schedule["parameters"]) == (False, {"config_path": "configs/demo.yaml"})
     assert "Config" in found["parameter_openapi_schema"]["definitions"]
     log = tmp_path / "worker.log"
     with background(server, "prefect", "worker", "start", "--pool", "dflop", log=log):
@@ -243,8 +231,7 @@ def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_pa
 def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
     """And its job goes on, which `dflop train` adopts."""
     config = tmp_path / "run.yaml"
-    content = run.config().model_dump(mode="json")
-    config.write_text(json.dumps(content))
+    config.write_text(json.dumps(run.config().model_dump(mode="json")))
     run.write_state({**run.state(), "config_key": run.config().key, "state": runs.READY})
     env = {**os.environ, "PYTHONPATH": python_path(), "PREFECT_HOME": str(tmp_path / "prefect")}
     env.pop("PREFECT_API_URL", None)
@@ -257,18 +244,13 @@ def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
     finally:
         driver.kill()
         driver.wait()
-    servers = [p for p in leftovers.left_behind() if f"PREFECT_HOME={tmp_path}/prefect" in environment(p.pid)]
-    assert len(servers) == 1
+    home = f"PREFECT_HOME={tmp_path}/prefect"
+    (left,) = [p for p in leftovers.left_behind() if home in Path(f"/proc/{p.pid}/environ").read_text()]
     assert not any(is_gone(pid) for pid in pids)
     handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
     assert handle is not None
-    done = subprocess.run(
-        [sys.executable, "-m", "dflop.cli", "reap"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
-    assert str(servers[0].pid) in done.stderr
-    assert is_gone(servers[0].pid)
+    command = [sys.executable, "-m", "dflop.cli", "reap"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert str(left.pid) in done.stderr
+    assert is_gone(left.pid)
     assert all(is_gone(pid) for pid in pids)
-
-
-def environment(pid: int) -> str:
-    return Path(f"/proc/{pid}/environ").read_text()
