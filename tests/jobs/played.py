@@ -19,7 +19,7 @@ from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
 from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
 from dflop.records import LLM, Decision
 from dflop.store.spool import read_spool
-from tests.builders import make_plan
+from tests.builders import make_decision, make_plan
 from tests.jobs.configs import make_config
 from tests.jobs.made import run_of
 
@@ -81,9 +81,8 @@ def submitted(run: RunDir, launcher: PlayedLauncher) -> JobHandle:
 
 
 def decision(verdict: str, at_s: float = math.inf) -> Decision:
-    return Decision(
-        "small-1", 1, 3, "replan", "layout", verdict, math.nan, math.nan, 9.0, 1.0, 6, "plan-2", "plan-4", "", at_s
-    )
+    plans = {"plan_id": "plan-2", "new_plan_id": "plan-4", "gain_s": 9.0, "cost_s": 1.0, "detail": ""}
+    return make_decision("replan", verdict, "layout", step=3, run_id="small-1", **plans, observed_at_s=at_s)
 
 
 def advice(verdict: str) -> Advice:

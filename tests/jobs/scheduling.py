@@ -92,3 +92,14 @@ def serve(service, store):
     """To the end of the job."""
     service.serve(store)
     service.close(store)
+
+
+def before(service, name, act):
+    """Act, with the arguments of the method, before each of its calls."""
+    method = getattr(service, name)
+
+    def acting(*args):
+        act(*args)
+        return method(*args)
+
+    setattr(service, name, acting)

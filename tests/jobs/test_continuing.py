@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from dflop.errors import Interrupted, LaunchError, TrainError
@@ -112,14 +110,9 @@ def test_who_finds_a_marked_job_stops_it_and_asks_again_what_for(run, applied, m
     assert what_next(run, launcher) is Todo.TRAIN
 
 
-def test_a_run_stays_with_its_plan_if_another_does_not_pay_any_more(run, applied, monkeypatch):
-    run.mark_replanning(True)
-    monkeypatch.setattr(replan, "advise_now", lambda *_: advice("stay"))
-    assert plan_next(run, "key", None, str) == ()
-    assert (run.plan(), applied, run.is_replanning()) == (PLANS[0], [], False)
-
-
-def test_a_driver_that_dies_behind_the_change_does_no_harm(run, applied, monkeypatch):
+def test_a_driver_that_dies_behind_the_change_does_no_harm_and_no_other_is_made_that_does_not_pay(
+    run, applied, monkeypatch
+):
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -131,8 +124,8 @@ def test_a_driver_that_dies_behind_the_change_does_no_harm(run, applied, monkeyp
     assert run.plan() == PLANS[1]
     monkeypatch.setattr(replan, "advise_now", lambda *_: advice("stay"))
     assert what_next(run, PlayedLauncher()) is Todo.PLAN
-    plan_next(run, "key", None, str)
-    assert run.plan() == PLANS[1]
+    assert plan_next(run, "key", None, str) == ()
+    assert (run.plan(), len(applied), run.is_replanning()) == (PLANS[1], 1, False)
     assert what_next(run, PlayedLauncher()) is Todo.TRAIN
 
 
@@ -166,38 +159,34 @@ def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
     assert (launcher.told, run.is_replanning()) == (0, False)
 
 
-def ends_as(launcher: PlayedLauncher, state: JobState, verdict: str = "") -> Callable[..., Advice | None]:
-    """In the place of `consider`: the job ends as it is asked."""
+@pytest.mark.parametrize(
+    ("state", "verdict", "error"),
+    [
+        (JobState.INTERRUPTED, "", Interrupted),
+        (JobState.FAILED, "done", LaunchError),
+        (JobState.DONE, "done", None),
+    ],
+)
+def test_a_job_that_ends_as_it_is_asked_to_make_way_ends_the_run(run, monkeypatch, state, verdict, error):
+    """Somebody else stops it, it fails, or it has trained its last step."""
+    launcher = PlayedLauncher()
 
     def consider(*_: object) -> Advice | None:
         launcher.state = dict.fromkeys(launcher.state, state)
         return advice(verdict) if verdict else None
 
-    return consider
-
-
-def test_a_job_that_has_trained_its_last_step_when_it_is_told_to_stop_is_done(run, monkeypatch):
-    launcher = PlayedLauncher()
+    monkeypatch.setattr(replan, "consider", consider)
+    if error is not None:
+        with pytest.raises(error):
+            train(run, launcher)
+        return
     save_step(run, 10)
-    monkeypatch.setattr(replan, "consider", ends_as(launcher, JobState.DONE, "done"))
     train(run, launcher)
     assert what_next(run, launcher) is Todo.NOTHING
     assert not run.is_replanning()
     (told,) = decisions(run)
     assert (told.kind, told.verdict) == ("replan", "failed")
     assert told.detail.startswith("training ended first")
-
-
-@pytest.mark.parametrize(
-    ("state", "verdict", "error"), [(JobState.INTERRUPTED, "", Interrupted), (JobState.FAILED, "done", LaunchError)]
-)
-def test_a_job_that_somebody_else_stops_or_that_fails_while_it_makes_way_ends_the_run(
-    run, monkeypatch, state, verdict, error
-):
-    launcher = PlayedLauncher()
-    monkeypatch.setattr(replan, "consider", ends_as(launcher, state, verdict))
-    with pytest.raises(error):
-        train(run, launcher)
 
 
 def test_a_job_that_has_nothing_to_do_is_not_started_for_ever(run):

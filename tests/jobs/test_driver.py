@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import socket
 import time
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,6 @@ def silent_for(run: RunDir, seconds: float) -> None:
     os.utime(claim(run), (then, then))
 
 
-def drive_elsewhere(path: Path, mine: Connection) -> None:
-    """In another process: drives the run until it hears something."""
-    with drive_alone(RunDir(path), print):
-        mine.send("drives")
-        mine.recv()
-
-
 def test_a_run_has_one_driver_and_it_is_known(run):
     assert driver_of(run) is None
     with drive_alone(run, print) as check:
@@ -63,23 +55,6 @@ def test_a_run_has_one_driver_and_it_is_known(run):
     assert driver_of(run) is None
     with drive_alone(run, print):
         pass
-
-
-def test_a_second_process_is_refused_until_the_first_was_killed(run):
-    context = multiprocessing.get_context("spawn")
-    mine, its = context.Pipe()
-    other = context.Process(target=drive_elsewhere, args=(run.path, its))
-    other.start()
-    assert mine.recv() == "drives"
-    with pytest.raises(LaunchError) as caught, drive_alone(run, print):
-        pass
-    assert f"process {other.pid} on {socket.gethostname()}" in caught.value.what
-    assert (caught.value.where, caught.value.exit_code) == (str(run.path), 5)
-    other.kill()
-    other.join()
-    assert driver_of(run) is None
-    with drive_alone(run, print):
-        assert driver_of(run).pid == os.getpid()
 
 
 def test_a_driver_on_another_node_that_lives_is_heard_within_seconds(run, on_node):
@@ -130,29 +105,24 @@ def test_whoever_slept_through_a_takeover_is_told(run, on_node):
             asleep()
 
 
-def test_a_file_system_without_locks_is_named(run, monkeypatch):
-    def no_locks(*_args):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+def test_a_file_system_without_locks_and_a_full_disk_are_named_but_no_error_at_the_end(run, monkeypatch):
+    def failing(number: int) -> Callable[..., None]:
+        def fail(*_args: object) -> None:
+            raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(LaunchError, match="cannot lock files"), drive_alone(run, print):
-        pass
+        return fail
 
-
-def full(*_args: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_full_disk_at_the_end_is_no_error_and_the_next_driver_comes_in(run, monkeypatch):
+    for module, name, number, said in (
+        (fcntl, "flock", errno.ENOLCK, "cannot lock files"),
+        (lease.durable, "write_new", errno.ENOSPC, "cannot note who drives the run: No space left"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing(number))
+            with pytest.raises(LaunchError, match=said), drive_alone(run, print):
+                pass
     with drive_alone(run, print):
-        monkeypatch.setattr(lease.durable, "replace", full)
+        monkeypatch.setattr(lease.durable, "replace", failing(errno.ENOSPC))
     monkeypatch.undo()
     assert driver_of(run) is None, "the claim is not released, but the lock is"
     with drive_alone(run, print):
-        pass
-
-
-def test_a_disk_that_takes_no_claim_says_so(run, monkeypatch):
-    monkeypatch.setattr(lease.durable, "write_new", full)
-    with pytest.raises(LaunchError, match="cannot note who drives the run: No space left"), drive_alone(run, print):
         pass

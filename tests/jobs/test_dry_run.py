@@ -26,14 +26,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     )  # fmt: skip
 
 
-def everything_in(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.rglob("*"))
-
-
 def test_every_job_of_a_run_that_has_not_begun(config, tmp_path):
-    before = everything_in(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     found = dry_run(config)
-    assert everything_in(tmp_path) == before, "a dry run leaves nothing behind"
+    assert sorted(tmp_path.rglob("*")) == before, "a dry run leaves nothing behind"
     assert not found.is_resumed
     names = [job.name.removeprefix(f"{found.run_id}-") for job in found.jobs]
     assert names == ["data", "profile-tp1", "profile-links", "train", "compare"]
@@ -47,6 +43,9 @@ def test_every_job_of_a_run_that_has_not_begun(config, tmp_path):
     assert any("whole cluster" in note for note in found.notes)
     (tmp_path / "resolved.yaml").write_text(found.config)
     assert load_config(tmp_path / "resolved.yaml").cluster == config.cluster
+    here = dry_run(make_config(tmp_path, "dataset.demo=true", "compare.num_batches=0"))
+    assert all(job.script is None for job in here.jobs)
+    assert here.jobs[-1].text.startswith(f"{here.run_id}-train: 4 processes of this machine, each runs dflop.jobs.")
 
 
 def test_a_run_with_a_plan_shows_what_it_submits_next(config, tmp_path, monkeypatch):
@@ -75,10 +74,3 @@ def test_what_modules_are_profiled_follows_from_the_runs_samples(config, monkeyp
     assert "#SBATCH --array=0-1\n" in profile.text
     assert "0) set -- dflop.jobs.profile:main" in profile.text
     assert " audio ;;" in profile.text
-
-
-def test_processes_of_this_machine_are_named(tmp_path):
-    config = make_config(tmp_path, "dataset.demo=true", "compare.num_batches=0")
-    found = dry_run(config)
-    assert all(job.script is None for job in found.jobs)
-    assert found.jobs[-1].text.startswith(f"{found.run_id}-train: 4 processes of this machine, each runs dflop.jobs.")

@@ -152,7 +152,7 @@ def test_limits_of_processes_and_samples_are_counts() -> None:
 
 
 def test_other_circumstances_are_planned_anew() -> None:
-    problem = make_problem("vision", num_processes=2, layouts=("split",))
+    problem = make_problem("vision", num_processes=2, layouts=("split",), microbatches=(2, 4))
     plans = plan_problem(problem)
     found = explain_plan(problem, plans, silent)
     names = [v.name for v in found.variations]

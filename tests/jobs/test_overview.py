@@ -33,16 +33,13 @@ def test_runs_are_told_from_their_directories_alone(tmp_path):
     assert run_rows(tmp_path / "nowhere") == []
 
 
-def test_a_run_whose_driver_was_killed_is_abandoned(tmp_path):
-    assert run_facts(make_run(tmp_path, state=runs.RUNNING))["state"] == "abandoned"
-
-
 def test_the_log_of_training_knows_more_than_its_checkpoints(tmp_path):
     run = make_run(tmp_path, state=runs.RUNNING)
     save_step(run, 10)
     handle = add_job(run, "train", JobState.RUNNING)
     log_paths(handle).stderr.write_text("step 14/40  loss 3\nstep 15/40  loss 3\n")
     assert run_facts(run)["step"] == 15
+    assert run_facts(run)["state"] == "abandoned", "it is said to run, and nobody drives it"
     add_job(run, "train", JobState.RUNNING, JobState.FAILED, job_id="other")
     assert run_facts(run)["step"] == 15
 
@@ -102,33 +99,19 @@ def several(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_runs_come_newest_first(several):
+def test_runs_come_newest_first_and_are_meant_by_their_ids_or_the_beginning_of_them(several, tmp_path, monkeypatch):
     names = ["demo-plan-20260104-000000", "big-20260103-000000", "demo-20260102-000000", "demo-20260101-000000"]
     assert [run.run_id for run in all_runs(several)] == names
     assert [run.run_id for run in training_runs(several)] == names[1:]
     assert all_runs(several / "nowhere") == []
-
-
-@pytest.mark.parametrize(
-    ("name", "run_id"),
-    [
-        ("latest", "big-20260103-000000"),
-        ("big", "big-20260103-000000"),
-        ("demo-20260101", "demo-20260101-000000"),
-        ("demo-20260102-000000", "demo-20260102-000000"),
-        ("demo-plan", "demo-plan-20260104-000000"),
-    ],
-)
-def test_a_run_is_meant_by_its_id_or_the_beginning_of_it(several, name, run_id):
-    assert find_run(name, several).path == several / run_id
-    make_run(several.parent, f"{run_id}-2")
-    assert find_run(run_id, several).run_id == run_id, "an id that is also a beginning"
-
-
-def test_a_directory_goes_before_names(several, tmp_path, monkeypatch):
+    meant = {"latest": names[1], "big": names[1], "demo-20260101": names[3], names[2]: names[2], "demo-plan": names[0]}
+    for name, run_id in meant.items():
+        assert find_run(name, several).path == several / run_id
+    make_run(tmp_path, f"{names[2]}-2")
+    assert find_run(names[2], several).run_id == names[2], "an id that is also a beginning"
     monkeypatch.chdir(tmp_path)
-    assert find_run("runs/big-20260103-000000", Path("elsewhere")).path == several / "big-20260103-000000"
-    assert find_run(str(several / "big-20260103-000000"), Path("elsewhere")).run_id == "big-20260103-000000"
+    for folder in (f"runs/{names[1]}", str(several / names[1])):
+        assert find_run(folder, Path("elsewhere")).path == several / names[1], "a directory goes before names"
 
 
 def test_a_beginning_of_several_and_no_run_list_what_there_is(several, tmp_path):

@@ -32,10 +32,6 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
     assert (caught.value.where, caught.value.exit_code) == (f"{tmp_path / 'run.yaml'}: dataset.{key}", 2)
     with pytest.raises(ConfigError, match="does not exist"):
         check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
-
-
-def test_weights_to_start_from_must_be_there(tmp_path):
-    make_dataset(tmp_path)
     with pytest.raises(ConfigError, match="no weights in") as caught:
         check(tmp_path, f"model.weights={tmp_path}")
     assert caught.value.where == f"{tmp_path / 'run.yaml'}: model.weights"
@@ -81,29 +77,25 @@ def test_slurm_needs_sbatch_and_the_name_of_the_hardware(tmp_path, monkeypatch):
     check(tmp_path, "cluster.backend=slurm", "cluster.hardware=H200")
 
 
-@pytest.mark.parametrize(
-    ("annotations", "modules"),
-    [
+def test_modules_are_those_the_annotations_mention_and_of_what_cannot_be_read_only_the_llm_is_sure(tmp_path):
+    def named(*overrides):
+        config = make_config(tmp_path, *overrides)
+        return modules_named(family_of(config), config)
+
+    assert named("dataset.demo=true") == ALL, "not made yet"
+    for path in ("data/a.jsonl.gz", "data/mixture.yaml", "data/{000..009}.tar"):
+        assert named(f"dataset.annotations={path}") == (LLM,)
+    make_dataset(tmp_path)
+    for rows, modules in (
         ('{"image": "a.jpg"}', ("vision", LLM)),
         ('{"images": ["a.jpg"]}', ("vision", LLM)),
         ('{"video": "a.mp4"}', ("vision", LLM)),
         ('{"audio": "a.wav"}', ("audio", LLM)),
         ('{"image": "a.jpg"}\n{"audio": "a.wav"}', ALL),
         ('{"conversations": []}', (LLM,)),
-    ],
-)
-def test_modules_are_those_the_annotations_mention(tmp_path, annotations, modules):
-    make_dataset(tmp_path, annotations)
-    config = make_config(tmp_path)
-    assert modules_named(family_of(config), config) == modules
-
-
-def test_of_what_cannot_be_read_here_only_the_llm_is_sure(tmp_path):
-    for path in ("data/a.jsonl.gz", "data/mixture.yaml", "data/{000..009}.tar"):
-        config = make_config(tmp_path, f"dataset.annotations={path}")
-        assert modules_named(family_of(config), config) == (LLM,)
-    config = make_config(tmp_path, "dataset.demo=true")
-    assert modules_named(family_of(config), config) == ALL  # not made yet
+    ):
+        (tmp_path / "data" / "a.jsonl").write_text(rows)
+        assert named() == modules
 
 
 @pytest.mark.parametrize(("annotations", "num_processes"), [('{"image": 1, "audio": 1}', 2), ('{"image": 1}', 1)])

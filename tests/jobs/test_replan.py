@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dflop.cli.replan import replan as replan_command
 from dflop.config import Config
+from dflop.errors import ConfigError
 from dflop.jobs.basis import basis_of
 from dflop.jobs.follow import LOCAL_POLL_S
 from dflop.jobs.planning import plan_run
@@ -20,8 +22,8 @@ from dflop.records import LLM, Correction, Decision, JobRecord, Plan, RankFactor
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
+from tests.builders import make_decision
 from tests.jobs.training import fresh, set_config
-from tests.test_cli import assert_refused, dflop
 
 NUM_STEPS, NUM_SEEN = 400, 30
 STEP_S = 2.0
@@ -33,7 +35,13 @@ def trained(planned, tmp_path_factory) -> RunDir:
     """A run on two of four processes, thirty steps into its training."""
     run = fresh(planned, tmp_path_factory.mktemp("replan"))
     set_config(
-        run, f"train.num_steps={NUM_STEPS}", "replan.mode=act", "plan.microbatch_choices=[4]", "plan.layouts=[split]"
+        run,
+        f"train.num_steps={NUM_STEPS}",
+        "replan.mode=act",
+        "plan.microbatch_choices=[4]",
+        "plan.layouts=[split]",
+        "plan.top=2",
+        "plan.num_scenarios=1",
     )
     with SpoolWriter(run.config().store, run.run_id, "by-hand") as spool:
         spool.append(job(run, "job-1", "queued", STARTED_S))
@@ -67,11 +75,8 @@ def observation(run: RunDir, step: int, rank: int, module: str, attempt: int = 1
 
 
 def noticed(run: RunDir, kind: str = "drift_shapes", step: int = 25, subject: str = "vision") -> Decision:
-    nan = math.nan
-    return Decision(
-        run.run_id, 1, step, kind, subject, "noticed", 4.0, 2.0, nan, nan, NUM_STEPS - step, run.plan().plan_id, "",
-        f"{subject} changed", STARTED_S + 100,
-    )  # fmt: skip
+    known = {"run_id": run.run_id, "attempt": 1, "plan_id": run.plan().plan_id, "observed_at_s": STARTED_S + 100}
+    return make_decision(kind, "noticed", subject, step=step, detail=f"{subject} changed", **known)
 
 
 def store_of(run: RunDir) -> Path:
@@ -202,13 +207,15 @@ def test_what_the_run_has_measured_of_sizes_and_ranks_is_so_under_any_plan(run):
     assert "rank 1 3.00x" in rank.detail
 
 
-def test_the_command_prints_the_advice_and_refuses_what_has_not_begun(run, tmp_path):
-    done = dflop("replan", run.path, "--format", "json", cwd=run.path)
-    assert done.returncode == 0, done.stderr
-    (found,) = [json.loads(line) for line in done.stdout.splitlines()]
+def test_the_command_prints_the_advice_and_refuses_what_has_not_begun(run, capsys):
+    replan_command(str(run.path), as_json=True)
+    said = capsys.readouterr()
+    (found,) = [json.loads(line) for line in said.out.splitlines()]
     assert (found["verdict"], found["plan"], found["step"]) == ("advised", "vision dp1 | llm pp1 dp1", NUM_SEEN - 1)
     assert found["gain_s"] > found["cost_s"] == pytest.approx(START_UP_S + CHECKPOINT_S + LOCAL_POLL_S)
-    assert "a new plan would pay" in done.stderr
+    assert "a new plan would pay" in said.err
     assert replans(run) == []
     (run.path / "plan.json").unlink()
-    assert_refused(dflop("replan", run.path, cwd=run.path), 2, "no step of this run's training")
+    with pytest.raises(ConfigError, match="no step of this run's training") as caught:
+        replan_command(str(run.path))
+    assert caught.value.exit_code == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from dflop.records import ALL_TOKENS, LLM, Correction, Decision, Measurement
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
-from tests.builders import make_probe, make_sample, make_specs, make_table
+from tests.builders import make_decision, make_probe, make_sample, make_specs, make_table
 from tests.jobs.training import fresh, set_config
 
 TABLE = make_table(LLM, source="measured", per_sq_token_s=0.0)
@@ -34,8 +33,7 @@ def correction(factor: float, low: int, high: int, *, sd: float = 0.02, at_s: fl
 
 
 def drift(subject: str = LLM, kind: str = "drift_cost") -> Decision:
-    nan = math.nan
-    return Decision("run", 1, 20, kind, subject, "noticed", 1.8, 1.0, nan, nan, 50, "plan", "", "", 10.0)
+    return make_decision(kind, "noticed", subject, step=20, attempt=1, measured=1.8, expected=1.0)
 
 
 def test_sizes_far_from_the_level_of_a_drifting_module_are_doubtful():
@@ -51,22 +49,17 @@ def test_sizes_far_from_the_level_of_a_drifting_module_are_doubtful():
     assert found.ranges == ((100, 600), (900, ALL_TOKENS))
     assert found.factor == pytest.approx((1.6 * 1.8 / 1.5) ** (1 / 3))
     assert found.subject == "llm of 100 to 599, 900 and more tokens"
-
-
-@pytest.mark.parametrize(
-    ("rows", "table", "decisions"),
-    [
-        ([correction(2.0, 0, ALL_TOKENS)], TABLE, [drift("vision")]),
-        ([correction(2.0, 0, ALL_TOKENS)], TABLE, [drift(LLM, "drift_shapes")]),
-        ([correction(2.0, 0, ALL_TOKENS)], dataclasses.replace(TABLE, source="derived"), [drift()]),
-        ([correction(2.0, 0, ALL_TOKENS)], dataclasses.replace(TABLE, table_id="other"), [drift()]),
+    far = [correction(2.0, 0, ALL_TOKENS)]
+    for rows, table, decisions in (
+        (far, TABLE, [drift("vision")]),
+        (far, TABLE, [drift(LLM, "drift_shapes")]),
+        (far, dataclasses.replace(TABLE, source="derived"), [drift()]),
+        (far, dataclasses.replace(TABLE, table_id="other"), [drift()]),
         ([correction(1.1, 0, ALL_TOKENS)], TABLE, [drift()]),
         ([correction(2.0, 0, ALL_TOKENS, level=2.0)], TABLE, [drift()]),
         ([], TABLE, [drift()]),
-    ],
-)
-def test_nothing_else_is_doubtful(rows, table, decisions):
-    assert find_doubts(rows, [table], decisions) == []
+    ):
+        assert find_doubts(rows, [table], decisions) == []
 
 
 def test_samples_of_a_doubt_hold_nothing_else():
@@ -90,12 +83,6 @@ def probes(truth, lengths, group: str, *, times: float = 1.0) -> list[Measuremen
     ]
 
 
-def fitted():
-    old = probes(TABLE, range(50, 1300, 100), "random")
-    (table,) = fit_cost_tables(old, [SPEC])
-    return old, table
-
-
 SPEC = make_specs()[-1]
 
 
@@ -103,7 +90,8 @@ SPEC = make_specs()[-1]
     ("times", "words", "is_new"), [(1.03, "the reason lies in the run", False), (1.8, "fitted anew", True)]
 )
 def test_probes_speak_for_the_table_or_give_one_that_is_right_about_them(times, words, is_new):
-    old, table = fitted()
+    old = probes(TABLE, range(50, 1300, 100), "random")
+    (table,) = fit_cost_tables(old, [SPEC])
     new = probes(TABLE, np.arange(600, 1300, 100).tolist(), DOUBTED, times=times)
     found = judge(LONG, table, [*old, *new], SPEC)
     assert found.measured_s == pytest.approx(times * found.before_s, rel=0.03)
@@ -111,10 +99,6 @@ def test_probes_speak_for_the_table_or_give_one_that_is_right_about_them(times, 
     assert words in found.detail
     if is_new:
         assert found.measured_s == pytest.approx(found.after_s, rel=0.15)
-
-
-def test_without_probes_of_these_sizes_there_is_no_verdict():
-    old, table = fitted()
     with pytest.raises(CostError, match="no probe of llm of 600 and more tokens"):
         judge(LONG, table, [*old, *probes(TABLE, (50, 90), DOUBTED)], SPEC)
 

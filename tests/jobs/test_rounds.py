@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from dflop.config import dump_config
 from dflop.jobs import replan, reprofile, submit
 from dflop.jobs.continuing import train_once
 from dflop.jobs.reprofile import Reprofile
@@ -28,9 +26,9 @@ def test_decisions_are_told_once(run, monkeypatch):
 
     def consider(*_: object) -> None:
         rounds.append(1)
-        if len(rounds) == 2:
+        if len(rounds) == 1:
             replan.spool_decision(run, run.config(), decision("stay"))
-        if len(rounds) == 5:
+        if len(rounds) == 3:
             save_step(run, 10)
             launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
@@ -45,21 +43,19 @@ def test_decisions_are_told_once(run, monkeypatch):
     assert len(shown) == 1
 
 
-def test_the_rows_of_a_job_are_in_the_store_while_it_runs(run, monkeypatch):
+def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch):
     """Also where nobody plans anew."""
     monkeypatch.undo()
-    launcher, seen = PlayedLauncher(), []
+    run, launcher, seen = make_run("replan.mode=off"), PlayedLauncher(), []
 
     async def round_ends() -> None:
         with Reader(run.config().store) as reader:
             seen.extend(reader.decisions(run.run_id))
         launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
-    config = run.config().model_copy(update={"replan": run.config().replan.model_copy(update={"mode": "off"})})
-    Path(run.config_file).write_text(dump_config(config))
-    teller = Teller(run, str, round_ends)
-    replan.spool_decision(run, config, decision("noticed"))
-    asyncio.run(train_once(run, launcher, str, teller))
+    run.write_plan(PLANS[0], [])
+    replan.spool_decision(run, run.config(), decision("noticed"))
+    asyncio.run(train_once(run, launcher, str, Teller(run, str, round_ends)))
     assert [d.verdict for d in seen] == ["noticed"]
 
 

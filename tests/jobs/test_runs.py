@@ -13,12 +13,12 @@ from dflop.config import Config
 from dflop.errors import LaunchError
 from dflop.jobs import runs
 from dflop.jobs.driver import drive_alone
-from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal
 from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, RunRecord
 from dflop.store.spool import SpoolWriter, read_spool
 from tests.jobs.configs import make_config
+from tests.jobs.made import make_run
 
 
 @pytest.fixture
@@ -56,18 +56,14 @@ def test_an_unfinished_run_of_the_same_configuration_is_taken_up_again(tmp_path,
     assert (second.path == first.path) == is_resumed
 
 
-def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+def test_runs_that_begin_in_the_same_second_get_folders_of_their_own_and_the_newest_is_taken_up(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
     begun = [runs.begin(make_config(tmp_path, f"train.seed={seed}"))[0] for seed in range(3)]
     assert [r.run_id for r in begun] == [f"small-20260101-000000{s}" for s in ("", "-2", "-3")]
     assert [r.config().train.seed for r in begun] == [0, 1, 2]
-
-
-def test_the_newest_unfinished_run_is_taken_up(config):
-    for name in ("small-20260101-000000", "small-20260103-000000", "small-20260102-000000"):
-        run = RunDir(config.runs / name)
-        run.path.mkdir(parents=True)
-        note(run, config, runs.FAILED)
+    config = begun[0].config()
+    for day in ("3", "2"):
+        make_run(tmp_path, f"small-2026010{day}-000000", runs.FAILED, config_key=runs.key_of(begun[0]))
     assert runs.unfinished(config).run_id == "small-20260103-000000"
 
 

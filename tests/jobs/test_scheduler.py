@@ -17,6 +17,7 @@ from tests.builders import make_cost
 from tests.jobs.scheduling import (
     AHEAD,
     NUM_STEPS,
+    before,
     levels_of,
     measured,
     messages,
@@ -57,18 +58,9 @@ def newest(store):
 
 @pytest.mark.parametrize("num_threads", [1, AHEAD])
 def test_it_works_only_so_far_ahead(run, store, num_threads):
-    found = []
-
-    class Watched(Scheduler):
-        def _listen(self, store, seen, next_step):
-            if newest(store) < min(seen + AHEAD, NUM_STEPS - 1):
-                return False  # still planning; a rank that is slow enough to see how far it goes
-            found.append((seen, newest(store), next_step))
-            observe(store, run, seen)
-            return super()._listen(store, seen, next_step)
-
-    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
+    service, found = scheduler(run), []
     service._num_threads = num_threads
+    ranks_that_see_how_far_it_goes(service, store, run, found)
     serve(service, store)
     assert found == [
         (step, min(step + AHEAD, NUM_STEPS - 1), min(step + AHEAD + 1, NUM_STEPS)) for step in range(NUM_STEPS)
@@ -90,33 +82,23 @@ def test_it_learns_from_plans_that_rank_0_made_itself_and_leaves_recording_them_
     assert read_spool(run.config().store, StepPlan) == []
 
 
-def ranks_that_see_how_far_it_goes(service, store, run, before=lambda: None):
-    """They report a step once the scheduler is as far ahead of it as it goes."""
-    listen = service._listen
+def ranks_that_see_how_far_it_goes(service, store, run, found):
+    """They report a step once the scheduler is as far ahead of it as it goes, and note (step, newest, next)."""
 
     def hear(store, seen, next_step):
-        before()
         if newest(store) >= min(seen + AHEAD, NUM_STEPS - 1):
+            found.append((seen, newest(store), next_step))
             observe(store, run, seen)
-        return listen(store, seen, next_step)
 
-    service._listen = hear
-
-
-class Overtaken(Scheduler):
-    """Rank 0 asks for step 2 while the scheduler plans step 1, and again for each step that was never planned."""
-
-    def _message(self, step, *args):
-        if step == 1:
-            wire.note_asked(self.store, 2)
-        return super()._message(step, *args)
+    before(service, "_listen", hear)
 
 
 def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store):
-    service = Overtaken(run, run.config(), run.plan(), TRAIN, attempt=1)
-    service.store, service._num_threads = store, 1
-
-    ranks_that_see_how_far_it_goes(service, store, run)
+    """Rank 0 asks for step 2 while the scheduler plans step 1."""
+    service = scheduler(run)
+    service._num_threads = 1
+    before(service, "_message", lambda step, *_: wire.note_asked(store, 2) if step == 1 else None)
+    ranks_that_see_how_far_it_goes(service, store, run, [])
     serve(service, store)
     policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS))]
     assert QUICK not in policies[:2]
@@ -132,12 +114,13 @@ def test_while_kernels_compile_only_what_is_asked_for_is_planned_and_quickly(run
     service.warm_up = Future()
     wire.note_asked(store, 1)
 
-    def compiled():
+    def compiled(*_):
         if not service.warm_up.done():
             assert newest(store) == 1, "step 2 is in no hurry"
             service.warm_up.set_result(None)
 
-    ranks_that_see_how_far_it_goes(service, store, run, compiled)
+    ranks_that_see_how_far_it_goes(service, store, run, [])
+    before(service, "_listen", compiled)
     serve(service, store)
     policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS)[1:])]
     assert policies[0] == QUICK
@@ -150,14 +133,7 @@ def test_a_comparison_runs_what_it_says_however_late(run, store):
     service = scheduler(run, COMPARE)
     wire.note_asked(store, 0)
     observe_all(store, run, 4)
-
-    make = service._message
-
-    def hasty_rank(step, *args):
-        wire.note_asked(store, step + 1)
-        return make(step, *args)
-
-    service._message = hasty_rank
+    before(service, "_message", lambda step, *_: wire.note_asked(store, step + 1))
     serve(service, store)
     plans = read_spool(run.config().store, StepPlan)
     assert {p.run_id for p in plans} == {f"{run.run_id}/compare"}
@@ -170,14 +146,13 @@ def test_a_second_start_takes_over_where_the_first_left_off(run, store):
     class Killed(Exception):
         pass
 
-    class Dies(Scheduler):
-        def _listen(self, store, seen, next_step):
-            if seen == 1:
-                raise Killed
-            return super()._listen(store, seen, next_step)
+    def die(_store, seen, _next_step):
+        if seen == 1:
+            raise Killed
 
     observe(store, run, 0)
-    first = Dies(run, run.config(), run.plan(), TRAIN, attempt=1)
+    first = scheduler(run)
+    before(first, "_listen", die)
     with pytest.raises(Killed):
         first.serve(store)  # and no close: its plans are in memory
     left = newest(store)

@@ -15,7 +15,7 @@ from dflop.store import durable
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train import wire
-from tests.jobs.scheduling import NUM_STEPS, observe_all, scheduler, serve
+from tests.jobs.scheduling import NUM_STEPS, before, observe_all, scheduler, serve
 from tests.jobs.training import fresh
 
 
@@ -24,17 +24,26 @@ def run(schedulable, tmp_path):
     return fresh(schedulable, tmp_path)
 
 
+def note_records(service, note):
+    """Note what a record leaves, after each."""
+    record = service._record
+
+    def recorded(store):
+        record(store)
+        note(store)
+
+    service._record = recorded
+
+
 def test_what_is_published_is_told_once_it_is_on_disk(run, store, monkeypatch):
     monkeypatch.setattr(wire, "RECORD_EVERY_STEPS", 4)
-    on_disk = []
+    service, on_disk = scheduler(run), []
 
-    class Watched(Scheduler):
-        def _record(self, store):
-            super()._record(store)
-            on_disk.append((wire.recorded_step(store, 1), [p.step for p in read_spool(run.config().store, StepPlan)]))
+    def note(store):
+        on_disk.append((wire.recorded_step(store, 1), [p.step for p in read_spool(run.config().store, StepPlan)]))
 
+    note_records(service, note)
     observe_all(store, run)
-    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
     serve(service, store)
     assert on_disk == [(3, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])]
 
@@ -76,20 +85,10 @@ def test_while_the_disk_is_full_rank_0_is_not_told_that_plans_are_on_disk(run, s
 
 
 def test_it_records_at_once_when_a_checkpoint_is_due(run, store):
-    on_disk = []
-
-    class Watched(Scheduler):
-        def _record(self, store):
-            super()._record(store)
-            on_disk.append(wire.recorded_step(store, 1))
-
-        def _listen(self, store, seen, next_step):
-            if seen == 1:
-                wire.note_wanted(store, seen)
-            return super()._listen(store, seen, next_step)
-
+    service, on_disk = scheduler(run), []
+    note_records(service, lambda store: on_disk.append(wire.recorded_step(store, 1)))
+    before(service, "_listen", lambda store, seen, _: wire.note_wanted(store, seen) if seen == 1 else None)
     observe_all(store, run)
-    service = Watched(run, run.config(), run.plan(), TRAIN, attempt=1)
     service.serve(store)
     assert len(on_disk) == 1
     assert 1 <= on_disk[0] < NUM_STEPS - 1, "what is published later may wait"

@@ -82,16 +82,13 @@ def test_one_that_cannot_be_started_again_does_not_end_the_job(make, monkeypatch
     assert tend(watched, 2) == []
 
 
-def test_without_restarts_it_is_given_up_at_once_and_what_went_wrong_is_said(make):
+def test_without_restarts_it_is_given_up_at_once_unless_its_plans_are_out_already(make):
     watched, said = make(DIES, max_restarts=0), []
     until_dead(watched)
     watched.tend(0, lambda *event: said.append(event))
     assert [event[:2] for event in said] == [(0, "scheduler_dead"), (0, "scheduler_given_up")]
     assert "exit code 3" in said[0][2]
     assert "log" in said[0][2]
-
-
-def test_nothing_is_started_for_plans_that_are_out_already(make):
     watched = make(DIES, num_steps=10)
     until_dead(watched)
     assert [tend(watched, step) for step in (8, 9)] == [[], []]

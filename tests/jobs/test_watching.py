@@ -50,15 +50,9 @@ def test_how_a_job_stands_is_told_with_its_steps(shower):
     assert [round(job.done_frac, 3) for job in shower.jobs] == [0, 0, 0.3, 0.325, 1]
     assert "train | step 12/40  loss 3.1" in shower.lines
     assert len(shower.lines) == 6
-
-
-def test_another_job_of_the_same_name_begins_anew(shower):
-    talk = JobTalk("train", shower)
-    talk.state(HANDLE, JobStatus(JobState.RUNNING))
-    talk.line("step 30/40")
     other = JobHandle("slurm", "13", "demo-1-train", "k", Path("/jobs/train"), 4, 9.0)
     talk.state(other, JobStatus(JobState.QUEUED))
-    assert (shower.jobs[-1].step, shower.jobs[-1].handle.job_id) == (0, "13")
+    assert (shower.jobs[-1].step, shower.jobs[-1].handle.job_id) == (0, "13"), "another job of that name begins anew"
 
 
 def test_lines_are_enough_for_who_shows_nothing():
@@ -123,8 +117,7 @@ def test_the_last_lines_are_those_of_the_whole_file(tmp_path_factory, lines, num
 
 def test_what_is_added_comes_once_and_in_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    assert last_lines(path, 5) == ("", 0)
-    assert new_lines(path, 0) == ("", 0)
+    assert last_lines(path, 5) == new_lines(path, 0) == ("", 0)
     path.write_text("one\ntwo\nthr")
     text, offset = last_lines(path, 1)
     assert text == "two"

@@ -25,7 +25,7 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def test_a_folder_gives_the_file_with_most_rows_and_the_root_of_their_media(tmp_path):
+def test_a_folder_gives_the_file_with_most_rows_and_the_root_of_their_media_and_a_file_is_taken_as_it_is(tmp_path):
     touch(tmp_path / "pictures", "a/1.jpg", "a/2.jpg")
     (tmp_path / "train.jsonl").write_text(rows("a/1.jpg", "a/2.jpg", "a/3.jpg"))
     (tmp_path / "val.jsonl").write_text(rows("a/1.jpg"))
@@ -35,9 +35,6 @@ def test_a_folder_gives_the_file_with_most_rows_and_the_root_of_their_media(tmp_
     assert (found.format, found.num_rows, found.num_bad, dict(found.kinds)) == ("JSON Lines", 3, 0, {"image": 3})
     assert (found.media_root, found.num_media, found.num_media_found) == (tmp_path / "pictures", 3, 2)
     assert found.others == (str(tmp_path / "val.jsonl"),)
-
-
-def test_a_file_is_taken_as_it_is(tmp_path):
     touch(tmp_path / "media", "1.mp4")
     path = tmp_path / "a.json.gz"
     path.write_bytes(gzip.compress(json.dumps([chat("<video>\nx", "y", video="1.mp4")]).encode()))
@@ -46,11 +43,16 @@ def test_a_file_is_taken_as_it_is(tmp_path):
     assert found.media_root == tmp_path / "media"
 
 
-def test_text_needs_no_media_and_only_some_rows_of_a_long_file_are_read(tmp_path):
-    (tmp_path / "chat.jsonl").write_text((json.dumps(chat("a", "b")) + "\n") * 1000)
+def test_only_some_rows_of_a_long_file_are_read_and_bad_ones_counted_with_a_reason(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text((json.dumps(chat("a", "b")) + "\n") * 1000)
     found = find_dataset(tmp_path)
-    assert (found.num_media, found.media_root, dict(found.kinds)) == (0, tmp_path, {})
+    assert (found.num_media, found.media_root, dict(found.kinds)) == (0, tmp_path, {}), "text needs no media"
     assert (found.num_rows, found.num_looked_at) == (1000, NUM_LOOKED_AT)
+    path.write_text(rows("1.jpg") + '{"conversations": []}\n{"id": 1')
+    found = find_dataset(tmp_path)
+    assert (found.num_looked_at, found.num_bad) == (3, 2)
+    assert found.first_reason.startswith("row 1: ")
 
 
 def test_shards_that_differ_in_a_number_are_one_dataset(tmp_path):
@@ -75,13 +77,6 @@ def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
     found = find_dataset(tmp_path)
     assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "mixture.yaml"), "mixture", 3)
     assert (found.media_root, found.num_media_found) == (tmp_path / "m", 2)
-
-
-def test_bad_rows_are_counted_with_a_reason(tmp_path):
-    (tmp_path / "a.jsonl").write_text(rows("1.jpg") + '{"conversations": []}\n{"id": 1')
-    found = find_dataset(tmp_path)
-    assert (found.num_looked_at, found.num_bad) == (3, 2)
-    assert found.first_reason.startswith("row 1: ")
 
 
 def test_what_holds_no_training_data_is_refused_with_what_was_seen(tmp_path):
