@@ -34,7 +34,7 @@ def examples(folder: Path, check: Any, **options: Any) -> set[str]:
     """Those of the crashes of a campaign."""
     target = Target("toy", "numbers", st.integers(0, 10**6), lambda _, n: attempt(check, n), **options)
     folder.mkdir()
-    found = fuzz(target, folder, seconds=3600, seeds=(3, 4), database=folder.parent / "database")
+    found = fuzz(target, folder, seconds=3600, seeds=(3,), database=folder.parent / "database")
     return {re.findall(r"example=(\d+),", crash)[-1] for crash in found.crashes}
 
 
