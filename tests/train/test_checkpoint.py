@@ -9,15 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from dflop.models.build import Stage, build_model
 from dflop.parallel.part import even_part
 from dflop.parallel.topology import make_groups
 from dflop.records import LLM
+from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
 from dflop.train.checkpoint import Checkpointer
+from dflop.train.index import SafeReader
 from dflop.train.manifest import read_latest
 from dflop.train.optim import Optimizer, OptimizerSettings
-from tests.models.tiny_families import CASES
+from dflop.train.state import read_model
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
@@ -50,11 +53,12 @@ OTHERS = [
 ]
 
 
-def make_rank(rank, folder, plan, model, family_, shared=""):
+def make_rank(rank, folder, name, tied, seed, shared):
     """(rank, optimizer, checkpointer)."""
+    plan = PLANS[name]
     if shared == "states":
         plan = replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
-    it = Rank(rank, plan, family_, model, shard_parameters=shared == "parameters")
+    it = Rank(rank, plan, family(2), omni(tied, seed), shard_parameters=shared == "parameters")
     optimizer = it.optimizer(0.1, 0.1)
     return it, optimizer, Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=2)
 
@@ -82,12 +86,12 @@ def state_of(it, optimizer):
     return found
 
 
-def omni(tied=False, seed=0):
+def omni(tied, seed=0):
     return build_model(family(), synthetic.hf_config(tied=tied, kv_heads=2), seed=seed, dtype=torch.float32)
 
 
 def save(rank, folder, name, tied, shared):
-    it, optimizer, checkpointer = make_rank(rank, folder, PLANS[name], omni(tied), family(2), shared)
+    it, optimizer, checkpointer = make_rank(rank, folder, name, tied, 0, shared)
     update(it, optimizer)
     before = state_of(it, optimizer)
     checkpointer.save(7, {"plan_id": "p", "corrections": {LLM: 1.25}})
@@ -97,7 +101,7 @@ def save(rank, folder, name, tied, shared):
 
 
 def load(rank, folder, name, tied, shared):
-    it, optimizer, checkpointer = make_rank(rank, folder, PLANS[name], omni(tied, 1), family(2), shared)
+    it, optimizer, checkpointer = make_rank(rank, folder, name, tied, 1, shared)
     latest = checkpointer.load_latest()
     loaded = state_of(it, optimizer)
     update(it, optimizer)  # the moments are in use, not merely stored
@@ -144,43 +148,19 @@ def test_any_plan_loads_what_any_other_saved(saved_as, by_saver, loaded_as, by_l
     assert_parts_of(one_process(tied, 2), [trained for _, _, trained in ranks])
 
 
-def save_fused(rank, folder):
-    case = CASES["Qwen2.5-VL"]
-    plan = make_plan({"vision": (1, 1, 2), LLM: (1, 1)}, num_microbatches=1, of=case.family)
-    *_, checkpointer = make_rank(rank, folder, plan, case.build(), case.family)
-    checkpointer.save(1, {})
-    checkpointer.wait()
-
-
-def load_fused(rank, folder):
-    case = CASES["Qwen2.5-VL"]
-    plan = make_inline_plan([{"vision": 3, LLM: 4}], dp=1, num_microbatches=1)
-    model = build_model(case.family, case.full_config, seed=1, dtype=torch.float32)
-    it, _, checkpointer = make_rank(rank, folder, plan, model, case.family)
-    checkpointer.load_latest()
-    return {n: p.detach() for n, p in it.names.items()}
-
-
-def test_fused_matrices_are_put_together_again(tmp_path):
-    run_ranks(save_fused, 3, tmp_path)
-    (whole,) = run_ranks(load_fused, 1, tmp_path)
-    expected = dict(CASES["Qwen2.5-VL"].build().named_parameters())
-    assert set(whole) == set(expected)
-    for name, value in whole.items():
-        assert torch.equal(value, expected[name]), name
-
-
-def test_parts_of_fused_matrices_cover_the_whole_once():
+def test_parts_of_fused_matrices_are_put_together_and_taken_apart_again(tmp_path):
+    """Query, key and value in one matrix, of which each of two ranks holds half."""
     whole = torch.arange(24.0).reshape(12, 2)
     parts = [even_part(whole.shape, 0, 3, rank, 2) for rank in range(2)]
-    assert parts[1].ranges == ((2, 4), (6, 8), (10, 12))
-    rebuilt = torch.full_like(whole, -1)
-    for part in parts:
-        for (row, column), view in part.pieces(part.of(whole)):
-            target = rebuilt[row : row + view.shape[0], column : column + view.shape[1]]
-            assert (target == -1).all()
-            target.copy_(view)
-    assert torch.equal(rebuilt, whole)
+    assert [part.ranges for part in parts] == [((0, 2), (4, 6), (8, 10)), ((2, 4), (6, 8), (10, 12))]
+    blocks = [block for part in parts for block in blocks_of("model/w", part.of(whole), part)]
+    assert len({block.offsets for block in blocks}) == 6
+    dcp.save({}, storage_writer=BlockWriter(tmp_path), planner=BlockSavePlanner(blocks), no_dist=True)
+    assert torch.equal(read_model(tmp_path)["w"], whole)
+    loaded = torch.zeros(6, 2)
+    planner = BlockLoadPlanner(list(blocks_of("model/w", loaded, parts[1])))
+    dcp.load({}, storage_reader=SafeReader(tmp_path), planner=planner, no_dist=True)
+    assert torch.equal(loaded, parts[1].of(whole))
 
 
 def draw():

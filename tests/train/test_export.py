@@ -16,6 +16,7 @@ from dflop.errors import ConfigError
 from dflop.models.build import build_model
 from dflop.models.export import write_folder
 from dflop.models.weights import WeightFolder, build_empty
+from dflop.parallel.part import even_part
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.manifest import read_latest
@@ -62,23 +63,17 @@ def train_and_save(rank, folder):
 
 
 def start(rank, folder, subject, plan):
-    """Loss of the first step, what the rank holds, and gradients."""
-    it = filled(rank, folder, plan, subject.family, config_of(subject), torch.float32)
+    """Loss of the first step by weights of a folder, what the rank holds, and gradients."""
+    model = build_empty(subject.family, config_of(subject), torch.float32)
+    weights = WeightFolder(folder / "out", model)
+    it = Rank(rank, plan, subject.family, model)
+    assert all(p.is_meta for stage in it.stages for p in stage.parameters())
+    fill_stages(it.stages, it.parts, weights, torch.device("cpu"))
     for stage in it.stages:
         assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
     held = {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
     loss = first_step(it, subject)
     return loss, held, {n: p.grad.clone() for n, p in it.names.items() if p.grad is not None}
-
-
-def filled(rank, folder, plan, family, config, dtype):
-    """A rank whose weights come from a folder."""
-    model = build_empty(family, config, dtype)
-    weights = WeightFolder(folder / "out", model)
-    it = Rank(rank, plan, family, model)
-    assert all(p.is_meta for stage in it.stages for p in stage.parameters())
-    fill_stages(it.stages, it.parts, weights, torch.device("cpu"))
-    return it
 
 
 def plain_step(model, subject):
@@ -154,26 +149,22 @@ def test_ranks_that_share_matrices_read_their_parts(subject, tmp_path):
     assert any(part for _, held, _ in ranks for part, _ in held.values())
 
 
-def hold(rank, folder):
-    """What a rank holds of a family whose query, key and value are one matrix."""
-    case = CASES["Qwen2.5-VL"]
-    plan = make_plan({"vision": (1, 1, 2), LLM: (1, 1)}, num_microbatches=1, of=case.family)
-    it = filled(rank, folder, plan, case.family, case.full_config, torch.bfloat16)
-    return {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
-
-
 def test_parts_of_fused_matrices_are_read_and_types_converted(tmp_path):
     case = CASES["Qwen2.5-VL"]
     weights = {n: p.detach() for n, p in case.build().named_parameters()}
-    write_folder(case.family, case.full_config, weights, tmp_path / "out", max_shard_bytes=10**9)
-    fused = 0
-    for held in run_ranks(hold, 3, tmp_path):
-        for name, (part, value) in held.items():
-            want = part.of(weights[name]) if part else weights[name]
-            assert value.dtype == torch.bfloat16
-            assert torch.equal(value, want.bfloat16()), name
-            fused += part is not None and len(part.ranges) == 3
-    assert fused == 2 * 3 * 2  # ranks, layers, weight and bias
+    write_folder(case.family, case.full_config, weights, tmp_path, max_shard_bytes=10**9)
+    model = build_empty(case.family, case.full_config, torch.bfloat16)
+    folder = WeightFolder(tmp_path, model)
+    fused = [name for name in weights if ".attn.qkv." in name]
+    assert len(fused) == 3 * 2  # layers, weight and bias
+    for name in fused:
+        part = even_part(weights[name].shape, 0, 3, 1, 2)
+        assert torch.equal(folder.read(name, part.axis, part.ranges), part.of(weights[name]))
+    plan = make_inline_plan([{"vision": 3, LLM: 4}], dp=1, num_microbatches=1)
+    it = Rank(0, plan, case.family, model, is_alone=True)
+    fill_stages(it.stages, {}, folder, torch.device("cpu"))
+    assert_same(it.names, {name: whole.bfloat16() for name, whole in weights.items()})
+    assert {p.dtype for p in it.names.values()} == {torch.bfloat16}
 
 
 @pytest.fixture(scope="module")

@@ -128,9 +128,8 @@ def test_gradients_equal_hugging_face(name, layout, tmp_path):
     assert_equal_steps(steps_of(name, layout, tmp_path), cached_reference(Tiny(name)))
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "Qwen3-VL" else pytest.param(n, marks=pytest.mark.lane("layouts")) for n in CASES]
-)
+@pytest.mark.lane("layouts")
+@pytest.mark.parametrize("name", CASES)
 def test_projectors_alone_train_as_they_do_in_hugging_face(name, tmp_path):
     frozen = (*(f"{encoder}.tower" for encoder in Tiny(name).family.towers), LLM)
     ranks = steps_of(name, "encoder pp2 + llm dp2", tmp_path, frozen)
