@@ -1,13 +1,15 @@
 """The batch sampler: balanced microbatches of this rank for `torch.utils.data.DataLoader(batch_sampler=...)`.
 
-Resuming goes by the number of optimizer steps that were trained, which only the trainer knows: a loader with workers
-has drawn further than that. `resume(step)` before the first batch is all there is to it; how many ranks or
-microbatches there were before does not matter.
+Which rank this is, of how many, is looked up when an iteration begins: trainers initialise torch.distributed after the
+sampler was made. Resuming goes by the number of optimizer steps that were trained: `resume(step)` before the first
+batch is all there is to it; how many ranks or microbatches there were before does not matter.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,22 +18,28 @@ from torch.utils.data import Sampler
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.sampler.costs import SampleCosts, sample_costs
+from dflop.sampler.draws import Draws, Progress, Start
+from dflop.sampler.hands import check_hands, refuse_dispatch, who_draws
+from dflop.sampler.numbers import check_positive
+from dflop.sampler.place import PlaceUnknown, find_place
 from dflop.sampler.plans import BatchPlan, Planner, warm_up
 from dflop.sampler.steps import Step
 from dflop.schedule.data_parallel import Sync
 
 SYNCS = ("step", "microbatch")
 
+_log = logging.getLogger(__name__)
+
 
 class BalancedBatchSampler(Sampler[list[int]]):
     """Microbatches of one rank: same samples per optimizer step as any plan, dealt out so that ranks end together.
 
     Every rank makes the same plan by itself. Each sample comes once per epoch; every rank has the same number of
-    microbatches in a step and at least one sample in each. An epoch that was iterated to its end is followed by the
-    next one, with or without `set_epoch`.
+    microbatches in a step and at least one sample in each. An epoch whose batches were all handed out is followed by
+    the next one, with or without `set_epoch`; one that was left earlier begins anew, with or without workers.
 
-    When torch.distributed is initialised and neither `num_replicas` nor `rank` is given, making a sampler is a
-    collective call: ranks compare their costs once, since ranks that plan from different ones would lose samples.
+    When torch.distributed is initialised and neither `num_replicas` nor `rank` is given, the first iteration begins
+    with a collective call: ranks compare their costs, since ranks that plan from different ones would lose samples.
 
     Args:
         costs: Of every sample; a plain sequence is taken as lengths in tokens.
@@ -40,8 +48,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
             this nor `max_tokens` is given. No microbatch is over 1.25 times the average in tokens, if samples allow it.
         max_tokens: Instead: no microbatch has more, and there are as many of them as that takes, which differs from
             step to step. For loops over `steps()`. A longer sample has a microbatch to itself.
-        num_replicas: Data-parallel ranks; None: as torch.distributed, or WORLD_SIZE, says.
-        rank: This one among them; None: as torch.distributed, or RANK, says.
+        num_replicas: Data-parallel ranks; None: as torch.distributed, or WORLD_SIZE, says when an iteration begins.
+        rank: This one among them; None: as torch.distributed, or RANK, says then.
         sync: Where ranks wait for one another: once per `step` (DDP under `no_sync`, or no accumulation) or in every
             `microbatch` (FSDP, ZeRO-3).
         padded: Whether the collator pads samples to the longest of their microbatch: then samples of similar length
@@ -69,14 +77,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         ahead: int = 2,
     ) -> None:
-        is_collective = num_replicas is None and rank is None and dist.is_available() and dist.is_initialized()
-        self.rank, self.num_replicas = _place(rank, num_replicas)
         numbers = {
             "global_batch_size": global_batch_size, "num_microbatches": num_microbatches, "max_tokens": max_tokens,
         }  # fmt: skip
         for name, number in numbers.items():
-            if number is not None and number < 1:
-                raise ConfigError(f"{name} is {number}, must be positive", where="BalancedBatchSampler")
+            if number is not None:
+                check_positive(name, number, "BalancedBatchSampler")
         if num_microbatches is not None and max_tokens is not None:
             raise ConfigError(
                 "num_microbatches and max_tokens are both given",
@@ -90,7 +96,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._planner = Planner(
             costs,
             global_batch_size,
-            num_replicas=self.num_replicas,
             num_microbatches=num_microbatches or (None if max_tokens else 1),
             max_tokens=max_tokens,
             sync=sync,
@@ -100,9 +105,23 @@ class BalancedBatchSampler(Sampler[list[int]]):
         )
         self._ahead = ahead
         self._epoch = self._first_in_epoch = 0
-        if is_collective:
-            self._compare_ranks()
+        self._progress: Progress | None = None
+        self._current: Step | None = None
+        self._is_stepping = False
+        self._given, self._is_compared = (rank, num_replicas), False
+        with contextlib.suppress(PlaceUnknown):  # it will be known when an iteration begins
+            self._settle()
         warm_up(sync)
+
+    @property
+    def rank(self) -> int:
+        """This one among the data-parallel ranks; 0 until that is known."""
+        return self._place_now()[0]
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel ranks; 1 until that is known."""
+        return self._place_now()[1]
 
     @property
     def costs(self) -> SampleCosts:
@@ -125,12 +144,21 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self.steps_per_epoch * self.num_microbatches
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._epoch
-        first = epoch * self.steps_per_epoch
-        for plan in self._planner.plans(first + self._first_in_epoch, first + self.steps_per_epoch, self._ahead):
-            yield from plan.rank(self.rank)
-        if self._epoch == epoch:
-            self._epoch, self._first_in_epoch = epoch + 1, 0
+        hands, is_stepping = who_draws(), self._is_stepping
+
+        def begin() -> Start:
+            if not is_stepping:
+                self._leave_last()
+            is_constant = is_stepping or self.num_microbatches is not None
+            check_hands(hands, self.costs, is_constant=is_constant, num_resumed=self._first_in_epoch)
+            rank, _ = self._settle()
+            first, end = self._place_in_order(), (self._epoch + 1) * self.steps_per_epoch
+            return Start(rank, first, end, functools.partial(self._planner.plans, ahead=self._ahead))
+
+        return Draws(begin, self._follow, hands.num_prefetched)
+
+    def _follow(self, progress: Progress) -> None:
+        self._progress = progress
 
     def steps(self, loader: Iterable[Any] | None = None, *, until: int | None = None) -> Iterator[Step]:
         """Optimizer steps from where the sampler stands to the end of the epoch.
@@ -138,14 +166,33 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Args:
             loader: The `DataLoader` of this sampler; None: the steps' microbatches are positions in the dataset.
             until: Go on over epochs until so many steps, counted from the first of all, are trained.
+
+        Raises:
+            ConfigError: the loader draws from another sampler.
+            TrainError: the loader ends before the step does.
         """
+        if (other := getattr(loader, "batch_sampler", self)) is not self:
+            raise ConfigError(
+                f"the loader draws from {type(other).__name__} at {id(other):#x}, not from this sampler",
+                where="BalancedBatchSampler.steps",
+                hint="make the loader with DataLoader(dataset, batch_sampler=sampler) of the same sampler",
+            )
+        return self._steps(loader, until)
+
+    def _steps(self, loader: Iterable[Any] | None, until: int | None) -> Iterator[Step]:
+        self._leave_last()
         while True:
-            step = self._epoch * self.steps_per_epoch + self._first_in_epoch
+            step = self._place_in_order()
             end = (self._epoch + 1) * self.steps_per_epoch
             end = end if until is None else min(end, until)
-            batches = None if loader is None else iter(loader)
+            rank, num_replicas = self._settle()
+            self._is_stepping = True
+            try:
+                batches = None if loader is None else iter(loader)
+            finally:
+                self._is_stepping = False
             for plan in self._planner.plans(step, end, self._ahead if loader is None else 0):
-                found = Step(plan, self.rank, self.num_replicas, batches)
+                self._current = found = Step(plan, rank, num_replicas, batches)
                 yield found
                 found.skip_rest()
             self.resume(max(step, end))
@@ -154,37 +201,42 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     def planned(self, step: int) -> BatchPlan:
         """The plan of a step (from 0, counted over epochs): who trains on what, and how long that should take."""
+        self._planner.deal_to(find_place(*self._given)[1])
         return self._planner.plan(step)
 
     def step(self, number: int) -> Step:
         """A step (from 0, counted over epochs) for trainers that draw its microbatches themselves."""
-        return Step(self.planned(number), self.rank, self.num_replicas, None)
+        return Step(self.planned(number), *find_place(*self._given), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch (from 0); where the sampler was resumed within it, to that place."""
+        if self._progress is not None and self._progress.is_over:
+            self._leave_last()
         if epoch != self._epoch:
-            self._epoch, self._first_in_epoch = epoch, 0
+            self._goto(epoch, 0)
 
     def resume(self, step: int) -> None:
         """Go to an optimizer step: the number of those that were trained, over all epochs.
 
         Hugging Face's Trainer skips what was trained by itself: leave it to that, or set `ignore_data_skip`. Lightning
-        does not: call this with the checkpoint's global step before `fit`.
+        does not: call this with the checkpoint's global step before `fit`. torchdata's StatefulDataLoader restores the
+        sampler by itself.
 
         Raises:
             ConfigError: the number is negative.
         """
         if step < 0:
             raise ConfigError(f"step {step} is negative", where="BalancedBatchSampler.resume")
-        self._epoch, self._first_in_epoch = divmod(step, self.steps_per_epoch)
+        self._goto(*divmod(step, self.steps_per_epoch))
 
-    def state_dict(self, step: int) -> dict[str, int]:
+    def state_dict(self, step: int | None = None) -> dict[str, int]:
         """State as a few integers, for a checkpoint.
 
         Args:
-            step: Optimizer steps trained so far, over all epochs. The sampler cannot know: it is ahead of training.
+            step: Optimizer steps trained so far, over all epochs. None: those whose batches were all handed out to the
+                loop; what a loader's workers have drawn beyond that does not count.
         """
-        return {"step": step, **self._identity()}
+        return {"step": self._num_trained() if step is None else step, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on where a checkpoint was made, with any number of ranks and microbatches.
@@ -193,9 +245,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
             ConfigError: the state is of another order of samples.
         """
         for name, value in self._identity().items():
-            if state[name] != value:
+            if state.get(name) != value:
                 raise ConfigError(
-                    f"{name} is {value}, the checkpoint was made with {state[name]}",
+                    f"{name} is {value}, the checkpoint was made with {state.get(name)}",
                     where="BalancedBatchSampler.load_state_dict",
                     hint="the same samples in the same order need the same value",
                 )
@@ -203,7 +255,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> BalancedBatchSampler:
-        """Itself: Lightning and Accelerate look here for whoever has `set_epoch`."""
+        """Itself: Lightning and Accelerate look here for whoever has `set_epoch`.
+
+        Raises:
+            ConfigError: Accelerate prepares to draw on one rank for all.
+        """
+        refuse_dispatch()
         return self
 
     @property
@@ -223,6 +280,49 @@ class BalancedBatchSampler(Sampler[list[int]]):
             where="BalancedBatchSampler",
             hint="leave the loader out of accelerator.prepare; Lightning: Trainer(use_distributed_sampler=False)",
         )
+
+    def _goto(self, epoch: int, step_in_epoch: int) -> None:
+        self._epoch, self._first_in_epoch = epoch, step_in_epoch
+        self._progress = self._current = None
+
+    def _leave_last(self) -> None:
+        """An iteration begins: the one before it had the whole epoch, or its epoch begins anew."""
+        if self._progress is not None and self._progress.is_over:
+            self._goto(self._progress.end // self.steps_per_epoch, 0)
+        elif (num_trained := self._num_trained()) > self._place_in_order():
+            _log.info(
+                "epoch %d was left after %d of %d steps, it begins anew", self._epoch,
+                num_trained - self._epoch * self.steps_per_epoch, self.steps_per_epoch,
+            )  # fmt: skip
+        self._progress = self._current = None
+
+    def _place_in_order(self) -> int:
+        return self._epoch * self.steps_per_epoch + self._first_in_epoch
+
+    def _num_trained(self) -> int:
+        """Steps whose microbatches the loop has."""
+        if self._current is not None:
+            return self._current.number + self._current.is_drawn
+        return self._place_in_order() if self._progress is None else self._progress.step
+
+    def _place_now(self) -> tuple[int, int]:
+        try:
+            return find_place(*self._given)
+        except PlaceUnknown:
+            return 0, 1
+
+    def _settle(self) -> tuple[int, int]:
+        """(rank, ranks) to plan for; the first time that torch.distributed says who they are, they compare costs."""
+        place = find_place(*self._given)
+        self._planner.deal_to(place[1])
+        is_looked_up = self._given == (None, None) and dist.is_available() and dist.is_initialized()
+        if is_looked_up and not self._is_compared:
+            self._compare_ranks()
+            self._is_compared = True
+        return place
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None, "_current": None}
 
     def _identity(self) -> dict[str, int]:
         planner = self._planner
@@ -251,15 +351,3 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 where="BalancedBatchSampler",
                 hint="make the costs once, SampleCosts.save them and load the file on every rank",
             )
-
-
-def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
-    """(rank, number of ranks), as given or as the surroundings say."""
-    if dist.is_available() and dist.is_initialized():
-        found = dist.get_rank(), dist.get_world_size()
-    else:
-        found = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    rank, num_replicas = found[0] if rank is None else rank, found[1] if num_replicas is None else num_replicas
-    if not 0 <= rank < num_replicas:
-        raise ConfigError(f"rank {rank} is none of {num_replicas} rank(s)", where="BalancedBatchSampler")
-    return rank, num_replicas

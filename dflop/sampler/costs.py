@@ -20,6 +20,7 @@ import numpy.typing as npt
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
 from dflop.records import LLM, CostTable, ModuleFactors, ModuleLoad, SampleShape, from_dict, parse_json
+from dflop.sampler.numbers import finite_numbers, whole_numbers
 
 if TYPE_CHECKING:
     from dflop.store.reader import Reader
@@ -59,11 +60,23 @@ class SampleCosts:
                 raise ConfigError(f"`{name}` has shape {values.shape}, there are {n} costs", where="SampleCosts")
         if not n:
             raise ConfigError("there are no samples", where="SampleCosts")
-        for name in ("seconds", "tokens"):
-            values = getattr(self, name)
-            if not np.isfinite(values).all() or (values < 0).any():
-                bad = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
-                raise ConfigError(f"`{name}` of sample {bad} is {values[bad]}", where="SampleCosts")
+        for name in ("seconds", "weights"):
+            if getattr(self, name) is not None:
+                finite_numbers(name, getattr(self, name), "SampleCosts")
+        for name in ("tokens", "supervised", "index"):
+            if getattr(self, name) is not None:
+                whole_numbers(name, getattr(self, name), "SampleCosts")
+        finite_numbers("fixed_s", [self.fixed_s], "SampleCosts")
+        if self.supervised is not None and (over := self.supervised > self.tokens).any():
+            bad = int(np.flatnonzero(over)[0])
+            raise ConfigError(
+                f"supervised of sample {bad} is {self.supervised[bad]}, it has {self.tokens[bad]} tokens",
+                where="SampleCosts",
+            )
+        if self.index is not None and len(np.unique(self.index)) < n:
+            raise ConfigError(
+                "index names a sample twice", where="SampleCosts", hint="weights draw a sample more often"
+            )
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -121,16 +134,16 @@ def sample_costs(
         fixed: What a microbatch costs beside its samples, in the same unit.
 
     Raises:
-        ConfigError: a cost is negative or no number, or there are not as many as there are lengths.
+        ConfigError: a number is negative, no number or not whole, more tokens carry loss than there are, or there are
+            not as many as there are lengths.
     """
-    tokens = np.fromiter(lengths, dtype=np.int64)
+    tokens = whole_numbers("lengths", lengths, "sample_costs")
     if cost is None:
         seconds = tokens.astype(np.float64)
-    elif callable(cost):
-        seconds = np.fromiter((cost(i) for i in range(len(tokens))), dtype=np.float64, count=len(tokens))
     else:
-        seconds = np.asarray(cost, dtype=np.float64)
-    counts = None if supervised is None else np.fromiter(supervised, dtype=np.int64)
+        given = map(cost, range(len(tokens))) if callable(cost) else cost
+        seconds = finite_numbers("cost", given, "sample_costs")
+    counts = None if supervised is None else whole_numbers("supervised", supervised, "sample_costs")
     return SampleCosts(seconds, tokens, counts, fixed_s=fixed, origin="lengths" if cost is None else "function")
 
 

@@ -71,7 +71,6 @@ class Planner:
         costs: SampleCosts,
         global_batch_size: int,
         *,
-        num_replicas: int,
         num_microbatches: int | None,
         max_tokens: int | None,
         sync: Sync,
@@ -80,12 +79,23 @@ class Planner:
         drop_last: bool,
     ) -> None:
         self.costs, self.global_batch_size = costs, global_batch_size
-        self.num_replicas, self.num_microbatches, self.max_tokens = num_replicas, num_microbatches, max_tokens
+        self.num_replicas, self.num_microbatches, self.max_tokens = 1, num_microbatches, max_tokens
         self.sync: Sync = sync
         self.padded = padded
         self.seed, self.drop_last = seed, drop_last
         self._check_sizes()
         self._prepare()
+
+    def deal_to(self, num_replicas: int) -> None:
+        """Plan for so many data-parallel ranks from now on.
+
+        Raises:
+            ConfigError: a global batch has too few samples for them.
+        """
+        if num_replicas != self.num_replicas:
+            self.num_replicas = num_replicas
+            self._check_sizes()
+            self._prepare()
 
     @property
     def steps_per_epoch(self) -> int:

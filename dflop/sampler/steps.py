@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, TrainError
 from dflop.sampler.loss import Reduction, loss_scale
 from dflop.sampler.plans import BatchPlan
 
@@ -49,13 +49,27 @@ class Step:
         """Tokens that carry loss in the global batch, over all ranks; None where the costs do not say."""
         return None if self.plan.supervised is None else int(self.plan.supervised.sum())
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether all of its microbatches were handed out."""
+        return not self._num_left
+
     def __len__(self) -> int:
         return self.num_microbatches
 
     def __iter__(self) -> Iterator[Any]:
         while self._num_left:
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                raise TrainError(
+                    f"the loader ended within step {self.number}: {self._num_left} of {self.num_microbatches} "
+                    "microbatch(es) are missing",
+                    where="BalancedBatchSampler.steps",
+                    hint="give the DataLoader whose batch_sampler this sampler is",
+                ) from None
             self._num_left -= 1
-            yield next(self._batches)
+            yield batch
 
     def loss_scales(
         self,

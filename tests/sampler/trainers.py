@@ -47,9 +47,18 @@ def make_sampler(**given) -> BalancedBatchSampler:
     return BalancedBatchSampler(costs_of(DATASET), BATCH, **{"num_microbatches": NUM_MICROBATCHES, **given})
 
 
+EARLY = make_sampler()
+
+
 def plain_ddp(seen: Seen) -> list[Tensor]:
     model = DistributedDataParallel(make_model())
     return loop(model, make_sampler(), seen, model.no_sync)
+
+
+def made_early(seen: Seen) -> list[Tensor]:
+    """A sampler that was made before anybody knew of two ranks."""
+    model = DistributedDataParallel(make_model())
+    return loop(model, EARLY, seen, model.no_sync)
 
 
 def varying_count(seen: Seen) -> list[Tensor]:
@@ -144,7 +153,7 @@ def lightning(seen: Seen) -> list[Tensor]:
     return gradients
 
 
-CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, hugging_face, lightning)}
+CASES = {f.__name__: f for f in (plain_ddp, made_early, varying_count, fsdp2, accelerate_loop, hugging_face, lightning)}
 
 
 def refusal() -> str:

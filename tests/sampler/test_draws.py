@@ -1,0 +1,123 @@
+"""An epoch that is left or resumed: what the loop has counts, however far a loader has drawn ahead."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from dflop.errors import ConfigError
+from dflop.sampler import BalancedBatchSampler
+
+LENGTHS = [(7 * i) % 41 + 3 for i in range(36)]
+
+
+def make(num_microbatches: int | None = 2, **given) -> BalancedBatchSampler:
+    given = {"rank": 0, "num_replicas": 1, "ahead": 0, **given}
+    return BalancedBatchSampler(LENGTHS, 8, num_microbatches=num_microbatches, **given)
+
+
+class Prefetching:
+    """Draws as a loader with workers does: so many batches first, then one for each that it hands out."""
+
+    def __init__(self, sampler: BalancedBatchSampler, num_prefetched: int) -> None:
+        self.draws = iter(sampler)
+        self.draws._num_prefetched = num_prefetched
+        self.waiting: list[tuple[list[int], dict]] = []
+        for _ in range(num_prefetched):
+            self.draw()
+
+    def draw(self) -> None:
+        if (batch := next(self.draws, None)) is not None:
+            self.waiting.append((batch, copy.copy(self.draws.state_dict())))
+
+    def __iter__(self):
+        while True:
+            self.draw()
+            if not self.waiting:
+                return
+            yield self.waiting.pop(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_microbatches=st.sampled_from([None, 1, 2, 3]), num_prefetched=st.integers(0, 12), num_taken=st.integers(0, 20),
+    first=st.integers(0, 7),
+)  # fmt: skip
+def test_what_the_loop_has_decides_where_it_goes_on(num_microbatches, num_prefetched, num_taken, first):
+    cap = {"max_tokens": 60} if num_microbatches is None else {}
+    sampler, again = make(num_microbatches, **cap), make(num_microbatches, **cap)
+    sampler.resume(first)
+    steps = [step.indices for step in again.steps(until=20)]
+    rest = [m for step in steps[first : 5 * (first // 5 + 1)] for m in step]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflop.sampler.batch_sampler.check_hands", lambda *args, **given: None)
+        taken = list(itertools.islice(Prefetching(sampler, num_prefetched), num_taken))
+        assert [batch for batch, _ in taken] == rest[:num_taken]
+        trained, left = first, [m for m, _ in taken]
+        while left and left[: len(steps[trained])] == steps[trained]:
+            left, trained = left[len(steps[trained]) :], trained + 1
+        assert sampler.state_dict()["step"] == trained
+        if taken:  # as torchdata's loader goes on: the sampler's state, then that of its iterator
+            resumed = make(num_microbatches, **cap)
+            resumed.load_state_dict(sampler.state_dict())
+            if trained < 5 * (first // 5 + 1):
+                draws = iter(resumed)
+                draws.load_state_dict(taken[-1][1])
+                assert list(draws) == rest[num_taken:]
+        following = next(iter(sampler))
+    assert following == (rest[0] if num_taken < len(rest) else steps[5 * (first // 5 + 1)][0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_an_epoch_left_early_begins_anew_with_and_without_workers(num_workers, caplog):
+    caplog.set_level("INFO", "dflop.sampler")
+    sampler = make()
+    loader = DataLoader(range(len(LENGTHS)), batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
+    whole = list(make())
+    for number, _ in enumerate(loader, start=1):
+        if number == len(whole) - 2:
+            break
+    assert sampler.state_dict()["step"] == 4, "what workers have drawn is not trained"
+    assert list(loader) == whole
+    assert "epoch 0 was left after 4 of 5 steps, it begins anew" in caplog.text
+    assert next(iter(loader)) not in whole, "the next epoch"
+
+
+def test_an_epoch_whose_end_nobody_asked_for_is_over_all_the_same():
+    loader = DataLoader(range(len(LENGTHS)), batch_sampler=make(), collate_fn=list)
+    epochs = [[batch for _, batch in zip(range(len(loader)), loader, strict=False)] for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert all(sorted(i for batch in epoch for i in batch) == list(range(len(LENGTHS))) for epoch in epochs)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(("num_workers", "num_taken"), [(0, 4), (0, 5), (2, 5), (0, 10), (2, 10)])
+def test_torchdatas_loader_resumes_the_sampler_too(num_workers, num_taken):
+    def loader() -> StatefulDataLoader:
+        given = {"num_workers": num_workers, "collate_fn": list}
+        return StatefulDataLoader(range(len(LENGTHS)), batch_sampler=make(), **given)
+
+    first, expected = loader(), loader()
+    epochs = [*expected, *expected]
+    begun = iter(first)
+    taken = [next(begun) for _ in range(num_taken)]
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    assert [*taken, *second] == epochs[:10]
+    assert list(second) == epochs[10:], "the epoch after it"
+
+
+def test_a_state_within_a_step_is_of_the_same_number_of_microbatches():
+    draws, other = iter(make(2)), iter(make(3))
+    next(draws)
+    with pytest.raises(ConfigError, match="within a step of 2 microbatches per rank, which now has 3"):
+        other.load_state_dict(draws.state_dict())
+    with pytest.raises(ConfigError, match="state is of step 7, this iteration is of steps 0 to 4"):
+        other.load_state_dict({"step": 7, "end": 10, "microbatch": 0, "num_microbatches": 0})

@@ -1,0 +1,140 @@
+"""Loaders and trainers that would lose, repeat or mix up samples are refused before the first batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from dflop.errors import ConfigError, TrainError
+from dflop.sampler import BalancedBatchSampler, sample_costs
+
+LENGTHS = list(range(2, 34))
+
+
+def make(**given) -> BalancedBatchSampler:
+    costs = given.pop("costs", LENGTHS)
+    given = {"rank": 0, "num_replicas": 1, "num_microbatches": 2, **given}
+    return BalancedBatchSampler(costs, 8, **given)
+
+
+def loader_of(sampler: BalancedBatchSampler, dataset=LENGTHS) -> DataLoader:
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=list)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [loader_of(make(seed=1)), loader_of(make()), DataLoader(LENGTHS, batch_size=4), DataLoader(LENGTHS, shuffle=True)],
+    ids=["another seed", "equal", "batch size", "shuffle"],
+)
+def test_steps_of_a_loader_that_draws_from_something_else_are_refused(loader):
+    with pytest.raises(ConfigError, match="not from this sampler"):
+        make().steps(loader)
+
+
+def test_a_source_that_ends_within_a_step_is_named():
+    batches = [[1], [2], [3]]
+    with pytest.raises(TrainError, match=r"ended within step 1: 1 of 2 microbatch\(es\) are missing"):
+        list(make().steps(batches))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "index", "words"),
+    [
+        (LENGTHS[:-1], None, "costs of 32 samples, and 31 samples in the loader's dataset"),
+        ([*LENGTHS, 5], None, "costs of 32 samples, and 33 samples"),
+        (LENGTHS, [*range(31), 32], "costs of sample 32, the loader's dataset has 32"),
+    ],
+)
+def test_costs_of_another_dataset_are_refused(dataset, index, words):
+    costs = sample_costs(LENGTHS)
+    if index is not None:
+        costs = dataclasses.replace(costs, index=np.array(index))
+    sampler = make(costs=costs)
+    for draw in (
+        lambda: next(iter(loader_of(sampler, dataset))),
+        lambda: list(sampler.steps(loader_of(sampler, dataset))),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            draw()
+
+
+def test_a_part_of_a_dataset_needs_its_index_and_nothing_else():
+    costs = dataclasses.replace(sample_costs(LENGTHS[:16]), index=np.arange(0, 32, 2))
+    assert sorted(i for batch in loader_of(make(costs=costs), range(32)) for i in batch) == list(range(0, 32, 2))
+
+
+def test_a_dataset_without_a_length_is_taken():
+    class Endless:
+        def __getitem__(self, i: int) -> int:
+            return i
+
+    assert not isinstance(Endless(), IterableDataset)
+    assert len(next(iter(loader_of(make(), Endless())))) > 0
+
+
+def trainer_of(sampler: BalancedBatchSampler, folder, **given):
+    from transformers import Trainer, TrainingArguments
+
+    from tests.sampler.tiny import collate, make_dataset, make_model
+
+    class BalancedTrainer(Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+
+    arguments = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], gradient_accumulation_steps=2, disable_tqdm=True,
+        logging_strategy="no", **given,
+    )  # fmt: skip
+    return BalancedTrainer(make_model(), arguments, collate, train_dataset=make_dataset())
+
+
+def test_hugging_faces_trainer_needs_a_constant_number_of_microbatches(tmp_path):
+    from tests.sampler.tiny import costs_of, make_dataset
+
+    sampler = make(costs=costs_of(make_dataset()), num_microbatches=None, max_tokens=200)
+    with pytest.raises(ConfigError, match=r"with max_tokens it varies[\s\S]*num_microbatches="):
+        trainer_of(sampler, tmp_path, max_steps=2, save_strategy="no").train()
+    assert len(list(sampler.steps())) == sampler.steps_per_epoch, "a loop over steps is fine"
+
+
+def test_resuming_twice_is_noticed(tmp_path):
+    from tests.sampler.tiny import costs_of, make_dataset
+
+    costs = costs_of(make_dataset())
+    trainer_of(make(costs=costs), tmp_path, max_steps=2, save_steps=2, save_strategy="steps").train()
+    again = make(costs=costs)
+    again.resume(2)
+    with pytest.raises(ConfigError, match=r"resumed twice: the sampler was resumed 2 step\(s\)[\s\S]*ignore_data_skip"):
+        trainer_of(again, tmp_path, max_steps=3, save_strategy="no").train(str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("skipped", [1, 4])
+def test_accelerates_skipping_after_a_resume_is_noticed(skipped):
+    from accelerate import skip_first_batches
+
+    sampler = make()
+    sampler.resume(1)
+    with pytest.raises(ConfigError, match=f"skips its first {skipped} batch"):
+        next(iter(skip_first_batches(loader_of(sampler), skipped)))
+    assert len(list(skip_first_batches(loader_of(make()), skipped))) == 8 - skipped
+
+
+def test_one_process_that_would_draw_for_all_is_refused():
+    from accelerate import data_loader
+    from accelerate.state import PartialState
+
+    PartialState(cpu=True)
+    loader = loader_of(make())
+    for rank in range(2):  # by every rank: later only the first would draw, and the others would wait for it
+        with pytest.raises(ConfigError, match="dispatch_batches deals the batches of one process out"):
+            data_loader.prepare_data_loader(
+                loader, num_processes=2, process_index=rank, put_on_device=True, dispatch_batches=True
+            )
+    alone = data_loader.DataLoaderDispatcher(LENGTHS, batch_sampler=make(), collate_fn=list)
+    alone.state = SimpleNamespace(num_processes=2, process_index=0)
+    with pytest.raises(ConfigError, match="dispatch_batches"):
+        next(iter(alone))
