@@ -9,6 +9,7 @@ import pytest
 
 from dflop.jobs.rounds import Teller
 from dflop.jobs.rundir import RunDir
+from tests.data.conftest import shared_media  # noqa: F401, a fixture
 from tests.jobs.finished import finished_run
 from tests.jobs.played import PLANS, configured_run
 

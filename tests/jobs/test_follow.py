@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import Interrupted
 from dflop.jobs.follow import MAX_SAID, follow_job, follow_jobs
 from dflop.jobs.watching import JobProgress
-from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, make_launcher
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_launcher
 from tests.jobs.played import PlayedLauncher
 from tests.launch.helpers import make_spec
 
@@ -86,18 +85,6 @@ def test_a_cancelled_waiter_cancels_rounds_and_job(run, launcher, job):
 
     asyncio.run(main())
     assert launcher.poll(cancelled[0]).state is JobState.CANCELLED
-
-
-def test_a_round_may_stop_the_job(run, launcher, tmp_path):
-    (tmp_path / "listen").touch()
-
-    async def meanwhile(handle: JobHandle) -> None:
-        await asyncio.to_thread(launcher.interrupt, handle)
-
-    spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path))
-    with pytest.raises(Interrupted):
-        asyncio.run(follow_job(run, launcher, spec, str, meanwhile=meanwhile, every_s=0.01))
-    assert Journal(run.path, run.run_id).records()[-1].state == JobState.INTERRUPTED
 
 
 class Together(PlayedLauncher):

@@ -68,7 +68,7 @@ def test_a_full_disk_is_reported_once_and_rows_are_kept_or_reported_again_in_the
     assert said.count("disk is full") == 1
     assert said.count("written again") == 1
     writer.broken = True
-    put_and_wait(spool, writer, [5])
+    put_and_wait(spool, writer, [5, 6])
     assert "disk is full" in capfd.readouterr().err
     spool.close()
     assert "disk is full" in capfd.readouterr().err
