@@ -53,13 +53,7 @@ class Encoder:
     """An encoder of one of the families, and its items."""
 
     def __init__(self, name, build, family, module):
-        self.name, self.tower, self.model, self.family, self.module = (
-            name,
-            family.towers[module],
-            build(),
-            family,
-            module,
-        )
+        self.tower, self.model, self.family, self.module = family.towers[module], build(), family, module
         self.depth = next(s.num_layers for s in family.specs() if s.module == module)
         self.data, self.sizes = items_of(name, family, module)
 

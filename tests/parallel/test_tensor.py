@@ -133,7 +133,8 @@ def assert_parity(ranks, name, degree):
 
 
 @each_case
-def test_ranks_hold_every_part_once_and_what_is_whole_equal_to_the_last_bit(run, name, degree):
+def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
+    """And what is a part is held by one rank."""
     ranks, stage = run(name, degree), STACKS[name].build()
     first = ranks[0]
     assert set(first.gradients) > first.parts
