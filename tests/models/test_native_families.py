@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -142,14 +144,17 @@ WINDOWED = TOWER | {"depth": 4, "fullatt_block_indexes": [1, 3, 7]}
 DEEP = TOWER | {"depth": 2, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
 
 
+TOWERS = {
+    "qwen2_5_omni_thinker": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoder", "Qwen2_5OmniVisionEncoderConfig"),
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionConfig"),
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionConfig"),
+}
+
+
 def tower_of(family: str, config: dict[str, object]) -> torch.nn.Module:
-    if family == "qwen3_vl":
-        from transformers.models.qwen3_vl import modeling_qwen3_vl as modeling
-
-        return modeling.Qwen3VLVisionModel(modeling.Qwen3VLVisionConfig(**config)).eval()
-    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
-
-    return modeling.Qwen2_5_VisionTransformerPretrainedModel(modeling.Qwen2_5_VLVisionConfig(**config)).eval()
+    name, tower, config_class = TOWERS[family]
+    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    return getattr(modeling, tower)(getattr(modeling, config_class)(**config)).eval()
 
 
 def attended(tower: torch.nn.Module, grid: tuple[int, int, int], values: tuple[int, ...]) -> tuple[list[int], int]:
@@ -171,9 +176,9 @@ def attended(tower: torch.nn.Module, grid: tuple[int, int, int], values: tuple[i
     ("family", "config"),
     [
         ("qwen2_5_vl", WINDOWED), ("qwen2_5_vl", WINDOWED | {"window_size": 56, "fullatt_block_indexes": [0]}),
-        ("qwen3_vl", DEEP),
+        ("qwen2_5_omni_thinker", WINDOWED), ("qwen3_vl", DEEP),
     ],
-    ids=["windows", "small windows", "no windows"],
+    ids=["windows", "small windows", "Omni", "no windows"],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [(28, 28), (112, 140), (250, 333), (500, 90)])
 def test_attended_positions_are_what_the_real_tower_is_given(size, family, config):
