@@ -142,6 +142,22 @@ def test_sql_shows_what_can_be_asked(store: Path) -> None:
     assert shown.startswith("-- purpose:")
 
 
+def test_sql_is_read_as_people_have_it(store: Path) -> None:
+    query = "-- how long\nselect 7 as a"
+    (store.parent / "query.sql").write_text(query)
+    given = [(query,), ("--query", query), (f"--query={query}",), ("--how long\nselect 7 as a",), ("query.sql",)]
+    for words in given:
+        done = dflop("sql", *words, "--json", "--store", store, cwd=store.parent)
+        assert (done.returncode, done.stdout) == (0, '{"a": 7}\n'), (words, done.stderr)
+    for words in (("-",), ()):
+        command = [sys.executable, "-m", "dflop.cli", "sql", *words, "--json", "--store", str(store)]
+        env = {**os.environ, "PYTHONPATH": python_path()}
+        assert subprocess.run(command, input=query.encode(), env=env, stdout=subprocess.PIPE).stdout == b'{"a": 7}\n'
+    missing = dflop("sql", "none.sql", "--store", store, cwd=store.parent)
+    assert_refused(missing, 2, "cannot read the query: No such file or directory", "where: none.sql")
+    assert_refused(dflop("sql", "--lst", "--store", store, cwd=store.parent), 2, "--list")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -57,7 +57,8 @@ def main() -> None:
     """Entry point: turns errors into three lines and an exit code."""
     os.umask(os.umask(0o077) | 0o002)  # a store may be a group's, nothing is everybody's; jobs inherit it
     try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False)
+        words = sys.argv[1:]
+        app([*map(sql.as_text, words)] if words[:1] == ["sql"] else words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         _end(usage_error(error))
     except DflopError as error:

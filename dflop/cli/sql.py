@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -18,9 +19,13 @@ from dflop.jobs.talk import say
 if TYPE_CHECKING:
     from dflop.store.console import Result
 
+_OPTION = re.compile(r"--[a-z][a-z-]*=")
+
 
 def sql(
-    query: Annotated[str, Parameter(help="SQL text, or the name of a query that --list shows.")] = "",
+    query: Annotated[
+        str, Parameter(help="SQL text, the name of a query that --list shows, a file ending in .sql, or - for stdin.")
+    ] = "",
     *,
     store: Store = DEFAULT_STORE,
     param: Annotated[tuple[str, ...], Parameter(help="name=value for a query with parameters; repeatable.")] = (),
@@ -36,7 +41,7 @@ def sql(
 ) -> None:
     """Ask the store, read-only: a SELECT, or the name of a query in sql/queries.
 
-    Example: dflop sql --list; dflop sql tables; dflop sql "select * from v_run_summary" --json
+    Example: dflop sql --list; dflop sql tables; dflop sql "select * from v_run_summary" --json; dflop sql < query.sql
     """
     from dflop.report.rows import print_rows
     from dflop.store import bounds, console
@@ -46,8 +51,9 @@ def sql(
         rows = [(q.name, q.purpose, " ".join(q.parameter_names)) for q in console.list_queries()]
         print_rows(("name", "purpose", "parameters"), rows, "json" if shape == "json" else "table")
         return
+    query = _read(query)
     if not query.strip():
-        raise ConfigError("no query", hint="give SQL text or a name: `dflop sql --list`, `dflop sql tables`")
+        raise ConfigError("no query", hint="give SQL text, a file or a name: `dflop sql --list`, `dflop sql tables`")
     named = None if any(c.isspace() for c in query.strip()) else console.named_query(query)
     if show:
         print(named.sql if named else query, end="")
@@ -67,6 +73,25 @@ def sql(
     elif sys.stderr.isatty():
         age_s = time.time() - result.snapshot.published_at_s
         say(f"snapshot {result.snapshot.seq}, {units.seconds(age_s)} old")
+
+
+def as_text(word: str) -> str:
+    """A word of the command line; with a blank in front where it begins like an option and is none: SQL, or stdin."""
+    is_comment = word.startswith("--") and any(c.isspace() for c in word) and not _OPTION.match(word)
+    return f" {word}" if is_comment or word == "-" else word
+
+
+def _read(query: str) -> str:
+    """The text itself, or that of the file or of stdin."""
+    if query.strip() == "-" or (not query and sys.stdin is not None and not sys.stdin.isatty()):
+        return sys.stdin.read()
+    if not query.strip().endswith(".sql"):
+        return query
+    try:
+        return Path(query.strip()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read the query: {reason}", where=query.strip()) from None
 
 
 def _write(result: Result, form: str, output: Path | None) -> int:
