@@ -5,7 +5,6 @@ killed     by SIGKILL, there
 stopped    by SIGSTOP, there
 stuck      there, for ever
 unread     the thread that prepares steps never gets a file
-told       to stop, by SIGUSR2 there, and by SIGTERM while the checkpoint is made
 early      told to stop by SIGTERM before it has begun
 full       its disk, when it writes the first checkpoint
 
@@ -85,11 +84,6 @@ def no_space() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def told() -> None:
-    in_forward(lambda: send(signal.SIGUSR2))
-    before(train._Rank, "_before_checkpoint", lambda _: send(signal.SIGTERM))
-
-
 def early() -> None:
     opened = train.open_run
     train.open_run = lambda path: (send(signal.SIGTERM), opened(path))[1]  # type: ignore[assignment]  # a test double
@@ -128,7 +122,6 @@ ACCIDENTS: dict[str, Callable[[], None]] = {
     "stopped": lambda: in_forward(lambda: send(signal.SIGSTOP)),
     "stuck": lambda: in_forward(hang),
     "unread": lambda: before(DatasetSource, "array", Nth(STEP, hang)),
-    "told": told,
     "early": early,
     "full": lambda: before(FileSystemWriter, "write_data", Nth(0, no_space)),
     "scheduler-killed": scheduler_killed,

@@ -19,7 +19,7 @@ from dflop.records import LLM, RunEvent
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.accidents import MICROBATCH, STEP
-from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, run_ranks, set_config
+from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, set_config, train
 from tests.launch.helpers import until
 
 NUM_STEPS, CHECKPOINT_EVERY = 7, 3
@@ -82,15 +82,16 @@ def test_a_rank_that_is_killed_or_stopped_is_missed(run, accident, faulty, why):
     assert f"the job ends: {NAMES[faulty]}{why}" in output
 
 
-def test_a_stuck_rank_is_named_with_what_it_is_at(run):
-    for output in end(run, "stuck", LLM_RANK):
-        assert f"{NAMES[LLM_RANK]} is stuck: step {STEP + 1}{FORWARD}" in output
-
-
-def test_a_file_that_cannot_be_read_to_the_end_is_named(run):
-    for output in end(run, "unread", VISION_RANK):
-        assert f"the job ends: {NAMES[VISION_RANK]} is stuck: step " in output
-        assert ", media " in output
+@pytest.mark.parametrize(
+    ("accident", "faulty", "words"),
+    [
+        ("stuck", LLM_RANK, [f"{NAMES[LLM_RANK]} is stuck: step {STEP + 1}{FORWARD}"]),
+        ("unread", VISION_RANK, [f"the job ends: {NAMES[VISION_RANK]} is stuck: step ", ", media "]),
+    ],
+)
+def test_a_stuck_rank_is_named_with_what_it_is_at(run, accident, faulty, words):
+    for output in end(run, accident, faulty):
+        assert all(text in output for text in words)
 
 
 def test_a_job_that_is_told_to_stop_before_it_begins_leaves_nothing(run):
@@ -103,8 +104,7 @@ def test_a_job_that_is_told_to_stop_before_it_begins_leaves_nothing(run):
 def straight(planned, tmp_path_factory) -> dict[int, float]:
     """Losses of a job that nothing happens to."""
     run = undisturbed(planned, tmp_path_factory.mktemp("straight"))
-    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
-    assert ended.codes == (0, 0), "\n".join(ended.stderr)
+    train(run)
     return losses_of(run)
 
 

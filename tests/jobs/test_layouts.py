@@ -1,4 +1,7 @@
-"""Whole jobs under plans of every kind: the losses of the plain split plan, from its checkpoint, too."""
+"""Whole jobs under plans of every kind: the losses of the plain split plan.
+
+That each goes on from what another saved: `tests/train/test_resume.py` and `test_checkpoint.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import Interrupted
 from dflop.jobs.planning import bound_family
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import QUICK
 from dflop.parallel.topology import seats
 from dflop.records import LLM, Plan, StepObservation, StepPlan
 from dflop.store.spool import read_spool
-from dflop.train.manifest import read_latest
-from tests.jobs.accidents import STEP
-from tests.jobs.training import fresh, give_plan, losses_of, run_ranks, set_config
+from tests.jobs.training import fresh, give_plan, losses_of, set_config, train
 from tests.train.synthetic import make_inline_plan, make_plan
 
 NUM_STEPS, NUM_MICROBATCHES = 6, 4
@@ -52,36 +52,25 @@ def plan_of(run: RunDir, name: str) -> Plan:
     return plans[name]
 
 
-@pytest.fixture
-def run(planned, tmp_path) -> RunDir:
-    return made_of(planned, tmp_path)
-
-
-def made_of(planned: RunDir, folder: Path) -> RunDir:
+def trained(planned: RunDir, folder: Path, name: str) -> RunDir:
+    """A copy of the run, trained under another plan."""
     run = fresh(planned, folder)
     set_config(run, f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=100")
+    give_plan(run, plan_of(run, name))
+    train(run)
     return run
 
 
 @pytest.fixture(scope="module")
 def split_losses(planned, tmp_path_factory) -> dict[int, float]:
-    run = made_of(planned, tmp_path_factory.mktemp("split"))
-    train(run, SPLIT)
-    assert len(losses_of(run)) == NUM_STEPS
-    return losses_of(run)
-
-
-def train(run: RunDir, plan: str) -> str:
-    """What rank 0 says."""
-    give_plan(run, plan_of(run, plan))
-    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
-    assert set(ended.codes) == {0}, "\n".join(ended.stderr)
-    return ended.stderr[0]
+    losses = losses_of(trained(planned, tmp_path_factory.mktemp("split"), SPLIT))
+    assert len(losses) == NUM_STEPS
+    return losses
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_job_under_any_plan_has_the_losses_of_the_split_plan(run, name, split_losses):
-    train(run, name)
+def test_a_job_under_any_plan_has_the_losses_of_the_split_plan(planned, tmp_path, name, split_losses):
+    run = trained(planned, tmp_path, name)
     assert losses_of(run) == pytest.approx(split_losses, rel=TOLERANCE)
     assert_observed(run)
 
@@ -101,21 +90,3 @@ def assert_observed(run: RunDir) -> None:
             assert all(s.forward_compute_s > 0 and s.backward_compute_s > 0 for s in seen.spans)
             for span in seen.spans if plans[step].policy != QUICK else ():
                 assert span.predicted_forward_s > 0
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "are_parameters_shared"), [(SPLIT, REPLICAS, False), (REPLICAS, SPLIT, True)]
-)
-def test_a_job_that_is_told_to_stop_goes_on_under_another_plan(run, split_losses, first, second, are_parameters_shared):
-    set_config(run, f"train.shard_parameters={str(are_parameters_shared).lower()}")
-    give_plan(run, plan_of(run, first))
-    ended = run_ranks(run, "tests.jobs.accidents", "told", "0", str(run.path))
-    assert set(ended.codes) == {Interrupted.exit_code}, "\n".join(ended.stderr)
-    assert read_latest(run.checkpoints)["next_step"] == STEP + 1 < NUM_STEPS
-    assert sorted(losses_of(run)) == list(range(STEP + 1))
-    said = train(run, second)
-    assert f"step {STEP + 2}/{NUM_STEPS}" in said
-    assert f"step {STEP + 1}/{NUM_STEPS}" not in said
-    assert losses_of(run) == pytest.approx(split_losses, rel=TOLERANCE)
-    steps = [(o.step, o.attempt) for o in read_spool(run.config().store, StepObservation) if o.rank == 0]
-    assert sorted(steps) == [(step, 1 if step <= STEP else 2) for step in range(NUM_STEPS)]

@@ -24,7 +24,7 @@ from dflop.store.spool import SpoolWriter
 from dflop.train.manifest import name_of, read_latest
 from dflop.train.state import OPTIMIZER, read_model, shapes_in
 from tests.builders import make_table
-from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config
+from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config, train
 from tests.train.parity import is_frozen
 from tests.train.synthetic import make_inline_plan, make_plan
 
@@ -56,11 +56,6 @@ def replicas() -> Plan:
     inline = make_inline_plan([{"vision": 4, LLM: 6}], dp=2, num_microbatches=2)
     modules = tuple(dataclasses.replace(m, shard_optimizer=True) for m in inline.modules)
     return dataclasses.replace(inline, plan_id="other", modules=modules)
-
-
-def train(run: RunDir) -> None:
-    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
-    assert set(ended.codes) == {0}, "\n".join(ended.stderr)
 
 
 def weights_at(run: RunDir, step: int) -> dict[str, torch.Tensor]:

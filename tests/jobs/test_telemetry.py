@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dflop.cost.flops import FlopCounter
-from dflop.jobs.rundir import RunDir, tokenizer_of, trainable_of
-from dflop.jobs.steps import GlobalBatches
-from dflop.records import LLM, RankSpan, StepObservation
-from dflop.store import console
-from dflop.store.ingest import ingest
+from dflop.jobs.rundir import RunDir
+from dflop.records import RankSpan, StepObservation
 from dflop.store.spool import read_spool
-from tests.jobs.training import fresh, run_ranks, set_config
+from tests.jobs.training import fresh, set_config, train
 
 NUM_STEPS, TRACE_EVERY, CHECKPOINT_EVERY = 5, 2, 3
 WITHIN = ("forward", "backward", "receive_wait", "send", "reduce", "optimizer")
@@ -33,9 +28,7 @@ def trained(planned, tmp_path_factory) -> tuple[RunDir, str]:
         run, f"train.num_steps={NUM_STEPS}", f"train.trace_every_steps={TRACE_EVERY}",
         f"train.checkpoint_every={CHECKPOINT_EVERY}", f"train.metrics_dir={folder}/collected", "train.tensorboard=true",
     )  # fmt: skip
-    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
-    assert ended.codes == (0, 0), "\n".join(ended.stderr)
-    return run, ended.stderr[0]
+    return run, train(run)[0]
 
 
 def observations(run: RunDir) -> dict[tuple[int, int], StepObservation]:
@@ -48,7 +41,8 @@ def spans(run: RunDir, step: int, rank: int) -> list[RankSpan]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_spans_tile_every_traced_step_and_checkpoints_are_told_of_every_step(trained, rank):
+def test_spans_are_told_of_every_traced_step_and_checkpoints_of_every_step(trained, rank):
+    """That they tile the step: `tests/train/test_trace.py`."""
     run, _ = trained
     seen = observations(run)
     told = {step: spans(run, step, rank) for step in range(NUM_STEPS)}
@@ -56,32 +50,11 @@ def test_spans_tile_every_traced_step_and_checkpoints_are_told_of_every_step(tra
     assert checkpoints == [CHECKPOINT_EVERY - 1, NUM_STEPS - 1]
     for step, of_step in told.items():
         within = [s for s in of_step if s.name in WITHIN]
-        assert bool(within) == (step % TRACE_EVERY == 0)
-        for one, next_one in itertools.pairwise(within):
-            assert one.start_s + one.duration_s <= next_one.start_s + 1e-9
-        if not within:
-            continue
-        assert within[0].start_s >= 0
-        assert {s.name for s in within} == set(WITHIN)
-        assert within[-1].start_s + within[-1].duration_s == pytest.approx(seen[step, rank].step_s)
-        (data_wait,) = [s for s in of_step if s.name == "data_wait"]
-        assert data_wait.start_s == -data_wait.duration_s == -seen[step, rank].data_wait_s
-        busy_s = sum(s.duration_s for s in within if s.name in ("forward", "backward"))
-        assert busy_s == pytest.approx(seen[step, rank].busy_s)
-
-
-def test_the_store_says_how_much_was_asked(trained):
-    run, _ = trained
-    store = run.config().store
-    ingest(store)
-    _, steps = console.query(store, "select step, model_flops, mfu_frac from v_step order by step")
-    config = run.config()
-    family = trainable_of(config, tokenizer_of(config).vocab_size)
-    counter = FlopCounter(family.specs(), family.configs[LLM]["vocab_size"])
-    batches = GlobalBatches(config, run.shapes())
-    flops = [counter.count(batches.at(step)) for step in range(NUM_STEPS)]
-    assert [row[:2] for row in steps] == list(enumerate(flops))
-    assert {row[2] for row in steps} == {None}, "nobody knows the peak of a CPU"
+        assert {s.name for s in within} == (set(WITHIN) if step % TRACE_EVERY == 0 else set())
+        if within:
+            assert within[-1].start_s + within[-1].duration_s == pytest.approx(seen[step, rank].step_s)
+            (data_wait,) = [s for s in of_step if s.name == "data_wait"]
+            assert data_wait.start_s == -data_wait.duration_s == -seen[step, rank].data_wait_s
 
 
 @pytest.mark.parametrize("rank", [0, 1])

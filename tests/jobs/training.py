@@ -22,6 +22,7 @@ from dflop.jobs import data
 from dflop.jobs.follow import note_profile
 from dflop.jobs.planning import bound_family, model_profile_key
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
+from dflop.jobs.steps import TRAIN
 from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
 from dflop.store.ingest import ingest
@@ -190,3 +191,10 @@ def run_to_the_end(run: RunDir, ranks: Sequence[subprocess.Popen[bytes] | Progra
         for rank in ranks:
             rank.kill()
     return Ended(codes, tuple(log_of(run, rank).read_text() for rank in range(len(ranks))))
+
+
+def train(run: RunDir, limit_s: float = LIMIT_S) -> tuple[str, ...]:
+    """Train a run to its end; what its ranks say."""
+    ended = run_ranks(run, "dflop.jobs.train", str(run.path), TRAIN, limit_s=limit_s)
+    assert set(ended.codes) == {0}, "\n".join(ended.stderr)
+    return ended.stderr
