@@ -11,6 +11,7 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +23,12 @@ from dflop.store.lease import Lease
 LOCK_TIMEOUT_S = 60.0
 CHECKPOINT_THRESHOLD = "1GiB"
 """Log size that triggers a checkpoint; the default of 16 MiB rewrites the growing tail of a table many times a pass."""
+STORAGE_VERSION = "v1.4.0"
+"""Of the file, and so of snapshots, which are copies of it: every duckdb client in use opens it."""
+_CONFIG: dict[str, Any] = {
+    "checkpoint_threshold": CHECKPOINT_THRESHOLD,
+    "storage_compatibility_version": STORAGE_VERSION,
+}
 
 
 @contextlib.contextmanager
@@ -144,7 +151,7 @@ def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
-        return duckdb.connect(str(path), config={"checkpoint_threshold": CHECKPOINT_THRESHOLD})
+        return duckdb.connect(str(path), config=_CONFIG)
     except duckdb.Error as error:
         raise StoreError(
             f"cannot open the live database: {str(error).splitlines()[0]}",

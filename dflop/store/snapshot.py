@@ -6,18 +6,20 @@
     <store>/publishes/<seq>.parquet        what it added (`publishes.py`): stays when the snapshot is collected
 
 A snapshot always gets a new name: DuckDB caches databases by path, so a file renamed over a fixed name would go
-unseen by a process that has the old one open. A copy costs 1.9 s per 79 MB and leaves no WAL behind.
+unseen by a process that has the old one open. The copy is one of the file, after a checkpoint: seconds per gigabyte.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
 import os
 import re
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,6 @@ from dflop.store.lease import Lease
 from dflop.store.publishes import Publish
 from dflop.store.spool import SpoolKey
 
-STORAGE_VERSION = "v1.4.0"
 OPEN_TRIES = 3
 
 # One configuration for every snapshot connection: DuckDB refuses a second, different one on the same file in a process.
@@ -189,24 +190,53 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
 
     Raises:
         StoreError: A table of the copy has another number of rows.
+        OSError: The file cannot be copied; the disk is full.
     """
-    source = _one(con, "select current_database()")
+    row = con.execute(
+        "select database_name, path, tags['storage_version'] from duckdb_databases() "
+        "where database_name = current_database()"
+    ).fetchone()
+    assert row is not None
+    name, source, version = row
     target = str(path).replace("'", "''")
-    con.execute(f"attach '{target}' as snapshot (storage_version '{STORAGE_VERSION}')")
-    try:
-        con.execute(f'copy from database "{source}" to snapshot')
-    finally:
-        con.execute("detach snapshot")
+    if _numbers(version) <= _numbers(live.STORAGE_VERSION):
+        con.execute("checkpoint")
+        _copy_file(Path(source), path)
+    else:  # made by duckdb 2 before dflop asked for a version that older clients open
+        con.execute(f"attach '{target}' as snapshot (storage_version '{live.STORAGE_VERSION}')")
+        try:
+            con.execute(f'copy from database "{name}" to snapshot')
+        finally:
+            con.execute("detach snapshot")
     con.execute(f"attach '{target}' as snapshot (read_only)")
     try:
         for (table,) in con.execute(
             "select table_name from duckdb_tables() where database_name = current_database()"
         ).fetchall():
-            rows, copied = (_one(con, f'select count(*) from "{db}"."{table}"') for db in (source, "snapshot"))
+            rows, copied = (_one(con, f'select count(*) from "{db}"."{table}"') for db in (name, "snapshot"))
             if rows != copied:
                 raise StoreError(f"the copy of {table} has {copied} rows, the live table {rows}", where=str(path))
     finally:
         con.execute("detach snapshot")
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copies a database that nobody is writing, in another process: here, closing it would drop DuckDB's lock on it.
+
+    A file system that shares blocks between copies does it at once.
+    """
+    done = subprocess.run(
+        ["cp", "--reflink=auto", "--", source, target], env={**os.environ, "LC_ALL": "C"}, stderr=subprocess.PIPE
+    )
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        code = next((c for c in (errno.ENOSPC, errno.EDQUOT) if os.strerror(c) in said), errno.EIO)
+        raise OSError(code, said or f"cp ended with code {done.returncode}", str(target))
+
+
+def _numbers(version: str) -> list[int]:
+    """Of `v1.4.0+`."""
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current | None) -> int:

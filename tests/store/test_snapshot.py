@@ -6,6 +6,7 @@ import stat
 import time
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from dflop.errors import StoreError
@@ -39,6 +40,36 @@ def test_a_snapshot_is_read_only_named_by_current_and_the_link_and_carries_views
     assert rows(tmp_path, "from duckdb_columns() where comment is null and table_name = 'plan'") == []
     (found,) = rows(tmp_path, "select tags from duckdb_databases() where database_name = current_database()")
     assert dict(found["tags"])["storage_version"].startswith("v1.4"), "older clients read it"
+
+
+def test_a_live_database_that_older_clients_cannot_open_is_copied_into_one_that_they_can(tmp_path: Path, make) -> None:
+    settings.init(tmp_path)
+    path = live.live_file(tmp_path)
+    path.parent.mkdir()
+    duckdb.connect(str(path), config={"storage_compatibility_version": "latest"}).close()
+    publish(tmp_path, make)
+    with live.open_live(tmp_path) as con:
+        (version,) = con.execute("select tags['storage_version'] from duckdb_databases() where not internal").fetchall()
+    assert version[0] > "v1.4.1"
+    (found,) = rows(tmp_path, "select tags from duckdb_databases() where database_name = current_database()")
+    assert dict(found["tags"])["storage_version"].startswith("v1.4")
+    assert stored(tmp_path) == [make.correction(0)]
+
+
+def test_a_file_that_cannot_be_copied_leaves_the_last_snapshot(tmp_path: Path, make, monkeypatch) -> None:
+    publish(tmp_path, make, 0)
+    (tmp_path / "bin").mkdir()
+    cp = tmp_path / "bin/cp"
+    cp.write_text('#!/bin/sh\necho "cp: error writing: No space left on device" >&2; exit 1\n')
+    cp.chmod(0o755)
+    with monkeypatch.context() as full:
+        full.setenv("PATH", str(cp.parent))
+        with pytest.raises(StoreError, match="No space left on device"):
+            publish(tmp_path, make, 1)
+    assert snapshots(tmp_path) == ["dflop-000001.duckdb"]
+    assert stored(tmp_path) == [make.correction(0)]
+    publish(tmp_path, make, 2)
+    assert len(stored(tmp_path)) == 3
 
 
 def test_a_reader_keeps_its_snapshot_while_others_are_published_and_collected(tmp_path: Path, make) -> None:
