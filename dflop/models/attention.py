@@ -51,12 +51,16 @@ def use(module: torch.nn.Module, kernel: str, *, cuts_itself: bool = False) -> N
         cuts_itself: Whether its Hugging Face code splits packed sequences unless told not to; where some of the modules
             were told before, they stay so.
     """
+    names: dict[int, tuple[Any, str]] = {}
     for part in module.modules():
         config: Any = getattr(part, "config", None)
         name = getattr(config, "_attn_implementation", None)
         if isinstance(name, str) and name.removeprefix(_SELF_CUTTING) in _KEYS.values():
             prefix = _SELF_CUTTING if cuts_itself or name.startswith(_SELF_CUTTING) else ""
-            config._attn_implementation = prefix + _KEYS[kernel]
+            names.setdefault(id(config), (config, prefix + _KEYS[kernel]))
+    # A config of several modules passes its name on to theirs, so it comes before them and all names are read first.
+    for config, name in sorted(names.values(), key=lambda found: not found[0].sub_configs):
+        config._attn_implementation = name
 
 
 def resolve(kernel: str, device_type: str, dtype: torch.dtype) -> str:

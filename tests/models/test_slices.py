@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 
+from dflop.models import attention
 from dflop.models.build import EncoderStage
 from dflop.records import LLM
 from tests.models.tiny_families import CASES
@@ -115,6 +116,22 @@ def test_slices_in_a_row_are_the_encoder(encoder, whole):
                     least = 2e-6 if parameter.endswith("k_proj.bias") else 0.0
                     atol = max(least, 1e-5 * float(want.abs().max()))
                     assert torch.allclose(p.grad, want, atol=atol), (cut, parameter)
+
+
+def test_a_layer_attends_to_all_items_in_one_call(encoder, monkeypatch):
+    """Windows and chunks of all items are segments of that call, whatever was told to which module in which order."""
+    calls, segments = [], attention._segments
+    monkeypatch.setattr(attention, "_segments", lambda *given: (calls.append(given[3]), segments(*given))[1])
+    for cut in [((0, encoder.depth),), *cuts(encoder.depth)]:
+        stages = [encoder.stage(layers) for layers in cut]
+        for stage in stages:
+            attention.use(stage, attention.SDPA)
+            attention.use(stage, attention.SDPA)
+        calls.clear()
+        with torch.no_grad():
+            encoder.run(stages)
+        assert len(calls) == encoder.depth, cut
+        assert {sum(lengths) for lengths in calls} <= {sum(calls[0]), calls[0][0]}, cut
 
 
 def test_the_projector_is_what_hugging_face_calls_so_and_the_family_knows_where_it_is(encoder, whole):
