@@ -41,6 +41,19 @@ class Turn:
 
     role: str
     text: str
+    literal: tuple[int, ...] = ()
+    """Of a user turn: where in `text` what looks like a placeholder is text. In other turns all of it is."""
+    has_loss: bool = True
+    """Of an answer: whether it is learnt."""
+
+    def pieces(self) -> list[str]:
+        """The text cut at its placeholders: text, kind of media, text, ..., text."""
+        pieces, at = [], 0
+        for match in PLACEHOLDER.finditer(self.text) if self.role == "user" else ():
+            if match.start() not in self.literal:
+                pieces += [self.text[at : match.start()], match[1]]
+                at = match.end()
+        return [*pieces, self.text[at:]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, Turn
+from dflop.data.annotations import AnnotatedSample, Turn
 from dflop.data.chat import PLAIN_ROLE, ChatTemplate
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaRules
@@ -237,10 +237,9 @@ class ChatTokenizer:
             turn = sample.turns[part]
             if turn.role in ("assistant", PLAIN_ROLE):
                 # An empty answer would teach nothing but to stop, so it carries no loss at all.
-                yield turn.text, bool(turn.text.strip()), None
+                yield turn.text, turn.has_loss and bool(turn.text.strip()), None
                 continue
-            # re.split with one group alternates text, kind, text, kind, ..., text
-            for number, of_turn in enumerate(PLACEHOLDER.split(turn.text)):
+            for number, of_turn in enumerate(turn.pieces()):
                 if number % 2 == 0:
                     yield of_turn, False, None
                     continue

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflop.data.annotations import BadSample, confine
+from dflop.data.annotations import BadSample, Turn, confine
 
 
 def test_paths_stay_under_the_media_root(tmp_path):
@@ -25,3 +25,10 @@ def test_paths_stay_under_the_media_root(tmp_path):
     }.items():
         with pytest.raises(BadSample, match=reason):
             confine(root, path)
+
+
+def test_a_turn_is_cut_at_its_placeholders_and_at_nothing_that_looks_like_one():
+    text = "<image> is <image>, <video>"
+    assert Turn("user", text).pieces() == ["", "image", " is ", "image", ", ", "video", ""]
+    assert Turn("user", text, literal=(11,)).pieces() == ["", "image", " is <image>, ", "video", ""]
+    assert Turn("assistant", text).pieces() == Turn("system", text).pieces() == [text]
