@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -199,9 +200,10 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
     assert row is not None
     name, source, version = row
     target = str(path).replace("'", "''")
-    if _numbers(version) <= _numbers(live.STORAGE_VERSION):
+    cp = shutil.which("cp", path=os.pathsep.join([os.environ.get("PATH", ""), os.defpath]))
+    if cp and _numbers(version) <= _numbers(live.STORAGE_VERSION):
         con.execute("checkpoint")
-        _copy_file(Path(source), path)
+        _copy_file(cp, Path(source), path)
     else:  # made by duckdb 2 before dflop asked for a version that older clients open
         con.execute(f"attach '{target}' as snapshot (storage_version '{live.STORAGE_VERSION}')")
         try:
@@ -220,13 +222,13 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
         con.execute("detach snapshot")
 
 
-def _copy_file(source: Path, target: Path) -> None:
+def _copy_file(cp: str, source: Path, target: Path) -> None:
     """Copies a database that nobody is writing, in another process: here, closing it would drop DuckDB's lock on it.
 
     A file system that shares blocks between copies does it at once.
     """
     done = subprocess.run(
-        ["cp", "--reflink=auto", "--", source, target], env={**os.environ, "LC_ALL": "C"}, stderr=subprocess.PIPE
+        [cp, "--reflink=auto", "--", source, target], env={**os.environ, "LC_ALL": "C"}, stderr=subprocess.PIPE
     )
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
