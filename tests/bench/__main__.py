@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.figures import RESULTS, ROOT, json_text, machine, slug
-from tests.bench.parts import NEEDS, PARTS, Part, chosen
+from tests.bench.parts import GIVEN, PARTS, Part, chosen
 
 
 @dataclass(frozen=True)
@@ -29,48 +29,37 @@ class Outcome:
 
     part: str
     verdict: str
-    """`ok`, `missed`, `failed` or `left out`."""
-    minutes: float = 0.0
+    """`ok`, `missed` or `failed`."""
+    minutes: float
+    detail: str
+    """Its file, or why there is none."""
     num_bounds: int = 0
     missed: tuple[str, ...] = ()
-    detail: str = ""
-    """Its file, or why there is none."""
-
-    @property
-    def is_good(self) -> bool:
-        return self.verdict in ("ok", "left out")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         "python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", nargs="+", metavar="NAME", help="only these; --list names them")
+    parser.add_argument(
+        "--part", nargs="+", metavar="NAME", choices=[p.name for p in PARTS], help="only these; --list names them"
+    )
     parser.add_argument("--full", action="store_true", help="measure every part, and whole; hours")
-    for name in ("sizes", "media"):
-        parser.add_argument(f"--{name}", type=Path, help=NEEDS[name].partition(":")[0])
-    parser.add_argument("--slurm", action="store_true", help="jobs may be submitted to this machine's Slurm")
+    for name, what in GIVEN.items():
+        parser.add_argument(f"--{name}", type=Path, help=what)
     parser.add_argument("--list", action="store_true", help="print the parts, run nothing")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results (default: %(default)s)")
     args = parser.parse_args()
-    try:
-        parts = chosen(args.part, args.full)
-    except ValueError as error:
-        parser.error(str(error))
-    paths = {name: path for name in ("sizes", "media") if (path := getattr(args, name))}
-    if absent := [f"--{name} {path}" for name, path in paths.items() if not path.exists()]:
-        parser.error(f"{', '.join(absent)}: no such file or folder")
-    given = {name: str(path.resolve()) for name, path in paths.items()} | ({"slurm": ""} if args.slurm else {})
+    parts = chosen(args.part, args.full)
+    given = {name: str(path.resolve()) for name in GIVEN if (path := getattr(args, name))}
     if args.list:
-        print("\n".join(listing(parts, given, args.full)))
+        print("\n".join(listing(parts, args.full)))
         return
-    outcomes: list[Outcome] = []
-    for number, part in enumerate(parts, start=1):
-        _say(f"[{number}/{len(parts)}] {part.name}, about {part.minutes_of(args.full):g} min: {part.what}")
-        outcomes.append(measured(part, given, args.out.resolve(), is_full=args.full))
-        _say(f"[{number}/{len(parts)}] {part.name}: {outcomes[-1].verdict} {outcomes[-1].detail}")
+    outcomes = []
+    for part in parts:
+        print(f"{part.name}, about {part.minutes_of(args.full):g} min: {part.what}", file=sys.stderr, flush=True)
+        outcomes.append(measured(part, given, RESULTS, is_full=args.full))
     print("\n".join(["", *summary(outcomes)]))
-    if bad := [f"{o.part} ({o.verdict})" for o in outcomes if not o.is_good]:
+    if bad := [f"{o.part} ({o.verdict})" for o in outcomes if o.verdict != "ok"]:
         sys.exit("not good: " + ", ".join(bad))
 
 
@@ -83,8 +72,6 @@ def measured(part: Part, given: Mapping[str, str], out: Path, *, is_full: bool) 
         out: Gets a folder per machine.
         is_full: Whether the part is measured whole.
     """
-    if without := part.missing(given):
-        return Outcome(part.name, "left out", detail=f"needs {'; '.join(without)}")
     found = machine()
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
         path = Path(name) / f"{part.result_name(is_full)}-{found['date']}.json"
@@ -95,8 +82,7 @@ def measured(part: Part, given: Mapping[str, str], out: Path, *, is_full: bool) 
         content = json.loads(path.read_text()) if path.is_file() else {}
         missed = tuple(content.get("missed", ()))
         if not content or (code and not missed):
-            detail = f"exit code {code}" if code else "it wrote no figures"
-            return Outcome(part.name, "failed", minutes, detail=detail)
+            return Outcome(part.name, "failed", minutes, f"exit code {code}" if code else "it wrote no figures")
         about = {"command": part.shown_command(given, is_full), "minutes": round(minutes, 1)}
         path.write_text(json_text(content | about))
         folder = out / slug(found)
@@ -104,32 +90,24 @@ def measured(part: Part, given: Mapping[str, str], out: Path, *, is_full: bool) 
         for file in Path(name).iterdir():
             shutil.move(file, folder / file.name)
     verdict = "missed" if missed else "ok"
-    return Outcome(part.name, verdict, minutes, content.get("num_bounds", 0), missed, str(folder / path.name))
+    return Outcome(part.name, verdict, minutes, str(folder / path.name), content.get("num_bounds", 0), missed)
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
     """A table for people; names of missed bounds stand below it."""
     lines = [f"{'part':22s} {'minutes':>7s} {'bounds met':>10s}  {'':9s} file"]
     for o in outcomes:
-        met = f"{o.num_bounds - len(o.missed)}/{o.num_bounds}" if o.num_bounds else ""
+        met = f"{o.num_bounds - len(o.missed)}/{o.num_bounds}"
         lines.append(f"{o.part:22s} {o.minutes:7.1f} {met:>10s}  {o.verdict:9s} {o.detail.removeprefix(f'{ROOT}/')}")
     return lines + [f"{o.part} missed: {name}" for o in outcomes for name in o.missed]
 
 
-def listing(parts: Sequence[Part], given: Mapping[str, str], is_full: bool) -> list[str]:
-    """The parts that would run, and those that would be left out."""
+def listing(parts: Sequence[Part], is_full: bool) -> list[str]:
+    """The parts that would run, and the others."""
     lines = [f"{'part':22s} {'minutes':>7s}  what"]
-    for part in parts:
-        without = "; ".join(part.missing(given))
-        left_out = f" (left out: needs {without})" if without else ""
-        lines.append(f"{part.name:22s} {part.minutes_of(is_full):7.1f}  {part.what}{left_out}")
-    minutes = sum(part.minutes_of(is_full) for part in parts if not part.missing(given))
-    others = ", ".join(part.name for part in PARTS if part not in parts)
-    return [*lines, f"{'all':22s} {minutes:7.1f}", *([f"not asked for: {others}"] if others else [])]
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    lines += [f"{part.name:22s} {part.minutes_of(is_full):7.1f}  {part.what}" for part in parts]
+    lines.append(f"{'all':22s} {sum(part.minutes_of(is_full) for part in parts):7.1f}")
+    return [*lines, f"not asked for: {', '.join(part.name for part in PARTS if part not in parts)}"]
 
 
 if __name__ == "__main__":

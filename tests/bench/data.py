@@ -37,7 +37,7 @@ from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_family, load_rules
 from dflop.models.media import MediaRules
 from tests.bench.command import keep_to, options
-from tests.bench.figures import Figure, finish, line
+from tests.bench.figures import Figure, finish
 from tests.bench.markdown import table
 
 NUM_SAMPLES, MOST_VIDEOS = 20_000, 2_000
@@ -69,12 +69,9 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = "1"
     keep_to(1)
-    figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
-        for figure in all_figures(Path(name), args.media, args.sizes, args.samples):
-            figures.append(figure)
-            print(line(figure), flush=True)
-    finish(figures, args.json, "pillow", "av", "tokenizers", "transformers", "polars")
+        figures = all_figures(Path(name), args.media, args.sizes, args.samples)
+        finish(figures, args.json, "pillow", "av", "tokenizers", "transformers", "polars")
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
@@ -119,7 +116,7 @@ def text_figure(folder: Path, num_samples: int) -> Figure:
     other_s = apply_chat_template_per_sample(dataset, chats) * num_samples
     note = f"{num_healthy / took_s:,.0f} samples/s"
     name = f"profile {num_samples} conversations"
-    return Figure(name, took_s, None, "apply_chat_template alone", other_s, None, note)
+    return Figure(name, took_s, None, "apply_chat_template alone", other_s, note=note)
 
 
 def again_figure(folder: Path, media: Path, num_samples: int) -> Figure:
@@ -134,7 +131,7 @@ def sizes_figure(path: Path) -> Figure:
     took_s = _timed(lambda: [profile_sizes(read_sizes(path), _rules(family)) for family in FAMILIES])
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     name = f"sizes of {num_rows} samples, {len(FAMILIES)} families"
-    return Figure(name, took_s, 20.0, "", None, None, f"peak {peak_gb:.2f} GB (bound 4)")
+    return Figure(name, took_s, 20.0, note=f"peak {peak_gb:.2f} GB (bound 4)")
 
 
 def link_files(folder: Path, media: Path, kind: str, num_samples: int) -> tuple[DatasetRef, list[Path]]:

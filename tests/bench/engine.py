@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dflop.cost.model import CostModel, Floats
-from dflop.jobs.talk import say
 from dflop.models.build import IGNORE_LABEL
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.schedule.scheduler import schedule_step
-from dflop.train.feed import seconds_per_grid
-from tests.bench import simulate_ranks as ranks
+from tests.bench import ranks
 from tests.bench.command import become_a_job, in_ranks, options
 from tests.bench.figures import conclude
 from tests.bench.instances import small_batch
 from tests.bench.markdown import percent, ratio, table
-from tests.train.synthetic import make_inline_plan, make_plan
+from tests.train.synthetic import hf_inputs, make_inline_plan, make_plan
 
 MODEL = "omni"
 NUM_RANKS, NUM_BATCHES, NUM_SAMPLES, NUM_MICROBATCHES, NUM_ROUNDS = 2, 5, 16, 8, 3
@@ -47,59 +44,22 @@ ROWS = (
 )
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Global batches with made-up tokens and media; picklable."""
-
-    batches: tuple[tuple[SampleShape, ...], ...]
-
-    @cached_property
-    def source(self) -> ranks.MadeUpSource:
-        return ranks.MadeUpSource(MODEL, [shape for batch in self.batches for shape in batch])
-
-    def padded(self, shapes: Sequence[SampleShape]) -> tuple[dict[str, Any], torch.Tensor]:
-        """Arguments of Hugging Face's own forward for samples side by side, padded to the longest, and labels."""
-        samples = [self.source.tokens(s.sample_index) for s in shapes]
-        size = (len(samples), max(len(s.input_ids) for s in samples))
-        ids, mask = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long)
-        labels = torch.full(size, IGNORE_LABEL)
-        for row, sample in enumerate(samples):
-            n = len(sample.input_ids)
-            ids[row, :n], labels[row, :n] = torch.from_numpy(sample.input_ids), torch.from_numpy(sample.labels)
-            mask[row, :n] = 1
-        media = self._media(shapes, "image", "pixel_values", "image_grid_thw")
-        media |= self._media(shapes, "video", "pixel_values_videos", "video_grid_thw")
-        if "video_grid_thw" in media:
-            seconds = [seconds_per_grid(i) for s in shapes for i in s.items if i.kind == "video"]
-            media["video_second_per_grid"] = torch.tensor(seconds)
-        return {"input_ids": ids, "attention_mask": mask, "use_cache": False, **media}, labels
-
-    def _media(self, shapes: Sequence[SampleShape], kind: str, data: str, grids: str) -> dict[str, torch.Tensor]:
-        found = [(s.sample_index, n, i) for s in shapes for n, i in enumerate(s.items) if i.kind == kind]
-        if not found:
-            return {}
-        arrays = [self.source.array(sample, n) for sample, n, _ in found]
-        return {data: torch.from_numpy(np.concatenate(arrays)), grids: torch.tensor([i.grid for _, _, i in found])}
+Batches = Sequence[Sequence[SampleShape]]
+Plans = Mapping[str, tuple[Plan, tuple[StepPlan, ...]]]
+"""Of the engine, by name."""
 
 
-class Engine(ranks.EngineRank):
-    """One process of the engine, which trains the steps it is asked for."""
-
-    def __init__(self, workload: Workload, plan: Plan, step_plans: Sequence[StepPlan]) -> None:
-        super().__init__(dist.get_rank(), MODEL, plan, step_plans, workload.batches)
-
-    def step(self, index: int) -> float:
-        """This process's share of the loss."""
-        step_plan = self._step_plans[index]
-        healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
-        microbatches = self._prepared[index].microbatches
-        trace = self._engine.run(microbatches, healthy=healthy, num_loss_tokens=step_plan.num_supervised_tokens)
-        self._reducer.reduce()
-        norm, _ = self._reducer.norm_and_loss(trace.loss)
-        self._reducer.clip(norm, ranks.MAX_GRAD_NORM)
-        self._optimizer.step(ranks.LEARNING_RATE)
-        self._optimizer.zero_grad()
-        return trace.loss
+def padded(shapes: Sequence[SampleShape]) -> tuple[dict[str, Any], torch.Tensor]:
+    """Arguments of Hugging Face's own forward for samples side by side, padded to the longest, and labels."""
+    source = ranks.MadeUpSource(MODEL, shapes)
+    samples = [source.tokens(s.sample_index) for s in shapes]
+    alone = [hf_inputs(source, shape, sample) for shape, sample in zip(shapes, samples, strict=True)]
+    texts = ("input_ids", "attention_mask")
+    inputs = {name: pad_sequence([of[name][0] for of in alone], batch_first=True) for name in texts}
+    for name in {name for of in alone for name in of} - {*texts, "use_cache"}:
+        inputs[name] = torch.cat([of[name] for of in alone if name in of])
+    labels = [torch.from_numpy(sample.labels) for sample in samples]
+    return inputs | {"use_cache": False}, pad_sequence(labels, batch_first=True, padding_value=IGNORE_LABEL)
 
 
 class PlainReplica:
@@ -108,22 +68,22 @@ class PlainReplica:
     Samples are dealt out in turn, as a distributed sampler does, and trained a few at a time, padded to the longest.
     """
 
-    def __init__(self, workload: Workload, num_side_by_side: int) -> None:
+    def __init__(self, batches: Batches, num_side_by_side: int) -> None:
         ours, n = ranks.build(MODEL), num_side_by_side
         self._model = type(ours)._from_config(
             copy.deepcopy(ours.config), attn_implementation="sdpa", dtype=torch.float32
         )
         self._model.load_state_dict(ours.state_dict())
         self._model.train()
-        own = [batch[dist.get_rank() :: NUM_RANKS] for batch in workload.batches]
-        self._inputs = [[workload.padded(of[i : i + n]) for i in range(0, len(of), n)] for of in own]
-        self._num_tokens = [sum(s.num_supervised_tokens for s in batch) for batch in workload.batches]
+        own = [batch[dist.get_rank() :: NUM_RANKS] for batch in batches]
+        self._inputs = [[padded(of[i : i + n]) for i in range(0, len(of), n)] for of in own]
+        self._num_tokens = [sum(s.num_supervised_tokens for s in batch) for batch in batches]
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=ranks.LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
 
-    def step(self, index: int) -> float:
+    def train(self, index: int) -> float:
         loss = 0.0
         for inputs, labels in self._inputs[index]:
             logits = self._model(**inputs).logits
@@ -145,11 +105,7 @@ class PlainReplica:
         return loss
 
 
-Plans = Mapping[str, tuple[Plan, tuple[StepPlan, ...]]]
-"""Of the engine, by name."""
-
-
-def make_plans(workload: Workload, cost: CostModel, num_microbatches: int) -> Plans:
+def make_plans(batches: Batches, cost: CostModel, num_microbatches: int) -> Plans:
     """Both layouts, each in arrival order and scheduled; a replica has half of the microbatches."""
     family = ranks.family_of(MODEL)
     depth = {s.module: s.num_layers for s in family.specs() if s.module in ("vision", LLM)}
@@ -162,23 +118,23 @@ def make_plans(workload: Workload, cost: CostModel, num_microbatches: int) -> Pl
                 plan,
                 tuple(
                     schedule_step(run_id="bench", step=n, plan=plan, batch=batch, cost=cost, policy=policy)
-                    for n, batch in enumerate(workload.batches)
+                    for n, batch in enumerate(batches)
                 ),
             )
     return found
 
 
 def race(
-    rank: int, folder: Path, workload: Workload, plans: Plans, num_rounds: int
+    rank: int, folder: Path, batches: Batches, plans: Plans, num_rounds: int
 ) -> list[list[dict[str, tuple[float, float]]]]:
     """`[round][batch]` wall seconds and loss of every contender; round 0 is an uncounted one."""
     ranks.take_core(rank)
-    contenders: dict[str, Any] = {n: PlainReplica(workload, k) for n, k in NUM_SIDE_BY_SIDE.items()}
-    contenders |= {n: Engine(workload, plan, steps) for n, (plan, steps) in plans.items()}
+    contenders: dict[str, Any] = {n: PlainReplica(batches, k) for n, k in NUM_SIDE_BY_SIDE.items()}
+    contenders |= {name: ranks.EngineRank(rank, MODEL, plan, steps, batches) for name, (plan, steps) in plans.items()}
     names, rounds = list(contenders), []
     for round_number in range(num_rounds + 1):
         rounds.append([])
-        for batch in range(len(workload.batches)):
+        for batch in range(len(batches)):
             first = (round_number + batch) % len(names)
             order = (*names[first:], *names[:first])
             rounds[-1].append({name: _step(contenders[name], batch) for name in order})
@@ -189,7 +145,7 @@ def _step(contender: Any, batch: int) -> tuple[float, float]:
     """Wall seconds until all processes are done, and this one's share of the loss."""
     dist.barrier()
     began_s = time.perf_counter()
-    loss = contender.step(batch)
+    loss = contender.train(batch)
     dist.barrier()
     return time.perf_counter() - began_s, loss
 
@@ -222,22 +178,15 @@ def main() -> None:
     args = parser.parse_args()
     become_a_job("tests.bench.engine", OMP_NUM_THREADS="1")
     family, size = ranks.family_of(MODEL), NUM_SAMPLES
-    batches = (small_batch(family, size, n, args.sizes, first_index=n * size) for n in range(NUM_BATCHES))
-    workload = Workload(tuple(map(tuple, batches)))
-    found, bounds = run(workload)
+    batches = [small_batch(family, size, n, args.sizes, first_index=n * size) for n in range(NUM_BATCHES)]
+    # Two models, so that both cores are as busy as in training.
+    shapes = {m: small_batch(ranks.family_of(m), NUM_PROBED, PROFILE_SEED, None) for m in (MODEL, "equal")}
+    plans = make_plans(batches, ranks.costs_of(shapes, BUDGET_S, MAX_SAMPLES)[MODEL], NUM_MICROBATCHES)
+    print("step time, plain Hugging Face / engine")
+    found, bounds = race_figures(in_ranks(race, NUM_RANKS, batches, plans, NUM_ROUNDS), plans)
     rows = "drawn from a table of real sizes, media made up" if args.sizes else "generated, media made up"
     told = {"num_batches": NUM_BATCHES, "num_samples": NUM_SAMPLES, "num_rounds": NUM_ROUNDS}
     conclude({"samples": rows, "size": told, "race": found}, bounds, args.json, "torch", "transformers")
-
-
-def run(workload: Workload) -> tuple[dict[str, Any], list[tuple[str, bool]]]:
-    """Figures and bounds of the race."""
-    say(f"probing the model for {BUDGET_S:g} s")
-    # Two models, so that both cores are as busy as in training.
-    shapes = {m: small_batch(ranks.family_of(m), NUM_PROBED, PROFILE_SEED, None) for m in (MODEL, "llava")}
-    plans = make_plans(workload, ranks.costs_of(shapes, BUDGET_S, MAX_SAMPLES)[MODEL], NUM_MICROBATCHES)
-    print("step time, plain Hugging Face / engine")
-    return race_figures(in_ranks(race, NUM_RANKS, workload, plans, NUM_ROUNDS), plans)
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:

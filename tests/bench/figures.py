@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,9 +31,9 @@ class Figure:
     seconds: float
     bound_s: float | None
     """What it must not exceed; None where it is only shown."""
-    other: str
+    other: str = ""
     """The obvious other way."""
-    other_s: float | None
+    other_s: float | None = None
     """Its time in the same run; None where there is none."""
     min_ratio: float | None = None
     """How many times longer the other way must take; None where that is only shown."""
@@ -130,7 +130,11 @@ def conclude(
         sys.exit("bound missed: " + "; ".join(missed))
 
 
-def finish(figures: Sequence[Figure], path: Path | None, *libraries: str) -> None:
-    """Concludes a benchmark of figures."""
-    bounds = [(f.name, f.is_met) for f in figures if f.has_bound]
-    conclude({"figures": [asdict(f) for f in figures]}, bounds, path, *libraries)
+def finish(figures: Iterable[Figure], path: Path | None, *libraries: str) -> None:
+    """Concludes a benchmark of figures, each of which is printed when it is there."""
+    found = []
+    for figure in figures:
+        found.append(figure)
+        print(line(figure), flush=True)
+    bounds = [(f.name, f.is_met) for f in found if f.has_bound]
+    conclude({"figures": [asdict(f) for f in found]}, bounds, path, *libraries)

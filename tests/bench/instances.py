@@ -1,108 +1,28 @@
-"""Global batches and plans that benches share: real models on data-sheet costs, small models that a CPU trains.
+"""Global batches that benches share: of real sizes, and made small enough for models that a CPU trains.
 
-Sizes of samples come from a table of real ones, kinds in stated shares, or are generated. `mild` cuts samples at 8k
-tokens and videos at 16 frames, `heavy` at 32k and 128.
+Sizes of samples come from a table of real ones, kinds in stated shares, or are generated.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from dflop import resources
-from dflop.config import load_model
-from dflop.cost.devices import A100
-from dflop.cost.model import CostModel, has_edge
 from dflop.data.sizes import read_sizes
-from dflop.jobs.suite.cases import analytic_costs
-from dflop.jobs.suite.mixtures import HEAVY, MAIN, draw_batches
-from dflop.models import load_family
+from dflop.jobs.suite.mixtures import HEAVY, draw_batches
 from dflop.models.family import Family
-from dflop.plan.candidates import split_layers
-from dflop.records import LLM, MediaItem, ModulePlan, ParallelSpec, Plan, SampleShape
-from dflop.schedule.items import module_items
+from dflop.records import MediaItem, SampleShape
+from tests.gpu.real_size import place
 
-MODEL_OF = {1: "llava_onevision_qwen2_5_7b", 2: "llava_onevision_qwen2_5_7b", 3: "qwen2_5_omni_7b"}
-"""By number of modules; 1 is the language model on the text alone."""
-MAX_TOKENS = {"mild": 8_192, "heavy": 32_768}
-MAX_FRAMES = {"mild": 16, "heavy": 128}
-SHARES: Mapping[int, Mapping[str, float]] = {
-    1: {"text": 1.0},
-    2: {"text": 0.5, "image": 0.43, "video": 0.07},
-    3: {"text": 0.35, "image": 0.33, "video": 0.07, "audio": 0.25},
-}
-ENCODER_SHARE = 0.95
-"""Seconds per stage of each encoder, relative to the LLM's: what a good plan comes to."""
 SMALL_SHARES = {"text": 0.3, "image": 0.5, "video": 0.2}
 MIN_SMALL_TOKENS, MAX_SMALL_TOKENS, GENERATED_TEXT_FRAC = 8, 256, 0.125
 SIDE_FRAC, S_PER_FRAME = 0.25, 8.0
-UNCUT_TOKENS = 1 << 30
-
-
-@dataclass(frozen=True)
-class BenchStep:
-    """One global batch on one plan."""
-
-    plan: Plan
-    batch: tuple[SampleShape, ...]
-    cost: CostModel
-
-
-def bench_step(modules: int, mixture: str, num_samples: int, seed: int, sizes: Path | None) -> BenchStep:
-    """A step of 1 to 3 modules. Generated batches, without a table, have no audio."""
-    family = _family(modules, mixture)
-    specs = [s for s in family.specs() if modules > 1 or s.module == LLM]
-    batch = _batch(family, modules, mixture, num_samples, seed, sizes)
-    places, first_rank = [], 0
-    for spec in specs:
-        pp, dp = (6, 8) if spec.module == LLM else (2, 8)
-        layers = split_layers(spec.num_layers, pp, layer_s=1.0, edge_s=0.0)
-        places.append(ModulePlan(spec.module, ParallelSpec(1, pp, dp), first_rank, layers, (0,) * pp))
-        first_rank += pp * dp
-    plan = Plan(
-        plan_id="bench", run_id="bench", candidate_rank=0, layout="split", modules=tuple(places),
-        num_microbatches=16, global_batch_size=num_samples, formula_step_s=0.0, predicted_step_s=0.0,
-        baseline_step_s=0.0, sync_s=0.0, uniform_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
-    )  # fmt: skip
-    return BenchStep(plan, batch, _balanced(analytic_costs(specs, A100, 1, 1.0), plan, batch))
-
-
-def _balanced(cost: CostModel, plan: Plan, batch: tuple[SampleShape, ...]) -> CostModel:
-    """The same costs with encoders as fast or slow as it takes to be `ENCODER_SHARE` of the LLM, stage by stage."""
-    per_stage = {}
-    for m in plan.modules:
-        edge, num_layers = has_edge(m.layers_per_stage, m.parallel.pp - 1), m.layers_per_stage[-1]
-        loads = module_items(batch, m.module).loads
-        seconds = cost.item_seconds(m.module, *loads, num_layers=num_layers, edge=edge)
-        per_stage[m.module] = float(seconds.sum()) / m.parallel.dp
-    return cost.with_corrections(
-        {m.module: ENCODER_SHARE * per_stage[LLM] / (per_stage[m.module] or per_stage[LLM]) for m in plan.encoders}
-    )
-
-
-@functools.cache
-def _family(modules: int, mixture: str) -> Family:
-    model = load_model(resources.path("configs") / "models" / f"{MODEL_OF[modules]}.yaml")
-    frames = "video_max_frames" if modules == 3 else "video_frames"
-    return load_family(model.family, model.hf_config, {**model.media, frames: MAX_FRAMES[mixture]})
-
-
-def _batch(
-    family: Family, modules: int, mixture: str, num_samples: int, seed: int, sizes: Path | None
-) -> tuple[SampleShape, ...]:
-    if sizes:
-        return real_batch(family, SHARES[modules], num_samples, MAX_TOKENS[mixture], (seed,), sizes)
-    (drawn,) = draw_batches(
-        family, MAIN if mixture == "mild" else HEAVY, max_llm_tokens=MAX_TOKENS[mixture],
-        global_batch_size=num_samples, num_batches=1, seed=seed,
-    )  # fmt: skip
-    return drawn if modules > 1 else tuple(replace(s, items=(), num_llm_tokens=s.num_text_tokens) for s in drawn)
+UNCUT_TOKENS, MAX_GENERATED_TOKENS = 1 << 30, 32_768
 
 
 def real_batch(
@@ -142,9 +62,11 @@ def _shape(family: Family, row: Mapping[str, Any], index: int, max_llm_tokens: i
     def of(*columns: str) -> list[tuple[Any, ...]]:
         return list(zip(*(row[column] or [] for column in columns), strict=False))
 
-    media = [("image", w, h, 1, 0.0) for w, h in of("image_w", "image_h")]
+    media = [("image", int(w), int(h), 1, 0.0) for w, h in of("image_w", "image_h")]
     media += [
-        ("video", w, h, max(1, round(2 * s)), s) for w, h, s in of("video_w", "video_h", "video_seconds") if w and s
+        ("video", int(w), int(h), max(1, round(2 * s)), s)
+        for w, h, s in of("video_w", "video_h", "video_seconds")
+        if w and s
     ]
     if "audio" in {spec.module for spec in family.specs()}:
         media += [("audio", 0, 0, 0, s) for (s,) in of("audio_seconds") if s]
@@ -163,21 +85,6 @@ def _shape(family: Family, row: Mapping[str, Any], index: int, max_llm_tokens: i
     return SampleShape("bench", index, str(index), num_text, num_supervised, num_text + num_rows, tuple(items))
 
 
-def place(
-    family: Family, kind: str, width_px: float, height_px: float, num_frames: int, duration_s: float, *,
-    num_images: int, level: int = 0,
-) -> MediaItem:  # fmt: skip
-    """A media item as the family sees it."""
-    size: dict[str, Any] = {
-        "width_px": int(width_px), "height_px": int(height_px), "num_frames": num_frames, "duration_s": duration_s,
-    }  # fmt: skip
-    placed = family.place(kind, **size, num_images=num_images, level=level)
-    return MediaItem(
-        kind=kind, path="", **size, module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens,
-        sum_sq_tokens=placed.sum_sq_tokens, num_rows=placed.num_rows,
-    )  # fmt: skip
-
-
 def small_batch(
     family: Family, num_samples: int, seed: int, sizes: Path | None, first_index: int = 0
 ) -> list[SampleShape]:
@@ -190,7 +97,7 @@ def small_batch(
         drawn, text_frac = real_batch(family, SMALL_SHARES, num_samples, UNCUT_TOKENS, (seed,), sizes), 1.0
     else:
         (drawn,) = draw_batches(
-            family, HEAVY, max_llm_tokens=MAX_TOKENS["heavy"], global_batch_size=num_samples, num_batches=1, seed=seed
+            family, HEAVY, max_llm_tokens=MAX_GENERATED_TOKENS, global_batch_size=num_samples, num_batches=1, seed=seed
         )
         text_frac = GENERATED_TEXT_FRAC
     return [_small(family, shape, index, text_frac) for index, shape in enumerate(drawn, first_index)]
@@ -200,7 +107,7 @@ def _small(family: Family, shape: SampleShape, index: int, text_frac: float) -> 
     seen = [i for i in shape.items if i.kind != "audio"]
     items = tuple(
         place(
-            family, i.kind, max(1, i.width_px * SIDE_FRAC), max(1, i.height_px * SIDE_FRAC),
+            family, i.kind, max(1, int(i.width_px * SIDE_FRAC)), max(1, int(i.height_px * SIDE_FRAC)),
             max(1, round(i.duration_s / S_PER_FRAME)), i.duration_s, num_images=len(seen),
         )
         for i in seen

@@ -1,9 +1,7 @@
-"""What submitting and watching many jobs costs: `python -m tests.bench.launch [--real] [--num-jobs N] [--json FILE]`.
+"""What submitting and watching 500 jobs costs on this machine's Slurm: `python -m tests.bench.launch [--json FILE]`.
 
 CPU seconds of this process and of the Slurm clients it calls, compared with the obvious other way: a batch job each,
-and a waiter each. With --real jobs run on the Slurm of this machine (tests/slurm/cluster.sh up). Without it the clients
-are those of the tests' fake Slurm, which starts all jobs at once, so they are few and bounds say little. Ends with 1
-when a state is lost.
+and a waiter each. `tests/slurm/cluster.sh up` starts a Slurm. Ends with 1 when a state is lost.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
 from tests.bench.command import options
 from tests.bench.figures import ROOT, Figure, conclude, line
-from tests.launch import fake_slurm
 
-NUM_REAL, NUM_FAKE, NUM_SINGLE = 500, 20, 50
+NUM_JOBS, NUM_SINGLE = 500, 50
 """Jobs; and how many at most are submitted one by one, from which the figure for all is extrapolated."""
 SUBMIT_BOUND_S, WATCH_BOUND_S = 1.0, 2.0
-"""For 500 jobs; of watching, for as many polls as a minute and a half has."""
+"""Of watching, for as many polls as a minute and a half has."""
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -43,7 +40,9 @@ def cpu_s(work: Callable[[], object]) -> float:
     return used_s() - before_s
 
 
-def specs(folder: Path, name: str, num_jobs: int, *, array: bool = True, hold: bool = False) -> list[JobSpec]:
+def specs(
+    folder: Path, name: str, num_jobs: int = NUM_JOBS, *, array: bool = True, hold: bool = False
+) -> list[JobSpec]:
     resources = Resources(time_limit_min=10, extra={"hold": ""} if hold else {})
     return [
         JobSpec(
@@ -59,17 +58,17 @@ def make_launcher(max_jobs_at_once: int) -> SlurmLauncher:
     return SlurmLauncher(run_id="bench", site=Site(max_jobs_at_once=max_jobs_at_once), poll_interval_s=2.0)
 
 
-def submitting(folder: Path, num_jobs: int) -> Figure:
+def submitting(folder: Path) -> Figure:
     launcher, handles = make_launcher(16), []
-    took_s = cpu_s(lambda: handles.extend(launcher.submit_all(specs(folder, "held", num_jobs, hold=True))))
-    singles = specs(folder, "single", min(NUM_SINGLE, num_jobs), array=False, hold=True)
+    took_s = cpu_s(lambda: handles.extend(launcher.submit_all(specs(folder, "held", hold=True))))
+    singles = specs(folder, "single", NUM_SINGLE, array=False, hold=True)
     single_s = cpu_s(lambda: handles.extend([launcher.submit(spec) for spec in singles]))
     launcher.cancel(*handles)
     other = "a batch job each (extrapolated)"
-    return Figure(f"submit {num_jobs} jobs, CPU", took_s, SUBMIT_BOUND_S, other, single_s * num_jobs / len(singles))
+    return Figure(f"submit {NUM_JOBS} jobs, CPU", took_s, SUBMIT_BOUND_S, other, single_s * NUM_JOBS / NUM_SINGLE)
 
 
-def watching(folder: Path, num_jobs: int) -> tuple[Figure, int]:
+def watching(folder: Path) -> tuple[Figure, int]:
     """The figure, and how many jobs ended in a state that they did not have."""
     ends: Counter[JobState] = Counter()
     values: list[Any] = []
@@ -79,42 +78,34 @@ def watching(folder: Path, num_jobs: int) -> tuple[Figure, int]:
 
     async def together() -> None:
         launcher, journal = make_launcher(16), Journal(folder / "together", "bench")
-        submitted = specs(folder, "together", num_jobs)
+        submitted = specs(folder, "together")
         values.extend(await run_jobs_async(launcher, submitted, journal, on_changes=note, poll_interval_s=1.0))
 
     async def one_each() -> None:
         launcher, journal = make_launcher(16), Journal(folder / "each", "bench")
-        handles = launcher.submit_all(specs(folder, "each", num_jobs))
+        handles = launcher.submit_all(specs(folder, "each"))
         journal.submitted(*handles)
         await asyncio.gather(*(wait(launcher, h, on_state=journal.changed, poll_interval_s=1.0) for h in handles))
 
     took_s, each_s = (cpu_s(lambda work=work: asyncio.run(work())) for work in (together, one_each))
-    num_lost = num_jobs - ends[JobState.DONE] + sum(len(v) != 1 for v in values)
+    num_lost = NUM_JOBS - ends[JobState.DONE] + sum(len(v) != 1 for v in values)
     note_of_ends = f"{ends[JobState.DONE]} done, {num_lost} lost"
-    name = f"watch {num_jobs} jobs to their ends, CPU"
+    name = f"watch {NUM_JOBS} jobs to their ends, CPU"
     return Figure(name, took_s, WATCH_BOUND_S, "a waiter each", each_s, note=note_of_ends), num_lost
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--real", action="store_true", help="on the Slurm of this machine")
-    parser.add_argument("--num-jobs", type=int, help=f"default: {NUM_REAL}, without --real {NUM_FAKE}")
-    args = parser.parse_args()
-    num_jobs = args.num_jobs or (NUM_REAL if args.real else NUM_FAKE)
+    args = options(__doc__).parse_args()
     # Not /tmp on a real cluster's login node: job folders must be where the nodes see them.
     where = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="dflop-bench-", dir=where, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        if not args.real:
-            (folder / "slurm").mkdir()
-            os.environ["PATH"] = f"{fake_slurm.install(folder / 'slurm')}:{os.environ['PATH']}"
-        submitted = submitting(folder, num_jobs)
+        submitted = submitting(folder)
         print(line(submitted), flush=True)
-        watched, num_lost = watching(folder, num_jobs)
+        watched, num_lost = watching(folder)
         print(line(watched), flush=True)
     bounds = [(submitted.name, submitted.is_met), (watched.name, watched.is_met), (f"{num_lost} lost", not num_lost)]
-    found = {"is_real": args.real, "figures": [asdict(submitted), asdict(watched)]}
-    conclude(found, bounds, args.json, "submitit")
+    conclude({"figures": [asdict(submitted), asdict(watched)]}, bounds, args.json, "submitit")
 
 
 if __name__ == "__main__":

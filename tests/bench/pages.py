@@ -1,18 +1,15 @@
-"""Puts what was measured into the documents: `python -m tests.bench.pages [--check]`.
+"""Puts what was measured into the documents: `python -m tests.bench.pages`.
 
 A document has `<!-- table NAME -->` and, some lines below, `<!-- end -->`; what is between them is made from the newest
-result of the machine that `SHOWN` names, with a line that says which. With --check nothing is written, and it ends
-with 1 where a document says something else.
+result of the machine that `SHOWN` names, with a line that says which.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,8 +23,7 @@ from tests.bench.parts import PARTS
 
 XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
-    ("schedule-real", XEON, "tests.bench.schedule_real"),
-    ("schedule-makespan", XEON, "tests.bench.schedule"),
+    ("schedule-real", XEON, "tests.bench.schedule"),
     ("engine", XEON, "tests.bench.engine"),
     ("data", XEON, "tests.bench.data"),
     ("suite", XEON, "tests.bench.suite"),
@@ -51,10 +47,6 @@ MARKER = re.compile(r"^<!-- (?:table |end -->)", re.MULTILINE)
 DATE = "2000-01-01"
 Block = Callable[[Path], str]
 """From the folder of a document to Markdown."""
-
-
-class PagesError(Exception):
-    """A document asks for what no result has; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +97,11 @@ def newest(root: Path, part: str, machine: str) -> Result:
     """The newest result of a part on a machine.
 
     Raises:
-        PagesError: there is none.
+        ValueError: there is none.
     """
     found = [r for r in results(root) if (r.part, r.machine) == (part, machine)]
     if not found:
-        raise PagesError(
+        raise ValueError(
             f"{root / machine} has no result of `{part}`: run python -m tests.bench --full --part {part}, or show "
             "another machine's in tests/bench/pages.py"
         )
@@ -135,17 +127,11 @@ def overview(root: Path, folder: Path) -> str:
 
 
 def generated(shown: Iterable[tuple[str, str, str]], root: Path) -> dict[str, Block]:
-    """Every block there is, by name; `results` is the table of all files.
-
-    Raises:
-        PagesError: a result is missing, or two tables have one name.
-    """
+    """Every block there is, by name; `results` is the table of all files."""
     found: dict[str, Block] = {"results": lambda folder: overview(root, folder)}
     for part, machine, module in shown:
         result = newest(root, part, machine)
         for name, text in importlib.import_module(module).tables(result.content).items():
-            if name in found:
-                raise PagesError(f"two tables are called `{name}`, one of them by {module}")
             found[name] = lambda folder, text=text, result=result: f"{text}\n\n{result.source(folder)}"
     return found
 
@@ -173,41 +159,28 @@ def filled(text: str, blocks: Mapping[str, Block], path: Path) -> str:
         path: Of the document, for links and messages.
 
     Raises:
-        PagesError: an unknown name, or a marker without its other half.
+        ValueError: an unknown name, or a marker without its other half.
     """
 
     def made(match: re.Match[str]) -> str:
         if match["name"] not in blocks:
-            raise PagesError(f"{path}: no table is called `{match['name']}`; there are {', '.join(sorted(blocks))}")
+            raise ValueError(f"{path}: no table is called `{match['name']}`; there are {', '.join(sorted(blocks))}")
         return f"{match[1]}\n{wrapped(blocks[match['name']](path.parent))}\n\n{match[4]}"
 
     new = BLOCK.sub(made, text)
     if 2 * len(BLOCK.findall(new)) != len(MARKER.findall(new)):
-        raise PagesError(f"{path}: a marker lacks its other half, or is not on lines of its own")
+        raise ValueError(f"{path}: a marker lacks its other half, or is not on lines of its own")
     return new
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m tests.bench.pages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing, say which documents differ")
-    args = parser.parse_args()
-    differing = []
-    try:
-        blocks = generated(SHOWN, RESULTS)
-        for path in documents(ROOT):
-            text = path.read_text(encoding="utf-8")
-            new = filled(text, blocks, path)
-            if new != text:
-                differing.append(str(path.relative_to(ROOT)))
-                if not args.check:
-                    path.write_text(new, encoding="utf-8")
-    except PagesError as error:
-        sys.exit(str(error))
-    if differing and args.check:
-        sys.exit(f"{', '.join(differing)}: not what was measured; run python -m tests.bench.pages")
-    print(f"written: {', '.join(differing)}" if differing else "all documents say what was measured", file=sys.stderr)
+    blocks = generated(SHOWN, RESULTS)
+    for path in documents(ROOT):
+        text = path.read_text(encoding="utf-8")
+        new = filled(text, blocks, path)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

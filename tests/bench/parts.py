@@ -1,4 +1,4 @@
-"""The parts of the benchmark as data: the command of each, what it needs, how long it takes.
+"""The parts of the benchmark as data: the command of each, what it takes, how long it takes.
 
 With --full a part is measured whole. Without, it runs with fewer seeds or rows (`subset`), so that all parts together
 take 20 minutes on two cores, or it is left out. Results of a subset have a name of their own and stand in no document.
@@ -6,17 +6,12 @@ take 20 minutes on two cores, or it is left out. Results of a subset have a name
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NEEDS: Mapping[str, str] = {
-    "sizes": "a table of real sample sizes: --sizes TABLE",
-    "media": "a folder of real media: --media DIR",
-    "slurm": "a Slurm that may be given 500 jobs: --slurm",
-}
-"""What a part may need or take, and how to give it."""
+GIVEN: Mapping[str, str] = {"sizes": "a TABLE of real sample sizes", "media": "a DIR of real media"}
+"""What may be given to parts; documents show the word in capitals."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +30,9 @@ class Part:
     """Arguments without --full; None: only with it."""
     subset_minutes: float = 0.0
     takes: tuple[str, ...] = ()
-    """Options that are handed on where they are given."""
-    needs: tuple[str, ...] = ()
-    """Of `NEEDS`: without one of them the part is left out."""
+    """Of `GIVEN`."""
+    by_name: bool = False
+    """It submits jobs to this machine's Slurm: only where its name is given."""
 
     def args_of(self, is_full: bool) -> tuple[str, ...]:
         """Its arguments; a part that has no subset is always whole."""
@@ -58,48 +53,31 @@ class Part:
 
     def shown_command(self, given: Mapping[str, str], is_full: bool) -> str:
         """The same for documents: without anybody's paths."""
-        words = {name: NEEDS[name].split()[-1] for name in given}
+        words = {name: GIVEN[name].split()[1] for name in given}
         return " ".join(["python", *self.command(words, Path(f"{self.name}.json"), is_full)])
 
-    def missing(self, given: Mapping[str, str]) -> list[str]:
-        """What it needs and does not have, and how to give it."""
-        have = set(given) if shutil.which("sbatch") else {*given} - {"slurm"}
-        return [NEEDS[need] for need in self.needs if need not in have]
 
-
-SCHEDULE, CORRECT = "tests.bench.schedule", "tests.bench.correct"
-SIZES = ("sizes",)
+CORRECT, SIZES = "tests.bench.correct", ("sizes",)
 PARTS = (
     Part("store", "the store under load", "tests.bench.store", 4.0, (), ("--rows", "1000000"), 2.4),
     Part("data", "profiling datasets", "tests.bench.data", 4.0, (), ("--samples", "4000"), 2.0, ("sizes", "media")),
-    Part("cost", "fitting and predicting costs", "tests.bench.cost", 0.1, (), (), 0.1),
     Part("profile", "how well a profile predicts what it did not see", "tests.bench.profile", 6.0),
-    Part(
-        "simulate", "real steps against the simulator", "tests.bench.simulate", 8.0, (),
-        ("--budget", "30", "--batches", "2", "--rounds", "2", "--case", "0", "4", "6"), 1.7,
-    ),
     Part("engine", "the engine against plain Hugging Face", "tests.bench.engine", 4.4, (), (), 4.4, SIZES),
     Part("plan", "what planning takes", "tests.bench.plan", 1.1, (), (), 1.1),
     Part(
         "regret", "how far the planner is from the best, simulated", "tests.bench.plan", 25.0, ("--part", "regret"),
         takes=SIZES,
     ),
-    Part("launch", "submitting and watching jobs, on a fake Slurm", "tests.bench.launch", 0.6, (), (), 0.6),
     Part(
-        "launch-slurm", "the same with 500 jobs on a real Slurm", "tests.bench.launch", 5.0, ("--real",),
-        needs=("slurm",),
+        "launch-slurm", "submitting and watching 500 jobs on a real Slurm", "tests.bench.launch", 5.0, by_name=True
     ),
     Part(
         "suite", "the paper's models on data-sheet costs, simulated", "tests.bench.suite", 3.5,
         ("--picture", "{stem}.svg"),
     ),
     Part(
-        "schedule-makespan", "simulated steps of large plans", SCHEDULE, 4.0, ("--part", "makespan", "--seeds", "2"),
-        ("--part", "makespan", "--seeds", "1"), 0.7, SIZES,
-    ),
-    Part(
-        "schedule-real", "real steps under each policy", SCHEDULE, 7.0, ("--part", "real", "--seeds", "5"),
-        ("--part", "real", "--seeds", "3"), 2.2, SIZES,
+        "schedule-real", "real steps under each policy, and against the simulator", "tests.bench.schedule", 7.0,
+        ("--seeds", "5"), ("--seeds", "3"), 2.2, SIZES,
     ),
     Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
     Part("correct-measured", "corrections in real jobs", CORRECT, 40.0, ("--part", "real", "--seeds", "2")),
@@ -109,20 +87,13 @@ PARTS = (
     ),
     Part(
         "peers", "dflop against its peers on the same global batches, simulated", "tests.bench.peers", 30.0,
-        ("--full",), takes=SIZES,
+        takes=SIZES,
     ),
 )  # fmt: skip
 
 
 def chosen(names: Sequence[str] | None, is_full: bool) -> list[Part]:
-    """The parts that are named, else those of the subset or all.
-
-    Raises:
-        ValueError: no part has this name.
-    """
-    if names is None:
-        return [part for part in PARTS if is_full or part.subset is not None]
-    known = {part.name: part for part in PARTS}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no part is called {', '.join(unknown)}; there are {', '.join(known)}")
-    return [known[name] for name in names]
+    """The parts that are named, else those of the subset or all."""
+    if names:
+        return [part for part in PARTS if part.name in names]
+    return [part for part in PARTS if not part.by_name and (is_full or part.subset is not None)]

@@ -1,4 +1,4 @@
-"""dflop against its peers on the same global batches: `python -m tests.bench.peers [--full] [--sizes TABLE]`.
+"""dflop against its peers on the same global batches: `python -m tests.bench.peers [--sizes TABLE]`.
 
 Families x mixtures, on simulated nodes of 8 A100 (two, or four for the largest model) with costs of their data sheet.
 Samples come from a table of real sizes, kinds in stated shares, or are generated: the composition of the DFLOP paper,
@@ -35,8 +35,8 @@ from tests.bench.markdown import table
 from tests.bench.peers_rows import COUNTS, Row, rows_of
 
 GLOBAL_BATCH_SIZE, MAX_LLM_TOKENS = 256, 32_768
-NUM_PLANNING = 4
-"""Global batches that plans are made on."""
+NUM_PLANNING, NUM_UNSEEN = 4, 10
+"""Global batches that plans are made on, and judged on."""
 PLANNING_SEED, UNSEEN_SEED = 0, 1
 MODELS = {
     "LLaVA-OneVision 32B": ("llava_onevision_qwen2_5_32b", 4),
@@ -67,7 +67,6 @@ TABLE_DATA = {
 }
 """Shares of kinds, frames of a video at most."""
 GENERATED_DATA = {f"generated, {m.name}": (m, m.max_frames) for m in (MAIN, TAILS, HEAVY)}
-NUM_QUICK_MODELS, NUM_QUICK_DATA = 3, 2
 HEAD = (
     "peer", "by", "decides within", "count", "mean", "least", "faster / equal", "over memory", "decides in s",
     "dflop in s",
@@ -99,7 +98,7 @@ class Cell:
             return self.sizes is not None and bool(media & set(TABLE_DATA[self.data][0]))
         return {s.kind for s in GENERATED_DATA[self.data][0].sources} - {"text"} <= media
 
-    def problem(self, num_unseen: int) -> tuple[Problem, list[tuple[SampleShape, ...]]]:
+    def problem(self) -> tuple[Problem, list[tuple[SampleShape, ...]]]:
         """What to plan for, and batches of other samples to judge on."""
         specs, num_nodes = suite_specs(self.family), MODELS[self.model][1]
         problem = Problem(
@@ -108,7 +107,7 @@ class Cell:
             batches=tuple(self._batches(NUM_PLANNING, PLANNING_SEED)), global_batch_size=GLOBAL_BATCH_SIZE,
             snapshot_seq=0, space=SearchSpace(microbatches=COUNTS),
         )  # fmt: skip
-        return problem, self._batches(num_unseen, UNSEEN_SEED)
+        return problem, self._batches(NUM_UNSEEN, UNSEEN_SEED)
 
     def _batches(self, num_batches: int, seed: int) -> list[tuple[SampleShape, ...]]:
         family = self.family
@@ -130,25 +129,19 @@ class Cell:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--sizes", type=Path, help="Parquet table of real sample sizes; generated data alone without")
-    parser.add_argument("--full", action="store_true", help="more families, mixtures and batches")
     args = parser.parse_args()
-    models, data = list(MODELS), [*TABLE_DATA, *GENERATED_DATA]
-    if not args.full:
-        models = models[:NUM_QUICK_MODELS]
-        data = [*list(TABLE_DATA)[:NUM_QUICK_DATA], *list(GENERATED_DATA)[:NUM_QUICK_DATA]]
-    cells = [Cell(model, of, args.sizes) for model in models for of in data]
+    cells = [Cell(model, of, args.sizes) for model in MODELS for of in (*TABLE_DATA, *GENERATED_DATA)]
     warm()
     content: dict[str, Any] = {"simulated": True, "real_sizes": args.sizes is not None}
-    content["cells"] = [of for cell in cells if cell.exists for of in [run(cell, is_full=args.full)]]
+    content["cells"] = [run(cell) for cell in cells if cell.exists]
     print(tables(content)["peers"])
     conclude(content, [], args.json, "numpy", "numba", "torch", "transformers")
 
 
-def run(cell: Cell, *, is_full: bool) -> dict[str, Any]:
+def run(cell: Cell) -> dict[str, Any]:
     """Rows of a cell, as the file has them."""
     say(f"{cell.model}; {cell.data}")
-    rows = list(rows_of(*cell.problem(10 if is_full else 5)))
-    return {"model": cell.model, "data": cell.data, "rows": rows}
+    return {"model": cell.model, "data": cell.data, "rows": list(rows_of(*cell.problem()))}
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What peers make of one cell: batchers on dflop's plan and on the tuned uniform one, and that plan itself.
 
-Batchers decide which samples of a global batch share a microbatch. Media items go to an encoder's ranks by equal
-counts, as trainers do that do not look at them.
+Batchers decide which samples of a global batch share a microbatch.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from dflop.plan.rank import arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan, SampleShape
-from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
+from dflop.schedule.assignment import Assignment, even_item_ranks
 from dflop.schedule.items import Ints, module_items
 from dflop.schedule.linear import sample_weights
-from dflop.schedule.pack import token_lpt
 from dflop.schedule.policies import QUICK, Effort, StepJob
 
 COUNTS = (2, 4, 8, 16, 32, 64)
@@ -37,8 +35,6 @@ SAME = 1e-9
 SAMPLER = "BatchRebalanceSampler"
 KARMARKAR_KARP = "re-expressed: Karmarkar and Karp 1982 on "
 Batches = Sequence[Sequence[SampleShape]]
-Place = tuple[Ints, Ints]
-"""(slot, rank) of every sample."""
 Row = dict[str, Any]
 """One peer in one cell. `kind`: `batch` or `plan`. `on`: whose plan, `dflop` or `uniform`; of planners the scheduler,
 `dflop`. `ratio`: its seconds over dflop's on the same global batches."""
@@ -51,7 +47,7 @@ class Batcher:
     name: str
     origin: str
     """Its package with version, or what it is re-expressed from."""
-    decide: Callable[[StepJob], Place]
+    decide: Callable[[StepJob], Assignment]
 
 
 def batchers() -> list[Batcher]:
@@ -59,19 +55,23 @@ def batchers() -> list[Batcher]:
     return [
         Batcher(
             "arrival order", "samples counted into microbatches as they come",
-            lambda job: in_sequence(np.arange(len(tokens_of(job))), job.plan),
+            lambda job: job.assign("arrival", Effort()),
         ),
         Batcher(
             "LPT on tokens", "re-expressed: Graham 1969 on the language model's tokens",
-            lambda job: to_place(job, token_lpt(tokens_of(job), job.num_buckets)),
+            lambda job: job.assign("token_lpt", Effort()),
+        ),
+        Batcher(
+            "balance of all modules", "our certified balance, without the search on the simulator",
+            lambda job: job.assign("bottleneck", Effort()),
         ),
         Batcher(
             "Karmarkar-Karp, tokens", KARMARKAR_KARP + "the language model's tokens",
-            lambda job: to_place(job, differencing(tokens_of(job).astype(np.float64), job.num_buckets)),
+            lambda job: differenced(job, tokens_of(job).astype(np.float64)),
         ),
         Batcher(
             "Karmarkar-Karp, our seconds", KARMARKAR_KARP + "all modules' seconds",
-            lambda job: to_place(job, differencing(sample_weights(job.linear).sum(axis=1), job.num_buckets)),
+            lambda job: differenced(job, sample_weights(job.linear).sum(axis=1)),
         ),
         Batcher("batch rebalance", f"package transformers {version('transformers')}, {SAMPLER}", _rebalanced),
     ]  # fmt: skip
@@ -81,13 +81,16 @@ def tokens_of(job: StepJob) -> Ints:
     return job.items[LLM].num_tokens
 
 
-def to_place(job: StepJob, bucket: Ints) -> Place:
-    """Buckets of a slot side by side, as the reference numbers them."""
-    num_ranks = job.plan.module(LLM).parallel.dp
-    return bucket // num_ranks, bucket % num_ranks
+def evenly(job: StepJob, slot: Ints, rank: Ints) -> Assignment:
+    """Media items go to an encoder's ranks by equal counts, as in trainers that do not look at them."""
+    items, num_slots = {}, job.plan.num_microbatches
+    for e in job.plan.encoders:
+        of, inline = job.items[e.module], job.plan.is_inline
+        items[e.module] = rank[of.sample_of] if inline else even_item_ranks(of, slot, num_slots, e.parallel.dp)
+    return Assignment(slot, rank, items)
 
 
-def _rebalanced(job: StepJob) -> Place:
+def _rebalanced(job: StepJob) -> Assignment:
     """transformers' BatchRebalanceSampler, the global batch kept; every rank works all of it out again."""
     lengths, num_slots, num_ranks = tokens_of(job).tolist(), job.plan.num_microbatches, job.plan.module(LLM).parallel.dp
     slot, rank = np.zeros((2, len(lengths)), dtype=np.int64)
@@ -95,7 +98,13 @@ def _rebalanced(job: StepJob) -> Place:
     for r, microbatches in enumerate(sampler._assign(list(range(len(lengths))), lengths)):
         for k, members in enumerate(microbatches):
             slot[members], rank[members] = k, r
-    return slot, rank
+    return evenly(job, slot, rank)
+
+
+def differenced(job: StepJob, cost: Floats) -> Assignment:
+    """Buckets of a slot side by side, as the reference numbers them."""
+    bucket, num_ranks = differencing(cost, job.num_buckets), job.plan.module(LLM).parallel.dp
+    return evenly(job, bucket // num_ranks, bucket % num_ranks)
 
 
 def differencing(cost: Floats, num_buckets: int) -> Ints:
@@ -186,13 +195,8 @@ class Board:
             job = self.job(count, k)
             _ = job.linear  # costs are there when our own search begins, too
             began_s = time.perf_counter()
-            slot, rank = peer.decide(job)
+            assignment = peer.decide(job)
             decide_s = time.perf_counter() - began_s
-            items = {}
-            for e in job.plan.encoders:
-                of, inline = job.items[e.module], job.plan.is_inline
-                items[e.module] = rank[of.sample_of] if inline else even_item_ranks(of, slot, count, e.parallel.dp)
-            assignment = Assignment(slot, rank, items)
             found.add(job.judge.step_s(assignment) + self.plan.sync_s, job.keeps_caps(assignment), decide_s)
         return found
 

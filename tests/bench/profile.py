@@ -10,70 +10,34 @@ with the mean of the two sweeps; noise is what the two differ by. One process on
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
-from ruamel.yaml import YAML
 
 from dflop.cost.curve import evaluate
 from dflop.cost.fit import fit_cost_tables
-from dflop.models import load_family
-from dflop.models.family import Family
 from dflop.profile.adaptive import Design
 from dflop.profile.groups import ProbeGroup, make_group, probe_groups, random_groups
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
 from dflop.profile.run import NUM_TARGETS
-from dflop.records import CostTable, CostTerms, Measurement, MediaItem, ModuleLoad, SampleShape
+from dflop.records import CostTable, CostTerms, Measurement, ModuleLoad
 from tests.bench.command import become_a_job, keep_to, options
-from tests.bench.figures import ROOT, conclude
-from tests.bench.instances import place
+from tests.bench.figures import conclude
+from tests.bench.ranks import VOCAB_SIZE, family_of, token_id
+from tests.gpu.real_size import make_shapes
 
-VOCAB_SIZE = 2048
 DEPTHS, DEEP = (2, 4), 8
 """The depths to extrapolate from, the default of profiles, and the depth to predict."""
 NUM_POOL, NUM_GRID, NUM_CHOSEN = 28, 18, 7
-NUM_HELD_OUT, NUM_MIXED, MAX_SAMPLES = 10, 8, 4
-Model = tuple[Family, dict[str, int], tuple[str, ...]]
-"""Family, token entries, kinds of media."""
+NUM_HELD_OUT, NUM_MIXED, MAX_SAMPLES, NUM_REPEATS = 10, 8, 4, 3
+NUM_DRAWN, SCALE = 300, 0.25
+"""Samples, and the size of photographs, clips and texts."""
+MODELS = {"tiny omni": "omni", "tiny LLaVA-OneVision": "equal"}
 Pair = tuple[Measurement, Measurement]
 """One group at one depth in both sweeps."""
-
-
-def tiny_omni() -> Model:
-    """The demo's model."""
-    model = YAML(typ="safe").load(ROOT / "configs/models/tiny_omni.yaml")
-    config = dict(model["hf_config"])
-    config["text_config"] = {**config["text_config"], "vocab_size": VOCAB_SIZE}
-    names = ("IMAGE", "VIDEO", "AUDIO", "vision_bos", "vision_eos", "audio_bos", "audio_eos")
-    family = load_family(model["family"], config, model["media"])
-    return family, family.token_ids({f"<|{n}|>": i + 1 for i, n in enumerate(names)}), ("image", "video", "audio")
-
-
-def tiny_llava() -> Model:
-    """A SigLIP tower over tiles of 64 patches and a Qwen2 decoder."""
-    config = {
-        "tie_word_embeddings": False,
-        "image_grid_pinpoints": [[112 * h, 112 * w] for h in range(1, 4) for w in range(1, 4)],
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-        "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8,
-            "num_attention_heads": 4, "image_size": 112, "patch_size": 14, "vision_use_head": False,
-        },
-        "text_config": {
-            "model_type": "qwen2", "vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 768,
-            "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
-        },
-    }  # fmt: skip
-    family = load_family("llava_onevision", config, {"video_frames": 8})
-    return family, family.token_ids({"<image>": 1, "<video>": 2}), ("image", "video")
-
-
-MODELS = {"tiny omni": tiny_omni, "tiny LLaVA-OneVision": tiny_llava}
 
 
 @dataclass(frozen=True)
@@ -96,61 +60,27 @@ class ErrorFigure:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
-    args = parser.parse_args()
+    args = options(__doc__).parse_args()
     become_a_job("tests.bench.profile")
     keep_to(1)
     torch.set_num_threads(1)
     found: list[ErrorFigure] = []
-    for name in args.model:
-        for figure in figures_of(name, Bench(*MODELS[name](), args.repeats)):
+    for name, model in MODELS.items():
+        for figure in figures_of(name, Bench(model)):
             found.append(figure)
             print(figure.line(), flush=True)
     bounds = [(f.name, f.is_met) for f in found]
     conclude({"figures": [asdict(f) for f in found]}, bounds, args.json, "torch", "transformers")
 
 
-@dataclass(frozen=True)
-class Data:
-    """What samples look like; sizes and lengths are lognormal, as in real sets."""
-
-    kinds: tuple[str, ...]
-    """Of media, all equally likely; empty for text only."""
-    num_items: tuple[int, ...] = (0, 1, 1, 1, 2)
-    """Media of a sample, all equally likely."""
-    side_px: float = 180.0
-    """Median."""
-    text_tokens: float = 90.0
-    """Median."""
-
-    def shapes(self, family: Family, num_samples: int, seed: int) -> list[SampleShape]:
-        rng = np.random.default_rng(seed)
-        return [self._shape(family, index, rng) for index in range(num_samples)]
-
-    def _shape(self, family: Family, index: int, rng: np.random.Generator) -> SampleShape:
-        num_items = int(rng.choice(self.num_items)) if self.kinds else 0
-        items = tuple(self._item(family, str(rng.choice(self.kinds)), num_items, rng) for _ in range(num_items))
-        num_text = int(np.clip(rng.lognormal(np.log(self.text_tokens), 0.7), 16, 12 * self.text_tokens))
-        num_tokens = num_text + sum(i.num_rows for i in items)
-        return SampleShape("bench", index, str(index), num_text, max(1, num_text // 2), num_tokens, items)
-
-    def _item(self, family: Family, kind: str, num_items: int, rng: np.random.Generator) -> MediaItem:
-        sides = (int(x) for x in rng.lognormal(np.log(self.side_px), 0.4, 2).clip(56, 500))
-        width, height = sides if kind != "audio" else (0, 0)
-        num_frames = {"image": 1, "video": int(rng.integers(10, 60)), "audio": 0}[kind]
-        duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.5, 10.0))}[kind]
-        return place(family, kind, width, height, num_frames, duration_s, num_images=num_items)
-
-
 class Bench:
     """One model with its samples."""
 
-    def __init__(self, family: Family, token_config: dict[str, int], kinds: tuple[str, ...], num_repeats: int) -> None:
-        self.family, self.token_config = family, token_config
-        self.shapes, self.unseen = (Data(kinds).shapes(family, 300, seed) for seed in (0, 1))
-        self.settings = ProbeSettings("bench", hardware_name("cpu"), software_name(), "float32", num_repeats)
+    def __init__(self, model: str) -> None:
+        self.family = family_of(model)
+        self.token_config = self.family.token_ids(token_id(model))
+        self.shapes, self.unseen = (make_shapes(self.family, NUM_DRAWN, seed, SCALE) for seed in (0, 1))
+        self.settings = ProbeSettings("bench", hardware_name("cpu"), software_name(), "float32", NUM_REPEATS)
         rng = np.random.default_rng(9)
         self.batches = [[self.unseen[i] for i in rng.choice(len(self.unseen), MAX_SAMPLES)] for _ in range(NUM_MIXED)]
 
@@ -164,13 +94,12 @@ class Bench:
             probe.warm_up(max(groups, key=lambda g: g.load.num_tokens))
         order = np.random.default_rng(0).permutation(len(groups)).tolist()
         sweeps: list[dict[int, list[Measurement]]] = []
-        for sweep in range(2):
+        for _ in range(2):
             rows = {}
             for index in order:
                 visits = GroupVisits(probes, groups[index])
                 visits.visit(self.settings.num_repeats)
                 rows[index] = visits.rows()
-            print(f"  {module}: sweep {sweep + 1} of 2, {len(groups)} groups", file=sys.stderr)
             sweeps.append(rows)
         first, second = sweeps
         return [{a.num_layers: (a, b) for a, b in zip(first[i], second[i], strict=True)} for i in range(len(groups))]

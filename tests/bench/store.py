@@ -1,14 +1,11 @@
-"""What the store costs, on this machine: `python -m tests.bench.store [--json FILE] [--only NAME] [--rows N]`.
+"""What the store costs, on this machine: `python -m tests.bench.store [--json FILE] [--rows N]`.
 
-Every figure stands with its bound and with the obvious other way of doing the same thing, timed in the same run. Rows
-are generated (their number is what matters); nothing is cached between figures but the operating system's pages.
+Every figure stands with its bound. Rows are generated (their number is what matters); nothing is cached between figures
+but the operating system's pages.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,56 +18,46 @@ from dflop.records import Correction, Measurement
 from dflop.store import console, live, rollup, schema, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolKey, encode, list_files
+from dflop.store.spool import SpoolKey, encode
 from tests.bench.command import options
-from tests.bench.figures import Figure, finish, line
+from tests.bench.figures import Figure, finish
 
 NUM_STEPS, NUM_RANKS, NUM_MEASUREMENTS = 1250, 8, 100_000
 COLUMNS = ("tp", "num_items", "num_tokens", "sum_sq_tokens", "forward_s", "backward_s")
-INGESTS = {
-    "ingest-many": (10_000, 50, 15.0),
-    "ingest-few": (10, 50_000, 1.5),
-}
+INGESTS = ((10_000, 50, 15.0), (10, 50_000, 1.5))
 """Files, rows of a file, bound in seconds."""
-MOST_ONE_BY_ONE = 500
 PUBLISHED_BYTES = 80e6
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--rows", type=int, default=10_000_000, help="observations in the store the queries run on")
     args = parser.parse_args()
-    cases: dict[str, Callable[[Path], Iterator[Figure]]] = {
-        **{name: lambda root, of=of: ingest_figures(root, *of) for name, of in INGESTS.items()},
-        "read": read_figures, "publish": publish_figures, "queries": lambda root: query_figures(root, args.rows),
-    }  # fmt: skip
-    figures: list[Figure] = []
-    for name in (name for name in cases if args.only in name):
-        print(f"{name} ...", file=sys.stderr, flush=True)
+    finish(all_figures(args.rows), args.json, "duckdb", "pyarrow")
+
+
+def all_figures(num_rows: int) -> Iterator[Figure]:
+    cases = (
+        *(lambda root, of=of: ingest_figures(root, *of) for of in INGESTS),
+        read_figures, publish_figures, lambda root: query_figures(root, num_rows),
+    )  # fmt: skip
+    for case in cases:
         with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
-            for figure in cases[name](Path(folder)):
-                figures.append(figure)
-                print(line(figure), flush=True)
-    finish(figures, args.json, "duckdb", "pyarrow")
+            yield from case(Path(folder))
 
 
 def ingest_figures(root: Path, num_files: int, rows_per_file: int, bound_s: float) -> Iterator[Figure]:
     fill_spool(root / "store", num_files, rows_per_file)
     took_s = timed(lambda: ingest(root / "store"))
     rescan_s = timed(lambda: ingest(root / "store"))
-    few = min(num_files, MOST_ONE_BY_ONE)
-    other = f"a transaction per file{f' (extrapolated from {few})' if few < num_files else ''}"
-    other_s = one_transaction_per_file(root / "store", few) * num_files / few
-    yield Figure(f"ingest {num_files * rows_per_file} correction in {num_files} files", took_s, bound_s, other, other_s)
-    yield Figure(f"  nothing new in {num_files} files", rescan_s, 2.0, "", None)
+    yield Figure(f"ingest {num_files * rows_per_file} correction in {num_files} files", took_s, bound_s)
+    yield Figure(f"  nothing new in {num_files} files", rescan_s, 2.0)
 
 
 def read_figures(root: Path) -> Iterator[Figure]:
     write_measurements(root)
     took_s = min(timed(lambda: read_arrays(root)) for _ in range(8))
-    objects_s = timed(lambda: read_records(root))
-    yield Figure("100,000 cost rows to numpy, open included", took_s, 0.060, "as records", objects_s)
+    yield Figure("100,000 cost rows to numpy, open included", took_s, 0.060)
 
 
 def publish_figures(root: Path) -> Iterator[Figure]:
@@ -90,22 +77,18 @@ def publish_figures(root: Path) -> Iterator[Figure]:
         with live.open_live(root) as con:
             snapshot.publish_if_stale(con, root)
 
-    took_s, copy_s = timed(publish), timed(lambda: copy_live(root))
-    name = f"publish a store of {num_bytes / 1e6:.0f} MB"
-    yield Figure(name, took_s, 4.0, "cp, fsync (not safe while open)", copy_s)
+    yield Figure(f"publish a store of {num_bytes / 1e6:.0f} MB", timed(publish), 4.0)
 
 
 def query_figures(root: Path, num_rows: int) -> Iterator[Figure]:
     """Every named query, from opening the snapshot to the last row; the median of five."""
     store_of_observations(root, num_rows)
-    direct_s = timed(lambda: steps_without_rollup(root))
     (run_id,) = console.query(root, "select run_id from run_rollup order by run_id limit 1")[1][0]
     values = {"run_id": run_id, "name": "job", "module": "llm", "profile_key": "x", "relation": "v_step", "step": 1}
     for query in console.list_queries():
         params = {name: values[name] for name in query.parameter_names} or None
         seconds = sorted(timed(lambda q=query, p=params: console.query(root, q.sql, p)) for _ in range(5))[2]
-        other, other_s = ("steps straight from observations", direct_s) if query.name == "runs" else ("", None)
-        yield Figure(f"dflop sql {query.name} on {num_rows / 1e6:g} M", seconds, 0.200, other, other_s)
+        yield Figure(f"dflop sql {query.name} on {num_rows / 1e6:g} M", seconds, 0.200)
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -142,35 +125,10 @@ def write(root: Path, key: SpoolKey, table: pa.Table) -> None:
     path.write_bytes(encode(key, table))
 
 
-def one_transaction_per_file(root: Path, num_files: int) -> float:
-    """Seconds to take files one by one: read, insert, commit."""
-    files = [path for _, path in list_files(root)][:num_files]
-    with duckdb.connect(str(root / "by-file.duckdb")) as con:
-        con.register("_sample", schema.arrow_schema("correction").empty_table())
-        con.execute("create table rows as select * from _sample")
-
-        def take() -> None:
-            for path in files:
-                con.execute("insert into rows select * from read_parquet(?, hive_partitioning = false)", [str(path)])
-
-        return timed(take)
-
-
 def read_arrays(root: Path) -> None:
     with Reader(root) as reader:
         found = reader.arrays("measurement", COLUMNS, where={"profile_key": "model"})
     assert len(found["tp"]) == NUM_MEASUREMENTS
-
-
-def read_records(root: Path) -> None:
-    with Reader(root) as reader:
-        assert len(reader.records(Measurement, where={"profile_key": "model"})) == NUM_MEASUREMENTS
-
-
-def copy_live(root: Path) -> None:
-    shutil.copyfile(live.live_file(root), root / "copy")
-    with open(root / "copy", "rb") as file:
-        os.fsync(file.fileno())
 
 
 def store_of_observations(root: Path, num_rows: int) -> None:
@@ -191,14 +149,6 @@ def store_of_observations(root: Path, num_rows: int) -> None:
 def add_runs(con: duckdb.DuckDBPyConnection, num_runs: int) -> None:
     sql = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
     con.execute(sql, {"num_runs": num_runs, "num_steps": NUM_STEPS, "num_ranks": NUM_RANKS})
-
-
-def steps_without_rollup(root: Path) -> None:
-    console.query(
-        root,
-        "select run_id, count(distinct step), median(step_s) from (select run_id, step, max(step_s) as step_s "
-        "from step_observation group by all) group by all",
-    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from ruamel.yaml import YAML
 
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.links import fit_link_costs
@@ -23,27 +24,32 @@ from dflop.cost.model import CostModel
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL, build_model
 from dflop.models.family import Family
-from dflop.parallel.topology import make_groups, seat_of
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.links import profile_links
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model
-from dflop.records import LLM, LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
-from dflop.train.engine import Engine
-from dflop.train.feed import Feed, PreparedStep, TokenizedSample
-from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.optim import OptimizerSettings, make_optimizer
+from dflop.records import LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
+from dflop.train.feed import PreparedStep, TokenizedSample
+from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plans import PlanMessage
-from dflop.train.reduce import GradientReducer
-from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
 from tests.bench.command import in_ranks
-from tests.bench.profile import VOCAB_SIZE, tiny_llava, tiny_omni
+from tests.bench.figures import ROOT
+from tests.train.rank import Rank
+from tests.train.synthetic import SyntheticSource
 
 CPU = torch.device("cpu")
 DEPTHS, NUM_PROBES, NUM_REPEATS = (2, 4), 24, 5
 LINKS_BUDGET_S = 4.0
 LEARNING_RATE, MAX_GRAD_NORM = 1e-5, 1.0
-FIRST_TEXT_ID, TILE_PX = 16, 56
+VOCAB_SIZE, FIRST_TEXT_ID, TILE_PX = 2048, 16, 56
+
+
+def _tiny_omni() -> Family:
+    """The demo's model."""
+    model = YAML(typ="safe").load(ROOT / "configs/models/tiny_omni.yaml")
+    config = dict(model["hf_config"])
+    config["text_config"] = {**config["text_config"], "vocab_size": VOCAB_SIZE}
+    return load_family(model["family"], config, model["media"])
 
 
 def _small_tiles(encoder_layers: int) -> Family:
@@ -67,8 +73,7 @@ def _small_tiles(encoder_layers: int) -> Family:
 
 
 MODELS: Mapping[str, Callable[[], Family]] = {
-    "omni": lambda: tiny_omni()[0],
-    "llava": lambda: tiny_llava()[0],
+    "omni": _tiny_omni,
     "equal": partial(_small_tiles, 7),
     "third": partial(_small_tiles, 3),
 }
@@ -95,15 +100,12 @@ def build(model: str) -> torch.nn.Module:
     return build_model(family, config, seed=0, dtype=torch.float32)
 
 
-class MadeUpSource:
-    """Tokens and encoder inputs that are a pure function of (sample, item)."""
+class MadeUpSource(SyntheticSource):
+    """The same for any of the models, whose media have layouts of their own."""
 
     def __init__(self, model: str, shapes: Sequence[SampleShape]) -> None:
+        super().__init__(shapes)
         self._family, self._ids = family_of(model), token_id(model)
-        self._shapes = {s.sample_index: s for s in shapes}
-
-    def shape(self, sample_index: int) -> SampleShape:
-        return self._shapes[sample_index]
 
     def tokens(self, sample_index: int) -> TokenizedSample:
         shape, rng = self._shapes[sample_index], np.random.default_rng(sample_index)
@@ -175,7 +177,7 @@ def profile(
     return probes, list(links)
 
 
-class EngineRank:
+class EngineRank(Rank):
     """One rank of the engine, ready to train steps whose inputs are made beforehand.
 
     Args:
@@ -190,44 +192,49 @@ class EngineRank:
         self, rank: int, model: str, plan: Plan, step_plans: Sequence[StepPlan],
         batches: Sequence[Sequence[SampleShape]],
     ) -> None:  # fmt: skip
-        family, source = family_of(model), MadeUpSource(model, [shape for batch in batches for shape in batch])
-        seat, groups = seat_of(plan, rank), make_groups(plan, rank, timeout_s=120)
-        stages, sharded = make_stages(build(model), family, seat, groups.tensor)
-        trains = prepare_stages(stages, plan, seat, family, frozen=())
-        feed = Feed(source, family, plan, seat, llm_stage_of(stages))
-        hidden_size = next(s.hidden_size for s in family.specs() if s.module == LLM)
-        width = hidden_size * (1 + family.decoder.num_deep_features)
-        settings = OptimizerSettings(LEARNING_RATE, weight_decay=0.01)
+        super().__init__(rank, plan, family_of(model), build(model))
+        self._source = MadeUpSource(model, [shape for batch in batches for shape in batch])
+        feed = super().feed(self._source)
         self._step_plans, self._prepared = step_plans, [feed.prepare(p) for p in step_plans]
-        self._engine = Engine(plan, seat, stages, groups, CPU, hidden_size=hidden_size, row_width=width, trains=trains)
-        self._optimizer = make_optimizer(plan, seat, stages, groups, sharded, settings)
-        self._reducer = GradientReducer(plan, seat, stages, groups, sharded, owners=self._optimizer.owners)
-        self._parts: dict[str, Any] = {
-            "plan": plan, "seat": seat, "stages": stages, "groups": groups, "engine": self._engine, "source": source,
-            "sharded": sharded, "optimizer": self._optimizer,
-        }  # fmt: skip
+        self._optimizer = self.optimizer(LEARNING_RATE, 0.01)
+        self._reducer = self.reducer(self._optimizer)
+
+    def feed(self, source: Any, **options: Any) -> Any:
+        return Prepared(self._prepared)
 
     def first_steps(self, num_steps: int | None) -> list[StepObservation]:
         """Train the first steps, or all of them, each of which begins on all ranks together."""
         num_steps = len(self._step_plans) if num_steps is None else min(num_steps, len(self._step_plans))
         seen: list[StepObservation] = []
-        Trainer(
-            settings=LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps),
-            feed=Prepared(self._prepared), plans=InTurn(self._step_plans),
-            hooks=Hooks(seen.append, complain_of_samples), **self._parts,
-        ).run()  # fmt: skip
+        settings = LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps)
+        hooks = Hooks(seen.append, complain_of_samples)
+        self.trainer(settings, self._source, InTurn(self._step_plans), hooks, self._optimizer).run()
         return seen
 
     def gradient(self, index: int) -> torch.Tensor:
         """The reduced gradient of one step, flat; nothing is updated."""
-        prepared, step_plan = self._prepared[index], self._step_plans[index]
-        healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
-        self._engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=step_plan.num_supervised_tokens)
-        self._reducer.reduce()
+        self._backward(index)
         gradients = [p.grad for p in self._optimizer.parameters.values() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients]).clone()
         self._optimizer.zero_grad()
         return flat
+
+    def train(self, index: int) -> float:
+        """Trains one step without the loop around it; this process's share of the loss."""
+        loss = self._backward(index)
+        norm, _ = self._reducer.norm_and_loss(loss)
+        self._reducer.clip(norm, MAX_GRAD_NORM)
+        self._optimizer.step(LEARNING_RATE)
+        self._optimizer.zero_grad()
+        return loss
+
+    def _backward(self, index: int) -> float:
+        prepared, step_plan = self._prepared[index], self._step_plans[index]
+        healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
+        num_tokens = step_plan.num_supervised_tokens
+        trace = self.engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=num_tokens)
+        self._reducer.reduce()
+        return trace.loss
 
 
 class Prepared:
