@@ -21,19 +21,24 @@ def show(
     config: ConfigFile,
     *,
     overrides: Overrides = (),
-    plain: Annotated[bool, Parameter(help="Without the comments that say where values come from.")] = False,
+    plain: Annotated[
+        bool, Parameter(negative="--origins", help="Without the comments that say where values come from.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a configuration with every default, and where each value comes from.
 
-    That is a file and line, or --set. What is printed is a configuration itself, but for passwords
-    and keys in it, which are shown as ***.
+    That is a file and line, or --set; media limits that nobody states have the family's defaults. What
+    is printed is a configuration itself, but for passwords and keys in it, which are shown as ***.
 
     Example: dflop config show configs/demo.yaml --set train.num_steps=20
     """
     from dflop.config import annotated, load_with_origins, shown_config, shown_keys
+    from dflop.jobs.limits import with_every_limit
 
     loaded = load_with_origins(config, overrides)
+    if not plain:
+        loaded = with_every_limit(loaded)
     if as_json:
         for key in shown_keys(loaded):
             print(json.dumps(key._asdict()))

@@ -26,10 +26,14 @@ def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = 
     """
     import asyncio
 
-    from dflop.config import load_config
+    from dflop.config import load_with_origins
+    from dflop.jobs.limits import limit_lines
     from dflop.jobs.profiling import forecast_dataset, profile_dataset
 
-    loaded, say = load_config(config, overrides), talk(quiet)
+    given, say = load_with_origins(config, overrides), talk(quiet)
+    loaded = given.config
+    for line in limit_lines(given):
+        say(line)
     if dry_run:
         if key := forecast_dataset(loaded, say):
             print(key)

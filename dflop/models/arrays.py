@@ -9,6 +9,7 @@ with silence, which equals the family's "pad to 300 s, then drop the padding" at
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,16 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 """SigLIP's mean and deviation."""
+
+
+def mel_settings(audio: Mapping[str, Any]) -> dict[str, Any]:
+    """What the settings of an audio processor say where it makes the mel frames of this file, given an audio config."""
+    return {
+        "feature_size": audio["num_mel_bins"],
+        "sampling_rate": SAMPLE_RATE_HZ,
+        "hop_length": MEL_HOP_SAMPLES,
+        "n_fft": 400,
+    }
 
 
 def patchify(
@@ -59,12 +70,14 @@ def patchify(
         raise ValueError(f"frames {frames_THWC.shape} do not match grid {grid} of {patch_px} px patches")
     scale = (np.float32(1 / 255) / np.asarray(std, dtype=np.float32)).astype(np.float32)
     shift = (np.asarray(mean) / np.asarray(std)).astype(np.float32)
-    pixels = frames_THWC.astype(np.float32) * scale - shift
-    blocks = pixels.reshape(
-        grid_t, temporal_patch, grid_h // merge, merge, patch_px, grid_w // merge, merge, patch_px, 3
+    patches = np.empty(
+        (grid_t, grid_h // merge, grid_w // merge, merge, merge, 3, temporal_patch, patch_px, patch_px), np.float32
     )
-    ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
-    return np.ascontiguousarray(ordered.reshape(grid_t * grid_h * grid_w, -1))
+    for t in range(grid_t):  # one at a time: a long video is held as floats once, not three times
+        pixels = frames_THWC[t * temporal_patch : (t + 1) * temporal_patch].astype(np.float32) * scale - shift
+        blocks = pixels.reshape(temporal_patch, grid_h // merge, merge, patch_px, grid_w // merge, merge, patch_px, 3)
+        patches[t] = blocks.transpose(1, 4, 2, 5, 7, 0, 3, 6)
+    return patches.reshape(grid_t * grid_h * grid_w, -1)
 
 
 def pad_frame(frame_HWC: np.ndarray, size_px: tuple[int, int], fill: tuple[int, ...] = (0, 0, 0)) -> np.ndarray:

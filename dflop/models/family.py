@@ -19,6 +19,7 @@ from dflop.models import counts
 from dflop.models.media import MediaRules, check_like
 from dflop.models.splits import QWEN2
 from dflop.models.tensor_split import TensorSplit
+from dflop.models.unsupported import EXPERTS
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 Grid = tuple[int, int, int]
@@ -220,6 +221,14 @@ def complete_section(
     own = dict(stated or {})
     kind = str(own.get("model_type", default_type))
     known = counts.DEFAULTS.get(kind, {}) if defaults is None else defaults
+    if key != "text_config" and kind != default_type:
+        raise ConfigError(
+            f"a `{kind}` is another tower than this family's",
+            where=f"model.hf_config.{key}.model_type",
+            hint=f"`{default_type}`; under another name it would still have other layers",
+        )
+    if experts := next((name for name in EXPERTS if own.get(name)), ""):
+        raise ConfigError("layers of experts are not supported", where=f"model.hf_config.{key}.{experts}")
     for name, default in {**_HEADS, **known}.items():
         value, where = own.get(name), f"model.hf_config.{key}.{name}"
         if name in sides and isinstance(value, list | tuple) and len(value) == 2:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import ConfigError, did_you_mean
+from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_family
 from dflop.models.family import Family, check_depths
-from dflop.records import parse_json
+from dflop.models.settings import Settings, read_object, read_settings
+from dflop.models.unsupported import refuse_quantized, unsupported
 
 TYPES: Mapping[str, tuple[str, str]] = {
     "internvl": ("internvl", ""),
@@ -29,15 +30,7 @@ TYPES: Mapping[str, tuple[str, str]] = {
 }
 """`model_type` -> (family, section of the file that describes it)."""
 
-_OWN_CODE = {"internvl_chat": "convert it, or take the release whose name ends in `-hf`: dflop reads transformers' own"}
 _NOISE = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "use_cache", "auto_map")
-_LIMITS = {
-    "min_pixels": "min_pixels",
-    "max_pixels": "max_pixels",
-    "min_patches": "min_tiles",
-    "max_patches": "max_tiles",
-}
-"""Entries of a `preprocessor_config.json` -> media limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +40,15 @@ class HubModel:
     family: Family
     hf_config: Mapping[str, Any]
     """What differs from Hugging Face's defaults."""
-    media: Mapping[str, Any]
-    """Media limits that differ from the family's."""
+    settings: Settings
+    """Media limits with their sources."""
     dtype: str
     """`bfloat16` or `float32`, as the weights are stored; half precision counts as bfloat16."""
+
+    @property
+    def media(self) -> Mapping[str, Any]:
+        """Media limits that a file states."""
+        return {limit.key: limit.value for limit in self.settings.limits if limit.source}
 
     @property
     def num_params(self) -> int:
@@ -58,40 +56,46 @@ class HubModel:
 
 
 def read_hub_model(path: Path) -> HubModel:
-    """The model whose `config.json` this is; media limits come from a `preprocessor_config.json` beside it.
+    """The model whose `config.json` this is; media limits come from settings beside it.
 
     Raises:
         ConfigError: no such file, no model that dflop knows, or one that transformers cannot read.
     """
-    raw = _read_json(path)
+    raw = read_object(path, "a model's config")
     kind = str(raw.get("model_type", ""))
     if kind not in TYPES:
-        hint = _OWN_CODE.get(kind) or did_you_mean(kind, TYPES)
-        raise ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=hint)
+        raise unsupported(kind, raw, TYPES, path)
     name, section = TYPES[kind]
     stated = raw.get(section) if section else raw
+    refuse_quantized(raw, path)
     if not isinstance(stated, dict):
         raise ConfigError(f"no `{section}` in a model of type `{kind}`", where=str(path))
     config = _parsed(name, stated, path)
     hf_config = {"tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)), **_differing(config)}
     hf_config = json.loads(json.dumps(hf_config, default=str))
-    bare = load_family(name, hf_config, {})
-    media = _media_limits(path.with_name("preprocessor_config.json"), bare)
-    family = load_family(name, hf_config, media)
-    family.specs()  # what cannot be counted is refused here, and not where its parameters are asked for
-    return HubModel(family, hf_config, media, _dtype(raw, stated))
+    bare = _family(name, hf_config, {}, path)
+    settings = read_settings(path.parent, bare)
+    media = {limit.key: limit.value for limit in settings.limits if limit.source}
+    return HubModel(_family(name, hf_config, media, path), hf_config, settings, _dtype(raw, stated))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any], path: Path) -> Family:
+    """The family of a file; what it cannot be made of is told of the file, not of a configuration.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the model's config: {error.strerror}", where=str(path)) from None
-    except ValueError as error:
-        raise ConfigError(f"not JSON: {error}", where=str(path)) from None
-    if not isinstance(content, dict):
-        raise ConfigError("a model's config is an object", where=str(path))
-    return content
+        family = load_family(name, hf_config, media)
+        family.specs()  # what cannot be counted is refused here, and not where its parameters are asked for
+        return family
+    except ConfigError as error:
+        where = f"{path}: {error.where.removeprefix('model.hf_config.')}"
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Entries that no check knows of, and that nothing can be computed with.
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"no {name} can be made of it ({words})", where=str(path)) from error
 
 
 def _parsed(name: str, stated: Mapping[str, Any], path: Path) -> Any:
@@ -129,19 +133,6 @@ def _differing(config: Any) -> dict[str, Any]:
             if value != default.get(key) and not is_plain:
                 found[key] = value
     return found
-
-
-def _media_limits(path: Path, family: Family) -> dict[str, Any]:
-    """Limits that a processor's settings state and the family knows, where they differ from its own."""
-    try:
-        stated = _read_json(path)
-    except ConfigError:
-        return {}
-    size = stated.get("size")
-    if isinstance(size, dict):  # newer releases write areas as edges
-        stated = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge"), **stated}
-    found = {limit: stated[key] for key, limit in _LIMITS.items() if isinstance(stated.get(key), int)}
-    return {k: v for k, v in found.items() if k in family.media_defaults and v != family.media_defaults[k]}
 
 
 def _dtype(*stated: Mapping[str, Any]) -> str:

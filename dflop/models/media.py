@@ -18,6 +18,17 @@ from dflop.errors import ConfigError, did_you_mean
 MIN_COUNT, MAX_COUNT = 2**-20, 2**32
 """Nothing a model's config states comes near them, and products of a few stay what a float can hold."""
 
+VISUAL_SETTINGS: Mapping[str, Any] = {
+    "do_resize": True,
+    "do_center_crop": False,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "resample": 3,
+}
+"""What every processor of pictures and videos does; 3 is bicubic."""
+
 Layout = tuple[str | int, ...]
 """What stands for one media item in the token sequence: text (special tokens are written by name) and, as numbers,
 how many pad tokens follow."""
@@ -118,6 +129,9 @@ class MediaRules(abc.ABC):
     """Special tokens that layouts use besides those of `media_tokens`."""
     media_defaults: Mapping[str, Any]
     """Every media limit and the value it has where the configuration is silent."""
+    settings: Mapping[str, Mapping[str, str]] = {}
+    """Per media kind: entries of the processor's settings -> media limits. Of entries of one limit the last one stated
+    counts; `size.longest_edge` is an entry of `size`."""
     shrinkable: Mapping[str, int] = {}
     """Limits that halve when a sample has to get shorter, and the least value of each."""
 
@@ -177,6 +191,10 @@ class MediaRules(abc.ABC):
     @abc.abstractmethod
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         """Which frames of a video the encoder sees, in order."""
+
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        """Entries of the processor's settings that are what they are here: value, or None where it has to be absent."""
+        return {} if kind == "audio" else VISUAL_SETTINGS
 
     def limits(self, level: int) -> Mapping[str, Any]:
         """Media limits after halving those of `shrinkable` `level` times."""

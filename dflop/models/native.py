@@ -31,6 +31,30 @@ VIDEO_LIMITS: Mapping[str, Any] = {
 }
 """Pixels are per frame. `cap_pixels_per_frame` (off in transformers 5.23, announced to be switched on) also gives each
 frame no more than its share of 90 % of `max_video_tokens` rows, but never less than 1.05 times `video_min_pixels`."""
+IMAGE_SETTINGS: Mapping[str, str] = {
+    "size.shortest_edge": "min_pixels",
+    "size.longest_edge": "max_pixels",
+    "min_pixels": "min_pixels",
+    "max_pixels": "max_pixels",
+}
+VIDEO_SAMPLING: Mapping[str, str] = {
+    "fps": "video_fps",
+    "min_frames": "video_min_frames",
+    "max_frames": "video_max_frames",
+    "cap_pixels_per_frame": "cap_pixels_per_frame",
+    "max_video_tokens": "max_video_tokens",
+}
+VIDEO_SIZE: Mapping[str, str] = {
+    "size.shortest_edge": "video_min_pixels",
+    "size.longest_edge": "video_max_pixels",
+}
+VIDEO_SETTINGS: Mapping[str, str] = {
+    **VIDEO_SIZE,
+    "min_pixels": "video_min_pixels",
+    "max_pixels": "video_max_pixels",
+    **VIDEO_SAMPLING,
+}
+"""Entries of settings -> limits, as the classes of Qwen2-VL take them; areas are written as edges."""
 SHRINKABLE: Mapping[str, int] = {
     "max_pixels": 56 * 56,
     "video_max_frames": 4,

@@ -42,6 +42,18 @@ class NativeFamily(TrainableFamily):
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         return sample_evenly(num_frames, duration_s, self.limits(level))
 
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        sampling = {"num_frames": None, "do_sample_frames": True} if kind == "video" else {}
+        return {
+            **super().fixed_settings(kind),
+            **sampling,
+            "patch_size": self.vision["patch_size"],
+            "merge_size": self.vision["spatial_merge_size"],
+            "temporal_patch_size": self.vision["temporal_patch_size"],
+            "image_mean": self.pixel_mean,
+            "image_std": self.pixel_std,
+        }
+
     def frame_size_px(self, grid: Grid) -> tuple[int, int]:
         return grid[1] * self.vision["patch_size"], grid[2] * self.vision["patch_size"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dflop.errors import ConfigError
 from dflop.models.family import Grid, TrainableFamily
@@ -20,8 +21,20 @@ class TiledFamily(TrainableFamily):
     """Side of a tile."""
     side: int
     """Patches along it."""
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
     num_class_tokens = 0
     """Positions of a tile that are no patches and give no rows."""
+
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        frames = {"fps": None, "do_sample_frames": True} if kind == "video" else {}
+        return {
+            **super().fixed_settings(kind),
+            **frames,
+            "size": {"height": self.tile_px, "width": self.tile_px},
+            "image_mean": self.pixel_mean,
+            "image_std": self.pixel_std,
+        }
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px

@@ -1,4 +1,4 @@
--- purpose: the data profiles there are, newest first: which dataset, how many samples, how many left out
+-- purpose: the data profiles there are, newest first: which dataset, how many samples, how many left out, media limits with their origins
 -- parameters: none
 -- grain: one row per data profile
 -- units: seconds; UTC
@@ -6,6 +6,7 @@ select
     profile_key,
     inputs ->> 'family' as model_family,
     inputs ->> 'annotations' as annotations,
+    inputs ->> 'limits' as media_limits,
     num_rows as num_samples,
     num_quarantined,
     elapsed_s,

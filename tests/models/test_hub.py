@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dflop import resources
 from dflop.config import load_model
 from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_family
 from dflop.models.hub import TYPES, read_hub_model
+from dflop.models.unsupported import EXPERTS
 
 MODELS = sorted((resources.path("configs") / "models").glob("*.yaml"))
 
@@ -81,25 +85,42 @@ def test_the_thinker_of_an_omni_model_is_taken(tmp_path):
         read_hub_model(write(tmp_path, {"model_type": "qwen2_5_omni"}))
 
 
-def test_media_limits_come_from_the_processor(tmp_path):
-    content = hub_config(resources.path("configs") / "models" / "qwen2_5_vl_7b.yaml")
-    write(
-        tmp_path, {"min_pixels": 3136, "max_pixels": 802816, "size": {"shortest_edge": 1}}, "preprocessor_config.json"
-    )
-    assert read_hub_model(write(tmp_path, content)).media == {"max_pixels": 802816}
-    write(tmp_path, {"size": {"shortest_edge": 3136, "longest_edge": 501760}}, "preprocessor_config.json")
-    assert read_hub_model(write(tmp_path, content)).media["max_pixels"] == 501760
-    write(tmp_path, {"max_patches": 6}, "preprocessor_config.json")
-    assert read_hub_model(write(tmp_path, content)).media == {}
-    (tmp_path / "preprocessor_config.json").write_text("{")
-    assert read_hub_model(write(tmp_path, content)).media == {}
-
-
 @pytest.mark.parametrize(
     ("content", "what", "hint"),
     [
         ({"model_type": "llava_onevison"}, "models of type `llava_onevison` are not known", "mean `llava_onevision`?"),
-        ({"model_type": "internvl_chat"}, "`internvl_chat` are not known", "`-hf`"),
+        ({"model_type": "internvl_chat"}, "`internvl_chat` have code of their own", "`-hf`, of type `internvl`"),
+        (
+            {"model_type": "qwen2_vl"},
+            "`qwen2_vl` are not supported: its vision tower has",
+            "nearest to it is `qwen2_5_vl`",
+        ),
+        ({"model_type": "qwen3_5_moe"}, "linear attention and of experts", "nearest to it is `qwen3_vl`"),
+        (
+            {"model_type": "qwen3_vl_moe", "vision_config": {}, "text_config": {"num_experts": 128}},
+            "layers of experts",
+            "nearest to it is `qwen3_vl`",
+        ),
+        (
+            {
+                "model_type": "gemma3",
+                "vision_config": {"model_type": "siglip_vision_model"},
+                "text_config": {"model_type": "gemma3_text"},
+            },
+            "layers of its language model (`gemma3_text`) are not known",
+            "nearest to it is `llava_onevision`",
+        ),
+        (
+            {"model_type": "voxtral", "audio_config": {}},
+            "its audio tower is not known",
+            "nearest to it is `qwen2_audio`",
+        ),
+        (
+            {"model_type": "qwen3_omni_moe", "thinker_config": {"vision_config": {}, "audio_config": {}}},
+            "its audio tower is not known",
+            "nearest to it is `qwen2_5_omni`",
+        ),
+        ({"model_type": "llama"}, "no `vision_config` and no `audio_config`", "valid: internvl"),
         ({}, "models of type `` are not known", "valid: internvl"),
         ([], "a model's config is an object", ""),
         ({"model_type": "internvl", "vision_config": 3}, "cannot read it", "InternVLConfig"),
@@ -111,6 +132,45 @@ def test_what_is_no_model_is_refused(content, what, hint, tmp_path):
     assert what in caught.value.what
     assert hint in caught.value.hint
     assert caught.value.where == str(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "key"),
+    [
+        ({"model_type": "qwen2_5_vl", "vision_config": {"model_type": "qwen2_vl_vision"}}, "another tower", "vision"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {"model_type": "qwen2_vl"}}, "another tower", "vision_config"),
+        ({"model_type": "internvl", "vision_config": {"model_type": "siglip_vision_model"}}, "another tower", "vision"),
+        ({"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_moe_text"}}, "layers of a", "text_config"),
+        *(({"model_type": "qwen3_vl", "text_config": {k: 8}}, "of experts", f"text_config.{k}") for k in EXPERTS),
+        ({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}, "quantized (awq)", ""),
+        ({"model_type": "qwen3_vl", "text_config": {"quantization_config": {"quant_method": "fp8"}}}, "(fp8)", ""),
+        ({"model_type": "internvl", "compression_config": {"format": "pack"}}, "`compression_config`", ""),
+    ],
+)  # fmt: skip
+def test_another_model_under_a_known_name_is_refused(content, what, key, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        read_hub_model(write(tmp_path, content))
+    assert what in caught.value.what
+    assert caught.value.where.startswith(f"{tmp_path / 'config.json'}{': ' * bool(key)}{key}")
+
+
+sections = st.sampled_from(["vision_config", "text_config", "audio_config", "rope_parameters"])
+entries = st.sampled_from([
+    "depth", "hidden_size", "num_heads", "patch_size", "spatial_merge_size", "fullatt_block_indexes", "model_type",
+    "num_hidden_layers", "num_attention_heads", "image_size", "layer_types", "rope_theta", "head_dim",
+])  # fmt: skip
+values = st.sampled_from([None, 0, -1, 3, 0.5, "x", [], [1], {}, {"a": 1}, True, 10**12])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(TYPES)), st.lists(st.tuples(sections, entries, values), max_size=3))
+def test_odd_entries_are_read_or_refused_but_never_a_traceback(tmp_path, kind, odd):
+    content = {"model_type": kind}
+    inner = content if not TYPES[kind][1] else content.setdefault(TYPES[kind][1], {})
+    for section, entry, value in odd:
+        inner.setdefault(section, {})[entry] = value
+    with contextlib.suppress(ConfigError):
+        read_hub_model(write(tmp_path, content))
 
 
 def test_a_file_that_is_missing_or_no_json(tmp_path):

@@ -4,7 +4,8 @@ The processors need torchvision, which does not load with a CPU torch unless its
 to fail; none of them is used here. That must not happen in the tests' own process.
 
 A case has `family`, `options` of the processor, the source's `num_frames`, `fps`, `width`, `height`, and `pixels`:
-whether real frames go through the processor, or only the sizes through its rules. The answer has `indices`, `grid` and
+whether real frames go through the processor, or only the sizes through its rules; or a `folder` with settings, whose
+limits are the answer. Else the answer has `indices`, `grid` and
 `layout` (what the video placeholder becomes: texts, and the lengths of its runs), or `error`.
 """
 
@@ -72,7 +73,19 @@ def processor(family, options):
     return whole(images, tokenizer(image_token="<|image_pad|>", video_token="<|video_pad|>"), video)
 
 
+def settings_of(case):
+    """What the video processor of a model's folder has."""
+    import transformers as hf
+
+    cls = hf.Qwen3VLVideoProcessor if case["family"] == "qwen3_vl" else hf.Qwen2VLVideoProcessor
+    made = cls.from_pretrained(case["folder"])
+    limits = {name: getattr(made, name) for name in ("fps", "min_frames", "max_frames", "cap_pixels_per_frame")}
+    return {**limits, "size": {edge: made.size[edge] for edge in ("shortest_edge", "longest_edge")}}
+
+
 def answer(case):
+    if "folder" in case:
+        return settings_of(case)
     whole = processor(case["family"], json.dumps(case["options"]))
     metadata = {"total_num_frames": case["num_frames"], "fps": case["fps"]}
     by = of_pixels if case["pixels"] else of_sizes

@@ -6,6 +6,7 @@ a path that does not exist, which `dflop config validate` and `dflop run` refuse
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -105,8 +106,12 @@ class _Writer:
         if data.others:
             yield f"other files that hold rows: {', '.join(data.others[:5])}"
         if self.tokenizer.path is not None:
-            yield f"tokenizer: {self.tokenizer.path}, chat template {self.tokenizer.template}"
+            template = self.tokenizer.template if self.tokenizer.has_template else "found in no file"
+            yield f"tokenizer: {self.tokenizer.path}, chat template {template}"
         yield from self.tokenizer.notes
+        for limit in self.model.settings.limits:
+            if limit.source:
+                yield f"model.media.{limit.key}: {limit.value}, {limit.source}"
 
     def to_edit(self) -> Iterator[str]:
         data = self.dataset
@@ -114,6 +119,13 @@ class _Writer:
             yield f"dataset.tokenizer: {self.tokenizer.problem}"
         elif self.tokenizer.problem:
             yield f"dataset.tokenizer: {self.tokenizer.path}: {self.tokenizer.problem}"
+        if self.tokenizer.path is not None and not self.tokenizer.has_template:
+            yield f"dataset.chat_template: no file states one; `{self.tokenizer.template}` is assumed"
+        defaults = ", ".join(f"{x.key} {x.value}" for x in self.model.settings.limits if not x.source)
+        if defaults:
+            yield f"model.media: no settings beside the model state these, they are the family's defaults: {defaults}"
+        for entry in self.model.settings.not_followed:
+            yield f"model: {entry}"
         if data.num_media > data.num_media_found:
             missing = data.num_media - data.num_media_found
             yield f"dataset.media_root: {missing} of {data.num_media} named files are not under {data.media_root}"
@@ -157,10 +169,13 @@ class _Writer:
         yield "  hf_config:   # what differs from transformers' defaults"
         yield from _indented(dict(self.model.hf_config), 4)
         if self.model.media:
-            yield "  media:   # from preprocessor_config.json"
-            yield from _indented(dict(self.model.media), 4)
-        defaults = ", ".join(f"{k}: {v}" for k, v in self.model.family.media_defaults.items())
-        yield f"  # media limits of this family, with defaults: {defaults}"
+            yield "  media:"
+            for limit in self.model.settings.limits:
+                if limit.source:
+                    yield f"    {limit.key}: {json.dumps(limit.value)}   # {_comment(limit.source)}"
+        defaults = ", ".join(f"{x.key}: {x.value}" for x in self.model.settings.limits if not x.source)
+        if defaults:
+            yield f"  # EDIT: limits that no file states, with this family's defaults: {defaults}"
 
     def _cluster(self) -> Iterator[str]:
         yield "\n# EDIT: this machine. On Slurm: `cluster: FILE`, a copy of configs/clusters/slurm_example.yaml."
@@ -182,7 +197,8 @@ class _Writer:
         path = self.tokenizer.path or f"{MISSING}/tokenizer.json"
         note = f"   # EDIT: {_comment(self.tokenizer.problem)}" if self.tokenizer.problem else ""
         yield f"  tokenizer: {_scalar(path)}{note}"
-        yield f"  chat_template: {_scalar(self.tokenizer.template)}"
+        note = "" if self.tokenizer.has_template else "   # EDIT: assumed, no file states one"
+        yield f"  chat_template: {_scalar(self.tokenizer.template)}{note}"
         yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are left out, or: overlong: [shrink, truncate]"
 
     def _rest(self) -> Iterator[str]:

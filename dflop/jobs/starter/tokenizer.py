@@ -10,7 +10,8 @@ from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
 
-_TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+_TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+"""In the order in which processors of transformers look."""
 DEFAULT_TEMPLATE = "chatml"
 
 
@@ -21,6 +22,8 @@ class FoundTokenizer:
     path: Path | None
     template: str
     """Name or file."""
+    has_template: bool = False
+    """Whether a file states the template; else it is assumed."""
     problem: str = ""
     """Why training could not use it; empty: it can."""
     notes: tuple[str, ...] = ()
@@ -35,10 +38,10 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
     """
     path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
     if path is None:
-        return FoundTokenizer(None, DEFAULT_TEMPLATE, "no tokenizer.json beside the model's config or the data")
+        return FoundTokenizer(None, DEFAULT_TEMPLATE, problem="no tokenizer.json beside the model's config or the data")
     notes: list[str] = []
-    for name in _TEMPLATES:
-        template = path.with_name(name)
+    beside = dict.fromkeys((path.parent, *folders))
+    for template in (folder / name for folder in beside for name in _TEMPLATES):
         if not template.is_file():
             continue
         try:
@@ -47,11 +50,11 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
             if "no `chat_template`" not in error.what:
                 notes.append(f"the chat template in {template} is not used: {error.what}")
             continue
-        return FoundTokenizer(path, str(template), notes=tuple(notes))
+        return FoundTokenizer(path, str(template), has_template=True, notes=tuple(notes))
     try:
         _try(path, rules, DEFAULT_TEMPLATE)
     except ConfigError as error:
-        return FoundTokenizer(path, DEFAULT_TEMPLATE, f"{error.what} ({error.hint})", tuple(notes))
+        return FoundTokenizer(path, DEFAULT_TEMPLATE, False, f"{error.what} ({error.hint})", tuple(notes))
     return FoundTokenizer(path, DEFAULT_TEMPLATE, notes=tuple(notes))
 
 

@@ -42,7 +42,12 @@ class InternVl(TiledFamily):
         "video": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>"),
     }
     media_defaults = {"min_tiles": 1, "max_tiles": 12, "video_frames": 32}
+    settings = {
+        "image": {"min_patches": "min_tiles", "max_patches": "max_tiles"},
+        "video": {"num_frames": "video_frames"},
+    }
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
+    pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
     modules = ("vision", LLM)
     num_class_tokens = 1
     config_class = "InternVLConfig"
@@ -96,7 +101,7 @@ class InternVl(TiledFamily):
         return self.item_array(item.kind, np.concatenate([tiles, thumbnail]), item.grid)
 
     def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        return tile_pixels(media, IMAGENET_MEAN, IMAGENET_STD)
+        return tile_pixels(media, self.pixel_mean, self.pixel_std)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}

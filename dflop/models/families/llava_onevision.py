@@ -48,7 +48,9 @@ class LlavaOnevision(TiledFamily):
     name = "llava_onevision"
     media_tokens = {"image": MediaTokens("", "<image>", ""), "video": MediaTokens("", "<video>", "")}
     media_defaults: Mapping[str, Any] = {"max_tiles": 36, "video_frames": 32}
+    settings = {"video": {"num_frames": "video_frames"}}
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
+    pixel_mean = pixel_std = HALF
     modules = ("vision", LLM)
     config_class = "LlavaOnevisionConfig"
     model_class = "LlavaOnevisionForConditionalGeneration"
@@ -83,6 +85,10 @@ class LlavaOnevision(TiledFamily):
         self._check_least(self.shrinkable)
         levels = range(self.max_level + 1)
         self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
+
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        pinpoints = {"image_grid_pinpoints": list(self._tiles)} if kind == "image" else {}
+        return {**super().fixed_settings(kind), **pinpoints}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         vision, text = self.configs["vision"], self._text
@@ -126,7 +132,7 @@ class LlavaOnevision(TiledFamily):
         return self.item_array(item.kind, np.concatenate([whole, tiles]), item.grid)
 
     def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        return tile_pixels(media, HALF, HALF)
+        return tile_pixels(media, self.pixel_mean, self.pixel_std)
 
     def _fitted_px(self, item: MediaItem) -> Size | None:
         """The resolution that the only image of a sample is fitted into; None for videos and one of several images."""

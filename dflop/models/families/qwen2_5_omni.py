@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from dflop.models import counts, splits
-from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel
+from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
 from dflop.models.family import Decoder, Grid, Tower
 from dflop.models.media import MediaSize, MediaTokens, Placement
-from dflop.models.native import IMAGE_LIMITS, SHRINKABLE, VIDEO_LIMITS
+from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, SHRINKABLE, VIDEO_LIMITS, VIDEO_SAMPLING
 from dflop.models.native_family import NativeFamily
 from dflop.records import LLM, ModuleSpec
 
@@ -35,6 +35,8 @@ class Qwen25OmniThinker(NativeFamily):
         "audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
     }
     media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS, "audio_max_s": 300.0}
+    # Transformers' processor of this family gives videos its own size, whatever the settings state.
+    settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SAMPLING, "audio": {"chunk_length": "audio_max_s"}}
     shrinkable = SHRINKABLE
     config_class = "Qwen2_5OmniThinkerConfig"
     model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
@@ -68,6 +70,9 @@ class Qwen25OmniThinker(NativeFamily):
         super().__init__(hf_config, media)
         self.audio = self._section("audio_config", "qwen2_5_omni_audio_encoder")
         self.configs = {**self.configs, "audio": self.audio}
+
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        return mel_settings(self.audio) if kind == "audio" else super().fixed_settings(kind)
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         if module == "audio":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dflop.models import counts, splits
 from dflop.models.family import Decoder, Tower
 from dflop.models.media import MediaTokens
-from dflop.models.native import IMAGE_LIMITS, SHRINKABLE, VIDEO_LIMITS
+from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, SHRINKABLE, VIDEO_LIMITS, VIDEO_SETTINGS
 from dflop.models.native_family import NativeFamily
 from dflop.records import LLM, ModuleSpec
 
@@ -24,6 +24,7 @@ class Qwen25Vl(NativeFamily):
         "video": MediaTokens("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
     }
     media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS}
+    settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SETTINGS}
     shrinkable = SHRINKABLE
     modules = ("vision", LLM)
     config_class = "Qwen2_5_VLConfig"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dflop.models import counts, splits
-from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel_window
+from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel_window, mel_settings
 from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
 from dflop.models.media import MediaSize, MediaTokens, Placement
 from dflop.records import LLM, ModuleSpec
@@ -51,6 +51,10 @@ class Qwen2Audio(TrainableFamily):
         super().__init__(hf_config, media)
         self.audio = self._section("audio_config", "qwen2_audio_encoder")
         self.configs = {"audio": self.audio, LLM: self._section("text_config", "qwen2")}
+
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        window_s = self.audio["max_source_positions"] * MEL_PER_POSITION * MEL_HOP_SAMPLES / SAMPLE_RATE_HZ
+        return {**mel_settings(self.audio), "chunk_length": window_s}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         text = self._text

@@ -17,7 +17,14 @@ import numpy as np
 from dflop.models import counts, splits
 from dflop.models.family import Decoder, Tower
 from dflop.models.media import Layout, MediaSize, MediaTokens, Placement
-from dflop.models.native import IMAGE_LIMITS, TEMPORAL_PATCH_FRAMES, check_aspect_ratio
+from dflop.models.native import (
+    IMAGE_LIMITS,
+    IMAGE_SETTINGS,
+    TEMPORAL_PATCH_FRAMES,
+    VIDEO_SAMPLING,
+    VIDEO_SIZE,
+    check_aspect_ratio,
+)
 from dflop.models.native_family import NativeFamily
 from dflop.records import LLM, ModuleSpec
 
@@ -48,6 +55,7 @@ class Qwen3Vl(NativeFamily):
         "cap_pixels_per_frame": False,
         "max_video_tokens": 768,
     }
+    settings = {"image": IMAGE_SETTINGS, "video": {**VIDEO_SIZE, **VIDEO_SAMPLING}}
     shrinkable = {
         "max_pixels": 56 * 56,
         "video_max_frames": 4,

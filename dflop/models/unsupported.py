@@ -1,0 +1,111 @@
+"""Models that `dflop` cannot train: what each lacks, and the family that is nearest.
+
+A spelling that is close says nothing about a model: Qwen2-VL under the name of Qwen2.5-VL has another tower. So a type
+that transformers knows is told what of it is not known here, and only a type that nobody knows is compared by spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.models import counts
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Entries of configs whose layers have experts."""
+_MIN_COMMON = 4
+_QUANTIZED = ("quantization_config", "compression_config")
+_OWN_CODE = {"internvl_chat": "internvl", "llava": "llava_onevision", "llava_qwen": "llava_onevision"}
+"""Types of releases with code of their own that also come in transformers' form -> that form's type."""
+_CLOSEST = {
+    "qwen2_vl": ("qwen2_5_vl", "its vision tower has other layers (LayerNorm, no windows, a plain MLP)"),
+    "qwen3_5": ("qwen3_vl", "its language model has layers of linear attention"),
+    "qwen3_5_moe": ("qwen3_vl", "its language model has layers of linear attention and of experts"),
+}
+"""What a file's sections do not tell."""
+
+
+def refuse_quantized(stated: Mapping[str, Any], path: Path) -> None:
+    """Refuse a model whose weights are stored in fewer bits than training works with.
+
+    Raises:
+        ConfigError: its config, or a section of it, says so.
+    """
+    for above, section in (("", stated), *((f"{key}.", s) for key, s in stated.items() if isinstance(s, Mapping))):
+        for key in _QUANTIZED:
+            if not section.get(key):
+                continue
+            how = section[key].get("quant_method", "") if isinstance(section[key], Mapping) else ""
+            raise ConfigError(
+                f"`{above}{key}`: the weights are quantized{f' ({how})' if how else ''}, which dflop does not train",
+                where=str(path),
+                hint="take the release whose weights are bfloat16",
+            )
+
+
+def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], path: Path) -> ConfigError:
+    """Why models of a type are not supported, in a line, and what is nearest to one.
+
+    Args:
+        kind: `model_type` of the file.
+        stated: Its content.
+        types: Those that are supported.
+        path: The file.
+    """
+    import transformers
+
+    if kind in _OWN_CODE and kind not in transformers.CONFIG_MAPPING:
+        return ConfigError(
+            f"models of type `{kind}` have code of their own, and dflop reads transformers'",
+            where=str(path),
+            hint=f"take the release whose name ends in `-hf`, of type `{_OWN_CODE[kind]}`",
+        )
+    if kind not in transformers.CONFIG_MAPPING:
+        return ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=did_you_mean(kind, types))
+    nearest, why = _CLOSEST.get(kind) or (_nearest(kind, stated, types), "; ".join(_reasons(stated)))
+    return ConfigError(
+        f"models of type `{kind}` are not supported: {why}",
+        where=str(path),
+        hint=f"nearest to it is `{nearest}`, which it does not become by that name; valid: {', '.join(sorted(types))}",
+    )
+
+
+def _nearest(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any]) -> str:
+    """Of the families with as many encoders, the one whose name begins alike."""
+    inner = stated.get("thinker_config")
+    whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
+    sees, hears = "vision_config" in whole or "vision" in kind, "audio_config" in whole
+    if sees and hears:
+        return "qwen2_5_omni"
+    if hears:
+        return "qwen2_audio"
+    candidates = [name for name in types if name in ("internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl")]
+    alike = [name for name in candidates if _common(name, kind) >= _MIN_COMMON]
+    return max(alike, key=lambda name: _common(name, kind), default="llava_onevision")
+
+
+def _common(one: str, other: str) -> int:
+    """Characters that two names have in common at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _reasons(stated: Mapping[str, Any]) -> Iterator[str]:
+    inner = stated.get("thinker_config")
+    whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
+    encoders = [key for key in ("vision_config", "audio_config") if isinstance(whole.get(key), Mapping)]
+    if not encoders:
+        yield "it has no `vision_config` and no `audio_config`, and every family here has an encoder of media"
+    text = whole.get("text_config")
+    text = text if isinstance(text, Mapping) else {}
+    if any(text.get(key) for key in EXPERTS):
+        yield "its language model has layers of experts"
+    elif (name := text.get("model_type")) is not None and name not in counts.DECODERS:
+        yield f"the layers of its language model (`{name}`) are not known"
+    for key in encoders:
+        name = whole[key].get("model_type")
+        if name not in counts.DEFAULTS:
+            yield f"its {key.removesuffix('_config')} tower{f' (`{name}`)' if name else ''} is not known"
+    if encoders:
+        yield "how its processor turns media into tokens is not known"
