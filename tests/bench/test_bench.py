@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.bench import __main__ as bench
-from tests.bench.command import keep_to
 from tests.bench.figures import RESULTS, ROOT, slug
-from tests.bench.pages import SHOWN, documents, filled, generated, newest, overview, results
-from tests.bench.parts import PARTS, Part, chosen
-
-STAND_IN = """
-import sys
-from pathlib import Path
-from tests.bench.figures import Figure, conclude, finish
-what, *_, path = sys.argv[1:]
-path = Path(path)
-if what == "fail":
-    path.write_text("{}")
-    raise ValueError("broken")
-if what != "nothing":
-    path.with_suffix(".svg").write_text("<svg/>")
-    finish([Figure("fast", 1.0, 2.0), Figure("small", 1.0, 9.0 if what == "good" else 0.5)], path)
-"""
-
-
-@pytest.fixture
-def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    return tmp_path / "results"
+from tests.bench.pages import SHOWN, documents, filled, generated, newest, results
+from tests.bench.parts import PARTS, chosen
 
 
 @pytest.mark.parametrize("path", documents(ROOT), ids=lambda p: str(p.relative_to(ROOT)))
@@ -76,26 +52,6 @@ def test_the_subset_takes_twenty_minutes_at_most_and_has_other_names():
     assert [part.name for part in chosen(["launch-slurm"], False)] == ["launch-slurm"]
 
 
-@pytest.mark.parametrize(
-    ("what", "verdict", "detail"),
-    [("good", "ok", ".json"), ("bad", "missed", ".json"), ("fail", "failed", "exit code 1"),
-     ("nothing", "failed", "it wrote no figures")],
-)  # fmt: skip
-def test_what_became_of_a_part_is_known_and_kept(results_folder, what, verdict, detail):
-    part = Part(what, "", "stand_in", 1.0, (what,), takes=("sizes",))
-    outcome = bench.measured(part, {"sizes": "/home/somebody/table"}, results_folder, is_full=True)
-    assert outcome.verdict == verdict
-    assert detail in outcome.detail
-    if detail == ".json":
-        file = Path(outcome.detail)
-        assert json.loads(file.read_text())["command"] == f"python -m stand_in {what} --sizes TABLE --json {what}.json"
-        assert outcome.missed == (("small",) if what == "bad" else ())
-        assert file.with_suffix(".svg").is_file()
-        assert overview(results_folder, results_folder).count(f"{2 - len(outcome.missed)} of 2") == 1
-    else:
-        assert not results_folder.exists()
-
-
 @pytest.mark.parametrize("text", ["<!-- table b -->\n<!-- end -->\n", "<!-- table a -->\n", "text\n<!-- end -->\n"])
 def test_a_document_with_a_wrong_marker_and_a_missing_result_are_refused(text, tmp_path):
     blocks = {"a": lambda folder: f"one of {folder.name}"}
@@ -105,8 +61,3 @@ def test_a_document_with_a_wrong_marker_and_a_missing_result_are_refused(text, t
         filled(text, blocks, Path("docs/a.md"))
     with pytest.raises(ValueError, match=r"has no result of `store`: run python -m tests.bench --full --part store"):
         newest(tmp_path, "store", "a")
-
-
-def test_a_machine_with_too_few_cores_is_refused():
-    with pytest.raises(SystemExit, match=r"needs 10000 cores, this process may use \d+"):
-        keep_to(10_000)
