@@ -63,6 +63,9 @@ class DatasetConfig(Section):
     max_llm_tokens: int = Field(default=8192, ge=8)
     min_side_px: int = Field(default=2, ge=1)
     """Images and videos with a shorter side are left out: tracking pixels and the like."""
+    ignored_keys: tuple[str, ...] = ()
+    """Keys of rows, messages and parts, and extensions of tar members, that may be ignored although a row is left out
+    for them."""
     seed: int = Field(default=0, ge=0)
     """Which rows a mixture's `random:` strategies take."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()

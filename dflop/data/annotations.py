@@ -22,13 +22,15 @@ class BadSample(ValueError):
         reason: One line for the quarantine record.
         path: The media file at fault, relative to the media root; empty when the row itself is.
         sample_id: The row's id where it could be read.
+        key: The key of the row at fault, where one would change what is learnt.
     """
 
-    def __init__(self, reason: str, *, path: str = "", sample_id: str = "") -> None:
+    def __init__(self, reason: str, *, path: str = "", sample_id: str = "", key: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.path = path
         self.sample_id = sample_id
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class MediaRef:
     """A media item a row names; `path` is not yet checked.
 
     It is relative to the media root, or names bytes inside the container that holds the row: `shard.tar/a.jpg`,
-    `part.parquet#12.image.0`. The row's source tells the two apart and opens either.
+    `part.parquet#12.image.0` (item 0 of row 12). The row's source tells the two apart and opens either.
     """
 
     kind: str
@@ -76,23 +78,27 @@ class AnnotatedSample:
     sample_id: str
     turns: tuple[Turn, ...]
     media: tuple[MediaRef, ...]
+    unknown_keys: tuple[str, ...] = ()
+    """Keys of the row that mean nothing to us and, as far as we know, to nobody; sorted."""
 
 
 def confine(media_root: Path, relative: str) -> Path:
     """Absolute path of a media file, refused unless it lies under `media_root` once symbolic links are followed.
 
+    Args:
+        media_root: Folder of the media.
+        relative: Path from there; an absolute one is taken where it leads there.
+
     Raises:
-        BadSample: absolute path, a path or link that leaves the root, or a name no file can have.
+        BadSample: a path or link that leaves the root, or a name no file can have.
     """
-    if os.path.isabs(relative):
-        raise BadSample("absolute media path", path=relative)
     root = os.path.realpath(media_root)
     try:
         real = os.path.realpath(os.path.join(root, relative))
     except ValueError as error:
         raise BadSample(f"impossible media path: {error}", path=printable(relative)) from error
     if os.path.commonpath([root, real]) != root:
-        raise BadSample("media path leaves the media root", path=relative)
+        raise BadSample(f"media path leaves the media root {root}", path=printable(relative))
     return Path(real)
 
 

@@ -1,19 +1,25 @@
 """One strict reading of what a row means, whichever of the usual formats it is written in.
 
-- LLaVA, ShareGPT: `conversations` of {from, value}; OpenAI: `messages` of {role, content}. Content is a string or a
-  list of parts; a media part names its file, or takes the next one of the row's `image`, `video` or `audio` files.
+- LLaVA, ShareGPT: `conversations` of {from, value}; OpenAI: `messages` of {role, content}; either may be JSON in a
+  string. Content is a string or a list of parts; a media part names its file or holds its bytes, or takes the next one
+  of the row's `image`, `video` or `audio` files.
 - The Cauldron, FineVision: `texts` of {user, assistant}.
-- Alpaca: `instruction`, `input`, `output` and earlier `history` pairs.
+- A question and its answer in columns: `instruction` (Alpaca, with `input` and earlier `history` pairs), `prompt`,
+  `query` or `question`; and `output`, `completion`, `response` or `answer`. Either may be a list of messages, as TRL
+  has it; then of those in the prompt none is learnt.
 - Plain text: `text`, when there is no conversation.
 
-A row with fewer placeholders than media gets the missing ones at the front of its first user turn, as LLaVA does; one
-with more is bad. A `system` string of the row is its first turn. Keys not named here are ignored.
+`<image>` in a user's text is a placeholder; in the text part of a list of parts it is one only if the row has files
+left for it; in answers and system prompts it is text. A row with fewer placeholders than media gets the missing ones at
+the front of its first user turn, as LLaVA does; one with more is bad. A `system` string of the row is its first turn.
+Which other keys a row may have is `keys.py`'s business.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,81 +32,114 @@ from dflop.data.annotations import (
     Turn,
     printable,
 )
+from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CONVERSATION_KEYS, LISTS, KeyReader
+from dflop.data.media_value import Attached, shortened
+from dflop.data.message import Mark, MessageReader, Said, checked
 
-MEDIA_KEYS = tuple(key for kind in MEDIA_KINDS for key in (kind, f"{kind}s"))
-_LISTS = ("conversations", "messages", "texts")
-CONVERSATION_KEYS = (*_LISTS, "instruction", "text")
-"""A row has one of these; where it has several, the first counts."""
-ROW_KEYS = ("id", "system", *CONVERSATION_KEYS, "input", "output", "history", *MEDIA_KEYS)
-"""Every key this reading looks at."""
-
-_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-}
+_Files = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A turn, and per placeholder of its text the file named in place; None takes the next of the row's files."""
+class ReadRow:
+    """A row and what stands in it besides text."""
 
-    role: str
-    text: str
-    named: tuple[str | None, ...] = ()
+    sample: AnnotatedSample
+    attached: dict[str, Attached]
+    """Media whose bytes stand in the row, by the names that the sample has for them."""
 
 
-def parse_row(row: dict[str, Any], index: int) -> AnnotatedSample:
-    """Interpret one row.
+def parse_row(row: dict[str, Any], index: int, ignored_keys: Collection[str] = ()) -> AnnotatedSample:
+    """Interpret one row, see `read_row`.
 
     Raises:
-        BadSample: unknown role, wrong types, no assistant turn, or placeholders that do not fit the media.
+        BadSample: the row is malformed; the reason says how.
+    """
+    return read_row(row, index, "", ignored_keys).sample
+
+
+def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Collection[str] = ()) -> ReadRow:
+    """Interpret one row.
+
+    Args:
+        row: It.
+        index: Its number.
+        container: File that holds it; begins the names of media whose bytes stand in the row.
+        ignored_keys: Keys that may be ignored besides those of `keys.py`.
+
+    Raises:
+        BadSample: unknown role, wrong types, no assistant turn, placeholders that do not fit the media, or a key that
+            is not followed and would change what is learnt.
     """
     sample_id = printable(str(index if row.get("id") is None else row["id"]))
+    keys = KeyReader(ignored_keys)
+    messages = MessageReader(keys, f"{container}#{index}")
     try:
-        media = {kind: _paths(row, kind) for kind in MEDIA_KINDS}
-        if _key(row) == "text":
-            return AnnotatedSample(index, sample_id, (_plain_text(row["text"], media),), ())
-        said = _with_missing_placeholders(_conversation(row), media)
-        return AnnotatedSample(index, sample_id, tuple(Turn(s.role, s.text) for s in said), tuple(_refs(said, media)))
+        keys.check(row, "row", "row")
+        files = {kind: _files(row, kind, messages) for kind in MEDIA_KINDS}
+        turns: tuple[Turn, ...]
+        media: tuple[MediaRef, ...]
+        if form_of(row) == "text":
+            turns, media = (_plain_text(row["text"], files),), ()
+        else:
+            said = _with_missing_placeholders(_decided(_conversation(row, messages, keys), files), files)
+            turns, media = tuple(map(_turn_of, said)), tuple(_refs(said, files))
+        if not media:
+            keys.check_media(row)
     except BadSample as error:
         error.sample_id = sample_id
         raise
+    sample = AnnotatedSample(index, sample_id, turns, media, tuple(sorted(keys.unknown)))
+    return ReadRow(sample, messages.attached)
 
 
-def _key(row: dict[str, Any]) -> str:
+def form_of(row: dict[str, Any]) -> str:
+    """The key that says in which way a row is written: one of `CONVERSATION_KEYS`.
+
+    Raises:
+        BadSample: it has none.
+    """
     for key in CONVERSATION_KEYS:
-        if row.get(key) is not None:
+        needs_answer = key in ASKS and key != "instruction"
+        if row.get(key) is not None and not (needs_answer and all(row.get(answer) is None for answer in ANSWERS)):
             return key
+    asked = [key for key in ASKS if row.get(key) is not None]
+    if asked:
+        raise BadSample(f"row has `{asked[0]}` but no answer in any of {', '.join(ANSWERS)}")
     raise BadSample(f"no {', '.join(f'`{key}`' for key in CONVERSATION_KEYS[:-1])} or `{CONVERSATION_KEYS[-1]}`")
 
 
-def _plain_text(text: object, media: dict[str, tuple[str, ...]]) -> Turn:
-    if any(media.values()):
+def _plain_text(text: object, files: _Files) -> Turn:
+    if any(files.values()):
         raise BadSample("a row of plain `text` takes no media: write it as a conversation")
-    return Turn("text", _checked(text, "`text`"))
+    return Turn("text", checked(text, "`text`"))
 
 
-def _conversation(row: dict[str, Any]) -> tuple[_Said, ...]:
-    key = _key(row)
-    said = tuple(_alpaca(row) if key == "instruction" else _listed(key, row[key]))
+def _conversation(row: dict[str, Any], messages: MessageReader, keys: KeyReader) -> tuple[Said, ...]:
+    key = form_of(row)
+    said = tuple(_columns(row, messages, keys) if key in ASKS else _listed(key, row[key], messages))
     if not said:
         raise BadSample("conversation has no turns")
-    system = row.get("system")
-    if system and said[0].role != "system":
-        said = (_Said("system", _checked(system, "`system`")), *said)
-    spoken = [turn.role for turn in said if turn.role != "system"]
-    if "assistant" not in spoken:
+    for system_key in ("system", "system_prompt"):
+        if (system := row.get(system_key)) and said[0].role != "system":
+            said = (messages.turn(0, "system", checked(system, f"`{system_key}`")), *said)
+    answers = [turn for turn in said if turn.role == "assistant"]
+    if not answers:
         raise BadSample("conversation has no assistant turn")
-    if spoken[0] == "assistant":
+    if not any(turn.has_loss for turn in answers):
+        raise BadSample("every answer is marked as one that is not learnt")
+    if key in LISTS and said[-1].role == "user" and (more := [a for a in ANSWERS if row.get(a)]):
+        raise BadSample(f"row has `{more[0]}` beside `{key}` that end with a question: write it as their last turn")
+    if next(turn.role for turn in said if turn.role != "system") == "assistant":
         raise BadSample("conversation starts with an assistant turn")
     return said
 
 
-def _listed(key: str, raw: object) -> Iterator[_Said]:
+def _listed(key: str, raw: object, messages: MessageReader) -> Iterator[Said]:
+    if isinstance(raw, str) and raw.lstrip().startswith(("[", "{")):
+        try:
+            raw = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise BadSample(f"`{key}` is a string that is not JSON: {error}") from error
     if isinstance(raw, dict) and all(isinstance(v, list) for v in raw.values()):
         # Hugging Face datasets store a sequence of objects as an object of lists.
         if len({len(v) for v in raw.values()}) > 1:
@@ -111,114 +150,108 @@ def _listed(key: str, raw: object) -> Iterator[_Said]:
     for number, entry in enumerate(raw):
         if not isinstance(entry, dict):
             raise BadSample(f"turn {number} is not an object but a {type(entry).__name__}")
-        if "user" in entry and "assistant" in entry:
-            yield _turn(number, "user", entry["user"])
-            yield _turn(number, "assistant", entry["assistant"])
-        else:
-            yield _turn(number, entry.get("from", entry.get("role")), entry.get("value", entry.get("content")))
+        yield from messages.read(number, entry)
 
 
-def _alpaca(row: dict[str, Any]) -> Iterator[_Said]:
+def _columns(row: dict[str, Any], messages: MessageReader, keys: KeyReader) -> Iterator[Said]:
+    """A question and its answer, each a string or a list of messages, and the pairs before them."""
+    keys.check_columns(row, BESIDE_QUESTIONS)
+    asked, answered = (_only_one(row, names) for names in (ASKS, ANSWERS))
     history = row.get("history") or []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise BadSample("`history` is not a list of pairs")
-    asked = [row["instruction"], row.get("input") or ""]
-    for number, key in enumerate(("instruction", "input")):
-        _checked(asked[number], f"`{key}`")
-    for number, (question, answer) in enumerate([*history, ["\n".join(filter(None, asked)), row.get("output")]]):
-        yield _turn(2 * number, "user", question)
-        yield _turn(2 * number + 1, "assistant", answer)
+    question, more = row[asked], row.get("input") or ""
+    for number, pair in enumerate(history):
+        yield messages.turn(2 * number, "user", pair[0])
+        yield messages.turn(2 * number + 1, "assistant", pair[1])
+    number = 2 * len(history)
+    if _is_messages(question):
+        if more:
+            raise BadSample(f"row has `input` beside a `{asked}` of messages")
+        yield from (replace(turn, has_loss=turn.role != "assistant") for turn in _listed(asked, question, messages))
+    else:
+        texts = [checked(question, f"`{asked}`"), checked(more, "`input`")]
+        yield messages.turn(number, "user", "\n".join(filter(None, texts)))
+    answer = row.get(answered)
+    if _is_messages(answer):
+        yield from _listed(answered, answer, messages)
+    else:
+        yield messages.turn(number + 1, "assistant", answer)
 
 
-def _turn(number: int, speaker: object, content: object) -> _Said:
-    role = _ROLES.get(speaker) if isinstance(speaker, str) else None
-    if role is None:
-        raise BadSample(f"turn {number} has unknown role {_short(speaker)}; valid: {', '.join(_ROLES)}")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts: list[str] = []
-    named: list[str | None] = []
-    for part in parts:
-        text, files = _part(number, part)
-        texts.append(text)
-        named += files
-    if role != "user" and (misplaced := PLACEHOLDER.search("".join(texts))):
-        raise BadSample(f"turn {number} ({role}) holds {misplaced[0]}; media belong to user turns")
-    return _Said(role, "".join(texts), tuple(named))
+def _only_one(row: dict[str, Any], names: tuple[str, ...]) -> str:
+    given = [name for name in names if row.get(name) is not None]
+    if len(given) > 1:
+        raise BadSample(f"row has both `{given[0]}` and `{given[1]}`: one of {', '.join(names)} counts")
+    return given[0] if given else names[0]
 
 
-def _part(number: int, part: object) -> tuple[str, list[str | None]]:
-    """Text of one part of a turn, and what its placeholders stand for."""
-    if not isinstance(part, dict):
-        raise BadSample(f"turn {number} has a part that is not an object but a {type(part).__name__}")
-    kind = str(part.get("type")).removesuffix("_url")
-    if kind == "text":
-        text = _checked(part.get("text"), f"turn {number}")
-        return text, [None] * len(PLACEHOLDER.findall(text))
-    if kind not in MEDIA_KINDS:
-        raise BadSample(f"turn {number} has a part of unknown type {_short(part.get('type'))}")
-    values = [part[key] for key in (kind, f"{kind}_url", "path", "url") if part.get(key) is not None]
-    if values and isinstance(values[0], dict):
-        values = [values[0].get("url", values[0].get("path"))]
-    if values and (not isinstance(values[0], str) or not values[0]):
-        raise BadSample(f"turn {number} has an {kind} part that names no file: {_short(values[0])}")
-    return f"<{kind}>", [_local(values[0]) if values else None]
+def _is_messages(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(v, dict) and v.keys() & {"role", "from"} for v in value)
 
 
-def _with_missing_placeholders(said: tuple[_Said, ...], media: dict[str, tuple[str, ...]]) -> tuple[_Said, ...]:
-    found = Counter(kind for kind, path in _placeholders(said) if path is None)
-    front: list[str] = []
-    for kind, paths in media.items():
-        if found[kind] > len(paths):
-            raise BadSample(f"{found[kind]} <{kind}> placeholders for {len(paths)} {kind} files")
-        front += [f"<{kind}>\n"] * (len(paths) - found[kind])
+def _decided(said: tuple[Said, ...], files: _Files) -> tuple[Said, ...]:
+    """The turns with those marks only that stand for media."""
+    wanted = Counter(m.kind for turn in said for m in turn.marks if turn.role == "user" and m.is_sure and not m.path)
+    maybe = Counter(m.kind for turn in said for m in turn.marks if turn.role == "user" and not m.is_sure)
+    left = {kind: len(files[kind]) - wanted[kind] for kind in MEDIA_KINDS}
+    for kind, count in left.items():
+        if count < 0:
+            reason = f"{wanted[kind]} <{kind}> placeholders for {len(files[kind])} {kind} files"
+            raise BadSample(f"{reason}; what is text belongs into a text part of a list of parts")
+        if 0 < count < maybe[kind]:
+            raise BadSample(f"{count} {kind} files are left for {maybe[kind]} <{kind}> in text parts")
+    for number, turn in enumerate(said):
+        if turn.role != "user" and (lost := [m for m in turn.marks if left[m.kind] > maybe[m.kind]]):
+            raise BadSample(
+                f"turn {number} ({turn.role}) holds <{lost[0].kind}>; media belong to user turns, and the row has a "
+                "file that no user turn holds"
+            )
+    return tuple(
+        replace(t, marks=tuple(m for m in t.marks if t.role == "user" and (m.is_sure or left[m.kind] > 0)))
+        for t in said
+    )
+
+
+def _with_missing_placeholders(said: tuple[Said, ...], files: _Files) -> tuple[Said, ...]:
+    found = Counter(mark.kind for turn in said for mark in turn.marks if not mark.path)
+    front = [(kind, f"<{kind}>\n") for kind in MEDIA_KINDS for _ in files[kind][found[kind] :]]
     first = next(i for i, turn in enumerate(said) if turn.role == "user")
+    text, marks = "", []
+    for kind, placeholder in front:
+        marks.append(Mark(len(text), kind, None, True))
+        text += placeholder
     turn = said[first]
-    whole = replace(turn, text="".join(front) + turn.text, named=(None,) * len(front) + turn.named)
-    return (*said[:first], whole, *said[first + 1 :])
+    moved = tuple(mark._replace(start=mark.start + len(text)) for mark in turn.marks)
+    return (*said[:first], replace(turn, text=text + turn.text, marks=(*marks, *moved)), *said[first + 1 :])
 
 
-def _refs(said: tuple[_Said, ...], media: dict[str, tuple[str, ...]]) -> Iterator[MediaRef]:
-    queues = {kind: iter(paths) for kind, paths in media.items()}
-    for kind, path in _placeholders(said):
-        yield MediaRef(kind, next(queues[kind]) if path is None else path)
+def _turn_of(said: Said) -> Turn:
+    starts = {mark.start for mark in said.marks}
+    found = (match.start() for match in PLACEHOLDER.finditer(said.text) if said.role == "user")
+    return Turn(said.role, said.text, tuple(start for start in found if start not in starts), said.has_loss)
 
 
-def _placeholders(said: tuple[_Said, ...]) -> Iterator[tuple[str, str | None]]:
-    """(kind, file named in place) of every placeholder, in order."""
+def _refs(said: tuple[Said, ...], files: _Files) -> Iterator[MediaRef]:
+    queues = {kind: iter(paths) for kind, paths in files.items()}
     for turn in said:
-        if turn.role == "user":
-            yield from zip(PLACEHOLDER.findall(turn.text), turn.named, strict=True)
+        for mark in turn.marks:
+            yield MediaRef(mark.kind, next(queues[mark.kind]) if mark.path is None else mark.path)
 
 
-def _paths(row: dict[str, Any], kind: str) -> tuple[str, ...]:
-    paths: list[str] = []
+def _files(row: dict[str, Any], kind: str, messages: MessageReader) -> tuple[str, ...]:
+    given = {}
     for key in (kind, f"{kind}s"):
         value = row.get(key)
         entries = [] if value is None else value if isinstance(value, list) else [value]
-        for entry in entries:
-            if not isinstance(entry, str) or not entry:
-                raise BadSample(f"`{key}` names no file: {_short(entry)}")
-            paths.append(_local(entry))
-    return tuple(paths)
-
-
-def _local(path: str) -> str:
-    scheme = path.partition(":")[0].lower()
-    if scheme in ("http", "https", "s3", "gs", "data"):
-        raise BadSample(f"media are read from files, not from {scheme}: addresses", path=printable(path[:100]))
-    return path[len("file://") :] if scheme == "file" and path[4:].startswith("://") else path
-
-
-def _checked(text: object, what: str) -> str:
-    if not isinstance(text, str):
-        raise BadSample(f"{what} has no text: its value is {_short(text)}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise BadSample(f"{what} is not valid Unicode: {error.reason} at character {error.start}") from error
-    return text
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        names = [messages.name(entry, kind, f"`{key}`") for entry in entries]
+        if None in names and any(names):
+            raise BadSample(
+                f"`{key}` names no file in place {names.index(None)}: {shortened(entries[names.index(None)])}"
+            )
+        if found := tuple(name for name in names if name is not None):
+            given[key] = found
+    one, several = (row.get(key) for key in (kind, f"{kind}s"))
+    if len(given) > 1 and several not in (one, [one]):
+        raise BadSample(f"row has both `{kind}` and `{kind}s`, which differ")
+    return next(iter(given.values()), ())

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.source import RowSource, open_source
 from dflop.data.headers import MediaSource
+from dflop.data.keys import never_ignored
 from dflop.data.patterns import beside, expand
 from dflop.errors import ConfigError
 
@@ -42,10 +43,18 @@ class MixtureEntry:
     """Which rows, counted over all files of the entry."""
     weight: float | None = None
     """Share of the entry in the samples drawn, relative to the other entries; None: as large as its rows are many."""
+    ignored_keys: tuple[str, ...] = ()
+    """Keys of rows, messages and parts that may be ignored besides those of `keys.py`."""
 
 
 def make_entry(
-    pattern: str, media_root: Path, *, folder: Path, strategy: str = "all", weight: float | None = None
+    pattern: str,
+    media_root: Path,
+    *,
+    folder: Path,
+    strategy: str = "all",
+    weight: float | None = None,
+    ignored_keys: tuple[str, ...] = (),
 ) -> MixtureEntry:
     """Entry of the files that `pattern` stands for.
 
@@ -55,12 +64,20 @@ def make_entry(
         folder: Where relative paths are looked up that the working directory does not have.
         strategy: See `select`.
         weight: See `MixtureEntry`.
+        ignored_keys: See `MixtureEntry`.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or a key that cannot be ignored.
     """
+    if needed := never_ignored(ignored_keys):
+        raise ConfigError(
+            f"{', '.join(needed)} cannot be ignored: rows are read from them",
+            where="dataset.ignored_keys",
+            hint="name keys that the reason of a quarantined row names",
+        )
     paths = expand(pattern, folder)
-    return MixtureEntry(os.path.basename(pattern), paths, beside(media_root, folder), strategy, weight)
+    root = beside(media_root, folder)
+    return MixtureEntry(os.path.basename(pattern), paths, root, strategy, weight, ignored_keys)
 
 
 def select(num_rows: int, strategy: str, seed: int = 0, name: str = "") -> npt.NDArray[np.int64]:
@@ -120,7 +137,7 @@ class Dataset:
             raise ConfigError(f"entry {without} has no weight but others have", hint="give all of them one, or none")
         for entry in entries:
             select(0, entry.strategy, seed, entry.name)  # before a file of terabytes is opened
-        sources = [[open_source(path) for path in entry.paths] for entry in entries]
+        sources = [[open_source(path, entry.ignored_keys) for path in entry.paths] for entry in entries]
         rows = [
             select(sum(map(len, of_entry)), entry.strategy, seed, entry.name)
             for entry, of_entry in zip(entries, sources, strict=True)
@@ -197,7 +214,7 @@ class Dataset:
         """
         digest = hashlib.sha256()
         for entry, of_entry, rows in zip(self.entries, self._sources, self._rows, strict=True):
-            digest.update(f"{entry.weight}\n".encode())
+            digest.update(f"{entry.weight}\n{sorted(entry.ignored_keys)}\n".encode("utf-8", "backslashreplace"))
             for source in of_entry:
                 digest.update(f"{len(source)}\t{source.fingerprint()}\n".encode("utf-8", "backslashreplace"))
             digest.update(np.ascontiguousarray(rows, "<i8").tobytes())

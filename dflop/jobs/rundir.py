@@ -200,10 +200,17 @@ def dataset_ref(config: Config) -> DatasetRef:
 
 def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
     if d.annotations.suffix not in (".yaml", ".yml"):
-        return (make_entry(str(d.annotations), d.media_root, folder=Path.cwd()),)
+        return (make_entry(str(d.annotations), d.media_root, folder=Path.cwd(), ignored_keys=d.ignored_keys),)
     folder = d.annotations.absolute().parent
     return tuple(
-        make_entry(e.path, e.media_root or d.media_root, folder=folder, strategy=e.sampling_strategy, weight=e.weight)
+        make_entry(
+            e.path,
+            e.media_root or d.media_root,
+            folder=folder,
+            strategy=e.sampling_strategy,
+            weight=e.weight,
+            ignored_keys=d.ignored_keys,
+        )
         for e in load_mixture(d.annotations).datasets
     )
 

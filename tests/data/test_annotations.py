@@ -16,8 +16,14 @@ def test_paths_stay_under_the_media_root(tmp_path):
     assert confine(root, "sub/../a.png") == root.resolve() / "a.png"
     assert confine(root, "inner/a.png") == root.resolve() / "sub" / "a.png"
     assert confine(root, "loop").name == "loop"
+    assert confine(root, f"{root}/sub/a.png") == confine(root / "inner", f"{root}/inner/a.png")
+    (tmp_path / "alias").symlink_to(root)
+    assert confine(root, f"{tmp_path}/alias/a.png") == root.resolve() / "a.png"
     for path, reason in {
-        "/etc/hostname": "absolute",
+        "/etc/hostname": "leaves",
+        f"{outside}/x.png": "leaves",
+        f"{root}/link/x.png": "leaves",
+        f"{root}/../outside/x.png": "leaves",
         "../outside/x.png": "leaves",
         "../media2/x.png": "leaves",
         "link/x.png": "leaves",

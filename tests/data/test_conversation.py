@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +34,23 @@ HI = {"type": "text", "text": "\nhi"}
         {"texts": [{"user": "hi", "assistant": "ok", "source": "x"}], "images": ["1.png"]},
         {"conversations": {"from": ["human", "gpt"], "value": ["hi", "ok"]}, "image": "1.png"},
         {"instruction": "hi", "input": "", "output": "ok", "images": ["1.png"]},
+        {"prompt": "hi", "completion": "ok", "image": "1.png"},
+        {"question": "hi", "answer": "ok", "image": "1.png"},
+        {"query": "hi", "response": "ok", "images": ["1.png"], "image": None},
+        {
+            "image": "1.png",
+            "prompt": [{"role": "user", "content": "hi"}],
+            "completion": [{"role": "assistant", "content": "ok"}],
+        },
+        {"messages": json.dumps(parts({"type": "image"}, HI)), "images": ["1.png"]},
+        {"messages": parts({"image": "1.png"}, {"text": "\nhi"})},
+        {"messages": parts({"type": None, "image": "1.png", "text": None}, {**HI, "image": None})},
+        {"messages": parts({"type": "image_url", "value": "1.png"}, {"type": "text", "value": "\nhi"})},
+        {"messages": parts({"type": "input_image", "image_url": "1.png"}, {"type": "input_text", "text": "\nhi"})},
+        {"messages": parts({"type": "image", "image": {"path": "1.png", "bytes": None}}, HI)},
+        chat("hi", "ok", image={"path": "1.png", "bytes": None}),
+        chat("hi", "ok", image="1.png", images=["1.png"]),
+        chat("<image>\nhi", "ok", images=[None], image="1.png"),
     ],
 )
 def test_every_way_to_write_it_is_one_conversation(row):
@@ -67,6 +86,45 @@ def test_missing_placeholders_go_to_the_front_of_the_first_user_turn():
     assert [ref.path for ref in sample.media] == ["1.png", "a.wav", "2.png"]
 
 
+@pytest.mark.parametrize("text", ["What does <image> mean?", "<image> or <video>: <image>", "<audio>"])
+def test_placeholders_are_text_where_no_file_is_left_for_them_in_parts_answers_and_system_prompts(text):
+    image = {"type": "image", "image": "1.png"}
+    row = {"system": text, "messages": parts(image, {"type": "text", "text": text})}
+    row["messages"][1]["content"] = text
+    sample = parse_row(row, 0)
+    assert sample.media == IMAGE
+    assert [turn.pieces() for turn in sample.turns] == [[text], ["", "image", text], [text]]
+
+
+def test_placeholders_in_a_text_part_take_the_files_that_are_left():
+    row = {"messages": parts({"type": "text", "text": "a <image> b <image>"}), "images": ["1.png", "2.png"]}
+    sample = parse_row(row, 0)
+    assert sample.turns[0].pieces() == ["a ", "image", " b ", "image", ""]
+    assert [ref.path for ref in sample.media] == ["1.png", "2.png"]
+
+
+@pytest.mark.parametrize("mark", [{"loss": False}, {"weight": 0}, {"loss_weight": 0.0}, {"train": False}])
+def test_answers_marked_so_are_not_learnt(mark):
+    row = chat("a", "wrong", "b", "right")
+    row["conversations"][1] |= mark
+    assert [turn.has_loss for turn in parse_row(row, 0).turns if turn.role == "assistant"] == [False, True]
+    row["conversations"][3] |= mark
+    with pytest.raises(BadSample, match="every answer is marked"):
+        parse_row(row, 0)
+    for other in ({"loss": 0.5}, {"weight": 2}, {"loss": True, "weight": 0}, {"loss_scale": "1"}):
+        row["conversations"][3] = {"from": "gpt", "value": "right", **other}
+        with pytest.raises(BadSample, match=f"turn 3 has (`{next(iter(other))}`|marks)"):
+            parse_row(row, 0)
+
+
+def test_of_a_prompt_of_messages_no_answer_is_learnt():
+    said = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
+    turns = parse_row({"prompt": said[:3], "completion": said[3:], "system_prompt": "x"}, 0).turns
+    assert [(t.role, t.has_loss) for t in turns if t.role != "user"] == [
+        ("system", True), ("assistant", False), ("assistant", True),
+    ]  # fmt: skip
+
+
 def test_system_string_is_the_first_turn_unless_there_is_one():
     assert sample_of("hi", "ok", system="be brief").turns[0] == Turn("system", "be brief")
     row = {"system": "no", "conversations": [{"from": "system", "value": "yes"}, *chat("hi", "ok")["conversations"]]}
@@ -89,6 +147,8 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
     [
         (chat("<image><image>", "x", image="1.png"), "2 <image> placeholders for 1 image files"),
         (chat("hello", "see <image>", image="1.png"), "media belong to user turns"),
+        (chat("<image>", "see <image>", images=["1.png", "2.png"]), "a file that no user turn holds"),
+        ({"messages": parts({"type": "text", "text": "<image> <image>"}), "image": "1.png"}, "1 image files are left"),
         (chat(), "no turns"),
         (chat("hello"), "no assistant turn"),
         ({"conversations": [{"from": "gpt", "value": "hi"}]}, "starts with an assistant turn"),
@@ -102,11 +162,29 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
         (chat("\ud800", "x"), "not valid Unicode"),
         (chat("a", "b", image=[3]), "`image` names no file: 3"),
         (chat("a", "b", image="https://x/1.png"), "not from https: addresses"),
-        ({"messages": parts({"type": "image", "url": "data:image/png;base64,xx"})}, "not from data: addresses"),
+        ({"messages": parts({"type": "image", "url": "data:image/png"})}, "not from data: addresses"),
         ({"messages": parts({"type": "image"})}, "1 <image> placeholders for 0 image files"),
         ({"messages": parts({"type": "tool_use"})}, "part of unknown type 'tool_use'"),
         ({"messages": parts("hi")}, "a part that is not an object but a str"),
-        ({"messages": parts({"type": "video", "video": ["1.png"]})}, "video part that names no file"),
+        ({"messages": parts({"type": "video", "video": ["1.png"]})}, "names 1 files in a list"),
+        (chat("a", "b", videos=[["1.png", "2.png"]]), "`videos` names 2 files in a list where one stands"),
+        (chat("a", "b", images=["1.png", None]), "names no file in place 1"),
+        (chat("a", "b", image="1.png", images=["2.png"]), "both `image` and `images`, which differ"),
+        (chat("a", "b", image={"bytes": 3, "path": "1.png"}), "`bytes` of type int"),
+        ({"messages": parts({"type": "text", "text": "x", "image": "1.png"})}, "type text that also has `image`"),
+        ({"messages": parts({"type": "image", "image": "1.png", "text": "x"})}, "type image that also has `text`"),
+        ({"messages": parts({"type": "image", "image": "1.png", "path": "2.png"})}, "names several files"),
+        ({"messages": parts({"text": "x", "image": "1.png"})}, "without a type that holds image and text"),
+        ({"messages": parts({})}, "without a type that holds nothing"),
+        ({"messages": "[{"}, "is a string that is not JSON"),
+        ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "both `from` and `role`, which differ"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]}, "turn 1 has role 'tool'"),
+        ({"conversations": [{"from": "observation", "value": "x"}]}, "calls of tools and their results"),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, "calls of tools and their results"),
+        ({"question": "x"}, "`question` but no answer in any of output, completion"),
+        ({"question": "x", "query": "y", "answer": "z"}, "both `query` and `question`"),
+        ({"question": "x", "answer": "y", "choices": ["a", "b"]}, "`choices` beside its question"),
+        ({**chat("a", "b", "c"), "response": "d"}, "`response` beside `conversations` that end with a question"),
         ({"text": 7}, "`text` has no text"),
         ({"text": "x", "image": "1.png"}, "takes no media"),
         ({"instruction": "x", "output": None}, "turn 1 has no text"),

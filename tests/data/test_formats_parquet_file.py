@@ -39,7 +39,7 @@ def test_parquet_gives_the_same_samples_as_jsonl(
     for index in (3, 0, 4, 1, 2):
         assert content_of(parquet, root, index) == content_of(plain, media_root, index)
     names = [ref.path for ref in parquet.sample(4).media]
-    assert names == (["a[0].parquet#4.images.0", "a[0].parquet#4.images.1"] if embed else ["cat.png"] * 2)
+    assert names == (["a[0].parquet#4.image.0", "a[0].parquet#4.image.1"] if embed else ["cat.png"] * 2)
 
 
 def test_media_columns_of_any_shape(tmp_path, media_root):
@@ -70,9 +70,45 @@ def test_conversations_of_any_shape(tmp_path):
     assert table_of(tmp_path, text=["plain"]).sample(0).turns == (Turn("text", "plain"),)
 
 
+def test_bytes_count_wherever_they_stand_and_path_is_a_name_only(tmp_path, media_root):
+    cat = (media_root / "cat.png").read_bytes()
+    for entry in (
+        {"bytes": cat, "path": "absent.png"},
+        {"bytes": cat, "path": None},
+        {"bytes": None, "path": "cat.png"},
+    ):
+        image = {"type": "image", "image": entry, "text": None}
+        part_lists = ([image, {"type": "text", "text": "hi"}], [{"type": "text", "text": "ok"}])
+        said = [{"role": r, "content": c} for r, c in zip(("user", "assistant"), part_lists, strict=True)]
+        for columns in ({"messages": [said]}, {"messages": [talk("hi", "ok")], "images": [[entry]]}):
+            parquet = table_of(tmp_path, **columns)
+            assert content_of(parquet, media_root, 0)[3] == [("image", cat)]
+            assert parquet.embeds(parquet.sample(0).media[0]) == (entry["bytes"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("thumbnail", b"x"),
+        ("depth", {"bytes": b"x", "path": None}),
+        ("image_2", "b.png"),
+        ("views", ["a.png", "b.png"]),
+        ("jpg", b"x"),
+        ("rejected", "worse"),
+        ("fps", 2.0),
+    ],
+)
+def test_columns_that_hold_media_or_change_what_is_learnt_are_a_reason(tmp_path, name, value):
+    path = table_of(tmp_path, messages=[talk("hi", "ok")] * 2, image=["a.png"] * 2, **{name: [value, None]}).path
+    with pytest.raises(BadSample, match=f"`{name}`"):
+        ParquetFile.open(path).sample(0)
+    assert len(ParquetFile.open(path).sample(1).media) == 1, "a null says nothing"
+    assert len(ParquetFile.open(path, (name,)).sample(0).media) == 1
+
+
 def test_files_without_rows_of_ours_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"there are question, answer[\s\S]*conversations, messages"):
-        table_of(tmp_path, question=["x"], answer=["y"])
+    with pytest.raises(DataError, match=r"there are label, answer[\s\S]*conversations, messages"):
+        table_of(tmp_path, label=["x"], answer=["y"])
     with pytest.raises(DataError, match="cannot be read"):
         ParquetFile.open(tmp_path / "absent.parquet")
     with pytest.raises(ConfigError, match=r"unpack it.*\.jsonl\.zst, \.parquet, \.tar"):

@@ -11,6 +11,7 @@ import pytest
 from dflop.data.annotations import BadSample, MediaRef, Turn
 from dflop.data.formats.source import open_source
 from dflop.data.formats.tar_shard import TarShard
+from dflop.data.media_value import EXTENSIONS
 from dflop.errors import DataError
 from tests.data.containers import ROWS, content_of, jsonl_of, tar_of, write_tar
 from tests.data.helpers import chat
@@ -88,7 +89,12 @@ def test_files_a_row_names_are_beside_the_shard_if_it_holds_none(tmp_path, media
         ({"k.json": b"{", "k.jpg": b"x"}, "member k.json is not JSON"),
         ({"k.json": b"[]"}, "not a JSON object but a list"),
         ({"k.txt": b"\xff"}, "caption is not UTF-8"),
-        ({"k.txt": b"see <image>", "k.jpg": b"x"}, "media belong to user turns"),
+        ({"k.opusx": b"x", "k.txt": b"cap"}, r"member k\.opusx is of no known kind"),
+        ({"k.jpg": b"x", "k.txt": b"cap", "k.depth.npy": b"x"}, r"`depth\.npy`"),
+        ({"k.jpg": b"x", "k.json": as_json(chat("x", "y")), "k.pdf": b"x"}, r"member k\.pdf"),
+        ({"k.jpg": b"x", "k.txt": b"cap", "k": b"x"}, "member k is of no known kind"),
+        ({"k.jpg": b"x", "k.txt": b"cap", "k.seg.json": b"{}"}, r"member k\.seg\.json"),
+        ({"k.json": as_json({"text": "x", "rejected": "y"}), "k.jpg": b"x"}, "`rejected`"),
         ({"k.jpg": b"x", "k.json": as_json(chat("x", "y", image=["1.jpg", "2.jpg"]))}, "names 2 image files, its 1"),
         (
             {"k.a.jpg": b"x", "k.b.jpg": b"y", "k.json": as_json(chat("x", "y", image=["a.jpg", "z.jpg"]))},
@@ -100,6 +106,19 @@ def test_files_a_row_names_are_beside_the_shard_if_it_holds_none(tmp_path, media
 def test_bad_rows_say_why(tmp_path, members, reason):
     with pytest.raises(BadSample, match=reason):
         one_row(tmp_path, members).sample(0)
+
+
+@pytest.mark.parametrize(("kind", "extension"), [(k, e) for k, of_kind in EXTENSIONS.items() for e in of_kind])
+def test_members_of_every_known_extension_are_media(tmp_path, kind, extension):
+    sample = one_row(tmp_path, {f"k.{extension}": b"x", "k.txt": b"\xef\xbb\xbfsee <image>", "k.cls": b"3"}).sample(0)
+    assert sample.media == (MediaRef(kind, f"x.tar/k.{extension}"),)
+    assert sample.turns[1].text == "see <image>"
+
+
+def test_members_that_may_be_ignored_are_named_by_their_extension(tmp_path):
+    path = write_tar(tmp_path / "x.tar", [("k.jpg", b"x"), ("k.txt", b"cap"), ("k.depth.npy", b"x")])
+    for name in ("npy", "depth.npy"):
+        assert len(TarShard.open(path, (name,)).sample(0).media) == 1
 
 
 def test_members_that_are_no_plain_files(tmp_path):

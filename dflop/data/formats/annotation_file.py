@@ -7,19 +7,22 @@ drop. A list of rows (`.json`) is parsed once to find where its elements are, an
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.annotations import AnnotatedSample, MediaRef, confine
-from dflop.data.conversation import parse_row
+from dflop.data.annotations import AnnotatedSample, MediaRef, confine, printable
+from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.compressed import COMPRESSIONS, mapped
+from dflop.data.formats.embedded import open_attached
 from dflop.data.formats.json_rows import element_spans, parse_object
+from dflop.data.headers import MediaSource
 from dflop.errors import ConfigError, DataError
 
 SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
@@ -28,13 +31,17 @@ SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed 
 class AnnotationFile:
     """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`."""
 
-    def __init__(self, path: Path, data: bytes | mmap.mmap, spans: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, path: Path, data: bytes | mmap.mmap, spans: npt.NDArray[np.int64], ignored_keys: Collection[str] = ()
+    ) -> None:
         self.path = path
+        self._container = printable(path.name)
+        self._ignored_keys = ignored_keys
         self._data = data
         self._spans = spans
 
     @classmethod
-    def open(cls, path: Path) -> AnnotationFile:
+    def open(cls, path: Path, ignored_keys: Collection[str] = ()) -> AnnotationFile:
         """Index the rows of `path` without judging them.
 
         Raises:
@@ -49,7 +56,8 @@ class AnnotationFile:
                 hint=f"valid: {', '.join(SUFFIXES)}",
             )
         data = mapped(path)
-        return cls(path, data, _line_spans(data) if suffix.startswith(".jsonl") else element_spans(data, path))
+        spans = _line_spans(data) if suffix.startswith(".jsonl") else element_spans(data, path)
+        return cls(path, data, spans, ignored_keys)
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -69,19 +77,22 @@ class AnnotationFile:
         Raises:
             BadSample: the row is malformed; the reason says how.
         """
-        return parse_row(self.row(index), index)
+        return self._read(index).sample
 
     def embeds(self, ref: MediaRef) -> bool:
-        """Never: media lie in files of their own."""
-        return False
+        """Whether its bytes stand in a row of this file."""
+        return ref.path.startswith(f"{self._container}#")
 
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> Path:
-        """Path of the media file, not checked beyond lying under the media root.
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+        """Bytes that stand in row `index`, or the path of a file under the media root, not checked further.
 
         Raises:
-            BadSample: it does not.
+            BadSample: no such bytes, or a path that leaves the media root.
         """
-        return confine(media_root, ref.path)
+        return open_attached(self._read(index), ref.path) if self.embeds(ref) else confine(media_root, ref.path)
+
+    def _read(self, index: int) -> ReadRow:
+        return read_row(self.row(index), index, self._container, self._ignored_keys)
 
     def fingerprint(self) -> str:
         """Hash of the content of the file as it lies.
@@ -100,7 +111,7 @@ def _line_spans(data: bytes | mmap.mmap) -> npt.NDArray[np.int64]:
     """[start, stop) in bytes of the lines that are not blank, of shape (num_rows, 2)."""
 
     def scan() -> Iterator[int]:
-        start = 0
+        start = len(codecs.BOM_UTF8) if data[:3] == codecs.BOM_UTF8 else 0
         while start < len(data):
             newline = data.find(b"\n", start)
             stop = len(data) if newline < 0 else newline + 1

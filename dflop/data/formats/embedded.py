@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from dflop.data.annotations import BadSample
+from dflop.data.conversation import ReadRow
 from dflop.errors import DataError
 
 
@@ -52,6 +54,18 @@ class _Window(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+def open_attached(row: ReadRow, path: str) -> NamedBytes:
+    """Bytes that stand in a row, by the name that its sample has for them.
+
+    Raises:
+        BadSample: there are none of this name, or they are no bytes.
+    """
+    attached = row.attached.get(path)
+    if attached is None:
+        raise BadSample("no such media item in its row", path=path)
+    return NamedBytes(attached.decoded(), attached.name or path)
 
 
 def stat_fingerprint(path: Path) -> str:

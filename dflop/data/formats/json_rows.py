@@ -33,7 +33,7 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
         BadSample: it is anything else.
     """
     try:
-        row = json.loads(content.decode("utf-8"))
+        row = json.loads(content.decode("utf-8-sig"))  # files joined by hand have marks in their middle
     except UnicodeDecodeError as error:
         raise BadSample(f"{what} is not UTF-8: {error.reason}") from error
     except (ValueError, RecursionError) as error:

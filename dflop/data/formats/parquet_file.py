@@ -1,24 +1,28 @@
 """Parquet as Hugging Face datasets write it: conversations, and media as bytes in the row or as paths.
 
-A media column is named like the keys of a row (`image`, `images`, ...) and holds bytes, {bytes, path}, a path, or a
-list of these. Rows are read in windows of about 32 MiB, the last two of which are kept. A row group is the least that
-Parquet reads, so rows in order cost little and rows at random cost a row group each: 45 ms and, for a moment, up to
-600 MB for row groups of 100 MB of images (measured, warm; a member of a tar takes 0.1 ms). Keep row groups small, or
-use tar, where data are to be read in random order. Polars reports damage on stderr, too, before it is a `BadSample`.
+Media are bytes, {bytes, path} or a path, in a column named like the keys of a row (`image`, `images`, ...), which may
+hold lists of them, or in a part of a message. Columns of no known meaning are read too, but for those that may be
+ignored: one that holds media is a reason against its row. Rows are read in windows of about 32 MiB, the last two of
+which are kept. A row group is the least that Parquet reads, so rows in order cost little and rows at random cost a row
+group each: 45 ms and, for a moment, up to 600 MB for row groups of 100 MB of images (measured, warm; a member of a tar
+takes 0.1 ms). Keep row groups small, or use tar, where data are to be read in random order. Polars reports damage on
+stderr, too, before it is a `BadSample`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine, printable
-from dflop.data.conversation import CONVERSATION_KEYS, MEDIA_KEYS, ROW_KEYS, parse_row
-from dflop.data.formats.embedded import NamedBytes, stat_fingerprint
+from dflop.data.conversation import ReadRow, read_row
+from dflop.data.formats.embedded import open_attached, stat_fingerprint
 from dflop.data.headers import MediaSource
+from dflop.data.keys import CONVERSATION_KEYS, is_looked_at
 from dflop.errors import DataError
 
 _WINDOW_BYTES = 2**25
@@ -29,9 +33,10 @@ _FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 class ParquetFile:
     """Random access to the rows of a `.parquet` file."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], num_rows: int) -> None:
+    def __init__(self, path: Path, columns: tuple[str, ...], num_rows: int, ignored_keys: Collection[str] = ()) -> None:
         self.path = path
-        self._prefix = f"{printable(path.name)}#"
+        self._container = printable(path.name)
+        self._ignored_keys = ignored_keys
         self._columns = columns
         self._num_rows = num_rows
         self._identity = stat_fingerprint(path)
@@ -39,7 +44,7 @@ class ParquetFile:
         self._window_rows = max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
 
     @classmethod
-    def open(cls, path: Path) -> ParquetFile:
+    def open(cls, path: Path, ignored_keys: Collection[str] = ()) -> ParquetFile:
         """Read the footer of `path`.
 
         Raises:
@@ -57,72 +62,17 @@ class ParquetFile:
                 where=str(path),
                 hint=f"name one of {', '.join(CONVERSATION_KEYS)}",
             )
-        return cls(path, tuple(c for c in columns if c in ROW_KEYS), num_rows)
+        return cls(path, tuple(c for c in columns if is_looked_at(c, ignored_keys)), num_rows, ignored_keys)
 
     def __len__(self) -> int:
         return self._num_rows
 
     def row(self, index: int) -> dict[str, Any]:
-        """The columns of row `index` that a row is read from, with names for the media it holds.
+        """The columns of row `index` that say something about it, media as they stand.
 
         Raises:
             BadSample: the row group cannot be read.
         """
-        row = self._values(index)
-        for key in set(MEDIA_KEYS) & set(row):
-            entries = row[key] if isinstance(row[key], list) else [row[key]]
-            names = [self._name(index, key, place, entry) for place, entry in enumerate(entries)]
-            row[key] = [name for name in names if name is not None]
-        return row
-
-    def sample(self, index: int) -> AnnotatedSample:
-        """Row `index`, interpreted.
-
-        Raises:
-            BadSample: the row is malformed; the reason says how.
-        """
-        return parse_row(self.row(index), index)
-
-    def embeds(self, ref: MediaRef) -> bool:
-        """Whether its bytes are in this file."""
-        return ref.path.startswith(self._prefix)
-
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
-        """Bytes of a media item of row `index`, or the path of a file under the media root.
-
-        Raises:
-            BadSample: no such item, bytes that are none, or a path that leaves the media root.
-        """
-        if not self.embeds(ref):
-            return confine(media_root, ref.path)
-        row = self._values(index)
-        for key in set(MEDIA_KEYS) & set(row):
-            for place, entry in enumerate(row[key] if isinstance(row[key], list) else [row[key]]):
-                if self._name(index, key, place, entry) == ref.path:
-                    content = entry if isinstance(entry, bytes) else entry["bytes"]
-                    if not isinstance(content, bytes):
-                        raise BadSample(f"`bytes` is of type {type(content).__name__}, not binary", path=ref.path)
-                    path = entry.get("path") if isinstance(entry, dict) else None
-                    return NamedBytes(content, str(path or ref.path))
-        raise BadSample("no such media item in its row", path=ref.path)
-
-    def fingerprint(self) -> str:
-        """Name, size and time of change.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        return stat_fingerprint(self.path)
-
-    def _name(self, index: int, key: str, place: int, entry: Any) -> Any:
-        """Name of an entry whose bytes are here, else its path, or None where there is nothing."""
-        if isinstance(entry, dict):
-            content, path = entry.get("bytes"), entry.get("path")
-        else:
-            content, path = (entry, None) if isinstance(entry, bytes) else (None, entry)
-        return path if content is None else f"{self._prefix}{index}.{key}.{place}"
-
-    def _values(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self._num_rows:
             raise IndexError(index)
         start = index - index % self._window_rows
@@ -135,6 +85,37 @@ class ParquetFile:
             return frame.row(index - start, named=True)
         except (*_FAILURES, ValueError) as error:
             raise BadSample(f"row cannot be read: {_one_line(error)}") from error
+
+    def sample(self, index: int) -> AnnotatedSample:
+        """Row `index`, interpreted.
+
+        Raises:
+            BadSample: the row is malformed; the reason says how.
+        """
+        return self._read(index).sample
+
+    def embeds(self, ref: MediaRef) -> bool:
+        """Whether its bytes are in this file."""
+        return ref.path.startswith(f"{self._container}#")
+
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+        """Bytes of a media item of row `index`, or the path of a file under the media root.
+
+        Raises:
+            BadSample: no such item, or a path that leaves the media root.
+        """
+        return open_attached(self._read(index), ref.path) if self.embeds(ref) else confine(media_root, ref.path)
+
+    def fingerprint(self) -> str:
+        """Name, size and time of change.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        return stat_fingerprint(self.path)
+
+    def _read(self, index: int) -> ReadRow:
+        return read_row(self.row(index), index, self._container, self._ignored_keys)
 
 
 @functools.lru_cache(maxsize=2)  # shared by all files, so that a thousand open shards hold no more than one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ class RowSource(Protocol):
         """Number of rows, good and bad."""
 
     def row(self, index: int) -> dict[str, Any]:
-        """Row `index` as `parse_row` takes it; media inside the file by the names `open_media` knows.
+        """Row `index` as `read_row` takes it.
 
         Raises:
             BadSample: the row is not an object or cannot be read.
@@ -54,17 +54,21 @@ class RowSource(Protocol):
         """
 
 
-def open_source(path: Path) -> RowSource:
+def open_source(path: Path, ignored_keys: Collection[str] = ()) -> RowSource:
     """The rows of a file, found but not judged.
+
+    Args:
+        path: The file.
+        ignored_keys: Keys, columns and extensions of tar members that may be ignored besides those of `keys.py`.
 
     Raises:
         ConfigError: the suffix is not one we read.
         DataError: the file cannot be read, is damaged or cut off, or holds no conversations.
     """
-    return opener_of(path)(path)
+    return opener_of(path)(path, ignored_keys)
 
 
-def opener_of(path: Path) -> Callable[[Path], RowSource]:
+def opener_of(path: Path) -> Callable[..., RowSource]:
     """What opens a file of this name; the file need not be there.
 
     Raises:

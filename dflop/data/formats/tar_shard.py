@@ -3,13 +3,15 @@
 Only tar headers are read on opening; members are read where they lie. The key ends at the first dot of the file name.
 `.json` is the row; where it holds no conversation (metadata of a crawl), `.txt` or its `caption` is what the assistant
 says about the media, or plain text if there are none. Media members take the place of the files the row names; those
-it names by member name, file name or extension in that order, others in order of the tar.
+it names by member name, file name or extension in that order, others in order of the tar. A member of any other
+extension is a reason against its row, unless the extension may be ignored as a key may.
 """
 
 from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,18 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, MediaRef, confine, printable
-from dflop.data.conversation import CONVERSATION_KEYS, parse_row
-from dflop.data.formats.embedded import open_window, stat_fingerprint
+from dflop.data.conversation import ReadRow, form_of, read_row
+from dflop.data.formats.embedded import open_attached, open_window, stat_fingerprint
 from dflop.data.formats.json_rows import parse_object
 from dflop.data.headers import MediaSource
+from dflop.data.keys import FOLLOWED, IGNORED
+from dflop.data.media_value import EXTENSIONS
 from dflop.errors import DataError
 
-_EXTENSIONS = {
-    "image": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"),
-    "video": ("mp4", "webm", "mkv", "avi", "mov"),
-    "audio": ("mp3", "wav", "flac", "ogg", "m4a"),
-}
-_KIND = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
+_KIND = {extension: kind for kind, extensions in EXTENSIONS.items() for extension in extensions}
 _MAX_TEXT_BYTES = 2**26
 _NOT_PLAIN = -1
 
@@ -51,8 +50,9 @@ class _Member(NamedTuple):
 class TarShard:
     """Random access to the rows of an uncompressed tar; about 100 bytes are held per member."""
 
-    def __init__(self, path: Path, groups: list[list[_Member]]) -> None:
+    def __init__(self, path: Path, groups: list[list[_Member]], ignored_keys: Collection[str] = ()) -> None:
         self.path = path
+        self._ignored_keys = ignored_keys
         self._prefix = f"{printable(path.name)}/"
         names = [m.name.encode("utf-8") for group in groups for m in group]
         self._names = b"".join(names)
@@ -62,19 +62,20 @@ class TarShard:
         self._row_stops = np.cumsum([0, *map(len, groups)])
 
     @classmethod
-    def open(cls, path: Path) -> TarShard:
+    def open(cls, path: Path, ignored_keys: Collection[str] = ()) -> TarShard:
         """Index the members of `path` by their headers.
 
         Raises:
             DataError: not a tar, or one that is damaged or cut off.
         """
         groups: dict[str, list[_Member]] = {}
+        bare: list[_Member] = []
         try:
             with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 while (info := tar.next()) is not None:
                     if info.size < 0:
                         raise tarfile.ReadError("a member of negative size")
-                    _add(groups, info)
+                    _add(groups, bare, info)
                 # The library takes any nonsense between two members for the end.
                 file.seek(tar.offset)
                 if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -83,7 +84,10 @@ class TarShard:
             raise DataError(
                 f"shard cannot be read: {error}", where=str(path), hint="is it whole, and not compressed?"
             ) from error
-        return cls(path, list(groups.values()))
+        for member in bare:  # a README is nobody's, a member `key` is that of its row
+            if member.name in groups:
+                groups[member.name].append(member)
+        return cls(path, list(groups.values()), ignored_keys)
 
     def __len__(self) -> int:
         return len(self._row_stops) - 1
@@ -92,17 +96,25 @@ class TarShard:
         """The `.json` of row `index`, or one made from its caption, with its media members as files.
 
         Raises:
-            BadSample: no conversation or caption, or media members that do not fit the row.
+            BadSample: no conversation or caption, media members that do not fit the row, or a member of no known kind.
         """
         members = self._members(index)
         names = [m.name for m in members]
+        unknown = [m for m in members if m.kind is None and m.extension not in ("json", "txt")]
+        for member in unknown:
+            extension = member.extension.rpartition(".")[2]
+            if extension not in IGNORED and not {extension, member.extension} & set(self._ignored_keys):
+                raise BadSample(
+                    f"member {member.name} is of no known kind; dataset.ignored_keys may name `{member.extension}`",
+                    path=self._prefix + member.name,
+                )
         if len(set(names)) < len(names):
             raise BadSample(f"a member occurs twice: {max(names, key=names.count)}")
         texts = {m.extension: m for m in members if m.extension in ("json", "txt")}
         row = parse_object(self._content(texts["json"]), f"member {texts['json'].name}") if "json" in texts else {}
         row = {"id": _key(names[0]), **row}
         media = {kind: [m.name for m in members if m.kind == kind] for kind in MEDIA_KINDS}
-        if all(row.get(key) is None for key in CONVERSATION_KEYS if key != "text"):
+        if not _holds_conversation(row):
             caption = self._content(texts["txt"]) if "txt" in texts else None
             row = _captioned(row, caption, media)
         for kind in MEDIA_KINDS:
@@ -117,7 +129,7 @@ class TarShard:
         Raises:
             BadSample: the row is malformed, or mixes media members with files elsewhere.
         """
-        sample = parse_row(self.row(index), index)
+        sample = self._read(index).sample
         outside = [ref.path for ref in sample.media if not self.embeds(ref)]
         if outside and any(m.kind for m in self._members(index)):
             reason = "row has media members and names files elsewhere"
@@ -125,8 +137,8 @@ class TarShard:
         return sample
 
     def embeds(self, ref: MediaRef) -> bool:
-        """Whether it is a member of this shard."""
-        return ref.path.startswith(self._prefix)
+        """Whether it is a member of this shard, or stands in one."""
+        return ref.path.startswith((self._prefix, f"{printable(self.path.name)}#"))
 
     def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
         """A member of row `index` as an open file, or the path of a file under the media root.
@@ -136,6 +148,8 @@ class TarShard:
         """
         if not self.embeds(ref):
             return confine(media_root, ref.path)
+        if not ref.path.startswith(self._prefix):
+            return open_attached(self._read(index), ref.path)
         found = [m for m in self._members(index) if self._prefix + m.name == ref.path]
         if not found or found[0].size_bytes == _NOT_PLAIN:
             raise BadSample("not a plain file in the shard" if found else "no such member in its row", path=ref.path)
@@ -151,6 +165,9 @@ class TarShard:
             DataError: the file cannot be read.
         """
         return stat_fingerprint(self.path)
+
+    def _read(self, index: int) -> ReadRow:
+        return read_row(self.row(index), index, printable(self.path.name), self._ignored_keys)
 
     def _members(self, index: int) -> list[_Member]:
         if not 0 <= index < len(self):
@@ -172,13 +189,14 @@ class TarShard:
         return content
 
 
-def _add(groups: dict[str, list[_Member]], info: tarfile.TarInfo) -> None:
+def _add(groups: dict[str, list[_Member]], bare: list[_Member], info: tarfile.TarInfo) -> None:
     name = printable(os.fsencode(info.name.removeprefix("./")).decode("utf-8", "backslashreplace"))
     stem, _, extension = name.rpartition("/")[2].partition(".")
-    if info.isdir() or not stem or not extension:
-        return  # folders, README, and the ._files of macOS
+    if info.isdir() or not stem:
+        return  # folders, and the ._files of macOS
     plain = info.isreg() and info.sparse is None
-    groups.setdefault(_key(name), []).append(_Member(name, info.offset_data, info.size if plain else _NOT_PLAIN))
+    member = _Member(name, info.offset_data, info.size if plain else _NOT_PLAIN)
+    (groups.setdefault(_key(name), []) if extension else bare).append(member)
 
 
 def _key(name: str) -> str:
@@ -186,20 +204,28 @@ def _key(name: str) -> str:
     return folder + slash + file.partition(".")[0]
 
 
+def _holds_conversation(row: dict[str, Any]) -> bool:
+    try:
+        return form_of(row) != "text"
+    except BadSample:
+        return False
+
+
 def _captioned(row: dict[str, Any], caption: bytes | None, media: dict[str, list[str]]) -> dict[str, Any]:
     """A row that says its caption about its media; what the row itself calls them does not matter."""
+    kept = {k: v for k, v in row.items() if k == "id" or k not in FOLLOWED["row"]}
     text: object = row.get("caption") if row.get("text") is None else row["text"]
     if caption is not None:
         try:
-            text = caption.decode("utf-8")
+            text = caption.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadSample(f"caption is not UTF-8: {error.reason}") from error
     if text is None:
         raise BadSample("neither a conversation in a .json member nor a caption in a .txt member")
     marks = "".join(f"<{kind}>" for kind, names in media.items() for _ in names)
     if not marks:
-        return {"id": row["id"], "text": text}
-    return {"id": row["id"], "conversations": [{"from": "human", "value": marks}, {"from": "gpt", "value": text}]}
+        return {**kept, "text": text}
+    return {**kept, "conversations": [{"from": "human", "value": marks}, {"from": "gpt", "value": text}]}
 
 
 def _chosen(row: dict[str, Any], kind: str, names: list[str]) -> list[str]:
