@@ -12,14 +12,14 @@ recomputation, or the nearest to it that was probed; other ways with fewer than 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from dflop.cost.curve_fit import choose_knots, fit_terms
 from dflop.cost.identity import with_table_id
 from dflop.cost.probes import OOM, Probes, noise_frac, optimizer_s_per_param, param_bytes, probed_range
-from dflop.cost.variants import derive_variant
+from dflop.cost.variants import MIN_PROBES, derive_variant
 from dflop.errors import CostError, did_you_mean
 from dflop.records import CostTable, Measurement, ModuleSpec
 
@@ -28,6 +28,8 @@ MIN_OWN_PROBES = 2 * NUM_TERMS
 """A variant with fewer probes is derived instead of fitted."""
 
 Identity = tuple[str, str, str, str, str, int]
+Way = tuple[bool, bool]
+"""(recompute, is_frozen)."""
 
 
 def fit_cost_tables(
@@ -55,11 +57,31 @@ def fit_cost_tables(
     return [table for key, probes in groups for table in _tables(list(probes), depth[key[1]], source)]
 
 
+def missing_probes(measurements: Sequence[Measurement], ways: Collection[Way]) -> str:
+    """What is needed beside the probes of one module at one tp for tables of all ways; empty if nothing is.
+
+    Args:
+        measurements: Of the module at that tp.
+        ways: (recompute, is_frozen) of each.
+    """
+    timed: dict[Way, list[Measurement]] = {way: [] for way in ways}
+    for m in measurements:
+        if m.status != OOM and _way(m) in timed:
+            timed[_way(m)].append(m)
+    first, *others = sorted(timed)
+    missing = _missing(timed[first])
+    for way in others:
+        if len(timed[way]) < MIN_PROBES or len({m.num_tokens for m in timed[way]}) < 2:
+            missing.append(f"{MIN_PROBES} probes of two sizes of each other way of running it")
+            break
+    return "; ".join(missing)
+
+
 def _identity(m: Measurement) -> Identity:
     return (m.profile_key, m.module, m.hardware, m.software, m.dtype, m.tp)
 
 
-def _way(m: Measurement) -> tuple[bool, bool]:
+def _way(m: Measurement) -> Way:
     return (m.recompute, m.is_frozen)
 
 
@@ -78,7 +100,7 @@ def _tables(probes: list[Measurement], num_layers: int, source: str) -> Iterator
 
 def _fit(measurements: list[Measurement], num_layers: int, source: str) -> CostTable:
     timed = [m for m in measurements if m.status != OOM]
-    _check(measurements[0], timed)
+    _check(measurements[0], timed, num_too_large=len(measurements) - len(timed))
     first, probes = timed[0], Probes.of(timed)
     knots, errors = choose_knots(probes)
     layer_param_bytes, edge_param_bytes = param_bytes(timed)
@@ -113,7 +135,7 @@ def _fit(measurements: list[Measurement], num_layers: int, source: str) -> CostT
     )
 
 
-def _check(first: Measurement, timed: list[Measurement]) -> None:
+def _check(first: Measurement, timed: list[Measurement], *, num_too_large: int) -> None:
     """Refuse probes that cannot tell layers from edge or fixed cost from size.
 
     Squared lengths or items proportional to tokens are accepted: then every microbatch has that proportion too
@@ -126,7 +148,12 @@ def _check(first: Measurement, timed: list[Measurement]) -> None:
         raise CostError(
             f"probes do not determine a cost table; needed: {'; '.join(missing)}",
             where=where,
-            hint="probe 1 and 2 layers on the same groups of samples of different sizes",
+            hint=(
+                f"{num_too_large} probes ran out of memory: use a device with more of it, fewer "
+                "`model_profile.num_layers`, smaller media limits or a higher tp"
+                if num_too_large
+                else "the next run adds probes; give them more time: model_profile.budget_s"
+            ),
         )
 
 

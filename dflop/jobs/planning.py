@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflop.config import Config
-from dflop.cost.fit import fit_cost_tables
+from dflop.cost.fit import fit_cost_tables, missing_probes
 from dflop.cost.links import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
@@ -23,7 +23,7 @@ from dflop.models.family import Family
 from dflop.plan.drafts import holding
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
-from dflop.profile.hardware import hardware_name, software_name
+from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
 from dflop.records import (
     CostTable,
     LinkCost,
@@ -61,6 +61,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
         "attention": config.model.attention,
         "hardware": hardware,
         "software": software_name(),
+        "probes": PROBES_VERSION,
         "settings": config.model_profile.model_dump(mode="json") | {"ways": list(profiled_ways(config))},
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
@@ -90,6 +91,32 @@ def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleS
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """A cost table that a model profile does not determine."""
+
+    module: str
+    tp: int
+    is_unprobed: bool
+    """Whether nobody has probed the module at that degree: the data of earlier runs had nothing for it."""
+    missing: str
+
+
+def profile_gaps(config: Config, profile_key: str, specs: Sequence[ModuleSpec]) -> list[Gap]:
+    """Tables of modules that are neither in the store nor determined by what is measured under a profile's key."""
+    wanted = [(spec.module, tp) for tp in config.model_profile.tp for spec in specs if tp in spec.tp_choices]
+    ways = [(name == "recompute", name == "frozen") for name in profiled_ways(config)]
+    with Reader(config.store) as reader:
+        tables = {(table.module, table.tp) for table in reader.latest_cost_tables(profile_key)}
+        probes = reader.records(Measurement, where={"profile_key": profile_key})
+    found = []
+    for module, tp in wanted:
+        own = [m for m in probes if (m.module, m.tp) == (module, tp)]
+        if (module, tp) not in tables and (missing := missing_probes(own, ways)):
+            found.append(Gap(module, tp, not own, missing))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """What a plan is made from."""
 
@@ -105,16 +132,19 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Cost
     Raises:
         StoreError: they cannot be written or read.
     """
-    family = bound_family(config)
+    specs = used_modules(bound_family(config), run.shapes())
     with Reader(config.store) as reader:
-        tables = reader.latest_cost_tables(profile_key)
-        if tables:
-            return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
-        measurements = reader.records(Measurement, where={"profile_key": profile_key})
-        links = reader.records(LinkMeasurement, where={"profile_key": profile_key})
+        tables, known = reader.latest_cost_tables(profile_key), reader.latest_link_costs(profile_key)
+        fitted = {(table.module, table.tp) for table in tables}
+        where = {"profile_key": profile_key}
+        probes = reader.records(Measurement, where=where | {"module": [spec.module for spec in specs]})
+        measurements = [m for m in probes if (m.module, m.tp) not in fitted]
+        if tables and not measurements:
+            return Costs(tables, known, reader.snapshot)
+        links = [] if known else reader.records(LinkMeasurement, where=where)
     profiled = {m.module for m in measurements}
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
-        for table in fit_cost_tables(measurements, [s for s in family.specs() if s.module in profiled]):
+        for table in fit_cost_tables(measurements, [s for s in specs if s.module in profiled]):
             spool.append(table)
             say(
                 f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, unseen ones: median "

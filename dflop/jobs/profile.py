@@ -25,7 +25,9 @@ from dflop.records import Measurement
 from dflop.store.spool import SpoolWriter
 
 
-def main(run_path: str, profile_key: str, hardware: str, tp: str = "1", module: str = "") -> dict[str, float]:
+def main(
+    run_path: str, profile_key: str, hardware: str, tp: str = "1", module: str = "", attempt: str = "0"
+) -> dict[str, float]:
     """Profile the model of a run; its healthy shapes must be in the run directory.
 
     Args:
@@ -34,6 +36,7 @@ def main(run_path: str, profile_key: str, hardware: str, tp: str = "1", module: 
         hardware: Label of the device in every row.
         tp: Tensor-parallel degree, as many as the job has processes.
         module: The only one to profile, in its share of the budget; other jobs profile the others. Empty: all.
+        attempt: Not 0: what was probed before determines no cost table, so other and smaller groups of samples are.
 
     Returns:
         Number of measurements and seconds.
@@ -48,7 +51,9 @@ def main(run_path: str, profile_key: str, hardware: str, tp: str = "1", module: 
         num_measured = 0
         producer = f"model-profile-tp{tp}{f'-{module}' if module else ''}"
         with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:
-            for measurement in _profile(run, config, profile_key, hardware, device, group, only=module or None):
+            for measurement in _profile(
+                run, config, profile_key, hardware, device, group, only=module or None, attempt=int(attempt)
+            ):
                 if spool is not None:
                     spool.append(measurement)
                 num_measured += 1
@@ -95,6 +100,7 @@ def _profile(
     doubt: Doubt | None = None,
     budget_s: float | None = None,
     only: str | None = None,
+    attempt: int = 0,
 ) -> Iterator[Measurement]:
     """Of all modules in every way of running them, of one of them, or of what is doubtful."""
     tokenizer = tokenizer_of(config)
@@ -114,12 +120,12 @@ def _profile(
             software=software_name(),
             dtype=config.model.dtype,
             num_repeats=settings.num_repeats,
-            seed=config.model.seed,
+            seed=config.model.seed + attempt,
             attention=config.model.attention,
         ),
         depths=settings.num_layers,
         num_probes=settings.num_probes,
-        max_samples=max_probe_samples(config),
+        max_samples=1 if attempt else max_probe_samples(config),
         budget_s=min(budget_s or settings.budget_s, settings.budget_s),
         device=device,
         progress=say if leads else lambda _: None,

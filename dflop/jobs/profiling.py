@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from dflop.config import Config
@@ -18,7 +18,7 @@ from dflop.jobs.driver import drive_alone
 from dflop.jobs.follow import follow_jobs, ingest_run, note_profile, stored_profile
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.jobs.talk import Say
-from dflop.launch import Launcher
+from dflop.launch import JobSpec, Launcher
 from dflop.records import ProfileRecord, QuarantinedSample
 from dflop.store.console import named_query, query
 from dflop.store.reader import Reader
@@ -108,23 +108,34 @@ def _note(run: RunDir, config: Config, state: str) -> None:
 async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
     """Measurements of every module over the run's shapes, from the store or from jobs; returns the profile's key.
 
-    Jobs per tensor-parallel degree, and one that times the links between processes where there are several.
+    Jobs per tensor-parallel degree, and one that times the links between processes where there are several. A profile
+    that does not determine every cost table that the run needs gets the probes that are missing.
     """
     config = run.config()
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
-    found = stored_profile(config.store, key)
-    if found is not None:
-        say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
-        return key
-    say(f"profiling on {hardware}")
-    started = time.time()
     family = await asyncio.to_thread(planning.bound_family, config)
-    modules = [spec.module for spec in planning.used_modules(family, run.shapes())]
-    counts = []
-    for jobs in submit.model_jobs(run, config, key, hardware, modules):
-        counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, say)]
-    note_profile(run, key, "model", counts, time.time() - started, inputs)
-    await ingest_run(run, say)
+    specs = planning.used_modules(family, run.shapes())
+
+    async def measure(groups: Sequence[Sequence[JobSpec]], num_before: int = 0) -> ProfileRecord:
+        say(f"profiling on {hardware}")
+        started, counts = time.time(), [{"num_measurements": num_before}]
+        for jobs in groups:
+            counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, say)]
+        record = note_profile(run, key, "model", counts, time.time() - started, inputs)
+        await ingest_run(run, say)
+        return record
+
+    found = stored_profile(config.store, key)
+    if found is None:
+        found = await measure(submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs]))
+    else:
+        say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
+    gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)
+    for gap in gaps:
+        why = "nothing of it was probed" if gap.is_unprobed else f"needed: {gap.missing}"
+        say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: probing it")
+    if gaps:
+        await measure(submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s)), found.num_rows)
     return key
 
 

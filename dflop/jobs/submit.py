@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dflop.config import Config
 from dflop.errors import LaunchError
+from dflop.jobs.planning import Gap
 from dflop.jobs.reprofile import Reprofile
 from dflop.jobs.rundir import RunDir
 from dflop.launch import Container, JobSpec, Launcher, Resources, Site, make_launcher
@@ -131,6 +132,31 @@ def model_jobs(
             ]
         )
     return groups
+
+
+def missing_jobs(
+    run: RunDir, config: Config, profile_key: str, hardware: str, gaps: Sequence[Gap], since_s: int
+) -> list[list[JobSpec]]:
+    """The jobs that add what a model profile lacks, to be run one after the other.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        profile_key: Identity of the profile.
+        hardware: Label of the devices.
+        gaps: What it lacks.
+        since_s: When the profile was last added to: who looks again then finds the same jobs.
+    """
+    return [
+        [
+            _job(
+                run, config, f"profile-more-tp{gap.tp}-{gap.module}", "dflop.jobs.profile:main",
+                (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
+                f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
+            )
+        ]
+        for gap in gaps
+    ]  # fmt: skip
 
 
 def reprofile_jobs(run: RunDir, config: Config, work: Reprofile) -> list[JobSpec]:

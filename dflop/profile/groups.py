@@ -4,6 +4,7 @@ Tokens, squared tokens and item counts rise together in random groups, and a fit
 Length-sorted groups (a few of the longest samples, then many of the shorter: like tokens, unlike squares) and
 tile-sorted groups (the same by size of item: like tokens, unlike item counts) break that collinearity; single samples
 anchor the fixed cost. On lognormal data the condition number of the design matrix is 0.5-0.65 of that of random groups.
+Where all groups are of one size, every other one holds its samples twice.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def probe_groups(
             ordered = by_length if kind == "length_sorted" else by_item
             picked = _neighbours(ordered, max_samples, rng, few=i // len(KINDS) % 2 == 1)
         groups.append(make_group(kind, picked, module))
+    if len({group.load.num_tokens for group in groups}) == 1:
+        # One size tells no fixed cost from one per token.
+        groups[1::2] = [make_group(group.kind, group.samples * 2, module) for group in groups[1::2]]
     return tuple(groups)
 
 

@@ -6,6 +6,9 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+PROBES_VERSION = 2
+"""Changes when the same module takes another time, or other groups of samples are timed: older costs are not reused."""
+
 
 def hardware_name(device: str) -> str:
     """Device name as the driver or `/proc/cpuinfo` gives it, e.g. `cpu: AMD EPYC 9R14`.

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dflop.cost.fit import fit_cost_tables
+from dflop.cost.fit import fit_cost_tables, missing_probes
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.records import Measurement
@@ -78,6 +81,15 @@ def test_table_id_depends_on_content_alone():
 def test_missing_probes_are_named(keep, message):
     with pytest.raises(CostError, match=message):
         fit_cost_tables([m for m in probes() if keep(m)], SPECS)
+
+
+@given(st.lists(st.tuples(st.sampled_from(probes()), st.booleans(), st.booleans()), min_size=1, max_size=24))
+def test_nothing_is_missing_exactly_where_tables_can_be_fitted(drawn):
+    """Of probes of two ways, some of which ran out of memory."""
+    found = [dataclasses.replace(m, is_frozen=way, status="oom" if lost else "ok") for m, way, lost in drawn]
+    missing = missing_probes(found, {(m.recompute, m.is_frozen) for m in found})
+    with pytest.raises(CostError) if missing else nullcontext():
+        fit_cost_tables(found, SPECS)
 
 
 def test_depth_and_size_that_vary_together_are_refused():

@@ -92,7 +92,11 @@ def profiled(run: RunDir) -> RunDir:
     """The same run, whose profiles the store holds to be complete: a driver has only to train it."""
     config = run.config()
     note_profile(run, run.profile_key(), "data", [{"num_samples": NUM_SAMPLES}], 1.0, {})
-    note_profile(run, model_profile_key(config)[0], "model", [{"num_measurements": 1}], 1.0, {})
+    key = model_profile_key(config)[0]
+    note_profile(run, key, "model", [{"num_measurements": 1}], 1.0, {})
+    with SpoolWriter(config.store, run.run_id, "fit") as spool:
+        for table in TABLES.values():
+            spool.append(dataclasses.replace(table, profile_key=key))
     ingest(config.store)
     return run
 

@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflop.profile.groups import KINDS, make_group, probe_groups, random_groups
 from dflop.records import LLM
@@ -59,9 +61,17 @@ def test_small_and_unused_data():
     for num_samples in (1, 2, 3):
         assert all(g.samples for g in groups_of(LLM, shapes=random_batch(num_samples, seed=0)))
     one = random_batch(1, encoders=(), seed=0)
-    assert {len(g.samples) for g in groups_of(LLM, shapes=one)} == {1}
     assert groups_of("vision", shapes=one) == ()
     assert make_group("single", one, "vision").load.num_tokens == 0
+
+
+@pytest.mark.parametrize("module", MODULES)
+@given(num_samples=st.integers(1, 5), max_samples=st.integers(1, 3), num_groups=st.integers(4, 9))
+def test_groups_of_samples_that_are_all_alike_are_of_two_sizes(module, num_samples, max_samples, num_groups):
+    shapes = [s for s in random_batch(30, seed=0) if s.load(module).num_tokens][:1] * num_samples
+    groups = probe_groups(shapes, module, num_groups=num_groups, max_samples=max_samples, seed=0)
+    assert len(groups) == num_groups
+    assert len({g.load.num_tokens for g in groups}) > 1
 
 
 def design_of(groups):
