@@ -60,6 +60,9 @@ class DatasetConfig(Section):
     """A `tokenizer.json` of the `tokenizers` library with the family's special tokens."""
     chat_template: str = "chatml"
     """`chatml`, `qwen`, `llama3`, or a file: `chat_template.jinja`, `tokenizer_config.json`."""
+    special_tokens: tuple[str, ...] = ()
+    """Special tokens of the tokenizer that texts may name, of boxes and the like; others are spelled out in characters.
+    Never those of the chat template or of media."""
     max_llm_tokens: int = Field(default=8192, ge=8)
     min_side_px: int = Field(default=2, ge=1)
     """Images and videos with a shorter side are left out: tracking pixels and the like."""

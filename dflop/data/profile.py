@@ -30,7 +30,7 @@ from dflop.errors import DataError
 from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 6
+RULES_VERSION = 8
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
 BLOCK_ROWS = 256
@@ -55,6 +55,8 @@ class DatasetRef:
     """Pictures with a shorter side are quarantined."""
     seed: int = 0
     """Which rows entries with a random strategy take."""
+    special_tokens: tuple[str, ...] = ()
+    """Special tokens of the tokenizer that texts may name."""
 
     @classmethod
     def of_file(cls, path: Path, media_root: Path, tokenizer: Path, max_llm_tokens: int) -> DatasetRef:
@@ -72,6 +74,14 @@ class DatasetRef:
             if not entry.media_root.is_dir():
                 raise DataError("media root is not a folder", where=str(entry.media_root))
         return Dataset.open(self.entries, self.seed)
+
+    def chat_tokenizer(self, media: MediaRules) -> ChatTokenizer:
+        """What turns its texts into tokens.
+
+        Raises:
+            ConfigError: tokenizer or chat template do not fit the family.
+        """
+        return ChatTokenizer(self.tokenizer, media, self.chat_template, self.special_tokens)
 
     @property
     def sizes(self) -> Path | None:
@@ -145,7 +155,7 @@ def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
         DataError: a file cannot be read.
         ConfigError: the chat template cannot be read.
     """
-    digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n".encode())
+    digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n{' '.join(dataset.special_tokens)}\n".encode())
     template = ChatTemplate.load(dataset.chat_template).source
     limits = f"{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}\n{dataset.min_side_px}"
     digest.update(f"{_file_hash(dataset.tokenizer)}\n{media.rules_key}\n{template}\n{limits}\n".encode())
@@ -186,7 +196,7 @@ def profile_sizes_shard(
     if dataset.sizes is None:
         raise ValueError("the dataset is no table of sizes")
     key = key or profile_key(dataset, media)
-    tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
+    tokenizer = dataset.chat_tokenizer(media)
     table = read_sizes(dataset.sizes)
     rows = shard_rows(len(table), shard_index, num_shards)
     rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
@@ -208,7 +218,7 @@ class _Work:
         self.rows = dataset.open()
         self.headers = HeaderCache(self.rows, cache)
         self._weights = self.rows.weights()
-        tokenizer = ChatTokenizer(dataset.tokenizer, media, dataset.chat_template)
+        tokenizer = dataset.chat_tokenizer(media)
         self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
 
     def do(self, rows: range) -> tuple[list[Result], list[HeaderRow]]:

@@ -70,6 +70,7 @@ def shapes_of(
         try:
             if isinstance(sample, BadSample):
                 raise sample
+            rules.tokenizer.check(sample)
             headers = [_header(index, ref, rules, read) for ref in sample.media]
             drafts[number] = _Draft(sample, headers, _place(sample, headers, rules, 0), 0)
         except BadSample as error:

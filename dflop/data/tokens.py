@@ -4,14 +4,16 @@ Template, turns and what a family writes around media are laid end to end and sp
 tokenizer sees the text it sees in Hugging Face's processors: `user\n` and the question after it are one string. An
 answer and the special token that directly follows it are supervised; of pre-training text, everything is. Special
 tokens are inserted as ids and text is encoded with them switched off: a user who types `<|im_end|>` gets the characters
-and never the token. Lengths need no media: the profiler's `count` and the trainer's `encode` walk the same pieces.
+and never the token. Data with boxes and the like name special tokens in their texts on purpose: those of a list are
+inserted there, too, and `spelled_out` tells what other texts name. Lengths need no media: the profiler's `count` and
+the trainer's `encode` walk the same pieces.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from dflop.data.annotations import AnnotatedSample, Turn
+from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, BadSample, Turn
 from dflop.data.chat import PLAIN_ROLE, ChatTemplate
+from dflop.data.shown import ShownTurns
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaRules
 
@@ -86,13 +89,14 @@ class ChatTokenizer:
         path: A file `tokenizers.Tokenizer` can load.
         rules: Whose `media_tokens` and layouts mark media.
         template: Name or file of the chat template, see `ChatTemplate.load`.
+        in_texts: Special tokens that texts may name.
 
     Raises:
         ConfigError: a file does not load, the tokenizer draws lots, or it lacks a special token or does not mark one as
-            special.
+            special; or texts may name what only template or media write.
     """
 
-    def __init__(self, path: Path, rules: MediaRules, template: str = "chatml") -> None:
+    def __init__(self, path: Path, rules: MediaRules, template: str = "chatml", in_texts: Sequence[str] = ()) -> None:
         self._tokenizer = _load(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -107,7 +111,12 @@ class ChatTokenizer:
         control = re.findall(r"<\|[a-z_]+\|>", self._template.source)
         needed = sorted({*written, *media, *rules.special_tokens, *control})
         self._special = self._special_ids(needed, path, rules)
-        self._split = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
+        self.nameable = frozenset(known - set(needed))
+        self._in_texts = _ids_in_texts(self._tokenizer, self.nameable, in_texts, path)
+        self._allowed = _one_of(self._in_texts)
+        self._not_allowed = _one_of(sorted(known - set(self._in_texts)))
+        self._shown = ShownTurns(self._template, _one_of(known))
+        self._split = _one_of(self._special)
         self._num_tokens = functools.lru_cache(_MAX_CACHED)(self._count_written)
 
     @property
@@ -120,11 +129,28 @@ class ChatTokenizer:
         """Ids of the template's and the family's special tokens, by token."""
         return dict(self._special)
 
+    def check(self, sample: AnnotatedSample) -> None:
+        """Refuse a sample whose turns the chat template does not show.
+
+        Raises:
+            BadSample: it refuses their roles or texts, or what it writes cannot be told from them.
+        """
+        try:
+            self._shown(sample.turns)
+        except ConfigError as error:
+            raise BadSample(error.what) from error
+
+    def spelled_out(self, sample: AnnotatedSample) -> set[str]:
+        """Special tokens that texts of the sample name and that are encoded in characters."""
+        found = {name for turn in sample.turns for name in self._not_allowed.findall(turn.text)}
+        return {name for name in found if not PLACEHOLDER.fullmatch(name)}
+
     def count(self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]) -> list[TokenCount]:
         """Lengths of samples whose media items have these layouts; one call of the tokenizer's threads for all.
 
         Raises:
             KeyError: the family takes no media of some kind in a sample.
+            BadSample: as `check`.
         """
         pieces = [list(self._pieces(s, items)) for s, items in zip(samples, layouts, strict=True)]
         encodings = iter(self._encode([p for of_sample in pieces for p in of_sample if isinstance(p, _Text)]))
@@ -218,10 +244,10 @@ class ChatTokenizer:
                 yield _Text(text, tuple(ranges))
             text, ranges = "", []
             if special is not None:
-                yield _Special(special, after_answer)
+                yield _Special(special, supervised or after_answer)
             elif isinstance(content, tuple):
                 yield _Rows(*content)
-            after_answer = False
+            after_answer = supervised
         if text:
             yield _Text(text, tuple(ranges))
 
@@ -230,18 +256,20 @@ class ChatTokenizer:
     ) -> Iterator[tuple[str | tuple[int, int, int], bool, int | None]]:
         """(text or rows, whether it carries loss, id if it is a special token), from left to right."""
         item = 0
-        for part in self._template.skeleton(tuple(turn.role for turn in sample.turns)):
+        skeleton, shown = self._shown(sample.turns)
+        for part in skeleton:
             if isinstance(part, str):
                 yield from self._written(part)
                 continue
-            turn = sample.turns[part]
+            turn, pieces = sample.turns[part], shown[part]
             if turn.role in ("assistant", PLAIN_ROLE):
                 # An empty answer would teach nothing but to stop, so it carries no loss at all.
-                yield turn.text, turn.has_loss and bool(turn.text.strip()), None
+                yield from self._named(pieces[0], turn.has_loss and bool(turn.text.strip()))
                 continue
-            for number, of_turn in enumerate(turn.pieces()):
+            # text, kind, text, kind, ..., text
+            for number, of_turn in enumerate(pieces):
                 if number % 2 == 0:
-                    yield of_turn, False, None
+                    yield from self._named(of_turn, False)
                     continue
                 pad = self._special[self._media_tokens[of_turn].pad]
                 for entry in layouts[item]:
@@ -250,6 +278,16 @@ class ChatTokenizer:
                     else:
                         yield from self._written(entry)
                 item += 1
+
+    def _named(self, text: str, supervised: bool) -> Iterator[tuple[str, bool, int | None]]:
+        """Text of a turn, in which some special tokens may be written by name."""
+        at = 0
+        for match in self._allowed.finditer(text):
+            if match.start() > at:
+                yield text[at : match.start()], supervised, None
+            yield match[0], supervised, self._in_texts[match[0]]
+            at = match.end()
+        yield text[at:], supervised, None
 
     def _written(self, text: str) -> Iterator[tuple[str, bool, int | None]]:
         """Text of a template or layout, where special tokens are written by name."""
@@ -287,6 +325,27 @@ class ChatTokenizer:
                 hint='set "special": true for them under "added_tokens"',
             )
         return ids
+
+
+def _one_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the names, the longest first; nothing where there are none."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
+
+
+def _ids_in_texts(tokenizer: Tokenizer, known: frozenset[str], names: Sequence[str], path: Path) -> dict[str, int]:
+    """Ids of special tokens that texts may name.
+
+    Raises:
+        ConfigError: a name is none of `known`.
+    """
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"`{name}` is no special token of {path} that texts may name",
+                where="dataset.special_tokens",
+                hint=f"not those of the chat template or of media; valid: {', '.join(sorted(known)) or 'none'}",
+            )
+    return {name: token_id for name in names if (token_id := tokenizer.token_to_id(name)) is not None}
 
 
 def _load(path: Path) -> Tokenizer:

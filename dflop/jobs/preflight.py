@@ -199,7 +199,7 @@ def _check_tokenizer(config: Config, family: Family, origins: Origins) -> None:
     except ConfigError as error:
         raise ConfigError(error.what, where=origins.where("dataset", "chat_template"), hint=error.hint) from None
     try:
-        ChatTokenizer(d.tokenizer, family, d.chat_template)
+        ChatTokenizer(d.tokenizer, family, d.chat_template, d.special_tokens)
     except ConfigError as error:
         where = origins.where("dataset", "tokenizer")
         raise ConfigError(f"`{d.tokenizer}`: {error.what}", where=where, hint=error.hint) from None

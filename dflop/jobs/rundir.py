@@ -195,7 +195,9 @@ def _named(path: Path, what_then: str) -> Iterator[None]:
 def dataset_ref(config: Config) -> DatasetRef:
     """The dataset as the data room takes it."""
     d = config.dataset
-    return DatasetRef(_entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.min_side_px, d.seed)
+    return DatasetRef(
+        _entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.min_side_px, d.seed, d.special_tokens
+    )
 
 
 def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
@@ -252,7 +254,8 @@ def rules_of(config: Config) -> MediaRules:
 
 def tokenizer_of(config: Config) -> ChatTokenizer:
     """The dataset's tokenizer with its chat template, bound to the family's special tokens."""
-    return ChatTokenizer(config.dataset.tokenizer, rules_of(config), config.dataset.chat_template)
+    d = config.dataset
+    return ChatTokenizer(d.tokenizer, rules_of(config), d.chat_template, d.special_tokens)
 
 
 def open_run(path: str | Path) -> RunDir:

@@ -10,7 +10,6 @@ import torch
 from dflop.config import Config
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import header_of, place
-from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.reader import DatasetReader
 from dflop.models.family import TrainableFamily
 from dflop.records import SampleShape
@@ -33,7 +32,7 @@ class DatasetSource:
         self._family = family
         self.reader = DatasetReader(dataset, family)
         self._rows = self.reader.rows
-        self._tokenizer = ChatTokenizer(dataset.tokenizer, family, dataset.chat_template)
+        self._tokenizer = dataset.chat_tokenizer(family)
         self._shapes = {s.sample_index: s for s in shapes}
 
     def shape(self, sample_index: int) -> SampleShape:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from dflop.data.demo_text import SPECIAL_TOKENS
+from dflop.data.chat import BUILT_IN
+from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaTokens
@@ -70,6 +72,53 @@ def test_text_cannot_forge_special_tokens(tokenizer, question, answer):
     assert tokenizer.decode(special.tolist()) == "<|im_start|><|im_end|>" * 2
     shown = tokenizer.decode(encoded.input_ids.tolist())
     assert shown == f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+
+
+BOXED = ("<|object_ref_start|>", "<|box_start|>", "<|box_end|>")
+PARTS = st.sampled_from([*BOXED, "the cat", " (1,2)", "", "\n"])
+
+
+@pytest.fixture(scope="module")
+def with_boxes(tmp_path_factory):
+    """A tokenizer with special tokens for boxes, and that of transformers."""
+    path = tmp_path_factory.mktemp("boxes") / "tokenizer.json"
+    train_tokenizer(["the cat (1,2)\n"] * 3, path, (*SPECIAL_TOKENS, *BOXED))
+    return path, PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=BUILT_IN["chatml"])
+
+
+@settings(max_examples=50)
+@given(st.lists(PARTS, max_size=5).map("".join), st.lists(PARTS, min_size=1, max_size=6).map("".join))
+def test_special_tokens_that_texts_may_name_are_those_of_the_tokenizer(with_boxes, family, question, answer):
+    path, theirs = with_boxes
+    ours = ChatTokenizer(path, family, in_texts=BOXED)
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    sample = sample_of(question, answer)
+    encoded = ours.encode(sample, [])
+    assert encoded.input_ids.tolist() == theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
+    learnt = ours.decode(encoded.input_ids[encoded.labels != IGNORE_LABEL].tolist())
+    assert learnt == (f"{answer}<|im_end|>" if answer.strip() else "")
+    assert ours.count([sample], [[]])[0].num_supervised_tokens == encoded.num_supervised_tokens
+    assert ours.spelled_out(sample) == set()
+
+
+def test_other_special_tokens_in_texts_are_characters_and_told(with_boxes, family):
+    path, _ = with_boxes
+    some = ChatTokenizer(path, family, in_texts=["<|box_start|>"])
+    sample = sample_of("<image><|box_start|>", "<|box_end|> <|im_end|>", image="1.png")
+    assert some.spelled_out(sample) == {"<|box_end|>", "<|im_end|>"}
+    ids = some.encode(sample, [(1,)]).input_ids.tolist()
+    names = Tokenizer.from_file(str(path))
+    assert names.token_to_id("<|box_start|>") in ids
+    assert names.token_to_id("<|box_end|>") not in ids
+    assert some.nameable == set(BOXED) | ({*SPECIAL_TOKENS} - {*some.special_ids})
+
+
+@pytest.mark.parametrize("name", ["<|im_end|>", "<|IMAGE|>", "<|no_such|>"])
+def test_texts_may_not_name_what_template_or_media_write(with_boxes, family, name):
+    with pytest.raises(ConfigError, match="no special token") as caught:
+        ChatTokenizer(with_boxes[0], family, in_texts=[name])
+    assert caught.value.where == "dataset.special_tokens"
+    assert "<|box_end|>" in caught.value.hint
 
 
 def test_empty_answer_carries_no_loss(tokenizer):

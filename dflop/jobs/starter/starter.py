@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from dflop import units
 from dflop.config import dump_yaml
 from dflop.jobs.doctor.devices import Gpu, find_gpus, memory_bytes
 from dflop.jobs.starter.dataset import FoundDataset, find_dataset
-from dflop.jobs.starter.tokenizer import FoundTokenizer, find_tokenizer
+from dflop.jobs.starter.tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.models.hub import HubModel, read_hub_model
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -53,7 +53,8 @@ def make_starter(model_config: Path, data: Path) -> Starter:
     dataset = find_dataset(data)
     folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
-    writer = _Writer(model_config, model, dataset, tokenizer, find_gpus())
+    named = tokens_in_texts(tokenizer, model.family, dataset.annotations)
+    writer = _Writer(model_config, model, dataset, tokenizer, named, find_gpus())
     return Starter(writer.text(), tuple(writer.found()), tuple(writer.to_edit()))
 
 
@@ -63,6 +64,8 @@ class _Writer:
     model: HubModel
     dataset: FoundDataset
     tokenizer: FoundTokenizer
+    named: Mapping[str, int]
+    """Special tokens in texts -> rows."""
     gpus: list[Gpu]
 
     @property
@@ -103,12 +106,17 @@ class _Writer:
         yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
         if data.num_media:
             yield f"media: {data.num_media_found} of {data.num_media} named files are under {data.media_root}"
+        if data.unknown_keys:
+            yield f"keys that are not read and not known to mean anything: {_counted(data.unknown_keys)}"
         if data.others:
             yield f"other files that hold rows: {', '.join(data.others[:5])}"
         if self.tokenizer.path is not None:
             template = self.tokenizer.template if self.tokenizer.has_template else "found in no file"
             yield f"tokenizer: {self.tokenizer.path}, chat template {template}"
         yield from self.tokenizer.notes
+        if self.named:
+            tokens = ", ".join(f"{token} in {count}" for token, count in self.named.items())
+            yield f"special tokens in texts of the rows looked at, put into dataset.special_tokens: {tokens}"
         for limit in self.model.settings.limits:
             if limit.source:
                 yield f"model.media.{limit.key}: {limit.value}, {limit.source}"
@@ -138,6 +146,11 @@ class _Writer:
             yield (
                 f"data_profile.max_bad_frac: {data.num_bad} of {data.num_looked_at} rows looked at make no sense "
                 f"({data.first_reason})"
+            )
+        if data.refused_keys:
+            yield (
+                f"dataset.ignored_keys: rows looked at are left out for {_counted(data.refused_keys)}; name those keys "
+                "that you can do without"
             )
         yield "plan.global_batch_size, train.num_steps, train.learning_rate: assumed"
         yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
@@ -199,6 +212,8 @@ class _Writer:
         yield f"  tokenizer: {_scalar(path)}{note}"
         note = "" if self.tokenizer.has_template else "   # EDIT: assumed, no file states one"
         yield f"  chat_template: {_scalar(self.tokenizer.template)}{note}"
+        if self.named:
+            yield f"  special_tokens: {json.dumps(sorted(self.named))}   # texts may name these, others are characters"
         yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are left out, or: overlong: [shrink, truncate]"
 
     def _rest(self) -> Iterator[str]:
@@ -222,6 +237,11 @@ def _indented(values: dict[str, Any], spaces: int) -> Iterator[str]:
 def _scalar(value: object) -> str:
     """A string as YAML reads it back."""
     return dump_yaml({"x": str(value)}).strip().removeprefix("x: ")
+
+
+def _counted(keys: Mapping[str, int]) -> str:
+    most = sorted(keys.items(), key=lambda item: (-item[1], item[0]))[:10]
+    return ", ".join(f"{key} ({count} row{'s' * (count > 1)})" for key, count in most)
 
 
 def _comment(text: str) -> str:
