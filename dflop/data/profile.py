@@ -36,8 +36,10 @@ RULES_VERSION = 8
 BLOCK_ROWS = 256
 """Rows a worker takes at a time: enough to keep the tokenizer's batches full."""
 _REPORT_EVERY_BLOCKS = 8
+_MAX_KEYS_SHOWN = 20
 
 Result = SampleShape | QuarantinedSample
+_Done = tuple[list[Result], list[HeaderRow], Counter[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +132,20 @@ def profile_shard(
     label = f"data profile, shard {shard_index + 1} of {num_shards}"
     results: list[Result] = []
     headers: list[HeaderRow] = []
+    unknown_keys: Counter[str] = Counter()
     num_bad = 0
-    for number, (found, new) in enumerate(_run(work, rows, num_workers)):
+    for number, (found, new, unknown) in enumerate(_run(work, rows, num_workers)):
         results += found
         headers += new
+        unknown_keys += unknown
         num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
         if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
             tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
     work.headers.save(headers)
     tell(f"{label}: {len(rows)} rows, {num_bad} quarantined, {len(headers)} media files read")
+    if unknown_keys:
+        keys = ", ".join(f"{key} ({count} rows)" for key, count in unknown_keys.most_common(_MAX_KEYS_SHOWN))
+        tell(f"{label}: keys that are not read and not known to mean anything: {keys}")
     shapes = [r for r in results if isinstance(r, SampleShape)]
     return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
 
@@ -221,10 +228,12 @@ class _Work:
         tokenizer = dataset.chat_tokenizer(media)
         self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
 
-    def do(self, rows: range) -> tuple[list[Result], list[HeaderRow]]:
-        """Results of some rows, in order, and the headers read for them."""
-        found = shapes_of([(i, self._sample(i)) for i in rows], self._rules, self.headers.read)
-        return [self._weighted(r) for r in found], self.headers.take_new()
+    def do(self, rows: range) -> _Done:
+        """Results of some rows, in order, the headers read for them, and how many had which unknown key."""
+        samples = [(i, self._sample(i)) for i in rows]
+        found = shapes_of(samples, self._rules, self.headers.read)
+        unknown = Counter(key for _, s in samples if isinstance(s, AnnotatedSample) for key in s.unknown_keys)
+        return [self._weighted(r) for r in found], self.headers.take_new(), unknown
 
     def _weighted(self, result: Result) -> Result:
         weight = float(self._weights[result.sample_index])
@@ -237,7 +246,7 @@ class _Work:
             return error
 
 
-def _run(work: _Work, rows: range, num_workers: int) -> Iterator[tuple[list[Result], list[HeaderRow]]]:
+def _run(work: _Work, rows: range, num_workers: int) -> Iterator[_Done]:
     blocks = [rows[at : at + BLOCK_ROWS] for at in range(0, len(rows), BLOCK_ROWS)]
     if num_workers <= 1 or len(blocks) <= 1:
         yield from map(work.do, blocks)
@@ -258,7 +267,7 @@ def _begin(dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None)
     _process.append(_Work(dataset, media, key, cache))
 
 
-def _do(rows: range) -> tuple[list[Result], list[HeaderRow]]:
+def _do(rows: range) -> _Done:
     return _process[0].do(rows)
 
 

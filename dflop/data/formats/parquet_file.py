@@ -72,6 +72,7 @@ class ParquetFile:
 
         Raises:
             BadSample: the row group cannot be read.
+            IndexError: there is no such row.
         """
         if not 0 <= index < self._num_rows:
             raise IndexError(index)

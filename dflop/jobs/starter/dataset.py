@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflop.config import load_mixture
-from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.annotation_file import SUFFIXES
 from dflop.data.formats.source import RowSource, open_source
 from dflop.data.patterns import beside, expand
@@ -46,6 +46,10 @@ class FoundDataset:
     num_media: int
     """Named by the rows looked at, outside the file itself."""
     num_media_found: int
+    unknown_keys: Mapping[str, int] = field(default_factory=dict)
+    """Rows, of those looked at, that have a key nobody is known to read."""
+    refused_keys: Mapping[str, int] = field(default_factory=dict)
+    """Rows, of those looked at, that are bad because of a key."""
     others: tuple[str, ...] = field(default=())
     """Files that could also have been taken, best first."""
 
@@ -68,7 +72,9 @@ def find_dataset(path: Path) -> FoundDataset:
         raise ConfigError(f"`{path}` does not exist", where="--data", hint=f"the working directory is {Path.cwd()}")
     groups = [(path,)] if path.is_file() else list(_groups(path))
     looked_at = [found for files in groups if (found := _look(files, path)) is not None]
-    judged = sorted((found for found in looked_at if found.num_good > 0), key=lambda found: -found.num_good)
+    # Rows that a key alone makes bad are training data: which keys they can do without is for a person to say.
+    usable = (found for found in looked_at if found.num_good > 0 or found.refused_keys)
+    judged = sorted(usable, key=lambda found: -found.num_good)
     if not judged:
         reasons = "; ".join(f"{found.annotations}: {found.first_reason}" for found in looked_at[:3])
         raise ConfigError(
@@ -139,17 +145,20 @@ def _judge(name: str, form: str, source: RowSource, num_rows: int, folder: Path,
     looked_at = range(0, len(source), step)[:NUM_LOOKED_AT]
     samples: list[AnnotatedSample] = []
     reasons: list[str] = []
+    refused: Counter[str] = Counter()
     for index in looked_at:
         try:
             samples.append(source.sample(index))
         except BadSample as error:
             reasons.append(f"row {index}: {error.reason}")
+            refused.update([error.key] if error.key else [])
     refs = [ref for sample in samples for ref in sample.media if not source.embeds(ref)]
     root, num_found = _media_root(refs, folder, given)
+    unknown = Counter(key for sample in samples for key in sample.unknown_keys)
     kinds = Counter(kind for sample in samples for kind in sorted({ref.kind for ref in sample.media}))
     return FoundDataset(
         name, form, num_rows, len(looked_at), len(reasons), reasons[0] if reasons else "no rows", dict(kinds),
-        root, len(refs), num_found,
+        root, len(refs), num_found, dict(unknown), dict(refused),
     )  # fmt: skip
 
 
@@ -159,10 +168,19 @@ def _media_root(refs: Sequence[MediaRef], folder: Path, given: Path) -> tuple[Pa
     bases = list(dict.fromkeys([folder, start, folder.parent]))
     below = [base / name for base in bases for name in _MEDIA_FOLDERS]
     inside = [path for path in sorted(start.iterdir()) if path.is_dir()][:50] if start.is_dir() else []
-    candidates = [path for path in dict.fromkeys([*bases, *below, *inside]) if path.is_dir()]
-    counts = {path: sum(os.path.isfile(path / ref.path) for ref in refs) for path in candidates}
+    absolute = [ref.path for ref in refs if os.path.isabs(ref.path)]
+    common = [Path(os.path.commonpath(list(map(os.path.dirname, absolute))))] if absolute else []
+    candidates = [path for path in dict.fromkeys([*bases, *below, *inside, *common]) if path.is_dir()]
+    counts = {path: sum(_is_under(path, ref) for ref in refs) for path in candidates}
     best = max(candidates, key=lambda path: counts[path], default=folder)
     return (best, counts[best]) if refs and counts.get(best) else (folder, 0)
+
+
+def _is_under(root: Path, ref: MediaRef) -> bool:
+    try:
+        return confine(root, ref.path).is_file()
+    except BadSample:
+        return False
 
 
 def _format(path: Path) -> str:

@@ -101,3 +101,24 @@ def test_real_media_and_hostile_rows_beside_them():
     assert (found.num_rows, found.num_bad) == (53, 0)
     assert found.num_media == found.num_media_found
     assert found.media_root == root
+
+
+def test_absolute_paths_count_where_they_lie_under_the_root(tmp_path):
+    touch(tmp_path / "home" / "here" / "media", "1.jpg", "2.jpg")
+    touch(tmp_path / "far" / "pictures", "a/1.jpg", "b/2.jpg")
+    for folder, names, root in (
+        ("home/here/media", ("1.jpg", "2.jpg"), tmp_path / "home" / "here"),
+        ("far/pictures", ("a/1.jpg", "b/2.jpg"), tmp_path / "far" / "pictures"),
+    ):
+        (tmp_path / "home" / "here" / "rows.jsonl").write_text(rows(*(f"{tmp_path}/{folder}/{name}" for name in names)))
+        found = find_dataset(tmp_path / "home" / "here")
+        assert (found.media_root, found.num_media, found.num_media_found) == (root, 2, 2)
+
+
+def test_keys_are_counted_and_rows_left_out_for_a_key_are_training_data(tmp_path):
+    lines = [chat("a", "b", fps=1), chat("a", "b", fps=2), chat("a", "b", reviewer=7, tools=None)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = find_dataset(tmp_path)
+    assert (found.num_bad, found.refused_keys, found.unknown_keys) == (2, {"fps": 2}, {"reviewer": 1})
+    (tmp_path / "rows.jsonl").write_text(json.dumps(lines[0]))
+    assert find_dataset(tmp_path).refused_keys == {"fps": 1}
