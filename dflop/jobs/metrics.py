@@ -19,7 +19,7 @@ END_S = 5.0
 
 METRICS: dict[str, tuple[str, str]] = {
     "dflop_step": ("gauge", "Optimizer step that ended last, from 0."),
-    "dflop_loss": ("gauge", "Mean loss over the supervised tokens of the global batch."),
+    "dflop_loss": ("gauge", "Mean loss over the supervised tokens of the global batch; NaN: it has none."),
     "dflop_grad_norm": ("gauge", "Norm of the gradient over the whole model, before clipping."),
     "dflop_step_seconds": ("gauge", "Length of the last step on this rank."),
     "dflop_predicted_step_seconds": ("gauge", "What the scheduler expected of the pipeline of the last step."),

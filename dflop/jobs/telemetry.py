@@ -176,7 +176,7 @@ class Telemetry:
             mode = self._run_id.removeprefix(self._run.run_id).lstrip("/") or "train"
             self._scalars = Scalars(self._run.path / "tensorboard" / mode, seen.step)
         curves = {
-            "train/loss": seen.loss,
+            **({"train/loss": seen.loss} if seen.num_supervised_tokens else {}),
             "train/grad_norm": seen.grad_norm,
             "time/step_s": seen.step_s,
             "time/predicted_step_s": seen.predicted_step_s,
@@ -218,7 +218,8 @@ def _metrics_file(run: RunDir, config: Config, rank: int) -> Path:
 
 def _line(seen: StepObservation, speed: Speed, idle_frac: float) -> str:
     mfu = "" if math.isnan(speed.mfu_frac) else f"  MFU {percent(speed.mfu_frac)}"
+    loss = f"loss {seen.loss:.4f}" if seen.num_supervised_tokens else "no loss, all samples were lost"
     return (
-        f"loss {seen.loss:.4f}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {seen.policy}  "
+        f"{loss}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {seen.policy}  "
         f"{count(round(speed.tokens_per_s))} tokens/s  rank 0 idle {percent(idle_frac)}{mfu}"
     )

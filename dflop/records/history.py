@@ -50,7 +50,7 @@ class StepObservation:
     reduce_s: float
     optimizer_s: float
     loss: float
-    """Mean loss over the supervised tokens of the global batch, the same on every rank."""
+    """Mean loss over the supervised tokens of the global batch, the same on every rank; NaN where it has none."""
     grad_norm: float
     num_supervised_tokens: int
     observed_at_s: float

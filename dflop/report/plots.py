@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -62,17 +63,17 @@ STYLE: dict[RcKeyType, Any] = {
 
 
 def loss_curve(steps: Sequence[MeasuredStep]) -> str:
-    """SVG of the measured loss per training step."""
+    """SVG of the measured loss per training step; there is a gap where a step has none."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        x, y = [s.step + 1 for s in steps], [s.loss for s in steps]
+        x, y = [s.step + 1 for s in steps], [math.nan if s.loss is None else s.loss for s in steps]
         every = markers_of(len(x))
         axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, markevery=every, label="step")
         if len(y) >= 4 * SMOOTHED_STEPS:
-            axes.plot(
-                x, _rolling_mean(y, SMOOTHED_STEPS), color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}"
-            )
+            known = [(s.step + 1, s.loss) for s in steps if s.loss is not None]
+            mean = _rolling_mean([loss for _, loss in known], SMOOTHED_STEPS)
+            axes.plot([at for at, _ in known], mean, color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}")
             figure.legend(loc="outside lower center", ncols=2, fontsize=9)
         axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -50,9 +50,12 @@ class MeasuredStep:
         return 1.0 - sum(r.busy_s for r in self.ranks) / available_s if available_s > 0 else math.nan
 
     @property
-    def loss(self) -> float:
-        """Mean loss over the supervised tokens of the global batch, the same on every rank; NaN if it diverged."""
-        return self.ranks[0].loss
+    def loss(self) -> float | None:
+        """Mean loss over the supervised tokens of the global batch, the same on every rank; NaN if it diverged.
+
+        None where all samples were lost.
+        """
+        return self.ranks[0].loss if self.ranks[0].num_supervised_tokens else None
 
     @property
     def llm_tokens_per_s(self) -> float:

@@ -109,7 +109,7 @@ def summarise(
     num_cores = cluster.max_concurrency if cluster.device == "cpu" else None
     sets = _correction_sets(corrections)
     latest = {rows[0].module: rows for rows in sets}
-    losses = [s.loss for s in steps]
+    losses = [s.loss for s in steps if s.loss is not None]
     return RunSummary(
         run=run,
         plan=plan,

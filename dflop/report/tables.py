@@ -62,7 +62,11 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     if not math.isnan(summary.planned_speedup_over_uniform):
         planned += f", {units.ratio(summary.planned_speedup_over_uniform)} over a uniform plan"
     # A loss can be NaN because it diverged; that must be seen, not shown as absent.
-    loss = f"{summary.first_loss:.2f} to {summary.last_loss:.2f}" if summary.steps else "-"
+    loss = (
+        f"{summary.first_loss:.2f} to {summary.last_loss:.2f}"
+        if any(s.loss is not None for s in summary.steps)
+        else "-"
+    )
     return (
         ("speedup, measured", units.ratio(speedup[0]), interval or "data-blind over balanced step time"),
         ("speedup, simulated", units.ratio(predicted), planned),

@@ -175,7 +175,8 @@ def _measured(
     end_of_step = begin + _ns(rank.step_s)
     told = {
         "step": rank.step, "attempt": rank.attempt, "policy": rank.policy, "step_s": rank.step_s,
-        "busy_s": rank.busy_s, "predicted_step_s": rank.predicted_step_s, "loss": rank.loss,
+        "busy_s": rank.busy_s, "predicted_step_s": rank.predicted_step_s,
+        "loss": rank.loss if rank.num_supervised_tokens else math.nan,
     }  # fmt: skip
     yield _slice(rank.rank, MEASURED, f"step {rank.step}", begin, end_of_step, told)
     of_microbatch = {span.microbatch: span for span in rank.spans}

@@ -283,7 +283,7 @@ class Trainer:
             dp_rank=seat.dp_rank,
             predicted_step_s=message.step_plan.predicted_step_s,
             busy_s=trace.busy_s,
-            loss=loss,
+            loss=loss if ready.num_loss_tokens else math.nan,
             grad_norm=norm,
             num_supervised_tokens=ready.num_loss_tokens,
             observed_at_s=time.time(),

@@ -37,7 +37,8 @@ step as (
         max(step_s) as step_s,
         max(predicted_step_s) as predicted_step_s,
         sum(busy_s) as busy_s,
-        max(loss) filter (where not isnan(loss)) as loss,
+        -- Where all samples were lost there is no loss, whatever a rank wrote.
+        max(loss) filter (where not isnan(loss) and num_supervised_tokens > 0) as loss,
         max(grad_norm) filter (where not isnan(grad_norm)) as grad_norm,
         max(num_supervised_tokens) as num_supervised_tokens,
         max(observed_at_s) as observed_at_s

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from dflop.records import Correction, StepObservation
+from dflop.report.plots import loss_curve
+from dflop.report.steps import MeasuredStep
 from dflop.report.summary import RunSummary, summarise
 from dflop.report.tables import key_numbers, stage_table
 from tests.builders import make_cluster, make_corrections, make_inline_plan, make_plan
@@ -87,6 +90,25 @@ def test_a_run_without_any_step() -> None:
     assert found.comparison is None
     assert all(math.isnan(v) for v in (found.first_loss, found.step_s, found.idle_frac, found.llm_tokens_per_s))
     assert found.verdict.startswith("Not compared")
+
+
+@pytest.mark.parametrize("lost", [0.0, math.nan])
+@pytest.mark.parametrize(
+    ("has_loss", "first", "last", "said"),
+    [("yynyyy", 7 / 3, 5.0, "2.33 to 5.00"), ("nnyyyn", 4.0, 4.0, "4.00 to 4.00"), ("nn", math.nan, math.nan, "-")],
+)
+def test_a_step_whose_samples_were_all_lost_is_in_no_mean_and_no_plot(lost, has_loss, first, last, said) -> None:
+    steps = [
+        observe(t, loss=t + 1.0) if has == "y" else observe(t, loss=lost, num_supervised_tokens=0)
+        for t, has in enumerate(has_loss)
+    ]
+    found = summary_of(steps)
+    assert [s.loss is None for s in found.steps] == [has == "n" for has in has_loss]
+    assert (found.first_loss, found.last_loss) == pytest.approx((first, last), nan_ok=True)
+    assert next(value for label, value, _ in key_numbers(found) if label == "loss") == said
+    curve = loss_curve([MeasuredStep(k + s.step, s.policy, s.ranks) for k in range(0, 60, 6) for s in found.steps])
+    ET.fromstring(curve)
+    assert " nan" not in curve.lower()
 
 
 def test_a_diverged_loss_is_not_hidden() -> None:

@@ -79,7 +79,7 @@ def steps_in_python(
         groups[o.run_id, o.attempt, o.step, o.policy].append(o)
     found = {}
     for key, group in groups.items():
-        losses = [o.loss for o in group if not math.isnan(o.loss)]
+        losses = [o.loss for o in group if o.num_supervised_tokens and not math.isnan(o.loss)]
         found[key] = (
             len(group),
             max(o.step_s for o in group),

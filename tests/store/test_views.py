@@ -108,6 +108,17 @@ def test_a_step_is_as_slow_as_its_slowest_rank(filled: Path) -> None:
     assert one(filled, "v_step", run_id="run", step=1, attempt=1)["loss"] == 1.0  # NaN of the other rank is no loss
 
 
+@pytest.mark.parametrize("lost", [0.0, math.nan])
+def test_a_step_whose_samples_were_all_lost_has_no_loss(tmp_path: Path, make, lost: float) -> None:
+    none = {"loss": lost, "num_supervised_tokens": 0}
+    rows = [make.observation(0, **none), make.observation(1, loss=3.0), make.observation(2, loss=0.0)]
+    write(tmp_path, *rows, make.observation(3, **none))
+    ingest(tmp_path)
+    assert [one(tmp_path, "v_step", run_id="run", step=t)["loss"] for t in range(4)] == [None, 3.0, 0.0, None]
+    row = one(tmp_path, "run_rollup", run_id="run")
+    assert (row["first_loss"], row["last_loss"]) == (3.0, 0.0)
+
+
 def test_utilisation_is_known_where_the_peak_is(tmp_path: Path, make) -> None:
     peaks = (80.0, math.nan)
     flops = (r.StepFlops("run", 0, step, 40.0, peak) for step, peak in enumerate(peaks))

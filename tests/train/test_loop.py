@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -159,6 +160,18 @@ class BrokenSource(SyntheticSource):
         if (sample_index, item) == self._broken:
             raise MediaError("file is truncated")
         return super().array(sample_index, item)
+
+
+def test_a_step_whose_samples_were_all_lost_has_no_loss(one_rank, monkeypatch):
+    shapes, settings = text_shapes(3), dataclasses.replace(SETTINGS, num_steps=3)
+    trainer, _, (seen, _) = make_trainer(0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes), settings)
+    monkeypatch.setattr(
+        trainer, "_agree_on_health", lambda step, prepared: torch.full((BATCH_SIZE,), step != 1, dtype=torch.bool)
+    )
+    trainer.run()
+    assert [o.num_supervised_tokens > 0 for o in seen] == [True, False, True]
+    assert [math.isnan(o.loss) for o in seen] == [False, True, False]
+    assert seen[1].grad_norm == 0
 
 
 def train_with_a_broken_image(rank, folder, broken):
