@@ -21,7 +21,7 @@ from dflop.data.annotations import MediaRef
 from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.mixture import Dataset
 
-_VERSION = 1
+_VERSION = 2
 """Raise when headers are read differently: cached ones then no longer match."""
 _SCHEMA = {
     "kind": pl.String, "path": pl.String, "size_bytes": pl.Int64, "mtime_ns": pl.Int64, "width_px": pl.Int64,

@@ -2,8 +2,9 @@
 
 Measured on warm files: 0.1 ms per image, 0.3-3 ms per audio clip, 1.5-16 ms per video, where decoding takes 1-300 ms.
 That is what makes profiling millions of samples a matter of minutes on a few nodes. The price: a file whose header is
-sound and whose body is damaged is found only in training, by `decode.py`. Where a video or audio container does not
-state a length (WebM written to a pipe), packets are counted by demuxing, still without decoding.
+sound and whose body is damaged is found only in training, by `decode.py`. Where a header states no length, only guesses
+one or is known to lie, packets are counted instead (`packets.py`); sizes are those of the picture as it is shown
+(`display.py`).
 
 Files are hostile until read: only regular files are opened, only the formats listed here are probed (no playlists, no
 PostScript, no network protocol), and the pixel count of an image or a video's frame is checked before anything is
@@ -23,8 +24,12 @@ from typing import BinaryIO
 
 import av
 import av.error
+import numpy as np
 from av.container import InputContainer
 from PIL import Image, UnidentifiedImageError
+
+from dflop.data.display import OddAngle, states_a_turn, turn_of
+from dflop.data.packets import after_mp3_tag, count_audio, count_video, states_audio_length
 
 MediaSource = Path | BinaryIO
 """A file, or one already open (bytes inside a container, in memory or not), which whoever reads it closes."""
@@ -34,6 +39,8 @@ MAX_IMAGE_PIXELS = 178_000_000
 
 MAX_FRAME_PIXELS = 8192 * 8192
 """Of a video, twice 8K; a frame is then 192 MiB as RGB. A file of some kilobytes can state, and hold, any size."""
+
+MAX_LEVEL = 255
 
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,asf,ogg,wav,w64,mp3,flac,aac,aiff,au,amr"
@@ -70,12 +77,13 @@ def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_I
     if kind == "image":
         with open_image(source, max_image_pixels=max_image_pixels) as image:
             width_px, height_px = image.size
+            check_depth(image)
             if orientation(image) >= 5:
                 width_px, height_px = height_px, width_px
             return MediaHeader(kind, width_px, height_px, 1, 0.0)
     reader = {"video": _video_header, "audio": _audio_header}[kind]
     with open_container(source, only_header=True) as container:
-        return reader(container)
+        return reader(container, source)
 
 
 @contextmanager
@@ -118,6 +126,31 @@ def orientation(image: Image.Image) -> int:
     except (SyntaxError, ValueError, TypeError, KeyError, OSError, struct.error):
         return 1
     return value if value in range(1, 9) else 1
+
+
+def check_depth(image: Image.Image) -> None:
+    """Refuse 32-bit integers and floats that are no 8-bit levels: what is white in them, the file does not say.
+
+    Pillow shows them clipped to 0-255, so a depth map of millimetres is all white and one of 0-1 all black. Only such
+    images, which are rare, are decoded for this.
+
+    Raises:
+        BadMedia: a level is outside 0-255 or not a number, or floats are all within 0-1.
+    """
+    if image.mode not in ("I", "F") or is_16_bit_grey(image):
+        return
+    levels = np.asarray(image)
+    lowest, highest = float(levels.min()), float(levels.max())
+    kind = "32-bit integer" if image.mode == "I" else "float"
+    if not 0 <= lowest <= highest <= MAX_LEVEL or (image.mode == "F" and 0 < highest <= 1):
+        raise BadMedia(
+            f"{kind} image with levels of {lowest:g} to {highest:g}, not 0 to {MAX_LEVEL}: save it with 8 bits"
+        )
+
+
+def is_16_bit_grey(image: Image.Image) -> bool:
+    """Whether levels of a grey image run to 65535; of PGM with more than 8 bits, Pillow scales them to that."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
 
 
 @contextmanager
@@ -180,28 +213,54 @@ def _check_codec(stream: av.VideoStream | av.AudioStream) -> None:
         raise BadMedia(f"{stream.type} stream in a codec that is not known")
 
 
-def _video_header(container: InputContainer) -> MediaHeader:
+def _video_header(container: InputContainer, source: MediaSource) -> MediaHeader:
     stream = video_stream(container)
-    num_frames, duration_s = stream.frames, _stated_duration_s(container, stream)
-    if num_frames <= 0:
-        num_frames, counted_s = _count_packets(container, stream)
-        duration_s = duration_s or counted_s
-    if num_frames <= 0:
-        raise BadMedia("video stream has zero frames")
-    if duration_s <= 0 and stream.average_rate:
-        duration_s = float(num_frames / stream.average_rate)
     if stream.width <= 0 or stream.height <= 0:
         raise BadMedia("video stream states no size")
     if stream.width * stream.height > MAX_FRAME_PIXELS:
         raise BadMedia(
             f"video of {stream.width} x {stream.height} px exceeds the limit of {MAX_FRAME_PIXELS} px per frame"
         )
-    return MediaHeader("video", stream.width, stream.height, num_frames, duration_s)
+    limit_frames(stream)
+    num_frames, duration_s = stream.frames, _stated_duration_s(container, stream)
+    if (counted := count_video(container, stream)) is not None:
+        num_frames, duration_s = counted.num_frames, counted.duration_s or duration_s
+    if num_frames <= 0:
+        raise BadMedia("video stream has zero frames")
+    if duration_s <= 0 and stream.average_rate:
+        duration_s = float(num_frames / stream.average_rate)
+    size = (
+        (stream.height, stream.width) if _lies_on_its_side(container, stream, source) else (stream.width, stream.height)
+    )
+    return MediaHeader("video", *size, num_frames, duration_s)
 
 
-def _audio_header(container: InputContainer) -> MediaHeader:
+def limit_frames(stream: av.VideoStream) -> None:
+    """Let the decoder refuse frames above the limit, whatever the header says."""
+    stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
+
+
+def _lies_on_its_side(container: InputContainer, stream: av.VideoStream, source: MediaSource) -> bool:
+    with _bytes_of(source) as file:
+        if not states_a_turn(file, container.format.name):
+            return False
+    container.seek(0)  # packets were read on the way here
+    for frame in container.decode(stream):
+        try:
+            return turn_of(frame).is_quarter
+        except OddAngle as error:
+            raise BadMedia(str(error)) from error
+    raise BadMedia("no frame of the video can be decoded")
+
+
+def _audio_header(container: InputContainer, source: MediaSource) -> MediaHeader:
     stream = audio_stream(container)
-    duration_s = _stated_duration_s(container, stream) or _count_packets(container, stream)[1]
+    with _bytes_of(source) as file:
+        head = after_mp3_tag(file) if container.format.name == "mp3" else (b"", 0)
+    if states_audio_length(container, stream, *head):
+        duration_s = _stated_duration_s(container, stream)
+    else:
+        duration_s = count_audio(container, stream)
     if duration_s <= 0:
         raise BadMedia("no audio samples")
     return MediaHeader("audio", 0, 0, 0, duration_s)
@@ -213,19 +272,18 @@ def _stated_duration_s(container: InputContainer, stream: av.VideoStream | av.Au
     return max(0.0, (container.duration or 0) / av.time_base)
 
 
-def _count_packets(container: InputContainer, stream: av.VideoStream | av.AudioStream) -> tuple[int, float]:
-    """Number of packets that hold data, and the span of time they cover in seconds."""
-    num_packets, first, last = 0, None, 0
-    for packet in container.demux(stream):
-        if packet.size == 0:
-            continue
-        num_packets += 1
-        if packet.pts is not None:
-            first = packet.pts if first is None else min(first, packet.pts)
-            last = max(last, packet.pts + (packet.duration or 0))
-    if first is None or stream.time_base is None:
-        return num_packets, 0.0
-    return num_packets, float((last - first) * stream.time_base)
+@contextmanager
+def _bytes_of(source: MediaSource) -> Iterator[BinaryIO]:
+    """The content of a source that a container reads, which finds its place again afterwards."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            yield file
+        return
+    position = source.tell()
+    try:
+        yield source
+    finally:
+        source.seek(position)
 
 
 def _check(source: MediaSource) -> None:

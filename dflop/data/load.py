@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dflop.data.decode import decode_audio, decode_image, decode_video
+from dflop.data.decode import decode_audio, decode_frames, decode_image
 from dflop.data.headers import BadMedia, MediaSource
 from dflop.models.arrays import SAMPLE_RATE_HZ
 from dflop.models.family import TrainableFamily
@@ -30,25 +32,45 @@ def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, lev
     if item.kind == "audio":
         # Twice of what was profiled is held at most, however much there is: enough to say how long it is.
         longest_s = 2 * item.duration_s + 1
-        media: npt.NDArray[np.generic] = decode_audio(source, SAMPLE_RATE_HZ, max_duration_s=longest_s)
-        _check_duration(len(media) / SAMPLE_RATE_HZ, item.duration_s)
+        samples = decode_audio(source, SAMPLE_RATE_HZ, max_duration_s=longest_s)
+        _check_duration(len(samples) / SAMPLE_RATE_HZ, item.duration_s)
+        versions: list[npt.NDArray[np.generic]] = [samples]
     elif item.kind == "image":
-        media = decode_image(source)[None]
+        versions = _resized(item, family, level, iter([(0, decode_image(source))]), (0,))
     else:
-        media = decode_video(source, family.frame_indices(item.num_frames, item.duration_s, level))
-    if item.kind != "audio":
-        if media.shape[1:3] != (item.height_px, item.width_px):
-            raise BadMedia(
-                f"{item.kind} is {media.shape[2]}x{media.shape[1]} px but was profiled as "
-                f"{item.width_px}x{item.height_px}"
-            )
-        framed = family.framed(item, media)
-        sizes_px = family.frame_sizes_px(item, level)
-        versions: list[npt.NDArray[np.generic]] = [resize(framed, size_px) for size_px in sizes_px]
-    else:
-        versions = [media]
+        indices = family.frame_indices(item.num_frames, item.duration_s, level)
+        versions = _resized(item, family, level, decode_frames(source, indices), indices)
     array: npt.NDArray[np.float32] = family.array_of(item, versions)
     return array
+
+
+def _resized(
+    item: MediaItem,
+    family: TrainableFamily,
+    level: int,
+    frames: Iterator[tuple[int, npt.NDArray[np.uint8]]],
+    indices: Sequence[int],
+) -> list[npt.NDArray[np.generic]]:
+    """Frames at `indices` in every size that the family takes; each is made small as it arrives, then forgotten.
+
+    Raises:
+        BadMedia: they are not of the profiled size.
+    """
+    sizes_px = family.frame_sizes_px(item, level)
+    versions = [np.empty((len(indices), *size_px, 3), np.uint8) for size_px in sizes_px]
+    positions: dict[int, list[int]] = {}
+    for position, index in enumerate(indices):
+        positions.setdefault(index, []).append(position)
+    for index, frame in frames:
+        height_px, width_px = frame.shape[:2]
+        if (height_px, width_px) != (item.height_px, item.width_px):
+            raise BadMedia(
+                f"{item.kind} is {width_px}x{height_px} px but was profiled as {item.width_px}x{item.height_px}"
+            )
+        framed = family.framed(item, frame[None])
+        for version, size_px in zip(versions, sizes_px, strict=True):
+            version[positions[index]] = resize(framed, size_px)
+    return list(versions)
 
 
 def _check_duration(found_s: float, profiled_s: float) -> None:

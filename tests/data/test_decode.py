@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from dflop.data.decode import decode_audio, decode_image, decode_video
-from dflop.data.headers import BadMedia
+from dflop.data.headers import BadMedia, read_header
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
@@ -25,6 +30,32 @@ def test_sixteen_bit_grey_is_scaled_not_clipped_and_transparency_laid_on_white(t
     assert decode_image(tmp_path / "x.png")[0, :, 0].tolist() == [0, 127, 255]
     Image.new("RGBA", (1, 1), (0, 0, 0, 0)).save(tmp_path / "x.png")
     assert decode_image(tmp_path / "x.png").tolist() == [[[255, 255, 255]]]
+
+
+LEVELS = st.sampled_from([0, 1, 254, 255, 256, -1, 1000, 65535, 2**31 - 1, 0.5, 1.0, 1.5, float("nan"), float("inf")])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(LEVELS, min_size=1, max_size=4), st.booleans())
+def test_32_bit_levels_are_as_pillow_shows_them_or_refused_by_header_and_decoder(levels, is_float):
+    if not is_float:
+        levels = [int(level) for level in levels if np.isfinite(level)] or [7]
+    image = Image.fromarray(np.array([levels], np.float32 if is_float else np.int32))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.tif")
+        image.save(path)
+        if all(0 <= level <= 255 for level in levels) and not (is_float and 0 < max(levels) <= 1):
+            assert read_header("image", path).width_px == len(levels)
+            assert np.array_equal(decode_image(path), np.asarray(image.convert("RGB")))
+            return
+        for read in (lambda: read_header("image", path), lambda: decode_image(path)):
+            with pytest.raises(BadMedia, match=r"image with levels of .*, not 0 to 255"):
+                read()
+
+
+def test_a_pgm_of_more_than_8_bits_is_scaled(tmp_path):
+    (tmp_path / "x.pgm").write_bytes(b"P5 3 1 1023\n" + np.array([0, 512, 1023], ">u2").tobytes())
+    assert decode_image(tmp_path / "x.pgm")[0, :, 0].tolist() == [0, 128, 255]
 
 
 def test_exif_orientation_is_applied(tmp_path):
