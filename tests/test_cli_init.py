@@ -62,7 +62,7 @@ def test_what_was_found_and_what_must_be_edited_is_said(folder):
 
 
 def test_with_everything_there_it_validates(folder):
-    tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|box_start|>"]
     path = folder / "model" / "tokenizer.json"
     train_tokenizer(["what that\n"], path)
     content = json.loads(path.read_text())
@@ -74,10 +74,20 @@ def test_with_everything_there_it_validates(folder):
     path.write_text(json.dumps(content))
     (folder / "model" / "model.safetensors").touch()
     (folder / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    with (folder / "data" / "train.jsonl").open("a") as rows:
+        rows.write(json.dumps(chat("where?", "<|box_start|>(1,2)")) + "\n")
+    (folder / "model" / "preprocessor_config.json").write_text('{"max_pixels": 802816, "patch_size": 32}')
     out, talk = init(folder)
+    assert "found  model.media.max_pixels: 802816, model/preprocessor_config.json: max_pixels" in talk
+    assert any(line.startswith("edit   model.media: no settings") and "min_pixels 3136" in line for line in talk)
+    assert any(line.startswith("edit   model: model/preprocessor_config.json: patch_size = 32 is not") for line in talk)
+    assert any("<|box_start|> in 1" in line for line in talk)
     assert any("chat template in model/chat_template.jinja is not used" in line for line in talk)
+    assert "edit   dataset.chat_template: no file states one; `chatml` is assumed" in talk
     (folder / "my.yaml").write_text(out)
     config = load_config(folder / "my.yaml")
+    assert config.dataset.special_tokens == ("<|box_start|>",)
+    assert config.model.media == {"max_pixels": 802816, "video_max_pixels": 802816}
     assert config.model.weights == Path("model")
     assert (config.dataset.tokenizer, config.dataset.chat_template) == (Path("model/tokenizer.json"), "chatml")
     done = dflop("config", "validate", "my.yaml", cwd=folder)

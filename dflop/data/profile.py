@@ -39,7 +39,7 @@ _REPORT_EVERY_BLOCKS = 8
 _MAX_KEYS_SHOWN = 20
 
 Result = SampleShape | QuarantinedSample
-_Done = tuple[list[Result], list[HeaderRow], Counter[str]]
+_Done = tuple[list[Result], list[HeaderRow], Counter[str], Counter[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,13 @@ def profile_shard(
     results: list[Result] = []
     headers: list[HeaderRow] = []
     unknown_keys: Counter[str] = Counter()
+    named_tokens: Counter[str] = Counter()
     num_bad = 0
-    for number, (found, new, unknown) in enumerate(_run(work, rows, num_workers)):
+    for number, (found, new, unknown, named) in enumerate(_run(work, rows, num_workers)):
         results += found
         headers += new
         unknown_keys += unknown
+        named_tokens += named
         num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
         if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
             tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
@@ -146,6 +148,9 @@ def profile_shard(
     if unknown_keys:
         keys = ", ".join(f"{key} ({count} rows)" for key, count in unknown_keys.most_common(_MAX_KEYS_SHOWN))
         tell(f"{label}: keys that are not read and not known to mean anything: {keys}")
+    if named_tokens:
+        tokens = ", ".join(f"{token} ({count} rows)" for token, count in named_tokens.most_common(_MAX_KEYS_SHOWN))
+        tell(f"{label}: special tokens that texts name, encoded as characters (dataset.special_tokens): {tokens}")
     shapes = [r for r in results if isinstance(r, SampleShape)]
     return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
 
@@ -229,11 +234,13 @@ class _Work:
         self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
 
     def do(self, rows: range) -> _Done:
-        """Results of some rows, in order, the headers read for them, and how many had which unknown key."""
+        """Results of some rows, in order, the headers read for them; rows per unknown key and per token they name."""
         samples = [(i, self._sample(i)) for i in rows]
         found = shapes_of(samples, self._rules, self.headers.read)
-        unknown = Counter(key for _, s in samples if isinstance(s, AnnotatedSample) for key in s.unknown_keys)
-        return [self._weighted(r) for r in found], self.headers.take_new(), unknown
+        good = [sample for _, sample in samples if isinstance(sample, AnnotatedSample)]
+        unknown = Counter(key for sample in good for key in sample.unknown_keys)
+        named = Counter(token for sample in good for token in self._rules.tokenizer.spelled_out(sample))
+        return [self._weighted(r) for r in found], self.headers.take_new(), unknown, named
 
     def _weighted(self, result: Result) -> Result:
         weight = float(self._weights[result.sample_index])

@@ -16,6 +16,7 @@ from dflop.errors import DataError, DflopError, StoreError
 from dflop.jobs import planning, runs, submit
 from dflop.jobs.driver import drive_alone
 from dflop.jobs.follow import follow_jobs, ingest_run, note_profile, stored_profile
+from dflop.jobs.limits import stated_limits
 from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
 from dflop.jobs.talk import Say
 from dflop.launch import JobSpec, Launcher
@@ -153,7 +154,9 @@ async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileReco
         started = time.time()
         counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), say)]
         rows = await asyncio.to_thread(rows_key, dataset)
-        inputs = {"annotations": str(config.dataset.annotations), "family": media.name, _ROWS: rows}
+        annotations = str(config.dataset.annotations)
+        limits = stated_limits(config)
+        inputs = {"annotations": annotations, "family": media.name, _ROWS: rows, "limits": limits}
         found = note_profile(run, key, "data", counts, time.time() - started, inputs)
         await ingest_run(run, say)
     else:

@@ -96,13 +96,14 @@ def assert_video_equals_the_processor(
 
 
 def inside(rules: MediaRules, layout: Layout) -> list[str | int]:
-    """What the processor puts for the placeholder: `begin` and `end` around one run of rows stay outside of it."""
+    """What the processor puts for the placeholder: `begin` and `end` around it are the template's."""
     tokens = rules.media_tokens["video"]
     if len(layout) == 3:
         assert (layout[0], layout[2]) == (tokens.begin, tokens.end)
         return [layout[1]]
+    assert (layout[0], layout[-1]) == (tokens.begin, tokens.end)
     joined: list[str | int] = []
-    for is_text, parts in itertools.groupby(layout, lambda part: isinstance(part, str)):
+    for is_text, parts in itertools.groupby(layout[1:-1], lambda part: isinstance(part, str)):
         run = list(parts)
         joined += ["".join(map(str, run))] if is_text else run
     return joined

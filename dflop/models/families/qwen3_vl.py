@@ -3,6 +3,7 @@
 Images and videos follow the Hugging Face processors exactly (tests hold them equal). Unlike its predecessors it
 samples frames evenly from the first to the last, has one pixel budget for all frames of a video, and writes a video as
 one run of rows per temporal patch, each after the time it is at: `<0.3 seconds><|vision_start|>...<|vision_end|>`.
+Transformers 5.23 puts that for the pad of the published template and leaves the template's own pair around it.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class Qwen3Vl(NativeFamily):
         size_px = _resize_video(size.height_px, size.width_px, len(frames), self._native.factor_px, limits)
         placed = self._native.place(grid_t, size_px, tokens)
         fps = _frame_rate(size.num_frames, size.duration_s)
-        return replace(placed, layout=_layout(_pad(frames), fps, tokens.wrap(placed.num_rows // grid_t)))
+        patches = _layout(_pad(frames), fps, tokens.wrap(placed.num_rows // grid_t))
+        return replace(placed, layout=(tokens.begin, *patches, tokens.end))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         return tuple(_pad(_sample(num_frames, duration_s, self.limits(level))))
