@@ -88,6 +88,8 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
     except BadSample as error:
         error.sample_id = sample_id
         raise
+    except RecursionError as error:
+        raise BadSample("row is nested too deeply", sample_id=sample_id) from error
     sample = AnnotatedSample(index, sample_id, turns, media, tuple(sorted(keys.unknown)))
     return ReadRow(sample, messages.attached)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from dflop.data.annotations import MEDIA_KINDS, BadSample
+from dflop.data.annotations import MEDIA_KINDS, BadSample, printable
 from dflop.data.media_value import is_media_like
 
 LISTS = ("conversations", "messages", "texts")
@@ -124,8 +124,8 @@ class KeyReader:
                 raise _refusal(key, f"{what} has `{key}` ({meaning}), which is not followed")
             if key not in IGNORED:
                 if is_media_like(value):
-                    raise _refusal(key, f"{what} has media under `{key}`, which is not read")
-                self.unknown.add(key)
+                    raise _refusal(printable(key), f"{what} has media under `{printable(key)}`, which is not read")
+                self.unknown.add(printable(key))
 
     def check_media(self, row: Mapping[str, object]) -> None:
         """Of a row that no media were found for: that none are meant either.

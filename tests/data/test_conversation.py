@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample, MediaRef, Turn
 from dflop.data.conversation import parse_row
+from dflop.data.keys import FOLLOWED
 from tests.data.helpers import chat, sample_of
 
 TURNS = (Turn("user", "<image>\nhi"), Turn("assistant", "ok"))
@@ -61,6 +62,19 @@ def test_every_way_to_write_it_is_one_conversation(row):
 def test_media_follow_placeholder_order():
     sample = sample_of("<video> then <image> then <image>", "ok", image=["1.png", "2.png"], videos="v.mp4")
     assert sample.media == (MediaRef("video", "v.mp4"), MediaRef("image", "1.png"), MediaRef("image", "2.png"))
+
+
+def test_rows_nested_too_deeply_are_bad():
+    deep: object = "1.png"
+    for _ in range(5000):
+        deep = {"url": deep}
+    for row in (
+        chat("a", "b", image=deep),
+        chat("a", "b", x=deep),
+        {"messages": parts({"type": "image", "image": deep})},
+    ):
+        with pytest.raises(BadSample, match="nested too deeply"):
+            parse_row(row, 0)
 
 
 def test_files_named_in_place_leave_the_others_their_order():
@@ -206,19 +220,21 @@ json_values = st.recursive(
 )
 part_values = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "image", "video_url"]) | json_values},
-    optional={"text": json_values, "image": json_values, "url": json_values, "video_url": json_values},
+    optional={key: json_values for key in ("text", "image", "url", "video_url", "fps", "source", "bytes", "\ud800")},
 )
 turn_values = st.fixed_dictionaries(
-    {"from": st.sampled_from(["human", "gpt", "x"]) | json_values, "value": json_values | st.lists(part_values)}
+    {"from": st.sampled_from(["human", "gpt", "x"]) | json_values, "value": json_values | st.lists(part_values)},
+    optional={"loss": json_values, "weight": st.integers(0, 2), "tool_calls": json_values, "x": json_values},
 )
+
+
+ROW_KEYS = [*sorted(FOLLOWED["row"]), "tools", "url", "second_view", "\ud800"]
 
 
 @settings(max_examples=40)
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["id", "image", "images", "video", "conversations", "text", "instruction", "history", "system"]
-        ),
+        st.sampled_from(ROW_KEYS),
         json_values,
     )
     | st.builds(
@@ -232,5 +248,7 @@ def test_any_json_object_is_a_sample_or_bad(row):
         sample_id, names = error.sample_id, [error.reason]
     else:
         sample_id, names = sample.sample_id, [ref.path for ref in sample.media]
+        pieces = [piece for turn in sample.turns for piece in turn.pieces()[1::2]]
+        assert pieces == [ref.kind for ref in sample.media], "a place for each item, and an item for each place"
     assert sample_id.encode("utf-8") or row.get("id") == ""
     assert all(names)
