@@ -92,6 +92,13 @@ def test_with_everything_there_it_validates(folder):
     assert (config.dataset.tokenizer, config.dataset.chat_template) == (Path("model/tokenizer.json"), "chatml")
     done = dflop("config", "validate", "my.yaml", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "my.yaml: ok\n")
+    shown = dflop("config", "show", "my.yaml", "--origins", cwd=folder).stdout.splitlines()
+    (stated,) = (line for line in shown if " max_pixels:" in line)
+    (silent,) = (line for line in shown if " video_fps:" in line)
+    assert "802816 " in stated
+    assert "# my.yaml:" in stated
+    assert silent.split() == ["video_fps:", "2.0", "#", "default"]
+    assert dflop("init", "--model", "model", "--data", "data", cwd=folder).stdout == out
 
 
 def test_a_tokenizer_without_the_familys_tokens_is_said_at_once(folder):

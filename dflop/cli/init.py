@@ -12,7 +12,9 @@ from dflop.cli.common import Quiet, check_folder, talk, writing
 
 def init(
     *,
-    model: Annotated[Path, Parameter(help="config.json of a Hugging Face model; what lies beside it is used, too.")],
+    model: Annotated[
+        Path, Parameter(help="config.json of a Hugging Face model, or its folder; what lies there is used.")
+    ],
     data: Annotated[Path, Parameter(help="File of training data, or the folder it is in.")],
     out: Annotated[Path | None, Parameter(help="File to write; stdout without it.")] = None,
     quiet: Quiet = False,

@@ -118,6 +118,10 @@ def test_templates_come_from_files(tmp_path):
     assert ChatTemplate.load(str(jinja)).skeleton(("user", "user")) == ("|", 0, "|", 1)
     assert ChatTemplate.load(str(config)).skeleton(("user",)) == ("<s>", 0)
     assert ChatTemplate.load(str(named)).skeleton(("user",)) == ("<b>", 0)
+    jinja.write_text(bos)
+    assert ChatTemplate.load(str(jinja)).skeleton(("user",)) == ("<s>", 0), "of the tokenizer beside it"
+    named.write_text(json.dumps({"chat_template": {"default": bos, "tools": "x"}}))
+    assert ChatTemplate.load(str(named)).skeleton(("user",)) == ("<s>", 0)
     with pytest.raises(ConfigError, match="no `chat_template`"):
         ChatTemplate.load(str(none))
     with pytest.raises(ConfigError, match="cannot be read") as error:

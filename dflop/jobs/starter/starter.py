@@ -43,12 +43,14 @@ def make_starter(model_config: Path, data: Path) -> Starter:
     """A configuration for a model and a dataset, on this machine.
 
     Args:
-        model_config: `config.json` of a Hugging Face model.
+        model_config: `config.json` of a Hugging Face model, or the folder it is in.
         data: File of rows, or the folder it is in.
 
     Raises:
         ConfigError: the model is not known, or there is no training data.
     """
+    if model_config.is_dir():
+        model_config /= "config.json"
     model = read_hub_model(model_config)
     dataset = find_dataset(data)
     folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
