@@ -83,7 +83,8 @@ def compared(folder: Path, *arguments: str) -> str:
 
 
 def test_a_comparison_from_a_data_sheet(folder: Path) -> None:
-    assert "simulated on 3 batches nobody planned for; costs analytic" in compared(folder, "--device", "h100")
+    talk = compared(folder, "--device", "h100", "--gpus", "4", "--gpus-per-node", "2")
+    assert "simulated on 3 batches nobody planned for; costs analytic" in talk
 
 
 @pytest.mark.lane("jobs")

@@ -84,6 +84,7 @@ def test_a_trainer_that_does_not_look_at_the_data_gets_a_plan_for_arrival_order(
         (("--picture", "step.gif"), ("cannot draw a `.gif` file", ".png, .svg, .pdf")),
         (("--gpus", "0"), ("cannot plan for 0 GPUs",)),
         (("--gpus", "6"), ("6 GPUs are not whole nodes of 4",)),
+        (("--device", "h100", "--gpus", "12"), ("12 GPUs are not whole nodes of 8", "--gpus-per-node")),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_dataset_is_looked_at(tmp_path, arguments, said) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
-from dflop.cli.plan import Device
+from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.jobs.talk import Say
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ def compare(
     *,
     suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
     device: Device = "",
+    gpus: Gpus = None,
+    gpus_per_node: GpusPerNode = None,
     num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
     num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is told.")] = 10_000,
     usd_per_gpu_hour: Annotated[float, Parameter(help="Price of a GPU.")] = 0.0,
@@ -67,10 +69,12 @@ def compare(
     from dflop.jobs.comparing import COLUMNS, compare_on_data, comparison_rows
     from dflop.jobs.comparing_page import data_page
     from dflop.jobs.outlook import look_ahead
+    from dflop.jobs.planned_cluster import planned_cluster
 
     assert config is not None
     loaded = load_config(config, overrides)
-    outlook = asyncio.run(look_ahead(loaded, device, say))
+    cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+    outlook = asyncio.run(look_ahead(loaded, device, cluster, say))
     contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say)
     if html is not None:
         _write(html, data_page(contest, loaded, config, num_steps, usd_per_gpu_hour), say)

@@ -13,18 +13,22 @@ from dflop.jobs.talk import Say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dflop.config import Config
     from dflop.plan.space import Problem
     from dflop.records import Plan
 
 Device = Annotated[str, Parameter(help="Plan from the data sheet of a100, h100 or h200 instead of measured costs.")]
 
 
+Gpus = Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")]
+GpusPerNode = Annotated[int | None, Parameter(help="With nodes of so many GPUs; those of a data sheet have 8.")]
+
+
 def plan(
     config: ConfigFile,
     *,
     device: Device = "",
-    gpus: Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")] = None,
+    gpus: Gpus = None,
+    gpus_per_node: GpusPerNode = None,
     explain: Annotated[bool, Parameter(help="Say what binds, where time goes, and what a node more would do.")] = False,
     emit: Annotated[str, Parameter(help="Print the plan for another program: megatron-mimo, torchrun, json.")] = "",
     picture: Annotated[Path | None, Parameter(help="Draw a step, data-blind and balanced: .svg, .png, .pdf.")] = None,
@@ -47,20 +51,28 @@ def plan(
 
     os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
 
+    from dflop.config import load_config
     from dflop.jobs.outlook import look_ahead
+    from dflop.jobs.planned_cluster import planned_cluster
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.search import plan_problem
     from dflop.report.rows import print_rows
     from dflop.report.tables import plan_table
+    from dflop.units import num_bytes
 
     say, wanted = talk(quiet), form_of(form, as_json)
     write = emitter(emit) if emit else None
     _check(explain, picture, wanted)
-    loaded = _load(config, overrides, gpus)
-    found = asyncio.run(look_ahead(loaded, device, say))
+    loaded = load_config(config, overrides)
+    cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+    found = asyncio.run(look_ahead(loaded, device, cluster, say))
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
     plans = plan_problem(problem, top=loaded.plan.top, progress=say)
-    say(f"{len(found.shapes)} samples, {problem.cluster.num_processes} processes; simulated, costs {found.source}")
+    nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"
+    say(
+        f"{len(found.shapes)} samples, {cluster.num_processes} processes; simulated, costs {found.source}\n{nodes}, "
+        f"{num_bytes(cluster.memory_per_process_bytes)} each"
+    )
     if problem.space.rules is not None:
         _say_what_rules_cost(found.problem, plans[0], emit, say)
     if write is not None:
@@ -91,27 +103,6 @@ def _check(explain: bool, picture: Path | None, form: str) -> None:
         from dflop.report.data_plots import check_suffix
 
         check_suffix(picture)
-
-
-def _load(path: Path, overrides: tuple[str, ...], gpus: int | None) -> Config:
-    """The configuration, on another number of GPUs where one is asked for: whole nodes, or a part of one."""
-    from dflop.config import load_config
-    from dflop.errors import ConfigError
-
-    loaded = load_config(path, overrides)
-    if gpus is None:
-        return loaded
-    if gpus < 1:
-        raise ConfigError(f"cannot plan for {gpus} GPUs", where="--gpus", hint="1 or more")
-    each = min(loaded.cluster.num_processes_per_node, gpus)
-    if gpus % each:
-        raise ConfigError(
-            f"{gpus} GPUs are not whole nodes of {each}",
-            where="--gpus",
-            hint=f"a multiple of {each}, or other nodes: --set cluster.num_processes_per_node=...",
-        )
-    nodes = {"cluster.num_nodes": gpus // each, "cluster.num_processes_per_node": each}
-    return load_config(path, (*overrides, *(f"{key}={value}" for key, value in nodes.items())))
 
 
 def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) -> None:

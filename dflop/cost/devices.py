@@ -25,6 +25,8 @@ class Device:
     """To the other devices of its node."""
     network_bytes_per_s: float
     """To other nodes."""
+    num_per_node: int = 8
+    """As in NVIDIA's DGX and HGX systems."""
 
 
 # NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB): 312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s both directions

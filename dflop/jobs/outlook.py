@@ -7,7 +7,7 @@ named device. Everything that comes out is simulated.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
@@ -24,7 +24,7 @@ from dflop.jobs.talk import Say
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
-from dflop.records import CostTable, SampleShape
+from dflop.records import ClusterSpec, CostTable, SampleShape
 from dflop.store.reader import Reader
 
 MAX_SAMPLES = 20_000
@@ -42,12 +42,13 @@ class Outlook:
     """Of the costs: `measured on ...` or `analytic, ...`."""
 
 
-async def look_ahead(config: Config, device: str, say: Say) -> Outlook:
+async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say) -> Outlook:
     """Profiles the dataset where that is not done; what is left is planning.
 
     Args:
-        config: Run configuration; its cluster says how many processes there are.
-        device: Key of a data sheet (`h100`, ...) for analytic costs and device memory; empty: measured costs.
+        config: Run configuration; the dataset is profiled on its cluster.
+        device: Key of a data sheet (`h100`, ...) for analytic costs; empty: measured costs.
+        cluster: To plan for.
         say: Told what happens.
 
     Raises:
@@ -55,7 +56,7 @@ async def look_ahead(config: Config, device: str, say: Say) -> Outlook:
     """
     async with own_run(config, "plan", say) as run:
         found = await data_profile(run, submit.reading_launcher_of(run, run.config(), say), say)
-        return await asyncio.to_thread(_outlook, run.config(), found.profile_key, device)
+        return await asyncio.to_thread(_outlook, run.config(), found.profile_key, device, cluster)
 
 
 async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
@@ -98,13 +99,10 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
     ]
 
 
-def _outlook(config: Config, profile_key: str, device: str) -> Outlook:
+def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
     with Reader(config.store) as reader:
         shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
-    cost, source = _costs(config, device)
-    cluster = config.cluster.spec()
-    if device:
-        cluster = replace(cluster, device="cuda", memory_per_process_bytes=find_device(device).memory_bytes)
+    cost, source = _costs(config, device, cluster)
     problem = Problem(
         run_id="outlook",
         specs=planning.used_modules(planning.bound_family(config), shapes),
@@ -120,10 +118,10 @@ def _outlook(config: Config, profile_key: str, device: str) -> Outlook:
     return Outlook(problem, tuple(shapes), source)
 
 
-def _costs(config: Config, device: str) -> tuple[CostModel, str]:
+def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel, str]:
     specs, frozen = planning.bound_family(config).specs(), stages_of(config)[-1].frozen
     if device:
-        sheet, cluster = find_device(device), config.cluster
+        sheet = find_device(device)
         links = analytic_link_costs(  # an explanation asks what one node more would do
             sheet,
             num_nodes=cluster.num_nodes + 1,
