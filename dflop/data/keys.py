@@ -119,9 +119,10 @@ class KeyReader:
                 continue
             if level == "row" and key in _IGNORED_OF_ROWS:
                 continue
-            if key in REFUSED or (key in MEDIA_KEYS and level != "row"):
-                meaning = REFUSED.get(key, "media of this turn alone")
-                raise _refusal(key, f"{what} has `{key}` ({meaning}), which is not followed")
+            if key in MEDIA_KEYS:  # of a message or a part; those of a row are followed
+                raise BadSample(f"{what} has `{key}`: media are named by the row or by a part of their kind", key=key)
+            if key in REFUSED:
+                raise _refusal(key, f"{what} has `{key}` ({REFUSED[key]}), which is not followed")
             if key not in IGNORED:
                 if is_media_like(value):
                     raise _refusal(printable(key), f"{what} has media under `{printable(key)}`, which is not read")

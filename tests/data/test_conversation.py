@@ -191,6 +191,7 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
         ({"messages": parts({"text": "x", "image": "1.png"})}, "without a type that holds image and text"),
         ({"messages": parts({})}, "without a type that holds nothing"),
         ({"messages": "[{"}, "is a string that is not JSON"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["1.png"]}]}, "named by the row or by a part"),
         ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "both `from` and `role`, which differ"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]}, "turn 1 has role 'tool'"),
         ({"conversations": [{"from": "observation", "value": "x"}]}, "calls of tools and their results"),
