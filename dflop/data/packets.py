@@ -27,6 +27,8 @@ _BACK_S = 0.1
 _SKIPPED = slice(0, 4), slice(4, 8)
 """Of the side data `skip_samples`: samples to drop at the start and at the end of a packet, little-endian."""
 _ID3_BYTES, _ID3V1_BYTES = 10, 128
+_MAX_TAGS = 100
+"""One after the other; a file of nothing else would be looked through for minutes."""
 _INVALID_DATA = 1094995529
 """FFmpeg's number for a broken file."""
 _MP3_HEAD_BYTES = 512
@@ -129,7 +131,10 @@ def audio_packets(container: InputContainer, stream: av.AudioStream) -> Iterator
         if is_mp3 and packet.size and packet.pos is not None:
             content, num_cut = bytes(packet), max(0, tag_end - packet.pos)
             sound = content[num_cut:].lstrip(b"\0")
-            while size := _tag_bytes(sound):
+            for _ in range(_MAX_TAGS):
+                size = _tag_bytes(sound)
+                if not size:
+                    break
                 num_cut = len(content) - len(sound) + size
                 sound = content[num_cut:].lstrip(b"\0")
             tag_end = max(tag_end, packet.pos + num_cut)
@@ -148,8 +153,8 @@ def audio_packets(container: InputContainer, stream: av.AudioStream) -> Iterator
 def after_mp3_tag(file: BinaryIO) -> tuple[bytes, int]:
     """Where sound begins in an MP3: the first bytes behind its tags, and how many there are to the end."""
     at = 0
-    while size := _tag_bytes(_read_at(file, at, _ID3_BYTES)):
-        at += size
+    for _ in range(_MAX_TAGS):
+        at += _tag_bytes(_read_at(file, at, _ID3_BYTES))
     return _read_at(file, at, _MP3_HEAD_BYTES), file.seek(0, 2) - at
 
 

@@ -63,6 +63,8 @@ class RunSummary:
     comparison: Comparison | None
     verdict: str
     quarantined: tuple[QuarantinedSample, ...]
+    warning: str
+    """Of samples that the profile called good and training could not use; empty where there are none."""
     corrections: tuple[Correction, ...]
     """The last set of each module, in the order of their steps; the buckets of a set by size."""
     num_corrections: int
@@ -110,6 +112,8 @@ def summarise(
     sets = _correction_sets(corrections)
     latest = {rows[0].module: rows for rows in sets}
     losses = [s.loss for s in steps if s.loss is not None]
+    num_lost, warning = _lost(quarantined)
+    lost = f" Training lost {num_lost} sample(s) that the data profile called good." if num_lost else ""
     return RunSummary(
         run=run,
         plan=plan,
@@ -124,10 +128,23 @@ def summarise(
         llm_tokens_per_s=_median([s.llm_tokens_per_s for s in steps]),
         stages=_stages(steps, plan),
         comparison=comparison,
-        verdict=verdict(comparison, num_processes=plan.num_processes, num_cores=num_cores),
+        verdict=verdict(comparison, num_processes=plan.num_processes, num_cores=num_cores) + lost,
         quarantined=tuple(sorted(quarantined, key=lambda q: (q.sample_index, q.phase, q.path))),
+        warning=warning,
         corrections=tuple(c for rows in sets if rows is latest[rows[0].module] for c in rows),
         num_corrections=len(sets),
+    )
+
+
+def _lost(quarantined: Sequence[QuarantinedSample]) -> tuple[int, str]:
+    """How many samples only training found to be bad, and the warning that names the first."""
+    found = sorted((q for q in quarantined if q.phase == "train"), key=lambda q: (q.sample_index, q.path))
+    if not found:
+        return 0, ""
+    first, num_lost = found[0], len({q.sample_index for q in found})
+    return num_lost, (
+        f"Warning: {num_lost} sample(s) that the data profile called good were not trained on, first "
+        f"`{first.sample_id}` ({first.path or 'no path'}): {first.reason}. All: select * from v_quarantine"
     )
 
 

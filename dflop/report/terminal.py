@@ -27,6 +27,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
             print_table(table, console)
     console.print()
     console.print(Text(summary.verdict, style="bold"))
+    if summary.warning:
+        console.print(Text(summary.warning, style="bold"))
     console.print()
     # The line is for copying: no wrapping, no highlighting.
     console.print(Text(tables.SQL_LINE), soft_wrap=True)
@@ -46,6 +48,8 @@ def markdown_summary(summary: RunSummary) -> str:
         tables.quarantine_table(summary),
     )
     parts += [markdown_table(table) for table in shown if table.rows]
+    if summary.warning:
+        parts.append(f"**{_cell(summary.warning)}**")
     return "\n\n".join([*parts, f"```\n{tables.SQL_LINE}\n```"]) + "\n"
 
 
