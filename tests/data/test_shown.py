@@ -107,7 +107,11 @@ def test_answers_are_learnt_as_the_template_shows_them(tokenizers, name, turns, 
 
 
 def test_only_templates_that_look_are_rendered_with_every_text():
-    looks = {name for name, source in TEMPLATES.items() if ChatTemplate(source, name).looks_into(("user", "assistant"), ("x", "y"))}
+    looks = {
+        name
+        for name, source in TEMPLATES.items()
+        if ChatTemplate(source, name).looks_into(("user", "assistant"), ("x", "y"))
+    }
     assert looks == TEMPLATES.keys() - {*BUILT_IN, "empty turns left as they are", "system asked for tools"}
     empty = ChatTemplate(TEMPLATES["empty turns left as they are"], "")
     assert empty.looks_into(("user", "assistant"), ("x", ""))
