@@ -21,7 +21,6 @@ import unittest
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -44,22 +43,12 @@ class TooLong(Exception):
     """An example did not end within its deadline."""
 
 
-@dataclass
-class Campaign:
-    """What came of a target."""
-
-    num_examples: int = 0
-    elapsed_s: float = 0.0
-    crashes: list[str] = field(default_factory=list)
-    """Traces, each with its smallest example."""
-
-
-def fuzz(target: Target, folder: Path, *, seconds: float, seeds: Iterable[int], database: Path) -> Campaign:
+def fuzz(target: Target, folder: Path, *, seconds: float, seeds: Iterable[int], database: Path) -> dict[str, Any]:
     """Run examples of a target, a slice of them for each seed, until the time is over or a crash is small.
 
-    The file `last` has the example in hand, should this process die.
+    The file `last` has the example in hand, should this process die. `crashes` are traces with the smallest examples.
     """
-    found, began_s, has_crashed = Campaign(), time.monotonic(), False
+    found, has_crashed, began_s = {"num_examples": 0, "elapsed_s": 0.0, "crashes": []}, False, time.monotonic()
     options = settings(
         max_examples=SLICE_EXAMPLES, database=DirectoryBasedExampleDatabase(database / target.name), deadline=None,
         derandomize=False, suppress_health_check=list(HealthCheck), print_blob=False,
@@ -68,9 +57,9 @@ def fuzz(target: Target, folder: Path, *, seconds: float, seeds: Iterable[int], 
 
     def one(example: Any) -> None:
         nonlocal has_crashed
-        if found.num_examples and not has_crashed and time.monotonic() > began_s + seconds:
+        if found["num_examples"] and not has_crashed and time.monotonic() > began_s + seconds:
             raise unittest.SkipTest  # ends hypothesis
-        found.num_examples += not has_crashed
+        found["num_examples"] += not has_crashed
         (folder / "last").write_text(repr(example), encoding="utf-8")
         try:
             with _limit(target.deadline_s):
@@ -95,9 +84,8 @@ def fuzz(target: Target, folder: Path, *, seconds: float, seeds: Iterable[int], 
             if not has_crashed:
                 raise  # not of an example: the strategy is wrong
             crashes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-            found.crashes = ["".join(traceback.format_exception(crash)) for crash in crashes]
-    found.elapsed_s = time.monotonic() - began_s
-    return found
+            found["crashes"] = ["".join(traceback.format_exception(crash)) for crash in crashes]
+    return {**found, "elapsed_s": time.monotonic() - began_s}
 
 
 @contextlib.contextmanager
@@ -120,27 +108,25 @@ def _limit(seconds: float) -> Iterator[None]:
         raise TooLong(f"not done after {seconds:g} s, and swallowed")
 
 
-def in_process(name: str, database: Path, seconds: float, first_seed: int) -> Campaign:
+def in_process(name: str, database: Path, seconds: float, first_seed: int) -> dict[str, Any]:
     """What `fuzz` finds in another process; the death of that process is a crash, too."""
     with (
         tempfile.TemporaryDirectory(prefix="dflop-fuzz-") as folder,  # what a killed target leaves goes with it
-        ProcessPoolExecutor(1, get_context("spawn"), _bound, (folder,)) as pool,
+        ProcessPoolExecutor(1, get_context("spawn")) as pool,
     ):
         try:
-            return pool.submit(_run, name, Path(folder), database.resolve(), seconds, first_seed).result()
+            return pool.submit(_bounded, name, Path(folder), database.resolve(), seconds, first_seed).result()
         except BrokenProcessPool as error:
             last = Path(folder) / "last"
             example = last.read_text(encoding="utf-8") if last.is_file() else "none"
-            return Campaign(crashes=[f"the process died: {error}\nexample={example}"])
+            crash = f"the process died: {error}\nexample={example}"
+            return {"num_examples": 0, "elapsed_s": 0.0, "crashes": [crash]}
 
 
-def _bound(folder: str) -> None:
-    """Of the process of a target; and what code under test prints is not ours to say."""
+def _bounded(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> dict[str, Any]:
+    """In the process of a target; and what code under test prints is not ours to say."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _run(name: str, folder: Path, database: Path, seconds: float, first_seed: int) -> Campaign:
     return fuzz(TARGETS[name], folder, seconds=seconds, seeds=itertools.count(first_seed), database=database)

@@ -68,7 +68,7 @@ def broken(draw: st.DrawFn, sound: Any, values: Strategy = VALUES) -> Any:
         elif edit == "repeat" and isinstance(node, list):
             node += [copy.deepcopy(node[key]) for _ in range(draw(st.integers(1, 3)))]
         else:
-            node[key] = draw(values)
+            node[key] = copy.deepcopy(draw(values))  # the next edit may be in it
     return document
 
 

@@ -7,6 +7,10 @@ refused), which it says with `assert`.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,3 +65,12 @@ def check_reason(reason: str, max_chars: int = 1000) -> None:
     assert reason.strip(), "a reason without words"
     assert len(reason.splitlines()) == 1, "a reason of several lines"
     assert len(reason) < max_chars, f"a reason of {len(reason)} characters"
+
+
+@functools.cache
+def made(make: Callable[[Path], Any]) -> Path:
+    """A folder with what is sound, made once in a process; examples break copies."""
+    folder = Path(tempfile.mkdtemp(prefix="dflop-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    make(folder)
+    return folder

@@ -7,8 +7,10 @@ below. `make fuzz` looks for more.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import operator
 import os
 from collections.abc import Callable
 from functools import partial
@@ -36,9 +38,10 @@ from dflop.store.lease import Lease
 from dflop.store.snapshot import Current
 from dflop.store.spool import read_next_seq
 from tests.fuzz.hostile import as_json
+from tests.fuzz.target import made
 from tests.fuzz.targets import TARGETS
-from tests.fuzz.targets.dataset import SIZES, dataset_at, make_tokenizer, prepare, rules, write_parquet
-from tests.fuzz.targets.media import samples
+from tests.fuzz.targets.dataset import SIZES, dataset_at, prepare, write_parquet
+from tests.fuzz.targets.media import make_tokenizer, rules, samples
 from tests.fuzz.targets.runs import ENVIRONMENT, sound_plan, sound_tables
 from tests.jobs.configs import write_config
 
@@ -47,27 +50,14 @@ NO_VALUES = (
     "0x" + "f" * 9000, "{a: " * 500, "!!float a", ".nan", "{1: 2}", '"\\ud800"', "2001-01-01", "!!set {a}",
     "!!binary aGk=", "1e999", "9" * 400,
 )  # fmt: skip
-CURRENT = {
-    "seq": 3, "file": "snapshots/dflop-000003.duckdb", "sha256": "0", "revision": "0", "duckdb": "1",
-    "published_at_s": 1.0,
-}  # fmt: skip
+CURRENT = {**dict.fromkeys(("file", "sha256", "revision", "duckdb"), "0"), "seq": 3, "published_at_s": 1.0}
 DEEP = b"[" * 3000
 
 
 def edited(value: Any, *above: Any, **changes: Any) -> bytes:
     """A document as JSON, with other values at a place in it."""
-    place = value
-    for key in above:
-        place = place[key]
-    place |= changes
+    functools.reduce(operator.getitem, above, value).update(changes)
     return as_json(value)
-
-
-def edited_table(key: str) -> bytes:
-    """Cost tables of which one has a value too many."""
-    tables = sound_tables()
-    knots = tables[0]["forward_s"][key]
-    return edited(tables, 0, "forward_s", **{key: [*knots, 100.0]})
 
 
 def section(family: str, hf_config: Any, **media: Any) -> dict[str, Any]:
@@ -113,7 +103,11 @@ EXAMPLES: dict[str, list[Any]] = {
     "sql-parameters": [(0, {"a": "\ud800"})],
     "sql-file": ["-- purpose: \udcff"],
     "sample-costs": [b"", b"PK\x03\x04", b"P"],
-    "cost-tables": [DEEP, edited_table("layer_knots"), edited_table("layer_bends")],
+    "cost-tables": [
+        DEEP,
+        *(edited(sound_tables(), 0, "forward_s", **{key: [*sound_tables()[0]["forward_s"][key], 100.0]})
+          for key in ("layer_knots", "layer_bends")),
+    ],
     "plan-json": [
         DEEP, edited(sound_plan(), "simulated", uniform_step_s=math.inf),
         *(edited(sound_plan(), "modules", 0, **{key: size}) for key in ("tp", "dp") for size in (10**12, 1e300)),
@@ -131,10 +125,8 @@ EXAMPLES: dict[str, list[Any]] = {
         "JobId=1 JobState=RUNNING Restarts=²",
     ],
     "rank-environment": [
-        *({**ENVIRONMENT, name: value} for name, value in (
-            ("SLURM_PROCID", ""), ("SLURM_PROCID", "4"), ("SLURM_LOCALID", "-2"), ("SLURM_NODEID", "4"),
-            ("MASTER_PORT", "0"),
-        )),
+        *({**ENVIRONMENT, "SLURM_PROCID": procid} for procid in ("", "4")), {**ENVIRONMENT, "SLURM_LOCALID": "-2"},
+        {**ENVIRONMENT, "SLURM_NODEID": "4"}, {**ENVIRONMENT, "MASTER_PORT": "0"},
         {name: value for name, value in ENVIRONMENT.items() if name != "SLURM_NTASKS"},
     ],
     "command-line": [
@@ -175,17 +167,18 @@ def tokenizer(folder: Path, **changes: Any) -> None:
 
 
 def clip_in_an_unknown_codec(folder: Path) -> None:
-    avi = samples()["clip.avi"]
+    avi = (made(samples) / "clip.avi").read_bytes()
     at = avi.index(b"strf") + 8 + 16  # the compression of BITMAPINFOHEADER
     rest = avi[at + 4 :].replace(b"H264", b"ZZZZ").replace(b"FMP4", b"ZZZZ")
     read_header("video", written(folder, "a.avi", avi[:at] + b"ZZZZ" + rest))
 
 
+TOO_LONG_S = (math.nan, math.inf, 1e300)
 REFUSED: list[tuple[Callable[[Path], Any], type[Exception] | tuple[type[Exception], ...], str | None]] = [
-    *((lambda path, s=s: settings.init(path, lease_s=s), ConfigError, "at most") for s in (math.nan, math.inf, 1e300)),
+    *((lambda path, s=s: settings.init(path, lease_s=s), ConfigError, "at most") for s in TOO_LONG_S),
     *((lambda path, s=s: settings.read_settings(written(path, "store.json", as_json({"lease_s": s})).parent),
-       StoreError, "at most") for s in (math.nan, math.inf, 1e300)),
-    *((lambda _, s=s: check_value(float, s), ValueError, "a number between") for s in (math.nan, math.inf, 1e300)),
+       StoreError, "at most") for s in TOO_LONG_S),
+    *((lambda _, s=s: check_value(float, s), ValueError, "a number between") for s in TOO_LONG_S),
     *((lambda _, seq=seq: from_dict(Current, {**CURRENT, "seq": seq}), (TypeError, ValueError), None)
       for seq in (None, math.inf, "x", [1])),
     (lambda _: from_dict(Current, [1]), TypeError, "object"),
@@ -209,24 +202,18 @@ def test_what_was_found_is_refused_in_words(call: Any, error: Any, words: str, t
         call(tmp_path)
 
 
-def test_lists_of_different_lengths_cost_their_own_row(tmp_path: Path) -> None:
+def test_lists_of_different_lengths_and_media_that_are_numbers_cost_their_own_row(tmp_path: Path) -> None:
     columns = {**SIZES, "image_w": [[640, 2], [10]], "image_h": [[480], [20]], "turns": [1, 10**12]}
     path = write_parquet(prepare(tmp_path), columns)
     shapes, bad = profile_sizes_shard(dataset_at(path, tmp_path), rules(), 0, 1)
-    assert len(shapes) == 0
-    assert bad["reason"].to_list() == [
+    assert (len(shapes), bad["reason"].to_list()) == (0, [
         "`image_w` and `image_h` have different numbers of entries",
         f"sample too long: {10**12} turns > max_llm_tokens 4096",
-    ]
-
-
-def test_media_whose_bytes_are_numbers_cost_their_own_row(tmp_path: Path) -> None:
-    texts = [[{"user": "<image>", "assistant": "c"}]] * 2
+    ])  # fmt: skip
     images = [{"bytes": 2.0, "path": "a.png"}, {"bytes": None, "path": "rgb.png"}]
-    path = write_parquet(prepare(tmp_path), {"texts": texts, "image": images})
+    path = write_parquet(tmp_path, {"texts": [[{"user": "<image>", "assistant": "c"}]] * 2, "image": images})
     shapes, bad = profile_shard(dataset_at(path, tmp_path), rules(), 0, 1)
-    assert len(shapes) == 1
-    assert [row.reason for row in bad] == ["`bytes` is of type float, not binary"]
+    assert (len(shapes), [row.reason for row in bad]) == (1, ["`bytes` is of type float, not binary"])
 
 
 def test_a_damaged_claim_expires_as_any_other(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def examples(folder: Path, check: Any, **options: Any) -> set[str]:
     target = Target("toy", "numbers", st.integers(0, 10**6), lambda _, n: attempt(check, n), **options)
     folder.mkdir()
     found = fuzz(target, folder, seconds=3600, seeds=(3,), database=folder.parent / "database")
-    return {re.findall(r"example=(\d+),", crash)[-1] for crash in found.crashes}
+    return {re.findall(r"example=(\d+),", crash)[-1] for crash in found["crashes"]}
 
 
 def test_crashes_are_made_small_and_kept_until_they_are_repaired(tmp_path: Path) -> None:

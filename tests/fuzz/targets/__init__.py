@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import configuration, dataset, media, runs, screen, store, texts
+from tests.fuzz.targets import configuration, dataset, media, runs, screen, store
 
-ROOMS = (configuration, dataset, texts, media, store, runs, screen)
+ROOMS = (configuration, dataset, media, store, runs, screen)
 TARGETS: dict[str, Target] = {target.name: target for room in ROOMS for target in room.TARGETS}

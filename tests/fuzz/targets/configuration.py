@@ -27,9 +27,8 @@ _YAML_WORDS = (
     "{? [1] : 2}", "{1: 2}", "&a [*a]", "!!float a", "!!omap [a]", "2001-01-01", "{<<: 3}",
     "[&a [1, 1], &b [*a, *a], &c [*b, *b], &d [*c, *c]]",
 )  # fmt: skip
-_PATHS = ("model", "model.hf_config.text_config", "model.hf_config.text_config.num_hidden_layers", "model.hf_config.a",
-          "model.hf_config.vision_config.depth", "model.media.max_pixels", "cluster", "stages", "a..b", ".", "=",
-          "")  # fmt: skip
+_PATHS = ("model.hf_config", "model.hf_config.text_config.num_hidden_layers", "model.hf_config.a", "model.media.b",
+          "a..b", ".", "=", "")  # fmt: skip
 _MIXTURE = {"datasets": [
     {"path": "a.jsonl", "sampling_strategy": "first:3", "weight": 2.0, "media_root": "m"},
     {"json_path": "{a,b}.jsonl", "sampling_strategy": "random:5%", "weight": 1},
@@ -44,14 +43,14 @@ def _configs() -> tuple[dict[str, Any], ...]:
     return tuple(load_config(file).model_dump(mode="json", exclude_unset=True) for file in files)
 
 
-def _as_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _as_yaml(values: Any) -> bytes:
+def _as_yaml(values: Any) -> str:
     text = io.StringIO()
     YAML(typ="safe", pure=True).dump(values, text)
-    return _as_bytes(text.getvalue())
+    return text.getvalue()
+
+
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _file(folder: Path, example: bytes, overrides: tuple[str, ...] = ()) -> None:
@@ -78,8 +77,8 @@ def _file(folder: Path, example: bytes, overrides: tuple[str, ...] = ()) -> None
 def _mixture(folder: Path, example: Any) -> None:
     (folder / "a.jsonl").write_text('{"text": "a"}\n')
     path, config = folder / "mix.yaml", folder / "run.yaml"
-    config.write_bytes(_as_yaml(_configs()[0]))
-    path.write_bytes(_as_yaml(example))
+    config.write_text(_as_yaml(_configs()[0]))
+    path.write_bytes(_as_bytes(_as_yaml(example)))
     attempt(load_mixture, path)
     overrides = (f"dataset.annotations={path}", f"dataset.media_root={folder}", "dataset.demo=false")
     ref = attempt(dataset_ref, load_config(config, overrides))
@@ -106,9 +105,9 @@ def _hub_configs() -> list[dict[str, Any]]:
 
 
 def _section(_folder: Path, example: dict[str, Any]) -> None:
-    name, stated, media = (example.get(key) for key in ("family", "hf_config", "media"))
-    if isinstance(stated, dict) and isinstance(media, dict) and isinstance(name, str) and name in FAMILIES:
-        _ask(attempt(load_family, name, stated, media))  # a configuration refuses all else
+    types = {"family": str, "hf_config": dict, "media": dict}
+    if all(isinstance(example.get(key), kind) for key, kind in types.items()) and example["family"] in FAMILIES:
+        _ask(attempt(load_family, *map(example.get, types)))  # a configuration refuses all else
 
 
 def _hub(folder: Path, example: tuple[bytes, bytes]) -> None:
@@ -136,29 +135,26 @@ def _ask(family: Any) -> None:
             assert placed.num_rows > 0
 
 
-_BYTES = st.deferred(lambda: hostile.broken_bytes(*map(_as_yaml, _configs()))) | st.binary(max_size=60)
-_TEXTS = st.deferred(lambda: hostile.broken_text([_as_yaml(one).decode() for one in _configs()], _YAML_WORDS))
-_VALUES = st.deferred(lambda: hostile.one_broken(_configs())).map(_as_yaml)
+_CONFIGS = [_as_yaml(one) for one in _configs()]
+_BYTES = hostile.broken_bytes(*map(str.encode, _CONFIGS)) | st.binary(max_size=60)
+_TEXTS = hostile.broken_text(_CONFIGS, _YAML_WORDS).map(_as_bytes)
+_VALUES = hostile.one_broken(_configs()).map(_as_yaml).map(_as_bytes)
 _WORDS = hostile.TEXTS | st.sampled_from(_YAML_WORDS) | hostile.SCALARS.map(repr)
-_DEMO = resources.path("configs") / "demo.yaml"
-_KEYS = st.deferred(lambda: st.sampled_from([shown.key for shown in shown_keys(load_with_origins(_DEMO))]))
-_SET = st.tuples(st.sampled_from(_PATHS) | _KEYS | hostile.TEXTS, st.sampled_from(("=", "=", "=", "")), _WORDS).map(
-    "".join
-)
+_SHOWN = [shown.key for shown in shown_keys(load_with_origins(resources.path("configs") / "demo.yaml"))]
+_SET = st.tuples(st.sampled_from((*_PATHS, *_SHOWN)) | hostile.TEXTS, st.sampled_from(("=", "=", "=", "")), _WORDS)
 _NUMBERS = st.one_of(hostile.INTEGERS, hostile.FLOATS, st.lists(hostile.INTEGERS, max_size=3), hostile.VALUES)
-_SIZE = {"shortest_edge": 3136, "longest_edge": 12845056}
-_PROCESSOR = {"min_pixels": 3136, "max_pixels": 1003520, "size": _SIZE, "min_patches": 1}
+_PROCESSOR = {"min_pixels": 3136, "max_pixels": 1003520, "size": {"shortest_edge": 3136, "longest_edge": 12845056},
+              "min_patches": 1}  # fmt: skip
 _PROCESSORS = st.just(hostile.as_json(_PROCESSOR)) | hostile.broken_json(_PROCESSOR, values=_NUMBERS)
-_HUB = st.deferred(lambda: st.tuples(hostile.broken_json(*_hub_configs(), values=_NUMBERS), _PROCESSORS))
-_SECTIONS = st.deferred(lambda: hostile.one_broken(_models(), _NUMBERS))
+_HUB = st.tuples(hostile.broken_json(*_hub_configs(), values=_NUMBERS), _PROCESSORS)
 TARGETS = (
     Target("config-bytes", "bytes of real configurations broken", _BYTES, _file),
-    Target("config-text", "YAML of real configurations cut up, with tags, anchors and aliases", _TEXTS.map(_as_bytes),
-           _file),
+    Target("config-text", "YAML of real configurations cut up, with tags, anchors and aliases", _TEXTS, _file),
     Target("config-values", "real configurations with values of any type and size", _VALUES, _file),
-    Target("config-set", "`--set` words", st.lists(_SET, min_size=1, max_size=3),
-           lambda folder, words: _file(folder, _as_yaml(_configs()[0]), tuple(words))),
+    Target("config-set", "`--set` words", st.lists(_SET.map("".join), min_size=1, max_size=3),
+           lambda folder, words: _file(folder, _CONFIGS[0].encode(), tuple(words))),
     Target("mixture", "mixtures with values of any type", hostile.broken(_MIXTURE), _mixture),
-    Target("model-section", "`model.hf_config` and `model.media` with values of any type", _SECTIONS, _section),
+    Target("model-section", "`model.hf_config` and `model.media` with values of any type",
+           hostile.one_broken(_models(), _NUMBERS), _section),
     Target("model-config-json", "`config.json` and `preprocessor_config.json` of a model", _HUB, _hub, quick=4),
 )  # fmt: skip

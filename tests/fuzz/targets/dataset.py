@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,14 @@ import pyarrow.parquet as pq
 import zstandard
 from hypothesis import strategies as st
 
-from dflop.data.demo_text import train_tokenizer
 from dflop.data.profile import DatasetRef, profile_shard, profile_sizes_shard
-from dflop.models import load_rules
-from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 from dflop.store import schema
 from tests.data.containers import write_tar
 from tests.fuzz import hostile
 from tests.fuzz.hostile import as_json
-from tests.fuzz.target import Strategy, Target, attempt, check_reason
-from tests.fuzz.targets.media import samples
+from tests.fuzz.target import Strategy, Target, attempt, check_reason, made
+from tests.fuzz.targets.media import make_tokenizer, rules, samples
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"id": "a", "image": "rgb.png",
@@ -50,22 +46,9 @@ SIZES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def make_tokenizer(folder: Path) -> Path:
-    """A small tokenizer with the special tokens of Qwen2.5-Omni."""
-    path = folder / "tokenizer.json"
-    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
-    return path
-
-
-def rules() -> MediaRules:
-    return load_rules("qwen2_5_omni_thinker", {}, {})
-
-
 def prepare(folder: Path) -> Path:
     """Media and a tokenizer."""
-    (folder / "media").mkdir()
-    for name, data in samples().items():
-        (folder / "media" / name).write_bytes(data)
+    shutil.copytree(made(samples), folder / "media")
     make_tokenizer(folder)
     return folder
 
@@ -75,11 +58,11 @@ def dataset_at(path: Path, folder: Path) -> DatasetRef:
     return DatasetRef.of_file(path, folder / "media", folder / "tokenizer.json", 4096)
 
 
-def _profile(folder: Path, path: Path | None) -> None:
+def _profile(folder: Path, path: Path) -> None:
     """All of a file, cut in two; every row once in one of two lists, and both can be stored."""
-    dataset = dataset_at(path, folder) if path is not None else None
-    opened = attempt(dataset.open) if dataset is not None else None
-    if dataset is None or opened is None:
+    dataset = dataset_at(path, folder)
+    opened = attempt(dataset.open)
+    if opened is None:
         return
     shards = [attempt(profile_shard, dataset, rules(), shard, 2) for shard in (0, 1)]
     assert None not in shards, "a file that opens can be profiled"
@@ -96,9 +79,8 @@ def _lines(rows: Any) -> bytes:
 
 
 def _write_bytes(work: Path, example: tuple[str, bytes]) -> Path:
-    path = work / f"a{example[0]}"
-    path.write_bytes(example[1])
-    return path
+    (work / f"a{example[0]}").write_bytes(example[1])
+    return work / f"a{example[0]}"
 
 
 def write_parquet(work: Path, columns: dict[str, Any], metadata: Any = None) -> Path | None:
@@ -123,11 +105,10 @@ def _sizes(folder: Path, example: dict[str, Any]) -> None:
     if path is None or (dataset := dataset_at(path, folder)).sizes is None:
         return
     if (found := attempt(profile_sizes_shard, dataset, rules(), 0, 1)) is not None:
-        shapes, bad = found
-        rows = [*shapes["sample_index"], *bad["sample_index"]]
+        rows = [index for rows in found for index in rows["sample_index"]]
         assert sorted(rows) == list(range(pq.ParquetFile(path).metadata.num_rows))
         wanted = schema.arrow_schema("sample_shape")
-        shapes.to_arrow().select(wanted.names).cast(wanted)
+        found[0].to_arrow().select(wanted.names).cast(wanted)
 
 
 def _parquet(columns: dict[str, Any], codec: str) -> bytes:
@@ -136,10 +117,8 @@ def _parquet(columns: dict[str, Any], codec: str) -> bytes:
     return sink.getvalue()
 
 
-def _tar() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        members = [("a.json", as_json(ROWS[0])), ("a.png", b"no"), ("b.txt", b"text")]
-        return write_tar(Path(folder) / "a.tar", members).read_bytes()
+def _tar(folder: Path) -> None:
+    write_tar(folder / "a.tar", [("a.json", as_json(ROWS[0])), ("a.png", b"no"), ("b.txt", b"text")])
 
 
 def _files(suffix: str, *sound: bytes) -> Strategy:
@@ -158,10 +137,10 @@ _NAMES = st.sampled_from(
 ) | hostile.TEXTS.filter(lambda text: 0 < len(text) < 200)
 _CONTENTS = st.one_of(hostile.broken_bytes(*map(as_json, ROWS)), st.binary(max_size=30),
                       st.sampled_from((b"hello", b'{"caption": "hi"}')))  # fmt: skip
-_PARQUET = st.deferred(lambda: _files(
+_PARQUET = _files(
     ".parquet", _parquet({"text": ["a", "b", "c"], "image": [b"x", b"y", None]}, "snappy"),
     _parquet({"messages": [ROWS[0]["conversations"]] * 3}, "zstd"),
-))  # fmt: skip
+)  # fmt: skip
 
 
 def _target(name: str, what: str, examples: Strategy, write: Callable[[Path, Any], Path | None]) -> Target:
@@ -171,7 +150,8 @@ def _target(name: str, what: str, examples: Strategy, write: Callable[[Path, Any
         work = folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        _profile(folder, write(work, example))
+        if (path := write(work, example)) is not None:
+            _profile(folder, path)
 
     return Target(name, what, examples, check, prepare)
 
@@ -188,6 +168,7 @@ TARGETS = (
     _target("parquet-bytes", "bytes of Parquet files broken", _PARQUET, _write_bytes),
     _target("tar-members", "members of shards, their names and contents",
             st.lists(st.tuples(_NAMES, _CONTENTS), min_size=1, max_size=6), _write_shard),
-    _target("tar-bytes", "bytes of shards broken", st.deferred(lambda: _files(".tar", _tar())), _write_bytes),
+    _target("tar-bytes", "bytes of shards broken", 
+            st.deferred(lambda: _files(".tar", (made(_tar) / "a.tar").read_bytes())), _write_bytes),
     Target("sizes", "tables of sizes with columns of any type", hostile.broken(SIZES), _sizes, prepare),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Media files of strangers: images, videos and sounds with broken headers and bodies.
+"""What rows come with: images, videos and sounds with broken headers and bodies, chat templates, tokenizers.
 
 A file has a size or a reason; what has a size decodes to that size or has a reason then, and a family places it or says
 why not.
@@ -7,48 +7,61 @@ why not.
 from __future__ import annotations
 
 import contextlib
-import functools
-import tempfile
+import json
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
+from dflop.data.chat import BUILT_IN, ChatTemplate
+from dflop.data.conversation import parse_row
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo_media import write_audio, write_video
+from dflop.data.demo_text import train_tokenizer
 from dflop.data.formats.embedded import NamedBytes
 from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.tokens import ChatTokenizer
 from dflop.models import FAMILIES, load_rules
 from dflop.models.media import MediaRules
 from tests.fuzz import hostile
-from tests.fuzz.target import Target, check_reason
+from tests.fuzz.target import Target, attempt, check_reason, made
 
 IMAGES = ("rgb.png", "rgb.jpg", "rgb.webp", "rgb.gif", "rgb.bmp", "rgb.tiff", "rgb.ppm", "l.png", "l.jpg", "l.gif",
           "l.bmp", "l.tiff", "l.ppm")  # fmt: skip
 CLIPS, SOUNDS = ("clip.mp4", "clip.mkv", "clip.avi"), ("tone.flac", "tone.wav")
+_FAMILIES = tuple(load_rules(name, {}, {}) for name in FAMILIES)
 _MAX_DECODED_PIXELS = 4_000_000
 """A header may promise more, within the limit; decoding it here would only take time."""
 
 
-@functools.cache
-def samples() -> dict[str, bytes]:
-    """Small sound files by name."""
+def samples(folder: Path) -> None:
+    """Small sound files."""
     pixels = Image.fromarray(np.arange(30 * 60 * 3, dtype=np.uint32).reshape(30, 60, 3).astype(np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
-    with tempfile.TemporaryDirectory() as folder:
-        for name in IMAGES:
-            turned = {"exif": exif} if name.endswith(("png", "jpg", "webp")) else {}
-            pixels.convert(name.partition(".")[0].upper()).save(Path(folder) / name, **turned)
-        for name in CLIPS:
-            write_video([np.full((48, 64, 3), 20 * i, np.uint8) for i in range(6)], Path(folder) / name, Fraction(10))
-        for name in SOUNDS:
-            write_audio(np.sin(np.arange(8_000) / 5).astype(np.float32) / 2, Path(folder) / name)
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    for name in IMAGES:
+        turned = {"exif": exif} if name.endswith(("png", "jpg", "webp")) else {}
+        pixels.convert(name.partition(".")[0].upper()).save(folder / name, **turned)
+    for name in CLIPS:
+        write_video([np.full((48, 64, 3), 20 * i, np.uint8) for i in range(6)], folder / name, Fraction(10))
+    for name in SOUNDS:
+        write_audio(np.sin(np.arange(8_000) / 5).astype(np.float32) / 2, folder / name)
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A small tokenizer with the special tokens of Qwen2.5-Omni."""
+    path = folder / "tokenizer.json"
+    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
+    return path
+
+
+def rules() -> MediaRules:
+    return load_rules("qwen2_5_omni_thinker", {}, {})
 
 
 @contextlib.contextmanager
@@ -59,25 +72,18 @@ def _or_a_reason() -> Iterator[None]:
         check_reason(error.reason, 400)
 
 
-@functools.cache
-def _families() -> tuple[MediaRules, ...]:
-    return tuple(load_rules(name, {}, {}) for name in FAMILIES)
-
-
 def _read(folder: Path, data: bytes, *, kinds: tuple[str, ...]) -> None:
     path = folder / "media"
     path.write_bytes(data)
     for kind in kinds:
-        headers: list[MediaHeader] = []
-        for source in (path, NamedBytes(data, "media")):
-            with _or_a_reason():
-                headers.append(read_header(kind, source))
-        for header in headers[:1]:
+        with _or_a_reason():
+            read_header(kind, NamedBytes(data, "media"))
+        with _or_a_reason():
+            header = read_header(kind, path)
             assert min(header.width_px, header.height_px, header.duration_s) >= 0
-            for family in _families():
+            for family in _FAMILIES:
                 _place(family, header)
-            with _or_a_reason():
-                _decode(kind, path, header)
+            _decode(kind, path, header)
 
 
 def _place(family: MediaRules, header: MediaHeader) -> None:
@@ -103,15 +109,88 @@ def _decode(kind: str, path: Path, header: MediaHeader) -> None:
 
 
 def _broken(*names: str) -> st.SearchStrategy[bytes]:
-    return st.deferred(lambda: hostile.broken_bytes(*(samples()[name] for name in names)))
+    return st.deferred(lambda: hostile.broken_bytes(*((made(samples) / name).read_bytes() for name in names)))
 
 
-_image, _video, _audio = (partial(_read, kinds=(kind,)) for kind in ("image", "video", "audio"))
-_any = partial(_read, kinds=("image", "video", "audio"))
+_TEMPLATES = (
+    *BUILT_IN.values(),
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
+    "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% else %}{% generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}{% endif %}{% endfor %}",
+    "{%- for m in messages -%}<|im_start|>{{ m.role }}\n{% for c in m.content %}{{ c.text | trim }}{% endfor %}"
+    "<|im_end|>{%- endfor -%}",
+)
+_JINJA = (
+    "{{", "}}", "{%", "%}", "{{ messages }}", "{{ 1 // 0 }}", "{{ messages[9].content }}", "{{ {}|dictsort|first }}",
+    "{{ ''.__class__.__mro__ }}", "{% for x in range(99999999) %}a", "{{ 'a' * 10 ** 10 }}", "{{ cycler }}",
+    "{{ m.content.format(m) }}", "{% include 'a' %}", "{% import 'os' as o %}", "{{ lipsum(9) }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% set ns = namespace(a=1) %}", "{{ m['content'] | tojson }}",
+    "{{ undefined.a.b }}", "{% break %}", "{{ m.content | float }}", "{{ messages | length / 0 }}", "{{ m() }}",
+    "{{ raise_exception(messages) }}", "{{ strftime_now() }}", "{{ (1,2)[5] }}", "{{ m.role + 1 }}",
+    "{% if m.content in 5 %}{% endif %}", "{{ [1] | sum('a') }}", "{% filter nope %}{% endfilter %}",
+    "\ue0f00\ue0f1", "\ue0f099\ue0f1", "\ue0f0٣\ue0f1", "(" * 300, "{{ " + "(" * 150 + "1" + ")" * 150 + " }}",
+    "{{ dict(a=m).a.b() }}", "{{ 2 ** 99999999 }}",
+)  # fmt: skip
+_ROW = {"conversations": [{"from": "human", "value": "what? \x00\ufffd <|im_end|>"},
+                          {"from": "gpt", "value": "the cat"}]}  # fmt: skip
+
+
+def _template(_folder: Path, example: tuple[str, list[str]]) -> None:
+    source, roles = example
+    found = attempt(ChatTemplate, source, "fuzz")
+    skeleton = attempt(found.skeleton, tuple(roles)) if found is not None else None
+    assert skeleton is None or [p for p in skeleton if isinstance(p, int)] == list(range(len(roles)))
+
+
+def _template_file(folder: Path, example: bytes) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_bytes(example)
+    found = attempt(ChatTemplate.load, str(path))
+    if found is not None:
+        attempt(found.skeleton, ("user", "assistant"))
+
+
+def _sound_tokenizer() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((made(make_tokenizer) / "tokenizer.json").read_text())
+    model = found["model"]
+    kept = {token: number for token, number in model["vocab"].items() if number < 280}  # an example stays readable
+    pairs = [pair if isinstance(pair, list) else pair.split() for pair in model["merges"]]
+    model |= {"vocab": kept, "merges": [pair for pair in pairs if "".join(pair) in kept]}
+    return found
+
+
+def _tokenizer(folder: Path, example: bytes) -> None:
+    path = folder / "tokenizer.json"
+    path.write_bytes(example)
+    tokenizer, sample = attempt(ChatTokenizer, path, rules()), parse_row(_ROW, 0)
+    if tokenizer is not None:
+        counts, encoded = attempt(tokenizer.count, [sample], [[]]), attempt(tokenizer.encode, sample, [])
+        if counts is not None and encoded is not None:
+            assert counts[0].num_text_tokens == len(encoded.input_ids)
+            assert counts[0].num_supervised_tokens == encoded.num_supervised_tokens
+
+
+_ROLES = st.lists(st.sampled_from(("system", "user", "assistant", "text")), min_size=1, max_size=4)
+_NAMED = {
+    "bos_token": "<s>", "eos_token": {"content": "</s>"},
+    "chat_template": [{"name": "default", "template": BUILT_IN["qwen"]}],
+}  # fmt: skip
+_FILES = hostile.broken_json(_NAMED, {**_NAMED, "chat_template": BUILT_IN["chatml"]})
+_TOKENIZERS = st.deferred(lambda: hostile.broken_json(_sound_tokenizer()))
+_KINDS = ("image", "video", "audio")
 _NOISE = st.binary(max_size=200) | _broken(*IMAGES, *SOUNDS)
 TARGETS = (
-    Target("image", "bytes of images of seven formats broken", _broken(*IMAGES), _image),
-    Target("video", "bytes of MP4, Matroska and AVI broken", _broken(*CLIPS), _video),
-    Target("audio", "bytes of FLAC and WAV broken", _broken(*SOUNDS), _audio),
-    Target("noise-as-media", "any bytes, read as every kind", _NOISE, _any),
-)
+    *(Target(name, what, examples, partial(_read, kinds=kinds)) for name, what, examples, kinds in (
+        ("image", "bytes of images of seven formats broken", _broken(*IMAGES), _KINDS[:1]),
+        ("video", "bytes of MP4, Matroska and AVI broken", _broken(*CLIPS), _KINDS[1:2]),
+        ("audio", "bytes of FLAC and WAV broken", _broken(*SOUNDS), _KINDS[2:]),
+        ("noise-as-media", "any bytes, read as every kind", _NOISE, _KINDS),
+    )),
+    Target("chat-template", "Jinja of chat templates cut up",
+           st.tuples(hostile.broken_text(_TEMPLATES, _JINJA), _ROLES), _template),
+    Target("chat-template-file", "`tokenizer_config.json` with values of any type, broken bytes", _FILES,
+           _template_file),
+    Target("chat-template-name", "names of templates and files", hostile.TEXTS,
+           lambda _, name: attempt(ChatTemplate.load, name)),
+    Target("tokenizer", "`tokenizer.json` with values of any type, broken bytes", _TOKENIZERS, _tokenizer),
+)  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from dflop.jobs import overview
 from dflop.jobs.basis import basis_of
@@ -26,7 +27,7 @@ from dflop.sampler.plans import warm_up
 from dflop.train import manifest
 from tests.builders import make_cluster, make_sample, make_table
 from tests.fuzz import hostile
-from tests.fuzz.target import Strategy, Target, attempt
+from tests.fuzz.target import Strategy, Target, attempt, made
 from tests.jobs.made import add_job, make_run, save_step
 from tests.report.detailed import SPLIT
 
@@ -72,58 +73,47 @@ def _costs(folder: Path, example: bytes) -> None:
 
 
 _BASIS = {"plan_id": SPLIT.plan_id, "from_step": 0, "num_steps": 0, "frozen": [], "factors": []}
-_FILES: dict[str, Any] = {
-    "run.json": {"run_id": "small-1", "config_key": "k", "num_steps": 40, "backend": "local", "state": "running",
-                 "trains": True},
-    "jobs.jsonl": {"run_id": "r", "job_name": "r-train", "job_key": "k", "backend": "local", "job_id": "1",
-                   "state": "running", "reason": "", "folder": "/x", "num_tasks": 1, "attempt": 0,
-                   "observed_at_s": 1.0},
-    "plan.json": to_dict(SPLIT), "cost_tables.json": [to_dict(make_table("llm"))], "plan_basis.json": _BASIS,
-    "config.resolved.yaml": {"name": "x"}, "shapes.parquet": [1],
-}  # fmt: skip
 
 
 def _run(folder: Path) -> RunDir:
     run = make_run(folder, state="running")
     add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
     add_job(run, "train", JobState.RUNNING)
+    run.write_shapes([make_sample(0, 10)])
     run.write_plan(SPLIT, [make_table("llm")])
     (run.path / "plan_basis.json").write_bytes(hostile.as_json(_BASIS))
     return run
 
 
+def _content(path: Path) -> Strategy:
+    """A file of a run, broken."""
+    data, is_journal = path.read_bytes(), path.suffix == ".jsonl"
+    if path.suffix == ".parquet":
+        return st.tuples(st.just(path.name), hostile.broken_bytes(data))
+    documents = map(YAML(typ="safe", pure=True).load, data.splitlines() if is_journal else [data])
+    return st.tuples(st.just(path.name), hostile.broken_json(*documents, end=b"\n" if is_journal else b""))
+
+
 def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
-    path = run.path / example[0]
-    before = path.read_bytes() if path.is_file() else None
-    path.write_bytes(example[1])
-    try:
-        _ask(run)
-    finally:
-        path.unlink()
-        if before is not None:
-            path.write_bytes(before)
-
-
-def _ask(run: RunDir) -> None:
-    """What `dflop runs`, a driver that takes a run up, and a report ask of its directory."""
-    attempt(overview.run_rows, run.path.parent)
-    attempt(overview.job_rows, run)
-    attempt(overview.log_files, run, "", 0)
-    attempt(find_run, "small", run.path.parent)
-    for ask in (run.config, run.plan, run.cost_tables, run.shapes, run.profile_key, run.state):
-        attempt(ask)
-    attempt(basis_of, run)
+    """What `dflop runs`, a driver that takes a run up, and a report ask of a directory."""
+    shutil.rmtree(run.path)
+    shutil.copytree(made(_run) / "runs" / run.path.name, run.path)
+    (run.path / example[0]).write_bytes(example[1])
     journal = Journal(run.path, run.run_id)
-    attempt(journal.records)
-    attempt(journal.live, "small-1/train")
-    attempt(journal.ended, "small-1/data-0")
+    for ask, *words in (
+        (overview.run_rows, run.path.parent), (overview.job_rows, run), (overview.log_files, run, "", 0),
+        (find_run, "small", run.path.parent), (run.config,), (run.plan,), (run.cost_tables,), (run.shapes,),
+        (run.profile_key,), (run.state,), (basis_of, run), (journal.records,), (journal.live, "small-1/train"),
+        (journal.ended, "small-1/data-0"),
+    ):  # fmt: skip
+        attempt(ask, *words)
 
 
 def _checkpoints(folder: Path, example: tuple[bytes, bytes]) -> None:
     run = RunDir(folder / "run")
     shutil.rmtree(run.path, ignore_errors=True)
-    save_step(run, 10)
-    save_step(run, 20)
+    for step in (10, 20):
+        save_step(run, step)
     (run.checkpoints / "step-00000020" / "manifest.json").write_bytes(example[0])
     (run.checkpoints / "latest.json").write_bytes(example[1])
     for found in (manifest.read_latest(run.checkpoints), manifest.newest_sound(run.checkpoints)[0]):
@@ -171,19 +161,15 @@ def _environment(_folder: Path, example: dict[str, str]) -> None:
         assert 0 < int(found["MASTER_PORT"]) < 65536
 
 
-def _saved_costs() -> bytes:
-    out, columns = io.BytesIO(), {"fixed_s": 0.5, "origin": "x", "seconds": [1.0, 2.0, 3.0], "tokens": [3, 4, 5]}
-    np.savez(out, **{name: np.array(value) for name, value in columns.items()}, index=np.array([0, 1, 2]))
-    return out.getvalue()
-
-
-def _content(name: str) -> Strategy:
-    return st.tuples(st.just(name), hostile.broken_json(_FILES[name], end=b"\n" if name == "jobs.jsonl" else b""))
-
-
+_COSTS = {"fixed_s": 0.5, "origin": "x", "seconds": [1.0, 2.0, 3.0], "tokens": [3, 4, 5], "index": [0, 1, 2]}
+_SAVED = io.BytesIO()
+np.savez(_SAVED, **{name: np.array(value) for name, value in _COSTS.items()})
 _META = {"next_step": 20, "name": "step-00000020", "plan_id": "p", "state": {"a": [1]}}
 _LATEST = st.just(hostile.as_json(_META)) | hostile.broken_json(_META)
 _MANIFEST = hostile.broken_json({"meta": _META, "files": {"a.pt": [10, 123]}})
+_FILES = st.deferred(
+    lambda: st.one_of([_content(path) for path in sorted((made(_run) / "runs/small-1").iterdir()) if path.is_file()])
+)
 _LINES = [line for answer in _ANSWERS for line in answer.splitlines()]
 _LISTS = [f"{word}|PENDING|{9:0>20}|9|None|a" for word in _WORDS if "[" in word]
 _COUNTS = st.sampled_from(("2(x99999999999)", "1(x", "0", "-1", "1,", "2(x2),3(x0)", "(x2)"))
@@ -193,10 +179,10 @@ _ENVIRONMENTS = hostile.broken(ENVIRONMENT, hostile.TEXTS | _COUNTS | hostile.IN
 TARGETS = (
     Target("plan-json", "plan documents with values of any type", hostile.broken_json(sound_plan()), _plan),
     Target("cost-tables", "`cost_tables.json` with values of any type", hostile.broken_json(sound_tables()), _tables),
-    Target("sample-costs", "bytes of saved sample costs broken", hostile.broken_bytes(_saved_costs()), _costs,
+    Target("sample-costs", "bytes of saved sample costs broken", hostile.broken_bytes(_SAVED.getvalue()), _costs,
            _compiled),
     Target("run-directory", "run.json, journal, plan, tables, configuration of a run",
-           st.sampled_from(list(_FILES)).flatmap(_content), _directory, _run, quick=4),
+           _FILES, _directory, _run, quick=4),
     Target("checkpoints", "manifests of checkpoints and `latest.json`", st.tuples(_MANIFEST, _LATEST), _checkpoints),
     Target("slurm-answers", "answers of squeue, sacct and scontrol cut up",
            hostile.broken_text((*_ANSWERS, *_LINES, *_LISTS), _WORDS), _answer),

@@ -5,12 +5,8 @@ A spool file is in the tables or in quarantine with its reason, and one that is 
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +14,48 @@ from hypothesis import strategies as st
 
 from dflop.records import Correction
 from dflop.report.rows import write_rows
-from dflop.store import console, lease, schema, snapshot
+from dflop.store import console, lease, schema, settings, snapshot
 from dflop.store.check import Bad, Good, SpoolFile, judge, with_provenance
 from dflop.store.collect import gc
 from dflop.store.compact import compact
 from dflop.store.health import lease_health, live_health, snapshot_health
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.settings import read_settings
 from dflop.store.spool import SpoolKey, SpoolWriter, encode
 from dflop.store.verify import verify
 from tests.fuzz import hostile
-from tests.fuzz.target import Strategy, Target, attempt, check_reason
+from tests.fuzz.target import Strategy, Target, attempt, check_reason, made
 from tests.fuzz.targets.dataset import write_parquet
 
 _KEY = SpoolKey("correction", "run", "bad", 0)
 _METADATA = {key.decode(): value.decode() for key, value in _KEY.metadata.items()} | {"dflop.schema_version": "2"}
 _ROWS = tuple(Correction("run", step, "llm", "table", 1.0, 0.1, 8, 1000.0 + step, level=1.0) for step in range(3))
-_REASON = "quarantine/correction/run/a-000000.parquet.0123456789ab.reason.json"
-_CLAIM = {"pid": 1, "host": "h", "since": "2026-01-01T00:00:00Z", "is_released": True, "boot_id": "x"}
-_JSON: dict[str, dict[str, Any]] = {
-    "store.json": {"live": "", "keep_snapshots": 5, "grace_s": 3600.0, "lease_s": 120.0},
-    "archive/correction/run/next_seq.json": {"good": 2},
-    "INGEST.lease/000001.json": _CLAIM,
-    "INGEST.lease/999999.json": _CLAIM,
-    "INGEST.lock": {"pid": 1, "host": "h", "since": "x"},
-    _REASON: {"path": "correction/run/a-000000.parquet", "sha256": "0123456789ab", "num_bytes": 3, "reason": "r",
-              "quarantined_at_s": 1.0},
-}  # fmt: skip
-_BINARY = (
-    "archive/correction/run/000000.parquet", "publishes/000001.parquet", "snapshots/dflop-000002.duckdb",
-    "live/dflop.duckdb",
-)  # fmt: skip
 
 
-def make_store(root: Path) -> Path:
-    """A store with three published rows, two files of which are compacted."""
+def make_store(root: Path) -> None:
+    """A store with three published rows, two files of which are compacted, and one of a stranger in quarantine."""
+    settings.init(root)
     for seq in range(3):
         with SpoolWriter(root, "run", "good") as spool:
             spool.append(_ROWS[seq])
         if seq == 1:
             ingest(root)
             compact(root, min_files=2, min_age_s=0)
+            (root / "spool/correction/run/a-000000.parquet").write_bytes(b"abc")
     ingest(root)
-    return root
-
-
-@functools.cache
-def _sound() -> Path:
-    """A store that is made once; examples work on copies."""
-    folder = tempfile.mkdtemp(prefix="dflop-fuzz-store-")
-    atexit.register(shutil.rmtree, folder)
-    return make_store(Path(folder) / "store")
 
 
 def _copied(folder: Path) -> Path:
     root = folder / "store"
     shutil.rmtree(root, ignore_errors=True)
-    return Path(shutil.copytree(_sound(), root, symlinks=True))
+    return Path(shutil.copytree(made(make_store), root, symlinks=True))
+
+
+def _names(*, are_json: bool) -> list[str]:
+    """Of the files of that store, but for its spool."""
+    files = (path.relative_to(made(make_store)) for path in sorted(made(make_store).rglob("*")) if path.is_file())
+    files = (path for path in files if path.parts[0] != "spool" and path.name != "ingest.lock")
+    return [str(path) for path in files if (path.suffix == ".json" or path.name == "CURRENT") is are_json]
 
 
 def _judge(folder: Path, data: bytes) -> None:
@@ -105,10 +85,11 @@ def _ingest(folder: Path, example: list[tuple[str, bytes]]) -> None:
         path.write_bytes(data)
     with SpoolWriter(root, "run", "other") as spool:
         spool.append(_ROWS[0])
+    before = len(list((root / "quarantine").rglob("*.reason.json")))
     report = ingest(root)
     found = report.num_files + report.num_quarantined_files + report.num_newer_files
     assert found == len(list((root / "spool").rglob("*.parquet"))) - 1 + report.num_quarantined_files
-    assert report.num_quarantined_files == len(list((root / "quarantine").rglob("*.reason.json")))
+    assert report.num_quarantined_files == len(list((root / "quarantine").rglob("*.reason.json"))) - before
     with Reader(root) as reader:
         assert len(reader.records(Correction)) == 3 + report.num_rows, "rows that were acknowledged are gone"
     assert ingest(root).num_files == 0, "a file was taken twice"
@@ -123,18 +104,11 @@ def _damaged(folder: Path, example: tuple[str, bytes]) -> None:
     name, data = example
     root = _copied(folder)
     path = root / name
-    whole = path.read_bytes() if path.is_file() else b""
-    path.unlink(missing_ok=True)  # snapshots may not be written to
-    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.read_bytes()
+    path.unlink()  # snapshots may not be written to
     path.write_bytes(data + whole[len(_head(whole)) :])
-    if name == _REASON:
-        path.with_name(path.name.removesuffix(".reason.json")).write_bytes(b"abc")
-    _use(root)
-
-
-def _use(root: Path) -> None:
-    """Everything that reads a store's files, in the order in which people meet them."""
-    attempt(read_settings, root)
+    # Everything that reads a store's files, in the order in which people meet them.
+    attempt(settings.read_settings, root)
     opened = attempt(snapshot.open_current, root) if attempt(snapshot.read_current, root) is not None else None
     if opened is not None:
         opened[0].close()
@@ -150,6 +124,7 @@ def _use(root: Path) -> None:
 
 
 _TIMEOUT_S = 2.0
+_QUERIES = console.list_queries()
 _STATEMENTS = (
     "select * from correction", "select module, avg(factor) from correction group by all order by 1",
     "describe correction", "explain select 1", "show tables", "select * from v_run_summary where run_id = $run_id",
@@ -167,11 +142,6 @@ _WORDS = (
     "list_transform([1], x -> x)", "timestamptz '2001-01-01 00:00:00+99'", "(" * 2000, "select " + "1+" * 3000 + "1",
     "bit '101'", "uuid()", "array_value(1,2)", "struct_pack(a := 1)", "current_setting('memory_limit')",
 )  # fmt: skip
-
-
-@functools.cache
-def _queries() -> tuple[console.NamedQuery, ...]:
-    return tuple(console.list_queries())
 
 
 def _run(folder: Path, sql: str, params: Any) -> None:
@@ -196,7 +166,7 @@ def _text(folder: Path, example: tuple[str, Any]) -> None:
 
 def _values(folder: Path, example: tuple[int, dict[str, str]]) -> None:
     number, texts = example
-    query = _queries()[number % len(_queries())]
+    query = _QUERIES[number % len(_QUERIES)]
     given = dict(zip(query.parameter_names, texts.values(), strict=False)) | ({} if query.parameters else texts)
     values = attempt(query.values, given)
     if values is not None:
@@ -216,9 +186,12 @@ def _with_queries(folder: Path) -> Path:
     return folder
 
 
-def _files_of(names: Sequence[str], strategy: Callable[[str], Strategy]) -> Strategy:
-    """(name of a file of the store, its broken content)."""
-    return st.deferred(lambda: st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), strategy(name))))
+def _content(name: str) -> Strategy:
+    data = (made(make_store) / name).read_bytes()
+    is_json = name in _names(are_json=True)
+    return st.tuples(
+        st.just(name), hostile.broken_json(json.loads(data)) if is_json else hostile.broken_bytes(_head(data))
+    )
 
 
 _SPOOL = encode(_KEY, schema.to_table(Correction, list(_ROWS)))
@@ -234,16 +207,14 @@ _NAMES = st.sampled_from((
     "correction/a b/c-000001.parquet", "correction/r\nn/p-000000.parquet",
     "correction/run/a-99999999999999999999.parquet",
 )) | hostile.TEXTS.map(lambda t: f"correction/run/{t.translate({0: '', 47: ''})[:60]}-000000.parquet")  # fmt: skip
-_JSONS = _files_of(
-    ["CURRENT", *_JSON], lambda name: hostile.broken_json(_JSON.get(name) or json.loads((_sound() / name).read_text()))
+_JSONS, _HEADS = (
+    st.deferred(lambda are_json=are_json: st.one_of([_content(name) for name in _names(are_json=are_json)]))
+    for are_json in (True, False)
 )
-_HEADS = _files_of(_BINARY, lambda name: hostile.broken_bytes(_head((_sound() / name).read_bytes())))
-_STATEMENT = st.deferred(lambda: hostile.broken_text(_STATEMENTS + tuple(q.sql for q in _queries()[::4]), _WORDS))
+_STATEMENT = hostile.broken_text(_STATEMENTS + tuple(query.sql for query in _QUERIES[::4]), _WORDS)
 _PARAMS = st.dictionaries(st.sampled_from(("run_id", "nope", "")) | hostile.TEXTS, hostile.TEXTS, max_size=2)
 _VALUES = st.dictionaries(st.sampled_from("abcd"), hostile.TEXTS | hostile.SCALARS.map(str), max_size=4)
-_QUERIES = st.deferred(lambda: hostile.broken_text(
-    [query.sql for query in _queries()[:6]], ("-- parameters: $a bigint, x; ", "$a nope, y")
-))  # fmt: skip
+_FILES = hostile.broken_text([query.sql for query in _QUERIES[:6]], ("-- parameters: $a bigint, x; ", "$a nope, y"))
 TARGETS = (
     Target("spool-bytes", "bytes of spool files broken", _SPOOLS, _judge),
     Target("spool-tables", "spool files with other columns, types and footers",
@@ -258,5 +229,5 @@ TARGETS = (
            st.tuples(_STATEMENT | st.sampled_from(_WORDS), st.none() | _PARAMS), _text, _with_queries, deadline_s=30),
     Target("sql-parameters", "values of the parameters of named queries", st.tuples(st.integers(0, 200), _VALUES),
            _values, _with_queries, deadline_s=30),
-    Target("sql-file", "files of named queries", _QUERIES, _file, _with_queries),
+    Target("sql-file", "files of named queries", _FILES, _file, _with_queries),
 )  # fmt: skip
