@@ -7,9 +7,9 @@ import math
 import os
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import Any
 
 from dflop.jobs.driver import driver_of
 from dflop.jobs.rundir import RunDir
@@ -23,8 +23,8 @@ from dflop.train.manifest import read_latest
 from tests.chaos.play import Play
 from tests.chaos.stage import BATCH_SIZE, CUT, MISSING, NUM_STEPS
 
-CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143}
-"""Exit codes of docs/operating.md."""
+CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143, -9}
+"""Exit codes of docs/operating.md, and what was killed."""
 TOLERANCE = 1e-4
 """Relative, of losses: sums are made in another order when a batch is packed otherwise, for twelve steps."""
 _ENDS_S = 20.0
@@ -35,9 +35,7 @@ _LEAVES_S = 30.0 + script.LOOKS_EVERY_S + script.ENDS_WITHIN_S
 def problems(play: Play, losses: Mapping[int, float] | None) -> list[str]:
     """Everything that is wrong with a run whose last command has ended well.
 
-    Args:
-        play: The run.
-        losses: By step, of a run of the same seed that nothing happened to; None: there is no such run.
+    `losses`, by step, are those of a run of the same seed that nothing happened to; None: there is no such run.
     """
     run = play.run
     if run is None:
@@ -45,40 +43,33 @@ def problems(play: Play, losses: Mapping[int, float] | None) -> list[str]:
     is_altered = bool(play.must_be_left_out | play.may_be_left_out)
     on_slurm = run.config().cluster.backend == "slurm"
     return [
-        *(f"another run was begun: {path.name}" for path in sorted(play.stage.runs.glob("chaos-*"))[1:]),
-        *of_outputs(play),
-        *of_processes(play, _LEAVES_S if on_slurm else _ENDS_S),
-        *of_files(run),
+        *of_commands(play, _LEAVES_S if on_slurm else _ENDS_S),
+        *of_directory(run),
         *of_samples(play, run),
-        *of_steps(run),
-        *of_losses(run, None if is_altered else losses),
+        *of_steps(run, None if is_altered else losses),
         *(of_queue(run) if on_slurm else ()),
-        *of_jobs(run),
-        *of_store(play),
+        *of_store(play, run),
         *(note for note in play.notes if note.startswith("WRONG")),
     ]
 
 
-def of_outputs(play: Play) -> Iterator[str]:
-    """Exit codes are documented, and nobody was shown a traceback."""
+def of_commands(play: Play, limit_s: float) -> Iterator[str]:
+    """Exit codes are documented, nobody was shown a traceback, no process is left."""
     for number, ended in enumerate(play.ended):
-        if ended.code not in CODES | {-9}:
+        if ended.code not in CODES:
             yield f"command {number} ended with {ended.code}, which is no documented exit code"
         if (at := ended.said.find("Traceback (most recent call last)")) >= 0:
             shown = " | ".join(line.strip() for line in ended.said[at:].splitlines())
             yield f"command {number} showed a traceback: {shown[:1500]}"
-
-
-def of_processes(play: Play, limit_s: float) -> Iterator[str]:
-    """Nothing of the run is left running."""
     deadline_s = time.monotonic() + limit_s
     while (left := play.processes()) and time.monotonic() < deadline_s:
         time.sleep(0.2)
     yield from (f"process {pid} is left: {line[:120]}" for pid, line in left.items())
 
 
-def of_files(run: RunDir) -> Iterator[str]:
-    """The run says that it is done, has its report and its last checkpoint, nobody drives it."""
+def of_directory(run: RunDir) -> Iterator[str]:
+    """There is one, which says that all is done, with a report and the last checkpoint; nobody drives it."""
+    yield from (f"another run: {path.name}" for path in run.path.parent.glob("chaos-*") if path != run.path)
     if run.state().get("state") != "done":
         yield f"run.json says {run.state().get('state')}"
     if not run.report_file.is_file() or run.report_file.stat().st_size < 10_000:
@@ -89,6 +80,9 @@ def of_files(run: RunDir) -> Iterator[str]:
     if driver_of(run) is not None:
         yield f"it is still driven by {driver_of(run)}"
     yield from (f"left in checkpoints: {path.name}" for path in run.checkpoints.glob(f"{durable.TMP_PREFIX}*"))
+    for record in {record.job_id: record for record in Journal(run.path, run.run_id).records()}.values():
+        if not JobState(record.state).is_final:
+            yield f"job {record.job_name} {record.job_id} is {record.state} in the journal"
 
 
 def of_samples(play: Play, run: RunDir) -> Iterator[str]:
@@ -106,14 +100,17 @@ def of_samples(play: Play, run: RunDir) -> Iterator[str]:
         yield f"broken samples are not in quarantine: {sorted(absent)}"
     if healthy := ids - broken - play.may_be_left_out:
         yield f"healthy samples are in quarantine: {sorted(healthy)}"
-    yield from of_epochs(store, run.run_id, shapes)
+    yield from of_epochs(run, shapes)
 
 
-def of_epochs(store: Path, run_id: str, samples: set[int]) -> Iterator[str]:
-    planned: dict[int, set[tuple[int, ...]]] = {}
-    for plan in read_spool(store, StepPlan):
-        if plan.run_id == run_id:
-            planned.setdefault(plan.step, set()).add(tuple(sorted(plan.sample_index)))
+def _of_run(run: RunDir, kind: type[Any]) -> list[Any]:
+    return [record for record in read_spool(run.config().store, kind) if record.run_id == run.run_id]
+
+
+def of_epochs(run: RunDir, samples: set[int]) -> Iterator[str]:
+    planned = defaultdict[int, set[tuple[int, ...]]](set)
+    for plan in _of_run(run, StepPlan):
+        planned[plan.step].add(tuple(sorted(plan.sample_index)))
     if missing := set(range(NUM_STEPS)) - planned.keys():
         yield f"steps {sorted(missing)} have no plan in the store"
         return
@@ -127,37 +124,26 @@ def of_epochs(store: Path, run_id: str, samples: set[int]) -> Iterator[str]:
             yield f"epoch {epoch}: samples {sorted(wrong)[:8]} are not trained exactly once"
 
 
-def of_steps(run: RunDir) -> Iterator[str]:
-    """Every step was seen by every rank, by none twice within a start."""
-    seen = [o for o in read_spool(run.config().store, StepObservation) if o.run_id == run.run_id]
-    twice = [key for key, n in Counter((o.attempt, o.step, o.rank) for o in seen).items() if n > 1]
-    if twice:
+def of_steps(run: RunDir, losses: Mapping[int, float] | None) -> Iterator[str]:
+    """Every step was seen by every rank, by none twice within a start, with a finite loss, or that of `losses`."""
+    observations = _of_run(run, StepObservation)
+    seen = Counter((o.attempt, o.step, o.rank) for o in observations)
+    if twice := [key for key, n in seen.items() if n > 1]:
         yield f"observations (attempt, step, rank) are there twice: {twice[:4]}"
     wanted = {(step, rank) for step in range(NUM_STEPS) for rank in range(run.plan().num_processes)}
-    if missing := wanted - {(o.step, o.rank) for o in seen}:
+    if missing := wanted - {key[1:] for key in seen}:
         yield f"observations (step, rank) are missing: {sorted(missing)[:4]}"
+    for o in observations:
+        expected = losses[o.step] if losses is not None else o.loss
+        if not math.isfinite(o.loss) or abs(o.loss - expected) > TOLERANCE * expected:
+            yield f"step {o.step} has loss {o.loss} on rank {o.rank}, undisturbed {expected}"
 
 
-def losses_of(run: RunDir) -> dict[int, list[float]]:
-    """Of every step, over ranks and starts."""
-    losses: dict[int, list[float]] = {}
-    for o in read_spool(run.config().store, StepObservation):
-        if o.run_id == run.run_id:
-            losses.setdefault(o.step, []).append(o.loss)
-    return losses
-
-
-def of_losses(run: RunDir, expected: Mapping[int, float] | None) -> Iterator[str]:
-    """Losses are those of a run that nothing happened to; where data were changed, at least numbers."""
-    for step, found in sorted(losses_of(run).items()):
-        if not all(map(math.isfinite, found)):
-            yield f"step {step} has loss {found}"
-        elif expected is not None and any(abs(x - expected[step]) > TOLERANCE * expected[step] for x in found):
-            yield f"step {step} has loss {found}, undisturbed {expected[step]}"
+def losses_of(run: RunDir) -> dict[int, float]:
+    return {o.step: o.loss for o in _of_run(run, StepObservation)}
 
 
 def of_queue(run: RunDir) -> Iterator[str]:
-    """Slurm has no job of the run any more."""
     done = subprocess.run(["squeue", "-h", "-o", "%i %T %k"], capture_output=True, text=True, check=False)
     if done.returncode:
         yield f"squeue does not answer: {done.stderr.strip()}"
@@ -166,38 +152,26 @@ def of_queue(run: RunDir) -> Iterator[str]:
             yield f"left in the queue: {line}"
 
 
-def of_jobs(run: RunDir) -> Iterator[str]:
-    """Every job has ended, and every entry of the journal is in the store once."""
+def of_store(play: Play, run: RunDir) -> Iterator[str]:
+    """It has the journal and equals what its files say, also made again from them; no lease and no rubbish is left."""
     records = Journal(run.path, run.run_id).records()
-    for record in {record.job_id: record for record in records}.values():
-        if not JobState(record.state).is_final:
-            yield f"job {record.job_name} {record.job_id} is {record.state} in the journal"
-    with Reader(run.config().store) as reader:
+    with Reader(play.store) as reader:
         rows = reader.records(JobRecord, where={"run_id": run.run_id})
         stored, noted = (Counter((r.job_id, r.state, r.observed_at_s) for r in found) for found in (rows, records))
     if stored != noted:
         yield f"the store has {stored.total()} rows of {noted.total()} entries of the journal"
-
-
-def of_store(play: Play) -> Iterator[str]:
-    """It equals what its files say, before and after it is made again from them; no lease and no rubbish is left."""
-    store = play.stage.store
-    for word in ("ingest", "verify", "rebuild", "verify"):
+    store = play.store
+    for word in ("ingest", "verify", "rebuild", "verify", "gc"):
+        if word == "gc":  # rubbish once it is old: no writer that lives has one so long
+            for path in store.rglob(f"{durable.TMP_PREFIX}*"):
+                os.utime(path, (time.time() - 2 * 86_400,) * 2, follow_symlinks=False)
         done = play.dflop("store", word, "--store", str(store))
         if done.returncode:
             yield f"dflop store {word} ended with {done.returncode}: {done.stdout[-200:]} {done.stderr[-300:]}"
     claim = lease.newest_claim(store / lease.FOLDER)
     if claim is not None and not claim.is_released:
         yield f"the lease is held by process {claim.pid}"
-    for path in store.rglob(f"{durable.TMP_PREFIX}*"):  # rubbish once it is old: no writer that lives has one so long
-        os.utime(path, (time.time() - 2 * 86_400,) * 2, follow_symlinks=False)
-    play.dflop("store", "gc", "--store", str(store))
-    for path in store.rglob(f"{durable.TMP_PREFIX}*"):
-        yield f"left in the store: {path.relative_to(store)}"
-    shown = play.dflop("runs", "list", "--format", "json", "--runs", str(play.stage.runs))
-    try:
-        states = [json.loads(line)["state"] for line in shown.stdout.splitlines()]
-    except ValueError:
-        states = [shown.stdout[-200:] + shown.stderr[-300:]]
-    if states != ["done"]:
-        yield f"dflop runs list says {states}"
+    yield from (f"left in the store: {path.relative_to(store)}" for path in store.rglob(f"{durable.TMP_PREFIX}*"))
+    shown = play.dflop("runs", "list", "--format", "json", "--runs", str(play.runs))
+    if shown.returncode or [json.loads(line)["state"] for line in shown.stdout.splitlines()] != ["done"]:
+        yield f"dflop runs list says {shown.stdout[-200:]}{shown.stderr[-300:]}"

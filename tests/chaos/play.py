@@ -9,22 +9,25 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dflop.jobs.rundir import RunDir
-from tests.chaos.stage import REPO, Stage
+from tests.chaos.stage import REPO
 
 MARK = "DFLOP_CHAOS"
 """Variable by which every process of a run is found, no matter what started it."""
 DFLOP = ("-m", "dflop.cli")
-_STEP = re.compile(r"^step (\d+)/", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Ended:
+class NothingToStrike(Exception):
+    """What a fault is aimed at is not there."""
+
+
+class Ended(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -34,9 +37,10 @@ class Ended:
 class Play:
     """A run that is being disturbed; `command` are arguments of `dflop`, `rng` makes all choices."""
 
-    def __init__(self, stage: Stage, rng: random.Random, command: tuple[str, ...]) -> None:
-        self.stage, self.rng, self.command = stage, rng, command
-        self.mark = f"{stage.folder.name}-{os.getpid()}"
+    def __init__(self, folder: Path, rng: random.Random, command: tuple[str, ...]) -> None:
+        self.folder, self.rng, self.command = folder, rng, command
+        self.store, self.runs, self.annotations = folder / "store", folder / "runs", folder / "data/annotations.jsonl"
+        self.mark = f"{folder.name}-{os.getpid()}"
         self.ended: list[Ended] = []
         self.must_be_left_out: set[str] = set()
         """Ids of samples that have to be in quarantine in the end, and those that are broken from the beginning."""
@@ -44,20 +48,17 @@ class Play:
         self.notes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._began_s = 0.0
-        self._later: list[tuple[float, Callable[[], object]]] = []
+        self._timers: list[threading.Timer] = []
         self._others: list[subprocess.Popen[bytes]] = []
-        self.environment = os.environ | {
+        self._place: dict[str, Any] = {"cwd": folder, "stdin": subprocess.DEVNULL, "env": os.environ | {
             MARK: self.mark, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
-            "PREFECT_HOME": str(stage.folder / "prefect"),
-        }  # fmt: skip
-
-    # What an operator does.
+            "PREFECT_HOME": str(folder / "prefect"),
+        }}  # fmt: skip
 
     def start(self, *, dies_at: str = "") -> None:
         """Issue the command."""
         module = ("-m", "tests.chaos.dying", dies_at) if dies_at else DFLOP
-        self._process = self._open((*module, *self.command), self.log)
-        self._began_s = time.monotonic()
+        self._process, self._began_s = self._open((*module, *self.command), self.log), time.monotonic()
 
     def look(self) -> Ended | None:
         """Whether the command has ended."""
@@ -73,39 +74,28 @@ class Play:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def dflop(self, *arguments: str, limit_s: float = 90) -> subprocess.CompletedProcess[str]:
+    def dflop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command, to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "dflop.cli", *arguments], cwd=self.stage.folder, env=self.environment,
-            capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        words = [sys.executable, "-m", "dflop.cli", *arguments]
+        return subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, **self._place)
 
     def also(self, *words: str) -> subprocess.Popen[bytes]:
         """Start `python WORDS` next to the command; it is ended with the run."""
-        self._others.append(self._open(words, self.stage.folder / f"other-{len(self._others)}.log"))
+        self._others.append(self._open(words, self.folder / f"other-{len(self._others)}.log"))
         return self._others[-1]
 
     def _open(self, words: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as out:
-            return subprocess.Popen(
-                [sys.executable, *words], cwd=self.stage.folder, env=self.environment, stdout=out, stderr=out,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            return subprocess.Popen([sys.executable, *words], stdout=out, stderr=out, **self._place)
 
     def later(self, delay_s: float, deed: Callable[[], object]) -> None:
-        """Do something in a while, or when the command has ended."""
-        self._later.append((time.monotonic() + delay_s, deed))
+        """Do something in a while; the next command is issued behind it."""
+        self._timers.append(threading.Timer(delay_s, deed))
+        self._timers[-1].start()
 
-    def tend(self, *, at_once: bool = False) -> None:
-        """Do what is due."""
-        now = time.monotonic()
-        due = [deed for at_s, deed in self._later if at_once or at_s <= now]
-        self._later = [(at_s, deed) for at_s, deed in self._later if deed not in due]
-        for deed in due:
-            try:
-                deed()
-            except Exception as error:  # what is undone too late must not end the campaign
-                self.notes.append(f"later: {type(error).__name__}: {error}")
+    def settle(self) -> None:
+        for timer in self._timers:
+            timer.join()
 
     def end_others(self) -> None:
         for process in self._others:
@@ -114,31 +104,22 @@ class Play:
 
     def end_all(self) -> None:
         """Kill whatever is left, by pid."""
+        self.settle()
+        self._others += [self._process] if self._process is not None else []
         self.end_others()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    # What can be seen.
-
     @property
     def log(self) -> Path:
-        return self.stage.folder / f"command-{len(self.ended)}.log"
+        return self.folder / f"command-{len(self.ended)}.log"
 
     @property
     def run(self) -> RunDir | None:
         """The run directory, once there is one."""
-        found = sorted(self.stage.runs.glob("chaos-*"))
+        found = sorted(self.runs.glob("chaos-*"))
         return RunDir(found[0]) if found else None
-
-    @property
-    def pid(self) -> int:
-        """Of the command."""
-        assert self._process is not None, "a command was issued"
-        return self._process.pid
 
     def age_s(self) -> float:
         """Of the command."""
@@ -157,16 +138,14 @@ class Play:
     def steps_done(self) -> int:
         """Last step that rank 0 of the newest training job has logged."""
         logs = self.pid_files("train", "*_0_log.err")
-        found = _STEP.findall(logs[-1].read_text(errors="replace")) if logs else []
+        found = re.findall(r"^step (\d+)/", logs[-1].read_text(errors="replace"), re.MULTILINE) if logs else []
         return max(map(int, found), default=0)
 
     def ranks(self, job: str) -> list[int]:
         """Pids of the tasks of the newest job of a folder that live, by rank."""
-        alive, found = self.processes(), list[int]()
-        for newest in self.pid_files(job)[-1:]:
-            files = sorted(newest.parent.glob(newest.name.replace("_0.pid", "_[0-9].pid")))
-            found = [int(path.read_text().split()[0]) for path in files]
-        return [pid for pid in found if pid in alive]
+        alive, newest = self.processes(), self.pid_files(job)[-1:]
+        files = sorted(p for path in newest for p in path.parent.glob(path.name.replace("_0.pid", "_[0-9].pid")))
+        return [pid for path in files if (pid := int(path.read_text().split()[0])) in alive]
 
     def processes(self, words: str = "") -> dict[int, str]:
         """Command lines of this run's live processes, by pid; of those alone that have `words` in it."""

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from signal import SIGKILL
 from typing import Any
 
-from tests.chaos import faults, strikes
-from tests.chaos.fault import End, Fault, NothingToStrike
-from tests.chaos.faults import by
+from tests.chaos import faults
+from tests.chaos.faults import End, Fault, by
 from tests.chaos.play import Play
 from tests.chaos.stage import REPO
+from tests.chaos.strikes import rank, send, some
 from tests.slurm.conftest import TURN, cluster_script
 from tests.slurm.faults import processes, slurm
 
@@ -53,10 +52,7 @@ def cluster_is(word: str) -> None:
 
 def job_of(play: Play, name: str) -> str:
     """Slurm's id of the newest job of a folder that has begun."""
-    files = play.pid_files(name)
-    if not files:
-        raise NothingToStrike(f"no job of {name}")
-    return files[-1].name.removesuffix("_0.pid")
+    return some(play.pid_files(name), f"job of {name}")[-1].name.removesuffix("_0.pid")
 
 
 def _to_job(play: Play, job: str, *command: str) -> None:
@@ -65,9 +61,7 @@ def _to_job(play: Play, job: str, *command: str) -> None:
 
 def _node_down(play: Play) -> None:
     """A node of the training is down, and back after some seconds."""
-    nodes = slurm("squeue", "-h", "-o", "%N", "-j", job_of(play, "train"))
-    if not nodes:
-        raise NothingToStrike("the training has no node")
+    nodes = some(slurm("squeue", "-h", "-o", "%N", "-j", job_of(play, "train")), "node of the training")
     node = slurm("scontrol", "show", "hostnames", nodes).split()[-1]
     for state in ("drain", "down"):
         slurm("scontrol", "update", f"nodename={node}", f"state={state}", "reason=chaos")
@@ -80,24 +74,17 @@ def _preempt(play: Play) -> None:
     slurm("sbatch", "--partition=debug", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
 
 
-def _kill_stepd(play: Play) -> None:
-    found = processes(f"slurmstepd: [{job_of(play, 'train')}.0]")
-    if not found:
-        raise NothingToStrike("no slurmstepd")
-    os.kill(found[0], SIGKILL)
+def _stepd(play: Play, job: str) -> int:
+    return some(processes(f"slurmstepd: [{job_of(play, job)}.0]"), "slurmstepd")[0]
 
 
-def _kill_controller(play: Play) -> None:
-    cluster_script("controller", "kill")
-    play.later(10.0, lambda: cluster_script("controller", "start"))
+def _for_a_while(play: Play, seconds: float, call: Callable[[str], object], off: str, on: str) -> None:
+    call(off)
+    play.later(seconds, lambda: call(on))
 
 
-def _partition_down(play: Play) -> None:
-    """Nothing that is queued starts for some seconds."""
-    slurm("scontrol", "update", "partitionname=low", "state=down")
-    play.later(6.0, lambda: slurm("scontrol", "update", "partitionname=low", "state=up"))
-
-
+_controller = partial(cluster_script, "controller")
+_partition = partial(slurm, "scontrol", "update", "partitionname=low")
 _ANYWHERE = ("driver killed", "Ctrl-C", "SIGTERM", "dflop cancel", "a second driver", "driver dies", "scheduler")
 _CANCELLED, _DIED = (End(5, "cancelled"),), (End(5, "died (signal 9)"),)
 _slurm = partial(Fault, part="slurm")
@@ -105,12 +92,12 @@ FAULTS = (
     _slurm("training cancelled by scancel", "training", by(_to_job, "train", "scancel"), _CANCELLED, "rank"),
     _slurm("probing cancelled by scancel", "probing", by(_to_job, "profile-tp1", "scancel"), _CANCELLED, "rank"),
     _slurm("shard cancelled by scancel", "profiling data", by(_to_job, "data", "scancel"), _CANCELLED, "rank"),
-    _slurm("rank killed on its node", "training", by(strikes.send, strikes.rank, "train", SIGKILL), _DIED, "rank"),
+    _slurm("rank killed on its node", "training", by(send, rank, "train", SIGKILL), _DIED, "rank"),
     _slurm("training requeued", "training", by(_to_job, "train", "scontrol", "requeue"), (), "rank"),
     _slurm("node down for 6 s", "training", _node_down, (), "rank"),
     _slurm("training preempted", "training", _preempt, (), "rank"),
-    _slurm("slurmstepd killed", "training", _kill_stepd, (), "rank"),
-    _slurm("slurmctld killed, back after 10 s", "training", _kill_controller),
-    _slurm("partition down for 6 s", "starting", _partition_down),
+    _slurm("slurmstepd killed", "training", by(send, _stepd, "train", SIGKILL), (), "rank"),
+    _slurm("slurmctld killed, back after 10 s", "training", by(_for_a_while, 10.0, _controller, "kill", "start")),
+    _slurm("partition down for 6 s", "starting", by(_for_a_while, 6.0, _partition, "state=down", "state=up")),
     *(fault for fault in faults.ENGINE if fault.name.startswith(_ANYWHERE)),
 )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +15,11 @@ from dflop.jobs import runs
 from dflop.jobs.rundir import RunDir
 from dflop.records import StepObservation, StepPlan
 from dflop.store.spool import SpoolWriter
-from tests.chaos import campaign, checks, play, slurm_faults
+from tests.chaos import campaign, checks, play, slurm_faults, strikes
 from tests.chaos.campaign import AGAIN, ITSELF, MENDED, NOT_STRUCK, WRONG, Struck
-from tests.chaos.fault import MOMENTS, End, Fault, NothingToStrike
+from tests.chaos.faults import MOMENTS, End, Fault
 from tests.chaos.play import Ended, Play
-from tests.chaos.stage import NUM_STEPS, REPO, Stage
+from tests.chaos.stage import NUM_STEPS
 from tests.jobs.configs import make_config
 
 ALL = (*campaign.FAULTS, *(fault for fault in slurm_faults.FAULTS if fault.part == "slurm"))
@@ -38,7 +36,7 @@ if is_first:
 """Waits to be ended the first time, works the second time, and refuses where something is broken."""
 
 
-def test_faults_are_drawn_again_by_their_seed_and_strike_where_there_is_something() -> None:
+def test_faults_are_drawn_again_by_their_seed_and_strike_where_there_is_something(tmp_path: Path) -> None:
     assert len({fault.name for fault in ALL}) == len(ALL)
     assert {fault.when for fault in ALL} <= MOMENTS.keys()
     drawn = [[s.fault.name for s in campaign.draw(3, number)[0]] for number in range(50)]
@@ -46,27 +44,23 @@ def test_faults_are_drawn_again_by_their_seed_and_strike_where_there_is_somethin
     assert len({name for names in drawn for name in names}) >= 0.9 * len(campaign.FAULTS)
     places = [fault.dies_at for fault in ALL if fault.dies_at]
     code = f"from tests.chaos.dying import arm\nfor place in {places}: arm(place)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False).returncode == 0
+    assert Play(tmp_path, random.Random(0), ()).also("-c", code).wait() == 0
 
 
-def strike(play: Play, what: str) -> None:
-    match what:
-        case "kill":
-            play.send(9)
-        case "break":
-            (play.stage.folder / "broken").touch()
-        case "repair":
-            (play.stage.folder / "broken").unlink()
-        case "absent":
-            raise NothingToStrike
+DEEDS: dict[str, Callable[[Play], object]] = {
+    "kill": lambda play: play.send(9),
+    "break": lambda play: (play.folder / "broken").touch(),
+    "repair": lambda play: (play.folder / "broken").unlink(),
+    "absent": lambda play: strikes.newest(play, "nothing"),
+    "nothing": lambda play: play,
+}
 
 
 def fault(when: str, what: str, *ends: End) -> Fault:
-    return Fault(what, when, partial(strike, what=what), ends)
+    return Fault(what, when, DEEDS[what], ends)
 
 
-KILL = fault("working", "kill", End(-9))
-REPAIRED = End(1, "is damaged", partial(strike, what="repair"))
+KILL, REPAIRED = fault("working", "kill", End(-9)), End(1, "is damaged", DEEDS["repair"])
 
 
 @pytest.mark.parametrize(
@@ -89,17 +83,16 @@ def test_a_run_ends_as_its_faults_and_checks_say(
     def is_working(play: Play, _roll: float) -> bool:
         return "dflop: works" in play.log.read_text()
 
-    lost = [problem for problem in wrong if problem == "a sample is lost"]
     monkeypatch.setattr(play, "DFLOP", ("-c", COMMAND))
     monkeypatch.setitem(MOMENTS, "working", is_working)
     monkeypatch.setitem(MOMENTS, "between", is_working)
-    monkeypatch.setattr(campaign.stage, "copy_stage", lambda _dataset, folder, _changes: Stage(folder))
-    monkeypatch.setattr(campaign.checks, "problems", lambda _play, _losses: lost)
-    if not faults:
-        monkeypatch.setattr(campaign, "LIMIT_S", 1.0)
-    found = campaign.play_run(tmp_path, tmp_path, [Struck(f, 0.0) for f in faults], random.Random(2), 0, None, {})
-    assert [struck.outcome for struck in found.faults] == outcomes
-    assert [problem[: len(words)] for problem, words in zip(found.problems, wrong, strict=True)] == wrong
+    monkeypatch.setattr(campaign.stage, "copy_stage", lambda *_: None)
+    monkeypatch.setattr(campaign.checks, "problems", lambda *_: [x for x in wrong if x == "a sample is lost"])
+    monkeypatch.setattr(campaign, "LIMIT_S", campaign.LIMIT_S if faults else 1.0)
+    struck = [Struck(f, 0.0) for f in faults]
+    found = campaign.play_run(tmp_path, tmp_path, struck, random.Random(2), None, {})["problems"]
+    assert [of.outcome for of in struck] == outcomes
+    assert [problem[: len(words)] for problem, words in zip(found, wrong, strict=True)] == wrong
 
 
 def observed(step: int, rank: int, *, attempt: int = 1, loss: float = 1.0) -> StepObservation:
@@ -114,29 +107,23 @@ def planned(step: int) -> StepPlan:
 
 def test_what_is_wrong_with_a_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = runs.begin(make_config(tmp_path))
-    store, steps = run.config().store, range(NUM_STEPS)
+    steps, play = range(NUM_STEPS), Play(tmp_path, random.Random(0), ())
 
     def found(num_processes: int, samples: range, records: list[Any]) -> list[str]:
-        with SpoolWriter(store, "run", "test") as spool:
+        with SpoolWriter(run.config().store, "run", "test") as spool:
             for record in records:
                 spool.append(replace(record, run_id=run.run_id))
         monkeypatch.setattr(RunDir, "plan", lambda _run: SimpleNamespace(num_processes=num_processes))
-        losses = checks.of_losses(run, dict.fromkeys(steps, 1.0))
-        return [*checks.of_steps(run), *losses, *checks.of_epochs(store, run.run_id, set(samples))]
+        steps_found = checks.of_steps(run, dict.fromkeys(steps, 1.0))
+        return [*steps_found, *checks.of_epochs(run, set(samples)), *checks.of_commands(play, 0.0)]
 
     seen = [observed(step, rank) for step in steps for rank in range(2)]
     assert found(2, range(16), [*seen, *map(planned, steps), observed(3, 1, attempt=2)]) == []
-    wrong = found(3, range(1, 17), [observed(3, 1), observed(4, 1, attempt=2, loss=1.01)])
-    words = ["are there twice: [(1, 3, 1)]", "are missing: [(0, 2), ", "step 4 has loss"]
-    words += [f"epoch {epoch}: samples [16] are not trained exactly once" for epoch in range(NUM_STEPS // 2)]
-    assert [word in problem for word, problem in zip(words, wrong, strict=True)] == [True] * len(words)
-
-
-def test_tracebacks_and_processes_that_are_left_are_found(tmp_path: Path) -> None:
-    play = Play(Stage(tmp_path), random.Random(0), ())
     play.ended = [Ended(7, ""), Ended(1, "Traceback (most recent call last):\n  x\nKeyError: 'a'")]
     process = play.also("-c", "import signal; signal.pause()")
-    found = [*checks.of_outputs(play), *checks.of_processes(play, 0.0)]
+    wrong = found(3, range(1, 17), [observed(3, 1), observed(4, 1, attempt=2, loss=1.01)])
     play.end_all()
-    words = ("ended with 7", "KeyError: 'a'", f"process {process.pid} is")
-    assert [word in problem for word, problem in zip(words, found, strict=True)] == [True] * 3
+    words = ["are there twice: [(1, 3, 1)]", "are missing: [(0, 2), ", "step 4 has loss"]
+    words += [f"epoch {epoch}: samples [16] are not trained exactly once" for epoch in range(NUM_STEPS // 2)]
+    words += ["ended with 7", "KeyError: 'a'", f"process {process.pid} is"]
+    assert [word in problem for word, problem in zip(words, wrong, strict=True)] == [True] * len(words)
