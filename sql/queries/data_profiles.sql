@@ -1,4 +1,4 @@
--- purpose: the data profiles there are, newest first: which dataset, how many samples, how many left out, media limits with their origins
+-- purpose: data profiles, newest first: dataset, samples, those left out, media limits with their origins
 -- parameters: none
 -- grain: one row per data profile
 -- units: seconds; UTC
