@@ -42,19 +42,19 @@ def setup(num_samples=8, seed=2, layout=None, num_microbatches=2):
 
 @settings(max_examples=25)
 @given(
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.integers(1, 3),
-    st.integers(1, 2),
+    st.tuples(st.just(1), st.integers(1, 3), st.integers(1, 4)),
+    st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 2)),
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 4)),
     st.integers(1, 3),
     st.integers(0, 10_000),
 )
-def test_both_ends_of_every_message_agree_on_every_row(vision_dp, audio_dp, llm_dp, llm_pp, num_microbatches, seed):
-    layout = {"vision": (1, vision_dp), "audio": (1, audio_dp), LLM: (llm_pp, llm_dp)}
+def test_both_ends_of_every_message_agree_on_every_row(vision, audio, llm, num_microbatches, seed):
+    """Grids are (pp, dp, tp); degrees of tensor parallelism need not divide."""
+    layout = {"vision": vision, "audio": audio, LLM: llm}
     plan, shapes, step_plan = setup(8, seed, layout, num_microbatches)
     prepared = prepare_all(plan, step_plan, SyntheticSource(shapes))
     for k in range(num_microbatches):
-        outbox, arrived = {}, []
+        outbox, arrived, awaited, returned = {}, [], [], []
         for seat in seats(plan):
             given_, work = prepared[seat.rank].microbatches[k], step_plan.of(seat.module)
             if seat.module == LLM or given_ is None:
@@ -66,6 +66,7 @@ def test_both_ends_of_every_message_agree_on_every_row(vision_dp, audio_dp, llm_
                 for r in range(work.item_rows[i])
             ]
             for transfer in given_.encoders[seat.module].transfers:
+                awaited.append((transfer.peers.takes_from, seat.rank))
                 for peer in transfer.peers.gives_to:
                     assert (seat.rank, peer) not in outbox, "two messages to one peer share a tag"
                     outbox[seat.rank, peer] = [tags[i] for i in transfer.rows.tolist()]
@@ -78,9 +79,11 @@ def test_both_ends_of_every_message_agree_on_every_row(vision_dp, audio_dp, llm_
                 tags = outbox.pop((transfer.peers.takes_from, seat.rank))
                 assert [slots[p] for p in transfer.rows.tolist()] == tags
                 arrived += tags
+                returned += [(seat.rank, peer) for peer in transfer.peers.gives_to]
             assert sorted(slots.values()) == sorted(arrived), "a placeholder stays empty"
             arrived = []
         assert not outbox, "a message nobody receives"
+        assert sorted(awaited) == sorted(returned), "gradients go back another way"
 
 
 def placeholder_slots(step_plan, shapes, k, dp_rank, given_):
@@ -93,36 +96,6 @@ def placeholder_slots(step_plan, shapes, k, dp_rank, given_):
             slots |= {next(where): (sample, number, row) for row in range(item.num_rows)}
     assert next(where, None) is None
     return slots
-
-
-@given(st.integers(0, 10_000), st.integers(1, 3))
-@settings(max_examples=25)
-def test_labels_are_shifted_as_a_naive_loop_does(seed, num_microbatches):
-    plan, shapes, step_plan = setup(8, seed, {"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}, num_microbatches)
-    source = SyntheticSource(shapes)
-    prepared, llm, num_losses = prepare_all(plan, step_plan, source), step_plan.of(LLM), 0
-    for seat in seats(plan):
-        if seat.module != LLM:
-            continue
-        for k, given_ in enumerate(prepared[seat.rank].microbatches):
-            expected, start = [], 0
-            for position in (llm.item_sample[i] for i in llm.owner[k][seat.dp_rank]):
-                labels = source.tokens(step_plan.sample_index[position]).labels.tolist()
-                expected += [
-                    (start + i, labels[i + 1], position)
-                    for i in range(len(labels) - 1)
-                    if labels[i + 1] != IGNORE_LABEL
-                ]
-                start += len(labels)
-            if not start:
-                assert given_ is None
-                continue
-            given_ = given_.llm
-            got = zip(given_.loss_where, given_.loss_targets, given_.loss_sample, strict=True)
-            assert [tuple(int(x) for x in row) for row in got] == expected
-            assert int(given_.cu_seqlens[-1]) == start == len(given_.input_ids) == given_.position_ids.shape[1]
-            num_losses += len(expected)
-    assert num_losses == step_plan.num_supervised_tokens
 
 
 class Edited(SyntheticSource):
@@ -194,22 +167,3 @@ def test_media_that_cannot_be_used_become_zeros_and_are_reported(change, reason)
         assert torch.equal(mine.data[changed], torch.zeros_like(mine.data[changed]))
         num_zeroed += int(changed.sum())
     assert num_zeroed == shapes[0].items[0].num_tokens
-
-
-def test_encoder_inputs_have_the_type_that_the_encoder_takes():
-    plan, shapes, step_plan = setup()
-    seat = next(s for s in seats(plan) if s.module == "vision")
-    source = SyntheticSource(shapes)
-    exact = Feed(source, family(), plan, seat, None).prepare(step_plan)
-    rounded = Feed(source, family(), plan, seat, None, dtype=torch.bfloat16).prepare(step_plan)
-    for want, got in zip(exact.microbatches, rounded.microbatches, strict=True):
-        if want is not None:
-            assert torch.equal(got.encoders["vision"].data, want.encoders["vision"].data.to(torch.bfloat16))
-
-
-def test_a_rank_without_work_gets_none():
-    plan = make_plan({"vision": (1, 2), LLM: (1, 1)}, num_microbatches=3)
-    shapes = [s for s in make_shapes(20, seed=1, kinds=("image",)) if not s.items][:2]
-    prepared = prepare_all(plan, make_step_plan(plan, shapes, 0), SyntheticSource(shapes))
-    assert prepared[0].microbatches == prepared[1].microbatches == (None, None, None)
-    assert [m is None for m in prepared[2].microbatches] == [False, True, True]
