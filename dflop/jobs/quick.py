@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dflop.config import Config
 from dflop.cost.model import CostModel
@@ -13,6 +14,9 @@ from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import QUICK, WARMUP, GlobalBatches, job_steps
 from dflop.records import Plan
 from dflop.train.wire import PlanMessage, Store, factors_in_force
+
+if TYPE_CHECKING:
+    from dflop.schedule.caps import Fill
 
 
 class QuickPlanner:
@@ -26,36 +30,42 @@ class QuickPlanner:
         run_id: Copied into the step plans.
         batches: Of the run.
         store: The job's key-value store.
+        on_exceeded: Told the step and the cap that its plan exceeds, where no quick plan keeps all of them.
     """
 
     def __init__(
-        self, run: RunDir, config: Config, plan: Plan, mode: str, run_id: str, batches: GlobalBatches, store: Store
-    ) -> None:
+        self, run: RunDir, config: Config, plan: Plan, mode: str, run_id: str, batches: GlobalBatches, store: Store,
+        on_exceeded: Callable[[int, Fill], None] = lambda step, fill: None,
+    ) -> None:  # fmt: skip
         self._plan, self._run_id, self._batches, self._store = plan, run_id, batches, store
         self._steps = job_steps(config, mode)
         self._cost = CostModel(run.cost_tables())
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
         with _no_compiler():
+            from dflop.schedule.caps import exceeded
             from dflop.schedule.scheduler import schedule_step
-        self._schedule = schedule_step
+        self._schedule, self._exceeded, self._on_exceeded = schedule_step, exceeded, on_exceeded
 
     def __call__(self, step: int) -> PlanMessage:
         """The plan of one step; it predicts no spans, for which a rank that waits has no time."""
         spec = self._steps[step]
         policy = "arrival" if spec.policy == "arrival" else QUICK
         factors = factors_in_force(self._store)
+        batch = self._batches.at(spec.batch_step)
         step_plan = self._schedule(
             run_id=self._run_id,
             step=step,
             plan=self._plan,
-            batch=self._batches.at(spec.batch_step),
+            batch=batch,
             cost=self._cost.with_corrections(factors.by_module()),
             max_concurrency=self._concurrency,
             slowness=factors.by_node(),
             policy=policy,
             compiled=False,
         )
+        if policy == QUICK and (fill := self._exceeded(self._plan, batch, step_plan, compiled=False)):
+            self._on_exceeded(step, fill)
         return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})
 
 

@@ -221,7 +221,10 @@ class _Rank:
         patience = Patience(min(START_PATIENCE_S, timeout_s / 2), self.config.train.schedule_patience_frac)
         if self.mode == COMPARE:
             patience = Patience(min(COMPARE_PATIENCE_S, timeout_s / 2), None)
-        quick = QuickPlanner(self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store)
+        quick = QuickPlanner(
+            self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store,
+            on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the quick plan puts {fill}"),
+        )  # fmt: skip
         guard = Guard(quick, self.supervisor.is_alive, patience, self._ran_quick, self.spool.put)
         return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s, guard=guard)
 

@@ -6,15 +6,15 @@ the batch can keep: a batch longer than those that were planned for must still r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.records import LLM, ModulePlan, Plan
-from dflop.schedule.assignment import Assignment
+from dflop.records import LLM, ModulePlan, Plan, SampleShape, StepPlan
+from dflop.schedule.assignment import Assignment, assignment_of
 from dflop.schedule.evaluate import bucket_tokens
-from dflop.schedule.items import Ints, ModuleItems
+from dflop.schedule.items import Ints, ModuleItems, module_items
 from dflop.schedule.pack import token_cap, token_lpt
 
 
@@ -46,19 +46,54 @@ def plan_caps(plan: Plan, items: Mapping[str, ModuleItems], *, compiled: bool) -
     return Caps(max(llm.max_tokens, packable), window, window * in_flight, media)
 
 
-def keeps(caps: Caps, plan: Plan, items: Mapping[str, ModuleItems], assignment: Assignment) -> bool:
-    """Whether an assignment exceeds none of the caps."""
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The cap that an assignment fills most."""
+
+    module: str
+    num_tokens: int
+    cap_tokens: int
+    num_microbatches: int
+    """That hold these tokens together on one rank."""
+
+    @property
+    def frac(self) -> float:
+        """Above 1: more than memory holds."""
+        return self.num_tokens / self.cap_tokens if self.cap_tokens else float(self.num_tokens > 0)
+
+    def __str__(self) -> str:
+        where = "a microbatch" if self.num_microbatches == 1 else f"{self.num_microbatches} microbatches in flight"
+        return (
+            f"{self.num_tokens} tokens of `{self.module}` in {where} where memory holds {self.cap_tokens}, "
+            f"{self.frac - 1:.0%} more"
+        )
+
+
+def fullest(caps: Caps, plan: Plan, items: Mapping[str, ModuleItems], assignment: Assignment) -> Fill:
+    """Of all caps the one that an assignment fills most."""
     num_slots = plan.num_microbatches
     tokens = bucket_tokens(items[LLM], assignment, num_slots, plan.module(LLM).parallel.dp)
-    if tokens.max(initial=0) > caps.bucket_tokens:
-        return False
     in_flight = np.lib.stride_tricks.sliding_window_view(tokens, caps.window, axis=0).sum(axis=-1)
-    if in_flight.max(initial=0) > caps.in_flight_tokens:
-        return False
-    return all(
-        bucket_tokens(items[name], assignment, num_slots, plan.module(name).parallel.dp).max(initial=0) <= cap
-        for name, cap in caps.media_tokens.items()
-    )
+    found = [
+        Fill(LLM, int(tokens.max(initial=0)), caps.bucket_tokens, 1),
+        Fill(LLM, int(in_flight.max(initial=0)), caps.in_flight_tokens, caps.window),
+    ]
+    for name, cap in caps.media_tokens.items():
+        media = bucket_tokens(items[name], assignment, num_slots, plan.module(name).parallel.dp)
+        found.append(Fill(name, int(media.max(initial=0)), cap, 1))
+    return max(found, key=lambda fill: fill.frac)
+
+
+def keeps(caps: Caps, plan: Plan, items: Mapping[str, ModuleItems], assignment: Assignment) -> bool:
+    """Whether an assignment exceeds none of the caps."""
+    return fullest(caps, plan, items, assignment).frac <= 1
+
+
+def exceeded(plan: Plan, batch: Sequence[SampleShape], step_plan: StepPlan, *, compiled: bool) -> Fill | None:
+    """The cap that a step plan exceeds most; None if it keeps all."""
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    fill = fullest(plan_caps(plan, items, compiled=compiled), plan, items, assignment_of(plan, step_plan))
+    return fill if fill.frac > 1 else None
 
 
 def tokens_of_samples(items: ModuleItems, num_samples: int) -> Ints:

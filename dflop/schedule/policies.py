@@ -2,8 +2,9 @@
 
 `arrival` counts samples. `length_grouped` puts samples of similar LLM length side by side. `token_lpt` balances LLM
 tokens, longest first: the strongest cheap rival. `bottleneck` balances all modules at once, with a certificate.
-`quick` is the better one of arrival and that balance, at once and with nothing compiled. `balanced` is the best of all
-of these and of the search on the simulator, so that it never loses against any of them.
+`quick` is the better one of arrival and that balance, at once and with nothing compiled; where neither keeps the caps,
+what is dealt out by tokens or by shares of the caps. `balanced` is the best of all of these and of the search on the
+simulator, so that it never loses against any of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, ModulePlan, Plan, SampleShape
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
-from dflop.schedule.caps import keeps, plan_caps
+from dflop.schedule.caps import fullest, keeps, plan_caps
 from dflop.schedule.data_parallel import MAX_EVALS, Sync, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
@@ -26,6 +27,7 @@ from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.order import order_slots
 from dflop.schedule.pack import pack, token_lpt
 from dflop.schedule.place import split_under_cap
+from dflop.schedule.within_memory import by_shares
 from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.step import Node
 
@@ -117,11 +119,17 @@ class StepJob:
     def quick(self, effort: Effort) -> tuple[str, Assignment, float]:
         """(policy, assignment, seconds) of the better one of arrival order and the certified balance.
 
-        Where replicas are not equally fast, the balance of their slots stands beside these.
+        Where replicas are not equally fast, the balance of their slots stands beside these; where none keeps the caps,
+        samples dealt out by their shares of them.
         """
         found = [("arrival", self.assign("arrival", effort)), ("quick", self._bottleneck(effort.max_evals))]
         uneven = self._over_uneven_ranks()
-        return self._best_of(found if uneven is None else [*found, ("quick", uneven)])
+        best = self._best_of(found if uneven is None else [*found, ("quick", uneven)])
+        if self.keeps_caps(best[1]):
+            return best
+        by_tokens = self._slot_rank(token_lpt(self.linear.tokens, self.num_buckets, compiled=self.compiled))
+        within = [("quick", self._splitting(*place)) for place in (by_tokens, *by_shares(self.linear))]
+        return self._best_of([best[:2], *within])
 
     def best(self, effort: Effort) -> tuple[str, Assignment, float]:
         """(policy, assignment, seconds) of the best candidate that keeps the caps; the data-blind ones stand, too."""
@@ -159,7 +167,12 @@ class StepJob:
         return self._linear
 
     def _best_of(self, found: Sequence[tuple[str, Assignment]]) -> tuple[str, Assignment, float]:
-        scored = [(not self.keeps_caps(a), self.judge.step_s(a), i) for i, (_, a) in enumerate(found)]
+        """The fastest that keeps the caps; where none does, the one that exceeds them least."""
+        fills = [fullest(self.caps, self.plan, self.items, a).frac for _, a in found]
+        scored = [
+            (f if f > 1 else 0.0, self.judge.step_s(a), i)
+            for i, (f, (_, a)) in enumerate(zip(fills, found, strict=True))
+        ]
         _, step_s, index = min(scored)
         return (*found[index], step_s)
 

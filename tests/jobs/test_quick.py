@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def test_a_comparison_gets_the_policy_it_names_and_corrections_in_force_are_know
     assert [step_plan.policy for step_plan in found] == ["warmup", "warmup", "arrival", "quick"]
     wire.note_factors(store, Factors((ModuleFactors("vision", 2.0), ModuleFactors(LLM, 2.0))))
     assert plan(3).step_plan.predicted_step_s == pytest.approx(2 * found[3].predicted_step_s, rel=0.2)
+
+
+def test_a_plan_that_no_memory_holds_is_told_of(run, store):
+    tight = dataclasses.replace(run.plan().module("vision"), max_tokens=1)
+    plan = dataclasses.replace(run.plan(), modules=(tight, *run.plan().modules[1:]))
+    told, config = [], run.config()
+    batches = GlobalBatches(config, run.shapes())
+    quick = QuickPlanner(run, config, plan, TRAIN, "r", batches, store, lambda *seen: told.append(seen))
+    for step in range(2):
+        quick(step)
+    assert [(step, fill.module, fill.frac > 1) for step, fill in told] == [(0, "vision", True), (1, "vision", True)]
 
 
 CODE = """

@@ -3,15 +3,17 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.records import LLM
 from dflop.schedule.assignment import Assignment
-from dflop.schedule.caps import keeps, plan_caps
+from dflop.schedule.caps import exceeded, fullest, keeps, plan_caps
 from dflop.schedule.items import module_items
 from dflop.schedule.pack import token_cap, token_lpt
 from dflop.schedule.policies import Effort, StepJob
+from dflop.schedule.scheduler import schedule_step
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
 
 
@@ -97,3 +99,55 @@ def test_in_flight_cap_is_tighter_than_full_buckets_where_the_batch_is_longer_th
     items = {LLM: module_items([make_sample(i, 55) for i in range(8)], LLM)}
     caps = plan_caps(plan, items, compiled=True)
     assert (caps.bucket_tokens, caps.window, caps.in_flight_tokens) == (138, 2, 220)
+
+
+def bound_plan(dp, *, inline=False, num_slots=6, batch, share):
+    """A plan whose encoder holds `share` times an even part of the batch."""
+    if inline:
+        plan = make_inline_plan(dp[1], pp=2, num_microbatches=num_slots)
+    else:
+        plan = make_plan({"vision": dp[0], LLM: dp[1]}, num_microbatches=num_slots)
+    total = int(module_items(batch, "vision").num_tokens.sum())
+    return with_caps(plan, {"vision": int(share * total / (num_slots * plan.module("vision").parallel.dp))})
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("dp", "options", "is_hard"),
+    [((3, 4), {}, True), ((2, 1), {}, True), ((1, 2), {}, False), ((3, 3), {"inline": True}, False)],
+)
+def test_quick_plans_keep_the_memory_of_encoders_that_share_out_a_microbatch(compiled, dp, options, is_hard):
+    """Texts beside clips: what is balanced in seconds puts the clips of similar size side by side."""
+    rng, num_lost = np.random.default_rng(0), 0
+    for _ in range(4):
+        clips = [int(t) for t in rng.lognormal(5.5, 0.9, 240).clip(10, 1500)]
+        batch = [
+            make_sample(i, int(rng.integers(10, 900)), [("vision", t)] if i % 3 else []) for i, t in enumerate(clips)
+        ]
+        plan = bound_plan(dp, batch=batch, share=1.2, **options)
+        job = StepJob(plan, batch, make_cost("vision", scale={"vision": 0.05}), compiled=compiled)
+        num_lost += not (job.keeps_caps(job.assign("arrival", Effort())) or job.keeps_caps(job._bottleneck(0)))
+        assert job.keeps_caps(job.assign("quick", Effort(max_evals=0)))
+    assert num_lost or not is_hard, "neither arrival order nor balanced seconds keep it"
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_a_quick_plan_exceeds_no_more_than_any_of_its_rivals(case):
+    plan, batch = case
+    job, effort = StepJob(plan, batch, make_cost("vision")), Effort(max_evals=100)
+    quick = fullest(job.caps, plan, job.items, job.assign("quick", effort)).frac
+    rivals = [job.assign(policy, effort) for policy in ("arrival", "bottleneck")]
+    assert max(quick, 1) <= max(1, min(fullest(job.caps, plan, job.items, a).frac for a in rivals))
+
+
+def test_where_none_can_keep_the_memory_the_smallest_peak_runs_and_says_by_how_much():
+    batch = [make_sample(i, 20, [("vision", 40 + i)]) for i in range(24)]
+    plan = bound_plan((1, 2), batch=batch, share=0.8, num_slots=4)
+    step = schedule_step(run_id="r", step=0, plan=plan, batch=batch, cost=make_cost("vision"), policy="quick")
+    fill = exceeded(plan, batch, step, compiled=True)
+    assert (fill.module, fill.cap_tokens) == ("vision", 247)
+    assert 247 / 0.8 <= fill.num_tokens < 1.05 * 247 / 0.8
+    assert str(fill) == f"{fill.num_tokens} tokens of `vision` in a microbatch where memory holds 247, 25% more"
+    roomy = bound_plan((1, 2), batch=batch, share=1.3, num_slots=4)
+    assert exceeded(roomy, batch, step, compiled=True) is None
