@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflop.train.activity import Activity, Mode
+from dflop.train.activity import Mode
 from dflop.train.judge import Failure, Judge, Sign, Spell
 
 LABELS = ("rank 0", "rank 1", "rank 2")
@@ -98,20 +98,3 @@ def test_work_that_was_begun_later_than_all_began_to_wait_is_waited_for_and_then
         judge.hear(2, sign(int(now_s), Mode.WAITS, age_s + 2, feed=Spell("media", Mode.WORKS, age_s)), now_s)
         found = judge.verdict(now_s)
         assert found == (Failure(2, "rank 2 is stuck: media, for 1 min 1 s") if is_stuck else None)
-
-
-def test_signs_and_failures_survive_the_wire():
-    for value in (sign(3, Mode.MAY_LAST, 2.5, hung_up=True), Failure(-1, "two\nlines")):
-        assert type(value).decode(value.encode()) == value
-
-
-def test_an_activity_says_its_step_and_begins_anew_each_time():
-    activity = Activity()
-    assert activity.now.mode is Mode.MAY_LAST
-    activity.step = 4
-    activity.works("forward")
-    first = activity.now
-    assert (first.what, first.mode) == ("step 5, forward", Mode.WORKS)
-    activity.waits("sum")
-    assert activity.now.mode is Mode.WAITS
-    assert activity.now.since_s >= first.since_s
