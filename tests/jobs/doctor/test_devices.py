@@ -14,7 +14,6 @@ UNDEFINED = "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC
 
 
 SEES, BLIND = "2.13.0+cu128 12.8 True 2 True\n", "2.13.0+cpu - False 0 True\n"
-BROKEN = "OSError: libcudart.so.12: cannot open shared object file"
 
 
 @pytest.fixture
@@ -65,11 +64,3 @@ def test_a_flash_attn_of_another_torch_says_what_to_build_for(machine):
     assert "torch 2.13.0+cu128, CUDA 12.8, CXX11 ABI TRUE" in finding.advice
     assert machine(GPUS, (0, SEES, ""), broken, attention="flash")["flash-attn"].status == FAIL
     assert machine(GPUS, (0, SEES, ""), (1, "", ""))["flash-attn"].detail == "it ended without a word"
-
-
-def test_torch_and_flash_attn_that_are_missing_or_broken(machine):
-    found = machine(None, None, None)
-    assert found["torch"].status == found["flash-attn"].status == SKIP
-    assert machine(None, None, None, attention="flash")["flash-attn"].status == FAIL
-    finding = machine((9, "", ""), (1, "", f"{BROKEN}\n"), FLASH)["torch"]
-    assert (finding.status, finding.detail) == (FAIL, BROKEN)

@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from dflop.jobs.doctor import file_system as file_system_module
-from dflop.jobs.doctor.file_system import file_system, mount_kind
+from dflop.jobs.doctor.file_system import file_system
 from dflop.jobs.doctor.findings import FAIL, OK, WARN, Finding
-
-MOUNTS = """\
-proc /proc proc rw 0 0
-/dev/sda1 / ext4 rw 0 0
-server:/home /home nfs4 rw 0 0
-mds:/scratch /home/scratch lustre rw,flock 0 0
-/dev/sdb1 /data\\040two xfs rw 0 0
-"""
 
 
 def of(folder: Path) -> dict[str, Finding]:
@@ -30,14 +22,6 @@ def test_everything_works_here_and_nothing_is_left(tmp_path):
     found = of(tmp_path / "not" / "yet")
     assert [f.status for name, f in found.items() if name != "store"] == [OK] * 4
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [("/", "ext4"), ("/home/me", "nfs4"), ("/home/scratch/x", "lustre"), ("/homes", "ext4"), ("/data two/a", "xfs")],
-)
-def test_the_kind_is_that_of_the_nearest_mount(folder, kind):
-    assert mount_kind(Path(folder), MOUNTS) == kind
 
 
 def refuse(*_args: object, **_options: object) -> None:

@@ -1,4 +1,4 @@
-"""What is said of a store: sound, broken in each of its parts, in use, behind."""
+"""What is said of a store: sound, broken in each of its parts, in use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dflop.jobs.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from dflop.jobs.doctor.findings import FAIL, OK, SKIP, Finding
 from dflop.jobs.doctor.profile_store import profile_store
 from dflop.records import RunRecord
 from dflop.store import live
-from dflop.store.backlog import waiting_files
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 
@@ -96,20 +95,3 @@ def test_an_ingester_at_work_is_no_fault_and_a_claim_of_a_node_that_fell_silent_
     os.utime(claim, (time.time() - 1000,) * 2)
     assert "free: pid" in of(store)["lease"].detail
     assert "on node9" in of(store)["lease"].detail
-
-
-def test_files_that_wait_long_or_were_refused_are_counted(store):
-    write(store.with_name("new"))
-    assert of(store.with_name("new"))["snapshot"].detail.startswith("none yet"), "before its first ingest"
-    write(store)
-    (path,) = waiting_files(store)
-    assert of(store)["spool"].status == OK
-    os.utime(path, (time.time() - 7300,) * 2)
-    finding = of(store)["spool"]
-    assert (finding.status, finding.detail) == (WARN, "1 files wait, the oldest for 2 h 1 min")
-    bad = store / "spool" / "run_record" / "demo-1" / "flow-000009.parquet"
-    bad.write_bytes(b"no parquet")
-    ingest(store)
-    finding = of(store)["quarantine"]
-    assert finding.status == WARN
-    assert finding.detail.startswith("1 files in ")

@@ -68,15 +68,6 @@ def test_a_sound_cluster():
     assert re.fullmatch(r"Job 7 to start at (\d\d \w+ )?\d\d:\d\d using 1 .*", detail), "a time as people read it"
 
 
-def test_a_partition_and_gpus_that_slurm_does_not_know(cluster):
-    finding = examined(SOUND, cluster(partition="debgu"))[0]["partitions"]
-    assert finding.status == FAIL
-    assert "did you mean `debug`?" in finding.advice
-    uncounted = SOUND | {"sinfo": (0, "debug*|up|4|infinite|(null)\n", "")}
-    assert examined(uncounted)[0]["GRES"].status == OK
-    assert examined(uncounted, cluster())[0]["GRES"].status == WARN
-
-
 def test_without_clients_slurm_is_skipped_unless_it_is_wanted(monkeypatch, cluster):
     monkeypatch.setattr(slurm_cluster.shutil, "which", lambda name: None)
     (finding,) = slurm_cluster.slurm(None)
@@ -113,18 +104,3 @@ def test_a_refused_submission_shows_what_was_asked_for(cluster):
     assert line.endswith("--wrap=true")
     found, _ = examined(SOUND | {"sbatch --test-only": (1, "", said)})
     assert found["submitting"].status == WARN  # a site may want an account of everybody
-
-
-@pytest.mark.parametrize(
-    ("name", "client", "answer", "words"),
-    [
-        ("accounting", "sacct", (1, "", "Slurm accounting storage is disabled"), "squeue and exit files"),
-        ("accounting", "sacct", (0, "", "Slurm accounting storage is disabled"), "squeue and exit files"),
-        ("requeueing", "scontrol", (0, "JobRequeue = 0\nKillWait = 30 sec\n", ""), ""),
-        ("requeueing", "scontrol", (1, "", "no"), ""),
-    ],
-)
-def test_what_a_cluster_lacks_is_said_with_what_follows(name, client, answer, words):
-    finding = examined(SOUND | {client: answer})[0][name]
-    assert finding.status == WARN
-    assert words in finding.advice
