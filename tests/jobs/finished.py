@@ -20,20 +20,20 @@ from tests.report.detailed import SPLIT, batch_of, detailed, observe_step, plan_
 TRACE_EVERY = 2
 
 
-def finished_run(folder: Path, *, num_steps: int = 6, plan: Plan = SPLIT, traces: bool = True) -> RunDir:
+def finished_run(folder: Path, *, num_steps: int = 6) -> RunDir:
     """A run of `num_steps` steps and a comparison; every second step was traced in full."""
-    processes = f"cluster.num_processes_per_node={plan.num_processes}"
+    processes = f"cluster.num_processes_per_node={SPLIT.num_processes}"
     config = make_config(folder, processes, "cluster.num_cores_per_node=64", f"train.num_steps={num_steps}")
     run = run_of(folder / "runs" / "small-1", config)
-    summary, details = detailed(plan, num_steps=1, num_batches=3, run_id=run.run_id)
+    summary, details = detailed(SPLIT, num_steps=1, num_batches=3, run_id=run.run_id)
     chosen = replace(summary.plan, run_id=run.run_id)
-    run.write_plan(chosen, [make_table(m.module) for m in plan.modules])
+    run.write_plan(chosen, [make_table(m.module) for m in SPLIT.modules])
     shapes = [shape for number in range(6) for shape in batch_of(number)]
     run.write_shapes(shapes)
     with SpoolWriter(run.config().store, "data", "profile") as spool:
         for shape in shapes:
             spool.append(shape)
-    train = train_records(run.run_id, plan, num_steps, traces=traces)
+    train = train_records(run.run_id, num_steps)
     with SpoolWriter(run.config().store, run.run_id, "train") as spool:
         for record in (*_of_run(run, summary, details, chosen), *train):
             spool.append(record)
@@ -49,19 +49,17 @@ def finished_run(folder: Path, *, num_steps: int = 6, plan: Plan = SPLIT, traces
     return run
 
 
-def train_records(
-    run_id: str, plan: Plan, num_steps: int, *, traces: bool = True
-) -> list[StepPlan | StepObservation | RankSpan]:
+def train_records(run_id: str, num_steps: int) -> list[StepPlan | StepObservation | RankSpan]:
     """What training leaves in the spool."""
     found: list[StepPlan | StepObservation | RankSpan] = []
     at_s = 1010.0
     for step in range(num_steps):
         batch = batch_of(step % 6)
-        step_plan = plan_step(plan, batch, step, "balanced", run_id)
-        seen = observe_step(plan, step_plan, batch, started_at_s=at_s)
+        step_plan = plan_step(SPLIT, batch, step, "balanced", run_id)
+        seen = observe_step(SPLIT, step_plan, batch, started_at_s=at_s)
         found += [step_plan, *seen]
-        if traces and step % TRACE_EVERY == 0:
-            found += [span for rank in seen for span in spans_of(plan, rank)]
+        if step % TRACE_EVERY == 0:
+            found += [span for rank in seen for span in spans_of(SPLIT, rank)]
         at_s += 0.01 + seen[0].step_s
     return found
 
