@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +15,12 @@ from dflop.jobs import runs
 from dflop.jobs.drive import Drive, begin_or_take_up, driving
 from dflop.jobs.driver import driver_of
 from dflop.jobs.rundir import RunDir
-from dflop.launch import JobState, Journal
+from dflop.launch import Journal
 from dflop.records import RunRecord
 from dflop.store.console import query
 from dflop.store.spool import read_spool
 from tests.jobs.configs import make_config, make_dataset, write_config
-from tests.jobs.made import add_job, make_run
+from tests.jobs.made import make_run
 from tests.launch.helpers import is_gone, make_spec, pids_of_hang
 
 
@@ -155,21 +154,6 @@ def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
     named = {"name": "small", "folder": tmp_path / "runs"}
     assert begin_or_take_up(make_config(tmp_path, "train.seed=9"), Path("x"), **named, say=said.append) == first
     assert said[2:] == [f"run {first.run_id} in {first.path}"], "a name goes before a configuration"
-
-
-def test_a_comparison_is_wanted_until_it_is_done(tmp_path):
-    from dflop.jobs.parts import wants_comparison
-
-    def is_wanted(run: RunDir) -> bool:
-        return wants_comparison(SimpleNamespace(run=run, config=run.config()))
-
-    run = make_run(tmp_path)
-    assert is_wanted(run)
-    add_job(run, "compare", JobState.RUNNING, JobState.FAILED)
-    assert is_wanted(run)
-    add_job(run, "compare", JobState.RUNNING, JobState.DONE, job_id="again")
-    assert not is_wanted(run)
-    assert not is_wanted(make_run(tmp_path, "none", runs.READY, "compare.num_batches=0"))
 
 
 def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_of_ours(run):

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dflop.config import Config, load_config
-from dflop.jobs import planning, runs, submit
+from dflop.jobs import runs, submit
 from dflop.jobs.dry_run import dry_run
-from dflop.jobs.rundir import RunDir
 from dflop.records import LLM
 from tests.builders import make_plan
 from tests.jobs.configs import make_config
@@ -62,15 +61,3 @@ def test_a_run_with_a_plan_shows_what_it_submits_next(config, tmp_path, monkeypa
     with fake_slurm.Jobs(tmp_path / "slurm") as jobs:
         (job,) = jobs.values()
     assert job["script"] == shown.script.read_text() == shown.text
-
-
-def test_what_modules_are_profiled_follows_from_the_runs_samples(config, monkeypatch):
-    run, _ = runs.begin(config)
-    (run.path / "shapes.parquet").touch()
-    monkeypatch.setattr(RunDir, "shapes", lambda _: [])
-    specs = [type("Spec", (), {"module": module}) for module in ("audio", "llm")]
-    monkeypatch.setattr(planning, "used_modules", lambda *_: specs)
-    (profile,) = [job for job in dry_run(config).jobs if job.name.endswith("profile-tp1")]
-    assert "#SBATCH --array=0-1\n" in profile.text
-    assert "0) set -- dflop.jobs.profile:main" in profile.text
-    assert " audio ;;" in profile.text

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from dflop.errors import ConfigError
 from dflop.jobs.starter.dataset import NUM_LOOKED_AT, find_dataset
-from tests.data.containers import parquet_of, tar_of
 from tests.data.helpers import chat
 
 
@@ -55,18 +53,6 @@ def test_only_some_rows_of_a_long_file_are_read_and_bad_ones_counted_with_a_reas
     assert found.first_reason.startswith("row 1: ")
 
 
-def test_shards_that_differ_in_a_number_are_one_dataset(tmp_path):
-    for number in range(3):
-        tar_of([chat("a", "b", id="0"), chat("a", "b", id="1")], tmp_path, tmp_path / f"shard-{number:03d}.tar")
-    found = find_dataset(tmp_path)
-    assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "shard-*.tar"), "WebDataset tar", 6)
-    (tmp_path / "other").mkdir()
-    path = tmp_path / "other" / "train-00000-of-00001.parquet"
-    parquet_of([chat("a", "b", id=str(n)) for n in range(5)], tmp_path, path, embed=False, row_group_size=5)
-    found = find_dataset(path.parent)
-    assert (found.format, found.num_rows) == ("Parquet", 5)
-
-
 def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
     touch(tmp_path / "m", "1.jpg")
     (tmp_path / "a.jsonl").write_text(rows("1.jpg", "1.jpg"))
@@ -90,17 +76,6 @@ def test_what_holds_no_training_data_is_refused_with_what_was_seen(tmp_path):
     (tmp_path / "b.csv").write_text("a,b\n")
     with pytest.raises(ConfigError, match="no training data"):
         find_dataset(tmp_path / "b.csv")
-
-
-def test_real_media_and_hostile_rows_beside_them():
-    root = Path(os.environ.get("DFLOP_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data")) / "media"
-    if not root.is_dir():
-        pytest.skip("no shared test data: set DFLOP_SHARED_DATA")
-    found = find_dataset(root)
-    assert Path(found.annotations).name == "llava_demo.jsonl"
-    assert (found.num_rows, found.num_bad) == (53, 0)
-    assert found.num_media == found.num_media_found
-    assert found.media_root == root
 
 
 def test_absolute_paths_count_where_they_lie_under_the_root(tmp_path):
