@@ -6,8 +6,6 @@ import math
 import pytest
 
 from dflop.cost.links import ALL_REDUCE
-from dflop.cost.model import CostModel
-from dflop.cost.towers import tower_table
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import chain_peaks, fits, inline_draft, largest_loads, split_draft
 from dflop.plan.space import Problem
@@ -36,19 +34,6 @@ def even_problem(**changes: object) -> Problem:
     """24 samples of 125 LLM tokens with one item of 100 each: nothing is uneven."""
     batch = [make_sample(i, 100, [("vision", 100)]) for i in range(24)]
     return make_problem("vision", batches=[batch], **changes)  # type: ignore[arg-type]  # keywords of a test
-
-
-def test_a_split_draft_says_what_was_chosen():
-    plan = draft(make_problem("vision"))
-    vision, llm = plan.modules
-    assert (plan.layout, plan.num_processes, plan.num_microbatches, plan.global_batch_size) == ("split", 4, 2, 24)
-    assert (vision.first_rank, llm.first_rank) == (0, 2)
-    assert (vision.layers_per_stage, llm.layers_per_stage) == ((4,), (2, 2))
-    assert (vision.recompute, vision.shard_optimizer) == (False, True)
-    assert (llm.recompute, llm.shard_optimizer) == (True, False)
-    assert plan.table_ids == ("vision-tp1-False", "llm-tp1-True")
-    assert (plan.formula_step_s, plan.candidate_rank, plan.snapshot_seq) == (1.5, -1, 3)
-    assert all(math.isnan(x) for x in (plan.predicted_step_s, plan.baseline_step_s, plan.uniform_step_s))
 
 
 def test_memory_of_a_split_draft_by_hand():
@@ -139,18 +124,3 @@ def test_seconds_behind_the_pipeline_by_hand():
     whole = inline(problem, parallel=ParallelSpec(1, 1, 4), layers=layers, shard_optimizer=False)
     across = 2 * 0.02 + (3 / 4) / (1 / 2) * 48e6 / 1e9  # four ranks on two nodes, as a ring
     assert whole.sync_s == pytest.approx(across + 12e6 * 1e-8)
-
-
-def test_frozen_modules_have_nothing_behind_the_pipeline():
-    links = [make_link(ALL_REDUCE, 2, 1, 0.5, 1e9)]
-    problem = make_problem("vision", links=links, optimizer_s_per_param=1e-8, frozen=True)
-    assert draft(problem).sync_s == pytest.approx(4e6 * 1e-8)
-
-
-def test_of_a_frozen_tower_the_edge_alone_is_behind_the_pipeline():
-    links = [make_link(ALL_REDUCE, 2, 1, 0.01, 1e9)]
-    problem = make_problem("vision", links=links, optimizer_s_per_param=1e-8, dtype="float32")
-    tables = [tower_table(t) if t.module == "vision" else t for t in problem.cost.tables]
-    cost = CostModel(tables, links=links, extrapolate=True)
-    plan = draft(dataclasses.replace(problem, cost=cost))
-    assert plan.sync_s == pytest.approx(max(8e6 / 1e9 + 0.01 + 2e6 * 1e-8 / 2, 4e6 * 1e-8))

@@ -80,8 +80,3 @@ def test_too_few_processes_for_ranks_of_their_own():
     assert error.what.startswith("no layout of vision, audio, llm is possible on 2 process(es)")
     assert "layout inline" in error.hint
     assert "1 more process (num_processes_per_node 3)" in error.hint
-
-
-def test_layouts_whose_schedules_do_not_fit():
-    error = explain(make_problem("vision"))
-    assert "no schedule of the sampled batches keeps" in error.what

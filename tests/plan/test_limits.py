@@ -8,7 +8,7 @@ import pytest
 
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
-from dflop.plan.limits import BINDING_FRAC, Limit, plan_limits
+from dflop.plan.limits import Limit, plan_limits
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.builders import make_sample
@@ -22,14 +22,6 @@ def draft(problem: Problem, *, tp: int = 1, num_microbatches: int = 4) -> Plan:
 
 def limits(problem: Problem, plan: Plan, largest: int = 100) -> dict[str, Limit]:
     return {x.name: x for x in plan_limits(problem, plan, {m.module: largest for m in plan.modules})}
-
-
-def test_the_nearest_to_its_end_comes_first():
-    problem = make_problem("vision")
-    found = plan_limits(problem, draft(problem), {"vision": 1, LLM: 1})
-    used = [limit.used_frac for limit in found]
-    assert used == sorted(used, reverse=True)
-    assert [limit.is_binding for limit in found] == [frac >= BINDING_FRAC for frac in used]
 
 
 @pytest.mark.parametrize(
@@ -46,13 +38,6 @@ def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, 
     found = limits(problem, draft(problem, tp=1))["tp of llm"]
     assert found.used_frac == 0.5
     assert found.text == f"tp 1 of at most 2, which is set by {why}"
-
-
-def test_a_tp_without_costs_is_named():
-    problem = make_problem("vision", num_processes=8, tps=(1, 2))
-    specs = tuple(dataclasses.replace(s, tp_choices=(1, 2, 4)) for s in problem.specs)
-    problem = dataclasses.replace(problem, specs=specs)  # the cost model knows the module by its old specs
-    assert "set by cost tables of vision" in limits(problem, draft(problem))["tp of vision"].text
 
 
 def test_tokens_are_those_the_scheduler_may_not_exceed():

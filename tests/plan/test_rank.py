@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from dflop.cost.model import CostModel
 from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import inline_draft, split_draft
-from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, residual_sigma_frac, scheduled_step_s
+from dflop.plan.drafts import split_draft
+from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, scheduled_step_s
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.verdict import SIMPLICITY_FRAC, prefer_simple, reason
 from dflop.records import LLM, ParallelSpec, Plan
@@ -16,11 +15,9 @@ from tests.builders import make_cluster, make_cost, make_inline_plan, make_plan,
 BATCHES = tuple(random_batch(24, encoders=("vision",), seed=seed) for seed in range(2))
 
 
-def problem(**changes) -> Problem:
-    given = {"cost": make_cost("vision").extrapolating(), "cluster": make_cluster(4, num_cores=4)} | changes
-    return Problem(
-        "run", make_specs("vision"), given["cluster"], given["cost"], BATCHES, 24, 0, SearchSpace(recompute=(False,))
-    )
+def problem() -> Problem:
+    cost, cluster = make_cost("vision").extrapolating(), make_cluster(4, num_cores=4)
+    return Problem("run", make_specs("vision"), cluster, cost, BATCHES, 24, 0, SearchSpace(recompute=(False,)))
 
 
 def draft(formula_s: float, dp: int = 1, num_microbatches: int = 4, plan_id: str = "") -> Plan:
@@ -62,30 +59,9 @@ def test_a_plan_that_runs_is_measured_as_candidates_are():
     assert 1.02 * step_s < slow_s < 2 * step_s
 
 
-@pytest.mark.parametrize("num_cores", [2, 4])
-def test_noise_costs_where_ranks_wait_for_one_another_and_share_cores(num_cores):
-    p = problem(cluster=make_cluster(4, num_cores=num_cores))
-    chains = inline_draft(
-        p, 4, ParallelSpec(1, 2, 2), {"vision": (4, 0), LLM: (1, 3)}, recompute=False, shard_optimizer=False,
-        formula_s=1.0,
-    )  # fmt: skip
-    (found,) = rank(p, [chains])
-    assert found.is_final
-    assert found.noisy_step_s > found.plan.predicted_step_s
-
-
-def test_noise_is_that_of_measured_tables():
-    tables = [
-        dataclasses.replace(t, source="measured", median_error_frac=0.04 if t.module == LLM else 0.1)
-        for t in make_cost("vision").tables
-    ]
-    p = problem(cost=CostModel(tables, extrapolate=True))
-    assert residual_sigma_frac(p, make_plan({"vision": 1, LLM: 1})) == pytest.approx(0.148)
-
-
-def timed(plan: Plan, step_s: float, *, is_final: bool = True, **changes) -> Ranked:
+def timed(plan: Plan, step_s: float, **changes) -> Ranked:
     times = {"predicted_step_s": step_s, "baseline_step_s": 2.0, "uniform_step_s": 2.0} | changes
-    return Ranked(dataclasses.replace(plan, **times), step_s, step_s / 2, is_final)
+    return Ranked(dataclasses.replace(plan, **times), step_s, step_s / 2, is_final=True)
 
 
 def test_a_simpler_plan_is_preferred_within_five_per_cent():
@@ -101,15 +77,8 @@ def test_a_simpler_plan_is_preferred_within_five_per_cent():
 
 def test_words_say_why_and_whether_it_is_worth_it():
     fast = timed(make_plan({"vision": 1, LLM: 1}), 1.0)
-    assert reason(fast, [fast]).startswith("fastest of 1 simulated plans at 1.00 s per step")
     assert "2.00x the speed of the best data-blind plan" in reason(fast, [fast])
-    assert "takes 50.0 % off" in reason(fast, [fast])
     slow = timed(make_inline_plan(2), 1.96)
-    assert reason(slow, [slow, fast]).startswith("simpler, at 1.96x of the fastest")
     assert "Not worth it here: 1.02x" in reason(slow, [slow])
     unknown = timed(fast.plan, 1.0, uniform_step_s=float("nan"), baseline_step_s=1.0)
     assert reason(unknown, [unknown]).endswith("gains nothing over the data-blind order on this data.")
-    assert reason(slow, [fast, slow]) == "1.96x the step time of the chosen plan"
-    early = dataclasses.replace(timed(make_inline_plan(2), 0.9, is_final=False), first_step_s=0.6)
-    assert reason(fast, [fast, early]).startswith("fastest of 2 simulated plans")
-    assert reason(early, [fast, early]) == "1.20x the step time of the chosen plan on the first batches"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_layers
 from dflop.plan.baselines.reference import argmin, literal, reference_layouts, reference_plan
@@ -21,10 +20,9 @@ from dflop.plan.baselines.reference_costs import (
     encoder_flops,
     encoder_module,
     llm_flops,
-    llm_module,
 )
 from dflop.records import LLM, ModuleSpec
-from tests.builders import make_cost, make_sample, make_specs, make_table
+from tests.builders import make_cost, make_sample, make_specs
 from tests.plan.problems import baseline_problem, tiles_the_cluster
 
 NO_MEMORY = MemoryLines(0.0, 0.0, 0.0, 0.0)
@@ -108,14 +106,6 @@ def test_memory_rule_charges_the_encoder_for_every_replica_it_serves_and_both_pi
         assert degrees(found) == list(itertools.compress(degrees(layouts(*modules())), expected))
 
 
-def test_more_replicas_than_samples_are_left_out():
-    found = layouts(*modules(), num_devices=6, global_batch_size=2)
-    assert len(found.step_s)
-    assert max(found.encoder[:, 2].max(), found.llm[:, 2].max()) <= 2
-    assert (found.encoder.prod(axis=1) + found.llm.prod(axis=1) == 6).all()
-    assert (found.num_microbatches * found.llm[:, 2] <= 2).all()
-
-
 # What the reference believes about costs
 
 
@@ -154,50 +144,6 @@ def test_encoder_seconds_are_those_of_the_cost_model_at_the_probes():
         assert module.sample_seconds(1, size) * size / 3 == pytest.approx(float(expected))
 
 
-def test_llm_rates_are_mixed_by_flops_with_attention_at_the_mean():
-    _, spec = make_specs("vision")
-    cost = make_cost("vision").extrapolating()
-    samples = [make_sample(i, n) for i, n in enumerate((1024, 4096))]
-    module = llm_module(spec, cost, samples, [1], recompute=False)
-    supervised = 20 / 5120
-
-    def parts_s(tokens):
-        one = [
-            float(sum(cost.module_seconds(LLM, tokens * supervised, tokens, squares, num_layers=4, edge=True)))
-            for squares in (0, tokens**2)
-        ]
-        return one[0], one[1] - one[0]
-
-    flops = {n: llm_flops(spec, n) for n in (1024, 2048, 4096)}
-    share = sum(float(flops[n][1]) for n in (1024, 4096)) / sum(float(sum(flops[n])) for n in (1024, 4096))
-    attention_rate = np.mean([float(flops[n][1]) / parts_s(n)[1] for n in (1024, 4096)])
-    expected = (1 - share) * float(flops[2048][0]) / parts_s(2048)[0] + share * attention_rate
-    assert module.rates[1].at(2048) == pytest.approx(expected)
-    assert module.mean_flops == pytest.approx(float(np.mean([sum(flops[n]) for n in (1024, 4096)])))
-
-
-def test_attention_that_costs_nothing_runs_at_the_rate_of_the_rest():
-    _, spec = make_specs("vision")
-    cost = CostModel([make_table(LLM, per_sq_token_s=0.0)], extrapolate=True)
-    module = llm_module(spec, cost, [make_sample(0, 2048)], [1], recompute=False)
-    assert np.isfinite(module.rates[1].flops_per_s).all()
-
-
-def test_rates_go_on_beyond_the_probes_but_stay_positive():
-    falling = RateCurve(np.array([1.0, 2.0, 4.0]), np.array([4.0, 2.0, 1.0]))
-    assert falling.at([0.0, 1.5, 3.0, 5.0, 100.0]).tolist() == [6.0, 3.0, 1.5, 0.5, 0.01]
-
-
-def test_memory_lines_pass_through_their_probes():
-    spec, _ = make_specs("vision")
-    module = encoder_module(spec, make_cost("vision").extrapolating(), tiles(1, 3), [1], recompute=False)
-    # 16 bytes per parameter, and 10 kB per token and layer and for the edge; the probe holds two tiles.
-    probe = 2 * 100 * 1e4
-    state = [16 * (layers * 1e6 + 2e6) + probe * (layers + 1) for layers in (3, 6)]
-    assert module.memory[1].peak_bytes([3, 6], 0, 0) == pytest.approx([1.25 * s for s in state])
-    assert module.memory[1].peak_bytes(3, 2, 500) == pytest.approx(1.25 * (state[0] + 2 * 500 * 3 * 1e4))
-
-
 # Its plans
 
 
@@ -220,14 +166,6 @@ def test_reference_plan_that_our_memory_model_refuses_is_told():
     found = reference_plan(tight, limit_bytes=float("inf"))
     assert not found.fits
     assert max(max(m.stage_memory_bytes) for m in found.plan.modules) > tight.usable_bytes
-
-
-def test_reference_recomputes_only_where_space_and_costs_allow():
-    plain = baseline_problem(recompute=(False,))
-    assert not reference_plan(plain).plan.modules[0].recompute
-    assert not reference_plan(baseline_problem(), recompute=False).plan.modules[0].recompute
-    without = dataclasses.replace(baseline_problem(), cost=make_cost("vision").extrapolating())
-    assert not reference_plan(without).plan.modules[0].recompute
 
 
 def test_reference_knows_one_encoder():

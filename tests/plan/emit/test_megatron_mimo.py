@@ -72,35 +72,6 @@ def test_one_module_that_shards_its_optimizer_shards_all_and_the_file_says_so():
     assert parsed(emit_megatron_mimo(nothing_to_share, CLUSTER))["ddp"] == {"use_distributed_optimizer": False}
 
 
-def test_what_has_no_field_is_in_the_comments():
-    plan = split(module("vision", 1, 1, 4, max_tokens=4096), module(LLM, 2, 2, 2))
-    said = "\n".join(line for line in emit_megatron_mimo(plan, CLUSTER).splitlines() if line.startswith("#"))
-    assert "no rank gets more than 4096 tokens" in said
-    assert "Simulated step: 500.0 ms with samples in arrival order" in said
-    assert "a multiple of 4 images" in said
-    assert "--component language=tp=2,pp=2,dp=2,rank_offset=4" in said
-    assert "--micro-batch-size 8 --global-batch-size 16" in said
-
-
-def test_a_refusal_lists_every_rule():
-    plan = split(
-        module("vision", 3, 2, 3), module(LLM, 1, 4, 2, layers_per_stage=(1, 2, 3, 4), recompute=True),
-        num_microbatches=2, global_batch_size=10,
-    )  # fmt: skip
-    with pytest.raises(ConfigError) as caught:
-        emit_megatron_mimo(plan, dataclasses.replace(CLUSTER, num_nodes=1))
-    assert caught.value.what.splitlines()[1:] == [
-        "  `vision` has tp 3, which is no power of two",
-        "  encoder `vision` has 2 stages; encoders have one",
-        "  `llm` has (1, 2, 3, 4) layers per stage; only first and last may differ",
-        "  dp 3 of `vision` and dp 2 of `llm`: neither divides the other",
-        "  of `vision` and `llm` one recomputes; they share one switch",
-        "  a microbatch of 5 samples is not even over dp 3 of `vision`",
-        "  a microbatch of 5 samples is not even over dp 2 of `llm`",
-        "  the plan has 26 processes, the cluster 8 GPUs",
-    ]
-
-
 def test_an_inline_plan_is_refused():
     with pytest.raises(ConfigError, match="layout `inline` puts modules on the same ranks"):
         emit_megatron_mimo(make_inline_plan(2), CLUSTER)

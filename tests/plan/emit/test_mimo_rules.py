@@ -52,11 +52,6 @@ def test_a_language_model_there_must_be_and_it_may_come_first():
     assert mimo_problems(split(module("vision", 1, 1, 2)), 4) == ["no module `llm`"]
 
 
-def test_no_layouts_ask_for_equal_microbatches_only():
-    assert RULES.microbatches_ok({}, 4, 16)
-    assert not RULES.microbatches_ok({}, 3, 16)
-
-
 LAYERS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(tuple)
 
 
@@ -107,9 +102,3 @@ def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbat
     assert set().union(*parts) == allowed
     assert 0 < len(allowed) < table.num_choices
     assert not any(a <= b for a, b in itertools.permutations(parts, 2))
-
-
-@pytest.mark.parametrize(("num_samples", "most"), [(64, 2), (96, 12), (480, 84)])
-def test_parts_are_few(num_samples, most):
-    candidates = [m.candidates for m in formula_table(make_problem("vision", num_processes=32), 1).modules]
-    assert 1 <= len(list(RULES.parts(candidates, num_samples))) <= most

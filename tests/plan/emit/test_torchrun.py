@@ -7,12 +7,11 @@ import subprocess
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
 from dflop.parallel.topology import seats
 from dflop.plan.emit.ranks import places
-from dflop.plan.emit.torchrun import emit_torchrun, processes_of_nodes
+from dflop.plan.emit.torchrun import emit_torchrun
 from dflop.records import LLM, ClusterSpec, Plan
 from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans
 
@@ -59,14 +58,6 @@ def test_ranks_ascend_whatever_the_order_of_the_modules():
     turned = dataclasses.replace(TWELVE, modules=TWELVE.modules[::-1])
     assert list(places(turned)) == list(places(TWELVE))
     assert [p.rank for p in places(turned)] == list(range(12))
-
-
-@given(st.integers(1, 200), st.integers(1, 9))
-def test_ranks_fill_node_after_node(num_processes, per_node):
-    found = processes_of_nodes(num_processes, per_node)
-    assert sum(found) == num_processes
-    assert set(found[:-1]) <= {per_node}
-    assert 1 <= found[-1] <= per_node
 
 
 @pytest.mark.parametrize(("node", "processes"), [("0", "8"), ("1", "4")])
