@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from dflop.records import LLM
-from dflop.train.trace import WHOLE_STEP, StepTrace, Timing, Visit
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
@@ -16,21 +15,6 @@ from tests.train.synthetic import SyntheticSource, assign, family, make_plan, ma
 LAYOUT = {"vision": (1, 2), LLM: (2, 1)}
 NUM_MICROBATCHES = 4
 SHAPES = make_shapes(12, seed=3, kinds=("image",))
-
-
-def test_spans_are_what_lies_between_the_clock_readings():
-    timing = Timing(forward_start_s=1.5, forward_s=2.0, backward_start_s=6.0, backward_s=3.0)
-    visits = [Visit(True, 7, 1.0, 4.0, 100, 20), Visit(False, 7, 5.0, 9.5, 30, 0)]
-    trace = StepTrace(0.0, {7: timing}, started_at_s=50.0, elapsed_s=10.0, visits=visits)
-    assert list(trace.spans(step_started_at_s=49.0)) == [
-        ("receive_wait", 7, 2.0, 0.5, 100),
-        ("forward", 7, 2.5, 2.0, 0),
-        ("send", 7, 4.5, 0.5, 20),
-        ("receive_wait", 7, 6.0, 1.0, 30),
-        ("backward", 7, 7.0, 3.0, 0),
-        ("send", 7, 10.0, 0.5, 0),
-        ("send", WHOLE_STEP, 10.5, 0.5, 0),
-    ]
 
 
 def traced_step(rank, folder):
