@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from dflop.jobs import submit
 from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, Journal
 from tests.jobs.training import fresh, losses_of, run_ranks, set_config
@@ -19,7 +16,6 @@ from tests.launch.helpers import until
 from tests.slurm.faults import (
     Drivers,
     gets_on,
-    log_of,
     next_step,
     observations,
     run_on_two_nodes,
@@ -78,31 +74,7 @@ def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run, tmp_path):
     print(f"{num_steps} steps, stopped at {[reached for _, reached in stops]}", file=sys.stderr)
 
 
-def test_a_comparison_that_a_limit_stops_three_times_is_given_up(run, tmp_path):
-    """It has no checkpoints and starts over each time; only signals, to save the time."""
-    own = fresh(run, tmp_path)
-    set_config(own, "compare.num_batches=8", "compare.num_repeats=200", "cluster.slurm.time_limit_min=10")
-    launcher = submit.launcher_of(own, own.config())
-    handle = launcher.submit(submit.train_job(own, own.config(), "compare", own.plan().num_processes))
-    try:
-        for number in range(3):
-            start = f"dflop: start {number + 1} of job"
-            until(lambda start=start: start in log(handle.path("batch.log")), what=start, limit_s=120)
-            until(lambda n=number: log_of(handle).count("step 1/") > n, what="the first step", limit_s=120)
-            slurm("scancel", "--signal=USR2", handle.job_id)
-        status = until(lambda: s if (s := launcher.poll(handle)).state.is_final else None, what="an end", limit_s=120)
-    finally:
-        subprocess.run(["scancel", handle.job_id], check=False)
-    assert status.state == "interrupted"
-    assert "stopped 3 times before it got anywhere" in status.reason
-    assert shown(handle.job_id, "Restarts") == "2"
-
-
 def next_limit(handle: JobHandle) -> int:
     """In minutes, one if it has just begun: Slurm looks every half minute, so it warns 10 to 40 s before the limit."""
     *_, minutes, seconds = slurm("squeue", "-h", "-o", "%M", "-j", handle.job_id).split(":")
     return math.ceil((60 * int(minutes) + int(seconds) + 45) / 60)
-
-
-def log(path: Path) -> str:
-    return path.read_text() if path.exists() else ""

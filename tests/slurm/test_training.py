@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import math
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,15 +15,11 @@ import pytest
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.errors import ConfigError
-from dflop.jobs import planning, replan, runs, submit
-from dflop.jobs.continuing import Todo, plan_next, train_once, what_next
-from dflop.jobs.replan import Advice
-from dflop.jobs.rounds import Teller
+from dflop.jobs import planning, runs, submit
 from dflop.jobs.rundir import RunDir, dataset_ref, family_of
 from dflop.jobs.steps import TRAIN
 from dflop.launch import Journal, run_job, run_jobs_async
-from dflop.records import CostTable, Decision, Plan, StepObservation, StepPlan
+from dflop.records import StepObservation, StepPlan
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.jobs.training import set_config
@@ -129,60 +122,6 @@ def test_train_sbatch_goes_on_to_the_end_after_that(trained, folder):
     seen = observations(trained)
     assert {o.step for o in seen if o.attempt == max(o.attempt for o in seen)} == {first, first + 1}
     assert not processes(str(trained.path))
-
-
-def test_a_job_makes_way_for_another_plan(trained, monkeypatch):
-    settings = ["train.num_steps=10000", "replan.mode=act", "replan.check_every_s=0.5"]
-    set_config(trained, *settings)
-    first, old, launcher = latest(trained)["next_step"], trained.plan(), submit.launcher_of(trained, trained.config())
-    decided_at_s: list[float] = []
-
-    def consider(run: RunDir, *_: object) -> Advice | None:
-        if decided_at_s or max(o.step for o in observations(run)) < first:
-            return None
-        decided_at_s.append(time.time())
-        fields = {f.name: "" for f in dataclasses.fields(Decision)}
-        return Advice(Decision(**fields | {"kind": "replan", "verdict": "done"}))
-
-    def apply(run: RunDir, *_: object) -> None:
-        with Reader(run.config().store) as reader:
-            plans = reader.records(Plan, where={"run_id": run.run_id})
-            other = next(p for p in plans if p.plan_id != old.plan_id)
-            run.write_plan(other, reader.records(CostTable, where={"table_id": other.table_ids}))
-        set_num_steps(run, latest(run)["next_step"] + 2)
-
-    monkeypatch.setattr(replan, "consider", consider)
-    monkeypatch.setattr(replan, "apply", apply)
-
-    async def nobody() -> None:
-        """Who is interested in decisions."""
-
-    teller = Teller(trained, str, nobody)
-    advice = asyncio.run(train_once(trained, launcher, str, teller))
-    assert what_next(trained, launcher) is Todo.PLAN
-    assert trained.plan() == old
-    plan_next(trained, "key", advice, str)
-    stopped = latest(trained)["next_step"]
-    assert stopped > first
-    assert trained.plan() != old
-    asyncio.run(train_once(trained, launcher, str, teller))
-    assert what_next(trained, launcher) is Todo.NOTHING
-    seen = [o for o in observations(trained) if o.step >= first]
-    assert sorted({o.step for o in seen}) == list(range(first, stopped + 2))
-    again = [o for o in seen if o.step >= stopped]
-    assert len(again) == 2 * trained.plan().num_processes, "each step once, by every rank of the new plan"
-    assert {o.attempt for o in again} == {max(o.attempt for o in seen)}
-    restart_s = min(o.observed_at_s for o in again) - decided_at_s[0]
-    print(f"{restart_s:.1f} s from the decision to the end of the first step under the new plan")
-    until(lambda: not processes(str(trained.path)), what="every process of the job to end")
-
-
-def test_an_error_under_srun_is_three_lines_and_an_exit_code(trained, folder):
-    command = ["srun", "--ntasks=1", sys.executable, "-m", "dflop.jobs.train", trained.path, "trian"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == ConfigError.exit_code
-    assert "train: unknown mode `trian`\n  hint:  did you mean `train`?" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def observations(run: RunDir) -> list[StepObservation]:
