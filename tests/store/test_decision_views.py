@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from dflop.records import JobRecord, RunInput, RunRecord
-from dflop.store.ingest import ingest
-from tests.builders import make_corrections, make_decision, make_rank_factor, make_reading
+from dflop.records import JobRecord, RunRecord
+from tests.builders import make_corrections, make_rank_factor, make_reading
 from tests.store.asking import fill, named, rows, write
 from tests.story import corrected, story
 
@@ -40,45 +38,11 @@ def test_history_is_everything_in_order(told: Path) -> None:
         (75.0, "job", "train", "running"),
         (100.0, "run", "demo", "done"),
     ]
-    details = {(row["kind"], row["elapsed_s"]): row["detail"] for row in found}
-    assert details["run", 0.0] == "dflop abc on 8x test"
-    assert details["plan", 1.0] == (
-        "vision tp1 pp1 dp2 | llm tp1 pp2 dp1, 4 microbatches: 2 s a step predicted, 3 s in arrival order"
-    )
-    assert details["correction", 30.0] == "level 1.100; furthest from it 2.200, from 900 tokens; 3 of 3 sizes in force"
-    assert details["job", 72.0] == "slurm 10, 4 processes, asked to stop"
     done = next(row for row in found if row["verdict"] == "done" and row["kind"] == "replan")
     assert (done["step"], done["attempt"], done["gain_s"], done["cost_s"]) == (40, 0, 54.0, 20.0)
     assert [row["step"] for row in found if row["kind"] == "plan"] == [None, 40]
     assert [row["attempt"] for row in found if row["kind"] == "job"] == [0, 0, 1]
     assert named(told, "history", run_id="nobody") == []
-
-
-def test_a_plan_that_comes_back_is_told_each_time(tmp_path: Path, make) -> None:
-    write(tmp_path, make.run(at_s=1000.0))
-    for number, (old, new) in enumerate((("", "plan0"), ("plan0", "plan1"), ("plan1", "plan0"))):
-        searched = dataclasses.replace(make.plan(), plan_id=new, snapshot_seq=number, predicted_step_s=1.0 + number)
-        read = RunInput("run", "plan", 0, number, "rev", "data", "model", (), 1000.0 + 100 * number)
-        write(tmp_path, searched, read)
-        if old:  # noticed before the search of the re-plan, after that of the stage
-            at_s = 1000.0 + 100 * number + (-5.0 if number == 1 else 5.0)
-            done = {"plan_id": old, "new_plan_id": new, "observed_at_s": at_s}
-            write(tmp_path, make_decision("replan" if number == 1 else "stage", "done", step=10 * number, **done))
-    ingest(tmp_path)
-    found = rows(tmp_path, "from v_run_plan order by number")
-    assert [(row["number"], row["plan_id"], row["step"], row["predicted_step_s"]) for row in found] == [
-        (1, "plan0", None, 1.0), (2, "plan1", 10, 2.0), (3, "plan0", 20, 3.0),
-    ]  # fmt: skip
-    history = named(tmp_path, "history", run_id="run")
-    assert [row["subject"] for row in history if row["kind"] == "plan"] == ["plan0", "plan1", "plan0"]
-    assert rows(tmp_path, "select plan_layout from v_run_summary") == [{"plan_layout": found[2]["layout_text"]}]
-
-
-def test_a_run_without_decisions_has_a_history(tmp_path: Path, make) -> None:
-    fill(tmp_path, make.run("running", 50.0), make.plan())
-    assert [(row["kind"], row["elapsed_s"]) for row in named(tmp_path, "history", run_id="run")] == [
-        ("run", 0.0), ("plan", 0.0),
-    ]  # fmt: skip
 
 
 def test_training_jobs_are_told_by_the_names_that_drivers_give_them(tmp_path: Path) -> None:
@@ -87,27 +51,6 @@ def test_training_jobs_are_told_by_the_names_that_drivers_give_them(tmp_path: Pa
     fill(tmp_path, RunRecord("run", "demo", "key", "running", "cpu", "torch", "abc", "/runs/run", 0.5), *jobs)
     shown = [row for row in named(tmp_path, "history", run_id="run") if row["kind"] == "job"]
     assert [(row["subject"], row["elapsed_s"]) for row in shown] == [("train", 1.5)]
-
-
-def test_a_set_of_corrections_is_a_change_when_plans_are(tmp_path: Path) -> None:
-    sets = [
-        ((1.0, 1.2, 2.0), {"level": 1.1}, True),  # the first
-        ((1.0, 1.3, 2.5), {"level": 1.1, "is_in_force": False}, True),  # turned off
-        ((1.0, 1.5, 2.9), {"level": 1.1, "is_in_force": False}, False),  # nobody uses them
-        ((1.0, 1.5, 2.9), {"level": 1.2, "is_in_force": False}, True),  # the level, which everybody uses
-        ((1.0, 1.5, 2.9), {"level": 1.2}, True),  # turned on
-        ((1.0, 1.505, 2.9), {"level": 1.205}, False),  # less than 1 %
-        ((1.0, 1.505, 2.8), {"level": 1.205}, True),
-    ]
-    for step, (factors, changes, _) in enumerate(sets):
-        write(tmp_path, *corrected("run", factors, 1000.0 + step, step, **changes))
-    ingest(tmp_path)
-    found = rows(tmp_path, "from v_correction_set order by observed_at_s")
-    assert [row["is_change"] for row in found] == [is_change for _, _, is_change in sets]
-    first, second = found[:2]
-    assert (first["num_buckets"], first["num_in_force"], second["num_in_force"]) == (3, 3, 0)
-    # ln 2/1.1 = 0.598 is further than ln 1/1.1 = -0.095 and ln 1.2/1.1 = 0.087
-    assert (first["worst"]["min_tokens"], first["worst"]["factor"]) == (900, 2.0)
 
 
 def test_corrections_are_told_by_bucket(tmp_path: Path) -> None:
@@ -155,30 +98,8 @@ def test_slow_ranks_have_their_newest_factor_per_attempt(tmp_path: Path) -> None
     assert [row["host"] for row in found] == ["host0", "host0", "host1", "host0"]
 
 
-def test_slow_hosts_are_counted_over_runs(tmp_path: Path) -> None:
-    factors = {
-        "a": {"good": 1.0, "hot": 1.3, "odd": 1.0},
-        "b": {"good": 0.98, "hot": 1.5, "odd": 1.2},
-        "c": {"good": 1.02, "hot": 1.0, "odd": 1.0},
-    }
-    for at_s, (run_id, by_host) in enumerate(factors.items()):
-        learnt = [
-            make_rank_factor(i, factor, host=host, run_id=run_id, observed_at_s=float(at_s))
-            for i, (host, factor) in enumerate(by_host.items())
-        ]
-        write(tmp_path, *learnt, run_id=run_id)
-    ingest(tmp_path)
-    hot, odd = named(tmp_path, "slow_hosts")
-    assert (hot["host"], hot["num_runs"], hot["num_slow_runs"], hot["worst_factor"]) == ("hot", 3, 2, 1.5)
-    assert hot["median_slow_factor"] == pytest.approx(1.4)
-    assert (hot["last_slow_at"].timestamp(), odd["host"], odd["num_slow_runs"]) == (1.0, "odd", 1)
-
-
 def test_decisions_name_the_plans_in_words(told: Path) -> None:
-    gate, slow, drift, stay, done = named(told, "decisions", run_id="run")
-    assert [row["kind"] for row in (gate, slow, drift, stay, done)] == [
-        "gate", "slow_rank", "drift_shapes", "replan", "replan",
-    ]  # fmt: skip
+    _gate, _slow, drift, _stay, done = named(told, "decisions", run_id="run")
     assert (drift["measured"], drift["expected"], drift["gain_s"], drift["new_layout_text"]) == (1.9, None, None, None)
     assert done["layout_text"] == "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
     assert done["new_layout_text"] == "vision tp1 pp1 dp1 | llm tp1 pp1 dp3"

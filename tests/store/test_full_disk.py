@@ -12,7 +12,6 @@ from dflop.errors import StoreError
 from dflop.records import StepObservation
 from dflop.store import snapshot
 from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
 from dflop.store.verify import verify
 from tests.store.asking import fill, stored, write
 
@@ -41,23 +40,6 @@ def fill_up(folder: Path, keep_bytes: int = 0) -> Path:
         if keep_bytes:
             file.truncate(max(file.tell() - keep_bytes, 0))
     return ballast
-
-
-def test_a_full_disk_keeps_rows_in_memory_and_leaves_no_half_file(small_disk: Path, make) -> None:
-    root = small_disk / "store"
-    writer = SpoolWriter(root, "run", "p")
-    writer.append(make.correction(0))
-    writer.flush()
-    ballast = fill_up(small_disk)
-    writer.append(make.correction(1))
-    with pytest.raises(StoreError, match=r"disk is full; 1 rows stay in memory; nothing half-written is left"):
-        writer.flush()
-    assert writer.num_acknowledged == 1
-    assert [p.name for p in (root / "spool/correction/run").iterdir()] == ["p-000000.parquet"]
-    ballast.unlink()
-    writer.flush()
-    ingest(root)
-    assert stored(root) == [make.correction(0), make.correction(1)]
 
 
 OFTEN = pytest.mark.lane("kills")

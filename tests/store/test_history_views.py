@@ -37,9 +37,6 @@ def store(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
         write(root, event, run_id=run_id)
     bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
     write(root, bad, dataclasses.replace(bad, sample_index=4), run_id="run1")
-    for run_id, step, factor in (("run1", 1, 1.2), ("run1", 5, 1.5), ("run2", 2, 1.35)):
-        at_s = 1000.0 + 100 * (run_id == "run2") + step
-        write(root, make.correction(step, factor, run_id=run_id, observed_at_s=at_s), run_id=run_id)
     ingest(root)
     return root
 
@@ -72,27 +69,11 @@ def test_events_of_a_run_come_in_order_with_those_of_its_comparison(store: Path)
     assert counts == {"run1": 2, "run2": 0, "run3": 0}
 
 
-def test_correction_history_crosses_runs(store: Path) -> None:
-    found = named(store, "corrections", module="llm")
-    assert [(row["previous_factor"], row["factor"]) for row in found] == [(1.5, 1.35), (1.2, 1.5), (None, 1.2)]
-    assert found[0]["change_frac"] == pytest.approx(1.35 / 1.5 - 1)
-
-
 def test_what_a_run_read_leads_to_its_snapshot(store: Path) -> None:
     (row,) = named(store, "reproduce", run_id="run3")
     assert (row["job"], row["snapshot_seq"], row["data_profile_key"], row["table_ids"]) == ("plan", 2, "more", ["t2"])
     (published,) = rows(store, "select to_timestamp(published_at_s) as at from v_snapshot where snapshot_seq = 2")
     assert row["published_at"] == published["at"]
-
-
-def test_snapshots_and_kinds_are_counted(store: Path) -> None:
-    first, second = rows(store, "from v_snapshot order by snapshot_seq")
-    assert (first["num_new_files"], first["num_new_rows"]) == (3, 3)
-    assert first["new_kinds"] == ["plan", "run_input", "run_record"]
-    assert (second["num_new_files"], second["num_new_rows"]) == (12, 13)
-    by_kind = {row["kind"]: row for row in named(store, "store")}
-    assert (by_kind["correction"]["num_rows"], by_kind["correction"]["num_files"]) == (3, 3)
-    assert by_kind["quarantined_sample"]["num_rows"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -148,24 +129,3 @@ def test_the_quarters_of_a_run_show_that_it_gets_slower(trained: Path) -> None:
     found = named(trained, "slowdown", run_id="run")
     assert [row["median_step_s"] for row in found] == [2.5, 4.0, 5.0, 6.0]
     assert [(row["first_step"], row["last_step"]) for row in found] == [(0, 1), (2, 2), (3, 3), (4, 4)]
-
-
-def test_the_heaviest_samples_come_first(tmp_path: Path, make) -> None:
-    fill(tmp_path, *(make.shape(i, tokens=4 + i, num_images=1) for i in range(30)))
-    found = named(tmp_path, "heaviest_samples", profile_key="data", module="vision")
-    assert [row["sample_index"] for row in found] == list(range(29, 9, -1))
-    assert found[0]["times_median"] == pytest.approx(33 / statistics.median(range(4, 34)))
-
-
-def test_process_hours_apply_the_measured_speedup(store: Path, tmp_path: Path, make) -> None:
-    assert named(store, "process_hours") == [], "nothing was compared"
-    compared = [
-        make.observation(step, run_id="run/compare", policy=policy, step_s=step_s)
-        for step, (policy, step_s) in enumerate((("arrival", 3.0), ("balanced", 2.0)))
-    ]
-    plans = [make.step_plan(step, run_id="run/compare") for step in range(2)]
-    write(tmp_path, make.run(), *(make.observation(step, step_s=1800.0) for step in range(2)))
-    fill(tmp_path, *compared, *plans, run_id="run/compare")
-    (row,) = named(tmp_path, "process_hours")
-    assert (row["process_hours"], row["measured_speedup"]) == (1.0, 1.5)
-    assert row["saved_hours"] == pytest.approx(0.5)
