@@ -83,17 +83,6 @@ def test_a_right_prediction_is_left_alone(seed, is_inline):
         assert all(m.level == 1.0 for m in estimator.factors(False, False).modules) or noise_frac > 0.02
 
 
-@given(st.integers(0, 1000), st.floats(0.5, 2.0))
-@settings(max_examples=8, deadline=None)
-def test_times_that_are_all_longer_scale_the_level(seed, scale):
-    truth = truth_with(llm=(2, 1.6), vision=(1, 0.8))
-    one = taught(Estimator(EDGES), truth, seed=seed, noise_frac=0.02)
-    other = taught(Estimator(EDGES), {m: scale * f for m, f in truth.items()}, seed=seed, noise_frac=0.02)
-    for module, belief in one.beliefs().items():
-        assert other.beliefs()[module].level == pytest.approx(scale * belief.level, rel=0.02)
-        assert other.beliefs()[module].factors == pytest.approx(scale * np.array(belief.factors), rel=0.05)
-
-
 def test_a_slow_rank_and_a_slow_size_are_told_apart():
     for seed in range(3):
         estimator = Estimator(EDGES)
@@ -133,15 +122,6 @@ def test_a_straggling_microbatch_moves_no_factor():
     assert applied(hit)[1] == {}
 
 
-def test_a_level_does_not_flicker():
-    levels = set()
-    estimator, rng = Estimator(EDGES), np.random.default_rng(0)
-    for _ in range(80):
-        estimator.observe(StepTimes.of(step_times(rng, {m: 1.2 * f for m, f in RIGHT.items()}, noise_frac=0.05)))
-        levels.add(estimator.factors(False, False).by_module()["llm"].level)
-    assert len(levels) <= 3
-
-
 @pytest.mark.parametrize("shared", [(), SHARED])
 def test_state_goes_through_json_and_both_go_on_alike(shared):
     truth = truth_with(llm=(2, 1.7))
@@ -165,17 +145,6 @@ def test_what_earlier_runs_learnt_counts_from_the_first_step_and_can_be_unlearnt
     assert estimator.factors(True, True).by_module()["vision"].factors == (1.0,) * 4
     taught(estimator, RIGHT, 8, noise_frac=0.03)
     assert applied(estimator)[0]["llm"] == pytest.approx(RIGHT["llm"], abs=0.06)
-
-
-def test_beliefs_say_how_sure_they_are_and_how_wrong_predictions_were():
-    estimator = Estimator(EDGES)
-    assert math.isnan(estimator.beliefs()["llm"].residual_frac)
-    assert estimator.beliefs()["llm"].sd == pytest.approx([0.5] * 6)
-    taught(estimator, {m: 2.0 * f for m, f in RIGHT.items()}, 5)
-    belief = estimator.beliefs()["llm"]
-    assert belief.residual_frac == pytest.approx(0.5, abs=0.01)
-    assert belief.num_observations == 5 * 16
-    assert max(belief.sd) < 0.1
 
 
 def test_nothing_is_learnt_from_what_is_no_time():

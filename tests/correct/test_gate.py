@@ -4,7 +4,6 @@ import json
 import math
 
 import numpy as np
-import pytest
 
 from dflop.correct.gate import Gate
 
@@ -63,14 +62,6 @@ def test_what_is_not_a_number_is_no_reading():
     assert not gate.read(-math.inf, 0.0)
     assert gate.num_readings == 0
     assert gate.stderr_frac == math.inf
-
-
-def test_mean_and_standard_error_of_readings():
-    gate = Gate()
-    for gain in (0.1, 0.2, 0.3):
-        gate.read(gain, 0.0)
-    assert gate.mean_gain_frac == pytest.approx(0.2)
-    assert gate.stderr_frac == pytest.approx(0.1 / math.sqrt(3))
 
 
 def test_state_goes_through_json():
