@@ -13,7 +13,7 @@ from dflop.parallel.topology import make_groups, rank_of, seat_of, seats
 from dflop.records import LLM, ModulePlan, ParallelSpec
 from tests.train.parity import Omni, Trial, train
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
+from tests.train.synthetic import make_plan, make_step_plan
 
 DEGREES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
 
@@ -52,36 +52,6 @@ def test_stages_hold_every_layer_once_and_every_rank_has_somebody_to_talk_to(pla
     assert found == sorted(set(found))
     assert all(low < high for low, high in found)
     assert {rank for pair in found for rank in pair} == {seat.rank for seat in seats(plan)}
-
-
-def test_a_rank_outside_the_plan_is_named():
-    plan = make_plan({"vision": (1, 2), LLM: (1, 1)}, num_microbatches=1)
-    with pytest.raises(ValueError, match="rank 3 has no seat in a plan of 3 processes"):
-        seat_of(plan, 3)
-
-
-def group_members(rank, _folder, layout):
-    groups = make_groups(make_plan(layout, num_microbatches=1), rank, timeout_s=60)
-    total = torch.tensor([2.0**rank])
-    dist.all_reduce(total, group=groups.replicas)
-    return {name: dist.get_process_group_ranks(getattr(groups, name)) for name in groups.__slots__}, float(total)
-
-
-def test_groups_hold_replicas_of_a_stage_and_the_ends_of_the_pipeline(tmp_path):
-    ranks = run_ranks(group_members, 5, tmp_path, {"vision": (1, 1), LLM: (2, 2)})
-    for rank, replicas in enumerate([[0], [1, 2], [1, 2], [3, 4], [3, 4]]):
-        members, total = ranks[rank]
-        assert members["forward"] == members["backward"] == members["control"] == [0, 1, 2, 3, 4]
-        assert members["replicas"] == replicas
-        assert total == sum(2.0**r for r in replicas)
-    assert [members["tied"] for members, _ in ranks[1:]] == [[1, 2, 3, 4]] * 4
-
-
-def test_pairs_of_a_chain_of_unlike_grids_and_of_an_inline_one():
-    plan = make_plan({"vision": (2, 1), LLM: (2, 1, 2)}, num_microbatches=1)
-    # Rank 1 is the encoder's last stage; its rows go to both tensor-parallel ranks of the LLM, which stay side by side.
-    assert pairs(plan) == [(0, 1), (1, 2), (1, 3), (2, 4), (3, 5)]
-    assert pairs(make_inline_plan([{"vision": 2, LLM: 1}, {LLM: 3}], dp=2, num_microbatches=1)) == [(0, 2), (1, 3)]
 
 
 def peers_met(rank, folder, plan):
