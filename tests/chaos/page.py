@@ -6,7 +6,10 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from tests.bench.markdown import table
-from tests.chaos.campaign import OUTCOMES
+
+OUTCOMES = ITSELF, AGAIN, MENDED, NOT_STRUCK, WRONG = (
+    "goes on by itself", "same command goes on", "refused, mended, goes on", "not struck", "wrong",
+)  # fmt: skip
 
 
 def tables(content: dict[str, Any]) -> dict[str, str]:

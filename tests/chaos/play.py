@@ -20,7 +20,6 @@ from tests.chaos.stage import REPO
 
 MARK = "DFLOP_CHAOS"
 """Variable by which every process of a run is found, no matter what started it."""
-DFLOP = ("-m", "dflop.cli")
 
 
 class NothingToStrike(Exception):
@@ -42,9 +41,8 @@ class Play:
         self.store, self.runs, self.annotations = folder / "store", folder / "runs", folder / "data/annotations.jsonl"
         self.mark = f"{folder.name}-{os.getpid()}"
         self.ended: list[Ended] = []
-        self.must_be_left_out: set[str] = set()
-        """Ids of samples that have to be in quarantine in the end, and those that are broken from the beginning."""
-        self.may_be_left_out: set[str] = set()
+        # Ids of samples that have to be in quarantine in the end, and of those that may.
+        self.must_be_left_out, self.may_be_left_out = set[str](), set[str]()
         self.notes: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._began_s = 0.0
@@ -57,8 +55,8 @@ class Play:
 
     def start(self, *, dies_at: str = "") -> None:
         """Issue the command."""
-        module = ("-m", "tests.chaos.dying", dies_at) if dies_at else DFLOP
-        self._process, self._began_s = self._open((*module, *self.command), self.log), time.monotonic()
+        module = ("tests.chaos.dying", dies_at) if dies_at else ("dflop.cli",)
+        self._process, self._began_s = self._open("-m", *module, *self.command, log=self.log), time.monotonic()
 
     def look(self) -> Ended | None:
         """Whether the command has ended."""
@@ -71,8 +69,8 @@ class Play:
 
     def send(self, number: int) -> None:
         """A signal to the command."""
-        if self._process is not None:
-            self._process.send_signal(number)
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def dflop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command, to its end."""
@@ -81,10 +79,10 @@ class Play:
 
     def also(self, *words: str) -> subprocess.Popen[bytes]:
         """Start `python WORDS` next to the command; it is ended with the run."""
-        self._others.append(self._open(words, self.folder / f"other-{len(self._others)}.log"))
+        self._others.append(self._open(*words, log=self.folder / f"other-{len(self._others)}.log"))
         return self._others[-1]
 
-    def _open(self, words: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
+    def _open(self, *words: str, log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as out:
             return subprocess.Popen([sys.executable, *words], stdout=out, stderr=out, **self._place)
 

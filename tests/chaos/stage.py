@@ -1,7 +1,7 @@
-"""What the campaign is played on: the demo in small, made once and copied for every run.
+"""What the campaign is played on: a small dataset, made once and copied for every run.
 
-Two processes of this machine, pictures and texts of the demo dataset, one of them missing and one cut short behind a
-sound header. Everything else is as a user has it: profile, plan, train, compare, report, by `dflop train FILE`.
+Two processes of this machine, pictures and texts, one picture missing and one cut short behind a sound header.
+Everything else is as a user has it: profile, plan, train, compare, report, by `dflop train FILE`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflop.data.demo import make_demo_dataset
+import numpy as np
+from PIL import Image
+
+from dflop.data.demo_text import train_tokenizer
 
 REPO = Path(__file__).parents[2]
 NUM_HEALTHY, BATCH_SIZE, NUM_STEPS = 31, 8, 12
@@ -25,31 +28,23 @@ def rows_of(annotations: Path) -> list[dict[str, Any]]:
 
 
 def make_dataset(folder: Path) -> None:
-    """The smallest pictures and texts of the demo dataset, and two broken rows."""
-    whole, data = folder / "whole", folder / "data"
-    make_demo_dataset(whole, 8 * NUM_HEALTHY)
+    """Texts, three of four with a picture to itself, so that what happens to a file happens to one sample."""
+    data, rows, rng = folder / "data", list[dict[str, Any]](), np.random.default_rng(0)
     (data / "media").mkdir(parents=True)
-
-    def size(row: dict[str, Any]) -> int:
-        return len(json.dumps(row)) + ((whole / "media" / row["image"]).stat().st_size if "image" in row else 0)
-
-    rows = [row for row in rows_of(whole / "annotations.jsonl") if not {"video", "audio"} & row.keys()]
-    rows = sorted((row for row in rows if isinstance(row.get("image", ""), str)), key=size)
-    pictures = [row for row in rows if "image" in row][: NUM_HEALTHY * 3 // 4]
-    kept = pictures + [row for row in rows if "image" not in row][: NUM_HEALTHY - len(pictures)]
-    assert len(kept) == NUM_HEALTHY
-    # Every row has a picture to itself: what happens to a file then happens to one sample.
-    for number, row in enumerate(pictures):
-        source = whole / "media" / row["image"]
-        row["image"] = f"{number:02d}{source.suffix}"
-        shutil.copyfile(source, data / "media" / row["image"])
-    largest = max((data / "media").glob("*.jpg"), key=lambda p: p.stat().st_size).read_bytes()
-    (data / "media" / f"{CUT}.jpg").write_bytes(largest[: len(largest) // 2])
-    turns = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A picture."}]
-    kept += [{"id": name, "image": f"{name}.jpg", "conversations": turns} for name in (MISSING, CUT)]
-    (data / "annotations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    shutil.copyfile(whole / "tokenizer.json", data / "tokenizer.json")
-    shutil.rmtree(whole)
+    for number, name in enumerate([*map(str, range(NUM_HEALTHY)), MISSING, CUT]):
+        answer = "the cat sat on the mat and looked at the dog " * (1 + number % 7)
+        turns = [{"from": "human", "value": "what is it?"}, {"from": "gpt", "value": answer}]
+        rows.append({"id": name, "conversations": turns})
+        if number % 4 or name in (MISSING, CUT):
+            turns[0]["value"] = "<image>\nwhat is it?"
+            rows[-1]["image"] = f"{name}.jpg"
+            pixels = rng.integers(0, 255, (60 + 8 * (number % 9), 60 + 8 * (number % 5), 3), np.uint8)
+            Image.fromarray(pixels).save(data / "media" / f"{name}.jpg")
+    (data / "media" / f"{MISSING}.jpg").unlink()
+    cut = data / "media" / f"{CUT}.jpg"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    (data / "annotations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_tokenizer([turn["value"] for row in rows for turn in row["conversations"]], data / "tokenizer.json")
 
 
 def copy_stage(dataset: Path, folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
