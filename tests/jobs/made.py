@@ -38,20 +38,14 @@ def begun_at(run: RunDir, at_s: float) -> RunDir:
 
 
 def add_job(
-    run: RunDir,
-    name: str,
-    *states: JobState,
-    job_id: str = "",
-    backend: str = "local",
-    num_tasks: int = 1,
-    at_s: float = 5.0,
+    run: RunDir, name: str, *states: JobState, job_id: str = "", backend: str = "local", num_tasks: int = 1
 ) -> JobHandle:
     """A job in the journal, submitted and then in each of the states."""
     journal = Journal(run.path, run.run_id)
     folder = run.job_folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     handle = JobHandle(
-        backend, job_id or f"id-{name}", f"{run.run_id}-{name}", f"{run.run_id}/{name}", folder, num_tasks, at_s
+        backend, job_id or f"id-{name}", f"{run.run_id}-{name}", f"{run.run_id}/{name}", folder, num_tasks, 5.0
     )
     journal.submitted(handle)
     for state in states:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dflop.jobs.follow import MAX_SAID, follow_job, follow_jobs
-from dflop.jobs.watching import JobProgress
-from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_launcher
-from tests.jobs.played import PlayedLauncher
+from dflop.jobs.follow import follow_job
+from dflop.launch import JobHandle, JobSpec, JobState, Launcher, make_launcher
 from tests.launch.helpers import make_spec
 
 
@@ -85,41 +82,3 @@ def test_a_cancelled_waiter_cancels_rounds_and_job(run, launcher, job):
 
     asyncio.run(main())
     assert launcher.poll(cancelled[0]).state is JobState.CANCELLED
-
-
-class Together(PlayedLauncher):
-    """All its jobs wait, run and are done together."""
-
-    def __init__(self) -> None:
-        super().__init__(JobState.DONE)
-        waits = [JobStatus(JobState.QUEUED, f"Resources; expected to start at 14:0{n}") for n in range(3)]
-        self._states = [*waits, JobStatus(JobState.RUNNING), JobStatus(JobState.DONE)]
-
-    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
-        return [self._states.pop(0)] * len(handles)
-
-
-@pytest.mark.parametrize(("num_jobs", "num_lines"), [(3, 9), (MAX_SAID, 3 * MAX_SAID), (MAX_SAID + 1, 3), (40, 3)])
-def test_the_same_of_many_jobs_is_said_once_and_shown_of_each(run, tmp_path, monkeypatch, num_jobs, num_lines):
-    monkeypatch.setattr("dflop.jobs.follow.LOCAL_POLL_S", 0.001)
-    names = [f"small-1-data-{number}" for number in range(num_jobs)]
-    specs = [make_spec(tmp_path / "job", "report", "x", name=n, key=n, array="small-1-data") for n in names]
-    lines: list[str] = []
-    shown: list[str] = []
-
-    class Page:
-        def __call__(self, line: str) -> None:
-            lines.append(line)
-
-        def job(self, progress: JobProgress) -> None:
-            shown.append(progress.name)
-
-    launcher = Together()
-    assert asyncio.run(follow_jobs(run, launcher, specs, Page())) == [launcher.values] * num_jobs
-    assert len(lines) == num_lines
-    assert "is queued: Resources" in lines[0] or "are queued: Resources" in lines[0]
-    assert len(shown) == 3 * num_jobs
-    assert set(shown) == {f"data-{number}" for number in range(num_jobs)}
-    if num_jobs > MAX_SAID:
-        assert lines[-1].startswith(f"{num_jobs} jobs, from job `small-1-data-0` (played ")
-        assert lines[-1].endswith("are done")

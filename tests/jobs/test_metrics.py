@@ -16,7 +16,6 @@ from dflop.jobs.steps import TRAIN, GlobalBatches, job_steps
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM, StepFlops, StepObservation
-from dflop.train.trace import Span
 from tests.builders import make_plan, random_batch
 from tests.jobs.configs import make_config
 
@@ -81,25 +80,6 @@ def test_a_slow_disk_keeps_nobody_waiting(tmp_path):
     assert parsed((tmp_path / "rank-0.prom").read_text())["dflop_step"][2] == 3.0
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_taken_up_again(tmp_path, capfd):
-    folder = tmp_path / "metrics"
-    folder.write_text("in the way")
-    looked = threading.Semaphore(0)
-
-    def look():
-        looked.release()
-        return {}
-
-    metrics = MetricsFile(folder / "rank-0.prom", LABELS, look=look, every_s=0.0)
-    for step in range(3):
-        metrics.update({"dflop_step": step})
-        assert looked.acquire(timeout=60)
-    folder.unlink()
-    metrics.close()
-    assert capfd.readouterr().err.count("metrics cannot be written") == 1
-    assert parsed((folder / "rank-0.prom").read_text())["dflop_step"][2] == 2.0
-
-
 def observation(step: int) -> StepObservation:
     return StepObservation(
         "small-1", 2, step, "balanced", 0, LLM, 0, 0, 0.003, STEP_S, BUSY_S, 0.5, 0.25, 0.0, 0.0, 2.5, 1.5, 80, 1e9, ()
@@ -137,21 +117,3 @@ def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(told)
     assert shown(run)["dflop_tokens_per_second"] == pytest.approx(tokens / STEP_S)
     assert line.startswith("loss 2.5000  4.0 ms (predicted 3.0 ms)  balanced  ")
     assert line.endswith(f"rank 0 idle 75.0 %  MFU {mfu * 100:.1f} %")
-
-
-def test_waits_and_accidents_add_up_and_spans_carry_the_seat(told):
-    telemetry, rows, run, _ = told
-    for step in range(3):
-        telemetry.observed(observation(step))
-    telemetry.skipped_sample()
-    telemetry.skipped_sample()
-    telemetry.scheduler_event()
-    telemetry.traced(4, [Span("send", 3, 0.5, 0.25, 64)])
-    telemetry.close()
-    found = shown(run)
-    assert found["dflop_data_wait_seconds_total"] == 1.5
-    assert found["dflop_schedule_wait_seconds_total"] == 0.75
-    assert (found["dflop_skipped_samples_total"], found["dflop_scheduler_events_total"]) == (2, 1)
-    row = rows[-1]
-    assert (row.run_id, row.attempt, row.step, row.rank, row.module, row.tp_rank) == ("small-1", 2, 4, 0, LLM, 0)
-    assert (row.name, row.microbatch, row.start_s, row.duration_s, row.num_bytes) == ("send", 3, 0.5, 0.25, 64)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from dflop.errors import ConfigError
 from dflop.jobs import runs
 from dflop.jobs.driver import drive_alone
 from dflop.jobs.find import all_runs, find_run, training_runs
-from dflop.jobs.overview import JOB_COLUMNS, RUN_COLUMNS, job_rows, job_table, jobs_of, log_files, run_facts, run_rows
+from dflop.jobs.overview import RUN_COLUMNS, log_files, run_facts, run_rows
 from dflop.launch import JobState, log_paths
 from tests.jobs.made import add_job, begun_at, make_run, save_step
 
@@ -44,23 +43,6 @@ def test_the_log_of_training_knows_more_than_its_checkpoints(tmp_path):
     assert run_facts(run)["step"] == 15
 
 
-def test_jobs_are_told_with_their_last_state(tmp_path):
-    run = make_run(tmp_path)
-    add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
-    add_job(run, "train", JobState.RUNNING, JobState.FAILED, at_s=7.0, num_tasks=3)
-    add_job(run, "train", JobState.RUNNING, job_id="again", at_s=8.0)
-    rows = [dict(zip(JOB_COLUMNS, row, strict=True)) for row in job_rows(run)]
-    assert [(r["job"], r["id"], r["state"], r["reason"], r["attempt"]) for r in rows] == [
-        ("data-0", "id-data-0", "done", "", 0),
-        ("train", "id-train", "failed", "for a reason", 0),
-        ("train", "again", "running", "", 1),
-    ]
-    assert rows[0]["took_s"] > 0
-    assert rows[2]["took_s"] is None
-    assert [job.handle.num_tasks for job in jobs_of(run)] == [1, 3, 1]
-    assert [row["id"] for row in job_table(run, 2)] == ["id-train", "again"]
-
-
 def test_logs_are_those_of_the_newest_job_of_a_name(tmp_path):
     run = make_run(tmp_path)
     add_job(run, "data-0", JobState.DONE)
@@ -75,18 +57,6 @@ def test_logs_are_those_of_the_newest_job_of_a_name(tmp_path):
     with pytest.raises(ConfigError, match="has no job `tran`") as caught:
         log_files(run, "tran", 0)
     assert "did you mean `train`?" in caught.value.hint
-
-
-def test_what_runs_beside_rank_0_has_a_log_too(tmp_path):
-    run = make_run(tmp_path)
-    with pytest.raises(ConfigError, match="submitted no job yet"):
-        log_files(run, "", 0)
-    (run.path / "log").mkdir()
-    for number in (1, 2):
-        path = run.path / "log" / f"scheduler-train-{number}.log"
-        path.write_text("")
-        os.utime(path, (number, number))
-    assert log_files(run, "scheduler", 0) == (None, [path])
 
 
 @pytest.fixture
@@ -112,14 +82,3 @@ def test_runs_come_newest_first_and_are_meant_by_their_ids_or_the_beginning_of_t
     monkeypatch.chdir(tmp_path)
     for folder in (f"runs/{names[1]}", str(several / names[1])):
         assert find_run(folder, Path("elsewhere")).path == several / names[1], "a directory goes before names"
-
-
-def test_a_beginning_of_several_and_no_run_list_what_there_is(several, tmp_path):
-    with pytest.raises(ConfigError, match="3 runs begin with `demo`") as caught:
-        find_run("demo", several)
-    assert "demo-20260101-000000" in caught.value.hint
-    with pytest.raises(ConfigError, match="no run `bug-2026") as caught:
-        find_run("bug-20260103-000000", several)
-    assert "did you mean `big-20260103-000000`?" in caught.value.hint
-    with pytest.raises(ConfigError, match="there is no run yet"):
-        find_run("latest", tmp_path / "empty")

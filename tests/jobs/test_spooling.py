@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from dflop.errors import StoreError
-from dflop.jobs.spooling import PatientWriter, SpoolThread
+from dflop.jobs.spooling import SpoolThread
 from dflop.records import Correction
 from dflop.store.spool import SpoolWriter, read_spool
 
@@ -73,26 +73,3 @@ def test_a_full_disk_is_reported_once_and_rows_are_kept_or_reported_again_in_the
     spool.close()
     assert "disk is full" in capfd.readouterr().err
     assert writer.threads.isdisjoint({threading.current_thread()}), "the training thread waited for the disk"
-
-
-def test_a_disk_that_is_full_twice_is_told_of_twice(capfd):
-    writer, fails = FailingWriter(), [True, True, False, False, True, False]
-    patient = PatientWriter(writer, "rows")
-    for writer.broken in fails:
-        assert patient.flush() is not writer.broken
-    said = capfd.readouterr().err
-    assert (said.count("cannot be written"), said.count("written again")) == (2, 2)
-
-
-def test_a_log_that_cannot_be_written_either_ends_no_thread(monkeypatch):
-    def fail(*_args, **_kwargs):
-        raise OSError(28, "No space left on device")
-
-    writer = FailingWriter()
-    spool = SpoolThread(writer)
-    monkeypatch.setattr("builtins.print", fail)
-    put_and_wait(spool, writer, [1, 2])
-    spool.flush()  # would wait for ever if nobody were there
-    writer.broken = False
-    spool.close()
-    assert writer.written == [1, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,9 @@ import pytest
 from dflop.errors import ConfigError
 from dflop.jobs.rundir import RunDir
 from dflop.jobs.tracing import choose_steps, write_trace
-from dflop.records import RunInput
 from dflop.report.trace import MEASURED
 from dflop.store import console
-from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
-from tests.builders import make_decision, make_plan
-from tests.jobs.finished import TRACE_EVERY, finished_run, train_records
+from tests.jobs.finished import TRACE_EVERY
 from tests.report.chrome_trace import problems_of
 from tests.report.detailed import SPLIT
 
@@ -86,16 +81,6 @@ def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_s
     assert predicted == pytest.approx(dict(rows(run, sql, run_id=run.run_id)))
 
 
-def test_the_comparison_can_be_traced_and_files_can_be_packed(run: RunDir, tmp_path: Path) -> None:
-    made = write_trace(run, tmp_path / "compare.json.gz", job="compare")
-    assert made.num_steps == made.num_predicted == 12
-    policies = {e["args"]["policy"] for e in events(made.path) if "policy" in e.get("args", {})}
-    assert policies == {"arrival", "balanced"}
-    with pytest.raises(ConfigError, match=r"cannot write a trace as `t\.html`"):
-        write_trace(run, tmp_path / "t.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["compare.json.gz"]
-
-
 def test_a_window_names_steps_that_were_observed() -> None:
     for window, chosen in (
         (None, [5, 6, 9]), ("5", [5]), ("5:9", [5, 6]), ("6:", [6, 9]), (":6", [3, 4, 5]), (" 4:100 ", [4, 5, 6, 9]),
@@ -108,24 +93,3 @@ def test_a_window_names_steps_that_were_observed() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=told):
             choose_steps(steps, window)
-
-
-def test_after_another_plan_steps_are_predicted_under_the_plan_they_ran_under(tmp_path: Path) -> None:
-    run = finished_run(tmp_path, num_steps=2)
-    other = replace(make_plan({"vision": 1, "llm": 3}, num_microbatches=2), plan_id="later", run_id=run.run_id,
-                    snapshot_seq=4)  # fmt: skip
-    late = [record for record in train_records(run.run_id, other, 4) if record.step >= 2]
-    with SpoolWriter(run.config().store, run.run_id, "later") as spool:
-        for record in (
-            other,
-            RunInput(run.run_id, "plan", 0, 4, "rev", "data", "model", (), 1500.0),
-            make_decision("replan", "done", run_id=run.run_id, step=2, new_plan_id="later", observed_at_s=1500.0),
-            *(replace(r, observed_at_s=r.observed_at_s + 600) if hasattr(r, "observed_at_s") else r for r in late),
-        ):
-            spool.append(record)
-    ingest(run.config().store)
-    made = write_trace(run, tmp_path / "t.json")
-    assert (made.num_steps, made.num_predicted) == (4, 4)
-    layouts = {e["args"]["step"]: e["args"]["layout"] for e in events(made.path) if "layout" in e.get("args", {})}
-    assert layouts[1] == "vision dp2 | audio dp1 | llm pp2 dp1"
-    assert layouts[3] == "vision dp1 | llm pp1 dp3"

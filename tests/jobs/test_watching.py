@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.jobs import logs, watching
+from dflop.jobs import logs
 from dflop.jobs.logs import last_lines, new_lines
-from dflop.jobs.watching import MAX_LINES, PER_S, JobProgress, JobTalk, steps_logged
+from dflop.jobs.watching import JobProgress, JobTalk
 from dflop.launch import JobHandle, JobState, JobStatus
 
 HANDLE = JobHandle("slurm", "12", "demo-1-train", "k", Path("/jobs/train"), 4, 5.0)
@@ -53,49 +53,6 @@ def test_how_a_job_stands_is_told_with_its_steps(shower):
     other = JobHandle("slurm", "13", "demo-1-train", "k", Path("/jobs/train"), 4, 9.0)
     talk.state(other, JobStatus(JobState.QUEUED))
     assert (shower.jobs[-1].step, shower.jobs[-1].handle.job_id) == (0, "13"), "another job of that name begins anew"
-
-
-def test_lines_are_enough_for_who_shows_nothing():
-    lines: list[str] = []
-    talk = JobTalk("data-0", lines.append)
-    talk.state(HANDLE, JobStatus(JobState.FAILED, "rank 1: ValueError: x\nwith more"))
-    talk.line("a line")
-    assert lines[1] == "data-0 | a line"
-    assert lines[0].startswith("job `demo-1-train` (slurm 12) is failed")
-
-
-def test_a_log_that_floods_is_cut_and_it_is_said(shower):
-    now = [0.0]
-    talk = JobTalk("train", shower, clock=lambda: now[0])
-    talk.state(HANDLE, JobStatus(JobState.RUNNING))
-    for i in range(3 * MAX_LINES):
-        talk.line(f"line {i}")
-    assert len(shower.lines) == 1 + MAX_LINES
-    talk.line("step 7/9")
-    assert shower.jobs[-1].step == 7, "what is not shown is read all the same"
-    now[0] = PER_S
-    talk.line("after a minute")
-    hidden = 2 * MAX_LINES + 1
-    assert shower.lines[-2:] == [
-        f"train | [{hidden} lines not shown; all of them are in /jobs/train/12_0_log.err]",
-        "train | after a minute",
-    ]
-    for _ in range(2 * MAX_LINES):
-        talk.line("more")
-    talk.state(HANDLE, JobStatus(JobState.DONE))
-    assert any("lines not shown" in line for line in shower.lines[-2:]), "the end of a job says what is missing"
-
-
-def test_the_end_of_a_log_tells_the_step(tmp_path, monkeypatch):
-    log = tmp_path / "log"
-    assert steps_logged(log) == (0, 0)
-    log.write_text("nothing\n")
-    assert steps_logged(log) == (0, 0)
-    log.write_text("".join(f"step {i}/500  loss\nnoise\n" for i in range(1, 301)) + "step 301/5")
-    assert steps_logged(log) == (301, 5), "a torn line is a line, too"
-    monkeypatch.setattr(watching, "_TAIL_BYTES", 40)
-    log.write_text("step 1/500\n" + "x" * 100 + "\n")
-    assert steps_logged(log) == (0, 0)
 
 
 @given(
