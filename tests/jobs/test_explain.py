@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dflop import units
-from dflop.errors import ConfigError
-from dflop.jobs.explain import explain_plan, save_plan_picture
+from dflop.jobs.explain import explain_plan
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.emit import RULES
@@ -105,16 +104,6 @@ def test_shares_of_the_time_add_up_and_with_samples_all_alike_the_pipeline_itsel
     assert time.even_idle_frac == pytest.approx(0.0, abs=1e-9)
 
 
-def test_where_processes_share_cores_no_even_pipeline_is_made_up() -> None:
-    problem = make_problem("vision", num_processes=4)
-    problem = replace(problem, cluster=replace(problem.cluster, device="cpu", num_cores_per_node=2))
-    plan = draft(problem, {"vision": (4,), LLM: (2, 2)}, inline=False)
-    found = explain_plan(problem, [plan], silent, sensitivity=False)
-    assert math.isnan(found.time.even_idle_frac)
-    assert "alike" not in paragraph(found)
-    assert json.loads(explanation_json(found, "made up"))["time"]["even_idle_frac"] is None
-
-
 @pytest.mark.parametrize(
     ("layers", "inline", "name", "stage"),
     [
@@ -138,17 +127,6 @@ def test_the_fullest_stage_is_named_where_memory_binds(layers, inline, name, sta
         assert limit.used_frac == pytest.approx(share, rel=1e-6)
         assert limit.text.startswith(f"stage {stage} needs ")
         assert (f"memory of {name}" in paragraph(found)) is binds
-
-
-def test_limits_of_processes_and_samples_are_counts() -> None:
-    problem = make_problem("vision", num_processes=4)
-    plan = draft(problem, {"vision": (4,), LLM: (4,)}, inline=False, num_microbatches=24)
-    limits = {x.name: x for x in explain_plan(problem, [plan], silent, sensitivity=False).limits}
-    assert limits["processes"].used_frac == 0.5
-    assert not limits["processes"].is_binding
-    assert limits["samples"].used_frac == 1.0
-    assert limits["samples"].is_binding
-    assert limits["microbatches"].used_frac == 1.0
 
 
 def test_other_circumstances_are_planned_anew() -> None:
@@ -178,11 +156,3 @@ def test_other_circumstances_are_planned_anew() -> None:
     assert [p["predicted_step_s"] for p in told["plans"]] == [p.predicted_step_s for p in plans]
     assert told["variations"][0]["relative"] == 1.0
     assert told["costs"].keys() == {f"{m.module} tp{m.parallel.tp}" for m in plans[0].modules}
-
-
-def test_a_picture_that_cannot_be_drawn_is_refused(case, tmp_path) -> None:
-    problem, found = case
-    with pytest.raises(ConfigError, match="gif"):
-        save_plan_picture(problem, found.plans[0], "made up", tmp_path / "step.gif")
-    save_plan_picture(problem, found.plans[0], "made up", tmp_path / "step.svg")
-    assert "made up" in (tmp_path / "step.svg").read_text()

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from dflop.config import dump_config
 from dflop.errors import ConfigError
-from dflop.jobs.rundir import RunDir, dataset_ref, family_of, open_run, write_atomically
+from dflop.jobs.rundir import RunDir, open_run, write_atomically
 from dflop.records import LLM, Plan, from_dict
 from tests.builders import make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
@@ -82,25 +81,6 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     assert path.read_text() == "old"
     write_atomically(path, "new")
     assert path.read_text() == "new"
-
-
-def test_the_family_gets_the_tokenizers_vocabulary(tmp_path):
-    config = make_config(tmp_path, "model.hf_config={text_config: {hidden_size: 64, vocab_size: 7}}")
-    assert family_of(config).hf_config["text_config"]["vocab_size"] == 7
-    bound = family_of(config, 99).hf_config["text_config"]
-    assert (bound["vocab_size"], bound["hidden_size"]) == (99, 64)
-    assert config.model.hf_config["text_config"]["vocab_size"] == 7, "the configuration was changed"
-    assert family_of(config, 5).hf_config["text_config"]["vocab_size"] == 7, "released models have spare rows"
-
-
-def test_the_dataset_is_passed_on_whole(tmp_path):
-    changes = ("max_llm_tokens=77", "chat_template=qwen", "overlong=[shrink]")
-    config = make_config(tmp_path, *(f"dataset.{change}" for change in changes))
-    given = config.dataset
-    given.annotations.parent.mkdir(parents=True)
-    given.annotations.touch()
-    files = ((given.annotations.name, (given.annotations,), given.media_root, "all", None),)
-    assert dataclasses.astuple(dataset_ref(config)) == (files, given.tokenizer, 77, "qwen", ("shrink",), 2, 0)
 
 
 @pytest.mark.parametrize(
