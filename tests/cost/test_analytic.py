@@ -84,19 +84,6 @@ def test_ranks_share_what_is_split():
     assert table(SIGLIP, 2).activation_bytes.edge_per_token == table(SIGLIP).activation_bytes.edge_per_token
 
 
-def test_tables_are_marked_and_know_no_range_and_the_optimizer_is_bound_by_memory():
-    assert table(QWEN_7B, device=H200).optimizer_s_per_param == pytest.approx(28 / (0.8 * 4.8e12))
-    tables = analytic_cost_tables([SIGLIP, QWEN_7B], A100, profile_key="p", frozen=("vision",))
-    assert {(t.source, t.hardware, t.max_tokens, t.num_measurements) for t in tables} == {
-        ("analytic", "A100-80G SXM", 0, 0)
-    }
-    assert len({t.table_id for t in tables}) == len(tables) == 2 * (2 + 4)
-    assert {t.module for t in tables if t.is_frozen} == {"vision"}
-    model = CostModel(tables)
-    assert model.tps("llm") == (1, 2, 4, 8)
-    assert bool(model.is_extrapolated("llm", 1, 100, 10_000))
-
-
 def test_links_are_as_fast_as_their_slowest_part():
     links = analytic_link_costs(H100, num_nodes=4, num_processes_per_node=8, profile_key="p")
     model = CostModel([], links=links)

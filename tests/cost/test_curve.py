@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,19 +45,8 @@ def test_a_straightened_curve_rises_as_much_over_its_range(terms, low, width):
     assert rises[1] == pytest.approx(rises[0], rel=1e-6, abs=1e-9)
 
 
-def test_an_unknown_range_ends_at_the_last_knot():
-    terms = CostTerms(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, (10.0, 20.0), (2.0, 1.0))
-    assert curve.straightened(terms, 0, 0).layer_per_token == pytest.approx((4 * 10 + 2 * 10) / 20)
-
-
 @given(curves(), curves(), LOADS, st.floats(0, 3), st.floats(0, 3))
 def test_sums_of_curves_are_sums_of_costs(first, second, load, a, b):
     both = curve.combine([(a, first), (b, second)])
     expected = a * curve.evaluate(first, load, 3, edge=True) + b * curve.evaluate(second, load, 3, edge=True)
     assert curve.evaluate(both, load, 3, edge=True) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_edges_may_have_factors_of_their_own():
-    terms = CostTerms(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, (7.0,), (8.0,))
-    scaled = curve.combine([(2.0, terms)], [10.0])
-    assert dataclasses.astuple(scaled) == (2.0, 4.0, 6.0, 40.0, 50.0, 60.0, (7.0,), (16.0,))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 
-from dflop.cost.curve_fit import candidate_knots
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel
-from dflop.cost.regression import folds, robust_nnls
 from dflop.records import CostTable, Measurement
 from tests.builders import make_probe, make_specs, make_table, random_loads
 
@@ -85,26 +82,3 @@ def test_stated_errors_are_of_groups_the_fit_did_not_see():
     odd = [make_probe(BASE, depth, 3, 60_000, 1_200_000_000, noise=2.0) for depth in (1, 2)]
     (table,) = fit_cost_tables([*probes, *odd], SPECS)
     assert table.p95_error_frac > 0.3
-
-
-def test_depths_of_one_group_share_a_fold():
-    keys = [(n % 10, n % 10 * 7) for n in range(20)]
-    masks = folds(keys, [n % 10 for n in range(20)])
-    assert np.sum(masks, axis=0).tolist() == [1] * 20
-    assert all((mask[:10] == mask[10:]).all() for mask in masks)
-    assert len(folds(["a", "a", "b"], [1, 1, 2])) == 2
-
-
-def test_every_segment_holds_two_sizes():
-    assert candidate_knots(np.array([10.0, 20.0])) == [()]
-    assert [len(k) for k in candidate_knots(np.arange(1.0, 100.0))] == [0, 1, 2, 3, 4]
-    # All but a few probes of one size: quantiles coincide there.
-    assert [len(k) for k in candidate_knots(np.array([5.0] * 50 + [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]))] == [0, 1]
-
-
-def test_robust_regression_ignores_a_wild_point():
-    x = np.linspace(1, 10, 30)
-    features, target = np.stack([np.ones(30), x], axis=1), 2 + 3 * x
-    target[7] *= 20
-    assert robust_nnls(features, target) == pytest.approx([2.0, 3.0], rel=0.02)
-    assert robust_nnls(features, np.zeros(30)) == pytest.approx([0.0, 0.0])

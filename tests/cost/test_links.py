@@ -57,10 +57,3 @@ def test_the_class_of_links_comes_before_the_size_of_the_group():
     links = LinkModel([make_link("all_reduce", 4, 1, 1e-6, 1e11), make_link("all_reduce", 16, 2, 1e-4, 1e9)])
     assert links.seconds("all_reduce", 1e6, 4, 2) > 5e-4
     assert links.seconds("all_reduce", 1e6, 16, 1) < 1e-4
-
-
-def test_what_needs_no_message_or_was_never_measured_costs_nothing():
-    links = LinkModel([make_link("all_reduce", 4, 1, 1e-6, 1e11)])
-    assert links.seconds("all_reduce", 1e6, 1, 1) == 0.0
-    assert links.seconds("all_reduce", 0, 4, 1) == 0.0
-    assert links.seconds("p2p", 1e6, 2, 1) == 0.0

@@ -7,7 +7,7 @@ from dflop.cost.curve import ZERO
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.records import CostTerms, ModuleFactors, ModuleLoad
-from tests.builders import make_cost, make_link, make_plan, make_table
+from tests.builders import make_cost, make_plan, make_table
 
 
 def test_seconds_are_layers_plus_edge():
@@ -17,16 +17,6 @@ def test_seconds_are_layers_plus_edge():
     assert bare == pytest.approx(3 * (1e-3 + 100e-5 + 6000e-9))
     assert whole == pytest.approx(float(bare) + 1e-3 + 100e-5)
     assert backward == pytest.approx(2 * float(whole))
-
-
-def test_arrays_equal_scalars_and_empty_is_free():
-    cost = make_cost("vision")
-    tokens = np.array([[0, 10], [200, 3000]])
-    forward, backward = cost.module_seconds("vision", tokens > 0, tokens, tokens**2, num_layers=2, edge=True)
-    for index, n in np.ndenumerate(tokens):
-        one = cost.module_seconds("vision", n > 0, n, n**2, num_layers=2, edge=True)
-        assert (forward[index], backward[index]) == one
-    assert forward[0, 0] == backward[0, 0] == 0
 
 
 def test_item_seconds_add_up_to_the_microbatch_without_its_fixed_cost():
@@ -141,17 +131,6 @@ def test_frozen_modules_take_their_frozen_tables():
         CostModel(tables[1:], frozen=()).table("llm")
 
 
-def test_messages_and_the_optimizer_are_not_corrected():
-    cost = CostModel(
-        [make_table("llm", optimizer_s_per_param=1e-9)],
-        {"llm": 2.0},
-        links=[make_link("p2p", 2, 1, 1e-6, 1e9), make_link("p2p", 2, 2, 1e-5, 1e8)],
-    )
-    assert cost.table("llm").optimizer_s_per_param == 1e-9
-    assert [cost.p2p_seconds(1e6, nodes) for nodes in (1, 2)] == pytest.approx([1e-6 + 1e-3, 1e-5 + 1e-2])
-    assert [link.num_nodes for link in cost.links] == [1, 2]
-
-
 BY_SIZE = ModuleFactors("llm", level=1.5, edges=(100, 200), factors=(1.0, 2.0, 4.0))
 
 
@@ -177,10 +156,3 @@ def test_items_are_corrected_by_their_size_and_mixes_by_the_level():
     assert uncorrected.item_seconds(*loads, **key).tolist() == plain.item_seconds(*loads, **key).tolist()
     assert (cost.level("llm"), cost.is_by_size("llm")) == (1.5, True)
     assert (uncorrected.level("llm"), uncorrected.is_by_size("llm")) == (1.0, False)
-
-
-def test_a_level_without_buckets_goes_for_all_sizes():
-    for factors in (ModuleFactors("llm", level=1.5), ModuleFactors("llm", 1.5, (100,), (1.5, 1.5))):
-        cost = make_cost().with_corrections({"llm": factors})
-        assert not cost.is_by_size("llm")
-        assert cost.item_factors("llm", [1, 10**6]).tolist() == [1.5, 1.5]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dflop.cost.model import CostModel
-from dflop.cost.tensor_parallel import efficiency, replicated_frac
+from dflop.cost.tensor_parallel import replicated_frac
 from dflop.errors import CostError
 from dflop.records import CostTerms
 from tests.builders import make_link, make_specs, make_table
@@ -70,16 +70,3 @@ def test_a_measured_table_comes_first_and_nothing_is_derived_without_a_spec_or_f
     assert split_only.tps("llm") == (2,)
     with pytest.raises(CostError, match="at tp 4; have tp 2"):
         split_only.table("llm", tp=4)
-
-
-def test_corrections_reach_derived_tables():
-    cost = CostModel([TABLE], specs=[SPEC])
-    load = {"num_items": 1, "num_tokens": 300, "sum_sq_tokens": 0, "num_layers": 5, "edge": True, "tp": 2}
-    corrected = cost.with_corrections({"llm": 1.5}).module_seconds("llm", **load)
-    assert corrected == pytest.approx([1.5 * float(part) for part in cost.module_seconds("llm", **load)])
-
-
-def test_efficiency_falls_with_the_degree():
-    assert [efficiency(tp) for tp in (1, 2, 4, 8)] == [1.0, 0.94, 0.85, 0.73]
-    assert 0.85 < efficiency(3) < 0.94
-    assert efficiency(16) == pytest.approx(0.73 * 0.73 / 0.85)

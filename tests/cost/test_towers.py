@@ -10,11 +10,11 @@ import torch
 
 from dflop.cost import curve
 from dflop.cost.model import CostModel
-from dflop.cost.towers import tables_for, tower_table, trains_layers
+from dflop.cost.towers import tables_for, tower_table
 from dflop.models.build import EncoderStage, build_model
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
-from tests.builders import make_link, make_specs, make_table
+from tests.builders import make_table
 from tests.models.test_slices import items_of
 from tests.models.tiny_families import CASES
 
@@ -42,13 +42,6 @@ def test_layers_cost_what_frozen_ones_do_and_the_edge_what_a_trained_one_does():
     assert tower.activation_bytes("vision", *LOAD, **edge) == trained.activation_bytes("vision", *LOAD, **edge) > 0
 
 
-def test_it_is_a_table_of_its_own_and_no_better_than_the_two_it_is_made_of():
-    table = tower_table(TRAINED, FROZEN)
-    assert table.table_id not in (TRAINED.table_id, FROZEN.table_id)
-    assert (table.source, table.is_frozen, table.num_measurements, table.p95_error_frac) == ("derived", False, 5, 0.2)
-    assert [trains_layers(t) for t in (TRAINED, FROZEN, table)] == [True, False, False]
-
-
 def test_without_a_frozen_table_layers_run_forward_as_trained_ones():
     tower, trained = CostModel([tower_table(TRAINED)]), CostModel([TRAINED])
     assert seconds(tower, 3, True)[0] == seconds(trained, 3, True)[0]
@@ -66,17 +59,6 @@ def test_a_stage_of_training_gets_the_tables_of_what_it_freezes():
     for frozen, expected in (((), TRAINED), (("vision",), FROZEN), (("vision", "vision.tower"), FROZEN)):
         tables, held = tables_for(given, frozen)
         assert CostModel(tables, frozen=held).table("vision") is expected
-
-
-def test_split_layers_without_a_backward_pass_reduce_nothing_in_it():
-    links = [make_link("all_reduce", 2, 1, 1e-4, 1e9)]
-    tower = CostModel([tower_table(TRAINED, FROZEN)], specs=make_specs("vision"), links=links)
-    table = tower.table("vision", 2)
-    assert not trains_layers(table)
-    assert seconds(tower, 3, False, tp=2)[1] == 0.0
-    trained = CostModel([TRAINED], specs=make_specs("vision"), links=links)
-    assert seconds(trained, 3, False, tp=2)[1] > 0
-    assert table.forward_s.layer_fixed > tower.table("vision").forward_s.layer_fixed
 
 
 @pytest.mark.parametrize("name", CASES)
