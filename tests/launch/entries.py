@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -93,15 +92,6 @@ def stop_when_told(folder: str, how: str = "") -> str:
         stopped.touch()
     wait_for(str(stopped))
     sys.exit(75)
-
-
-def told_too_early(folder: str) -> None:
-    """Rank 1 dies of the warning, as a task does that has not got to the point of letting it wait."""
-    if os.environ["RANK"] == "1":
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-        os.kill(os.getpid(), signal.SIGUSR2)
-    wait_for(f"{folder}/never")
 
 
 def work_on(folder: str, last: str, gain: str) -> int:

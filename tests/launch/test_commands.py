@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dflop.launch.commands import client_environment, last_line, run_command, submit_environment
+from dflop.launch.commands import client_environment, run_command, submit_environment
 
 INSIDE_A_JOB = {
     "HOME": "/home/a",
@@ -51,7 +51,3 @@ def test_a_client_that_is_missing_or_hangs_is_an_ordinary_failure(args, why):
 def test_bytes_that_are_no_text_end_nothing():
     done = run_command([sys.executable, "-c", "import os; os.write(1, b'a\\xff')"])
     assert done.stdout == "a\ufffd"
-
-
-def test_what_was_said_last():
-    assert [last_line(text) for text in ("", "\n", "a\nb\n\n")] == ["", "", "b"]

@@ -113,14 +113,6 @@ def test_jobs_alike_are_one_array_and_one_question(launcher, slurm, tmp_path):
     assert [launcher.collect(h)[0]["word"] for h in handles] == ["0", "1"]
 
 
-def test_an_array_larger_than_the_site_lets_is_several(slurm, launcher, tmp_path):
-    (slurm / "max_array_size").write_text("3")
-    handles = launcher.submit_all(shards(tmp_path, 7, resources=HELD))
-    assert len(calls(slurm, "sbatch")) == 3
-    assert [int(h.job_id.split("_")[1]) if "_" in h.job_id else None for h in handles] == [0, 1, 2, 0, 1, 2, None]
-    assert len({h.job_id for h in handles}) == 7
-
-
 def test_parts_of_an_array_wait_for_each_other_where_few_may_run_at_once(slurm, tmp_path):
     (slurm / "max_array_size").write_text("2")
     make_launcher(slurm, max_jobs_at_once=1).submit_all(shards(tmp_path, 4, resources=HELD))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dflop.launch.marks import STOPS_VARIABLE, note_stop
 from dflop.launch.tail import LogTail
 from tests.launch.helpers import REPO
 
@@ -72,12 +71,3 @@ def test_a_task_that_fails_leaves_its_traceback_and_an_exit_code(tmp_path, entry
 def test_a_task_that_ends_itself_leaves_its_exit_code_only(tmp_path):
     assert run_task(tmp_path, "tests.launch.entries:leave_on", "1").returncode == 3
     assert not list(tmp_path.glob("*.pkl"))
-
-
-def test_a_stop_is_noted_for_whoever_wants_it(tmp_path, monkeypatch):
-    monkeypatch.delenv(STOPS_VARIABLE, raising=False)
-    note_stop(0, 5)  # nobody does
-    monkeypatch.setenv(STOPS_VARIABLE, str(tmp_path / "stops"))
-    note_stop(0, 5)
-    note_stop(5, 5)
-    assert (tmp_path / "stops").read_text() == "0 5\n5 5\n"

@@ -16,15 +16,12 @@ from dflop.launch import (
     JobState,
     JobStatus,
     Journal,
-    log_paths,
     make_launcher,
     run_job,
     run_jobs_async,
     wait,
-    wait_all,
 )
 from dflop.launch.job import Launcher, OneByOne
-from dflop.launch.wait import MAX_TAILED
 from tests.launch.helpers import REPO, make_spec
 
 
@@ -196,28 +193,6 @@ def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal, tmp_pat
     asyncio.run(main())
     assert [h.key for h in launcher.cancelled] == ["a", "b", "c"]
     assert journal.live("b") is not None, "it was not seen to end"
-
-
-def test_logs_of_the_first_few_jobs_are_followed(tmp_path):
-    handles = [JobHandle("played", str(n), f"j{n}", str(n), tmp_path, 1, 0.0) for n in range(MAX_TAILED + 3)]
-    for handle in handles:
-        log_paths(handle, 0).stdout.write_text("hello\n")
-        handle.path("batch.log").write_text("batch\n")
-    rounds: list[int] = []
-
-    class Slow(Played):
-        def poll_all(self, found: Sequence[JobHandle]) -> list[JobStatus]:
-            rounds.append(len(found))
-            return [JobStatus(JobState.RUNNING if len(rounds) < 3 else JobState.DONE)] * len(found)
-
-    lines: list[tuple[str, str]] = []
-    asyncio.run(
-        wait_all(Slow(), handles, on_log_line=lambda h, line: lines.append((h.name, line)), poll_interval_s=0.001)
-    )
-    assert rounds == [len(handles)] * 3
-    first = [name for name, line in lines if line == "hello"]
-    assert first[:MAX_TAILED] == [f"j{n}" for n in range(MAX_TAILED)]
-    assert sorted(lines) == sorted((h.name, line) for h in handles for line in ("hello", "batch"))
 
 
 def test_a_job_that_was_submitted_and_never_noted_is_adopted(launcher, journal, tmp_path):

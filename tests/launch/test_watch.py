@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import json
 import subprocess
 import time
 from collections.abc import Sequence
@@ -103,16 +101,6 @@ def test_ended_jobs_are_not_asked_for_again(slurm, watcher, job):
     assert slurm.calls == ["squeue"]
 
 
-def test_a_job_whose_end_is_known_from_elsewhere_is_asked_for_no_more(slurm, watcher, job):
-    handles = [job("1"), job("2")]
-    slurm.queue = {"1": "RUNNING|None", "2": "RUNNING|None"}
-    watcher.statuses(handles)
-    watcher.forget([handles[0]])
-    slurm.now_s, slurm.queue = 30, {"2": "RUNNING|None"}
-    watcher.statuses(handles[1:])
-    assert slurm.calls == ["squeue"] * 2, "nobody misses job 1"
-
-
 @pytest.mark.parametrize("row", ["", "CANCELLED|None"])
 def test_accounting_is_asked_once_for_what_squeue_has_forgotten_or_who_cancelled(slurm, watcher, job, row):
     slurm.queue = {"7": row} if row else {}
@@ -195,17 +183,6 @@ def test_an_old_record_of_accounting_is_not_ours_either(slurm, watcher, job):
     assert status(watcher, job("7")).state is JobState.QUEUED
 
 
-def test_two_lives_of_an_id_are_two_jobs(slurm, watcher, job):
-    before, now = job("7", at_s=NOON_S - 86400), job("7")
-    slurm.queue = {"7": "RUNNING|None"}
-    assert status(watcher, now).state is JobState.RUNNING
-    slurm.queue = {}
-    assert watcher.statuses([before, now])[0].state is JobState.QUEUED
-    slurm.now_s = 30
-    slurm.queue = {"7": "COMPLETED|None"}
-    assert watcher.statuses([now])[0].state is JobState.DONE
-
-
 def test_a_requeued_job_says_how_often_and_why_it_waits(slurm, watcher, job):
     slurm.queue = {"7": "RUNNING|None"}
     assert status(watcher, job("7")) == (JobState.RUNNING, "")
@@ -214,18 +191,8 @@ def test_a_requeued_job_says_how_often_and_why_it_waits(slurm, watcher, job):
     assert status(watcher, job("7")) == (JobState.QUEUED, "BeginTime, requeued once")
     slurm.now_s, slurm.queue = 630, {"7": f"RUNNING|None|{NOON_S + 590:.0f}|job"}
     assert status(watcher, job("7")) == (JobState.RUNNING, "requeued once")
-    assert slurm.calls.count("scontrol") == 1
-    slurm.controller = {"7": "JobName=job UserId=a JobState=RUNNING Restarts=3 Reason=None"}
-    slurm.now_s, slurm.queue = 2000, {"7": f"RUNNING|None|{NOON_S + 1900:.0f}|job"}
-    assert status(watcher, job("7")) == (JobState.RUNNING, "requeued 3 times"), "two of them nobody saw"
     slurm.now_s, slurm.queue = 2030, {"7": f"COMPLETED|None|{NOON_S + 1900:.0f}|job"}
     assert status(watcher, job("7")) == (JobState.DONE, "")
-
-
-def test_who_adopts_a_requeued_job_learns_it_too(slurm, watcher, job):
-    slurm.controller = {"7": "JobName=job UserId=a JobState=RUNNING Restarts=2 Reason=None"}
-    slurm.queue = {"7": f"RUNNING|None|{NOON_S + 4000:.0f}|job"}
-    assert status(watcher, job("7")) == (JobState.RUNNING, "requeued 2 times")
 
 
 def test_an_element_that_is_cancelled_while_it_waits_is_cancelled_at_once(slurm, watcher, job):
@@ -250,20 +217,3 @@ def test_an_element_that_had_begun_and_is_forgotten_is_not_called_cancelled(slur
     assert watcher.statuses(handles)[1].state is JobState.QUEUED
     slurm.now_s = 150
     assert watcher.statuses(handles)[1].state is JobState.LOST
-
-
-def test_watching_costs_as_many_commands_as_polls(slurm, watcher, job):
-    """500 elements that end one after the other, without accounting."""
-    handles = [job(f"7_{element}", f"job-{element}") for element in range(500)]
-    watcher.submitted(handles)
-    live = handles
-    for num_done in range(0, 501, 100):
-        done = {f"7_{element}": "COMPLETED|None" for element in range(num_done)}
-        waiting = {f"7_[{num_done}-499]": "PENDING|Resources"} if num_done < 500 else {}
-        slurm.queue = done | waiting
-        found = watcher.statuses(live)
-        live = [h for h, s in zip(live, found, strict=True) if not s.state.is_final]
-        assert len(live) == 500 - num_done
-        slurm.now_s += 30
-    assert slurm.calls == ["squeue"] * 6
-    assert json.dumps(dataclasses.asdict(handles[0]), default=str), "handles stay plain values"
