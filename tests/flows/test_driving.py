@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,14 +30,6 @@ def test_a_configuration_may_be_typed_or_a_file(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_a_default_path_does_not_keep_anybody_from_the_form(tmp_path):
-    make_dataset(tmp_path)
-    said: list[str] = []
-    run = run_meant(said, make_config(tmp_path, "train.num_steps=9"), "configs/demo.yaml")
-    assert run.config().train.num_steps == 9
-    assert any("configs/demo.yaml) is not read" in line for line in said)
-
-
 @pytest.mark.parametrize(
     ("given", "what"),
     [
@@ -54,36 +45,6 @@ def test_what_cannot_be_meant_is_said(tmp_path, monkeypatch, given, what):
     with pytest.raises(ConfigError, match="`overrides` are for a file"):
         run_meant([], make_config(tmp_path), "", "a.b=1")
     assert not (tmp_path / "runs").exists()
-
-
-def test_before_its_run_is_known_a_flow_run_is_named_by_what_it_was_given(monkeypatch, tmp_path):
-    driving = module("driving")
-    named: dict[str, dict[str, Any]] = {
-        "?": {},
-        "nowhere": {"config_path": "configs/nowhere.yaml"},
-        "demo-1": {"run": "runs/demo-1", "config": {"name": "other"}},
-        "typed": {"config": {"name": "typed"}, "config_path": "configs/demo.yaml"},
-        "small": {"config": make_config(tmp_path)},
-    }
-    for name, given in named.items():
-        monkeypatch.setattr(driving, "this_flow_run", SimpleNamespace(parameters=given))
-        assert driving.flow_run_name() == name
-
-
-def test_the_form_is_the_typed_configuration():
-    from prefect.utilities.callables import parameter_schema
-
-    schema = parameter_schema(load("pipeline")).model_dump()
-    assert schema["required"] == []
-    assert set(schema["properties"]) == {"config", "config_path", "overrides", "run"}
-    wanted = Config.model_json_schema()
-    found = schema["definitions"]["Config"]
-    assert set(found["properties"]) == set(wanted["properties"])
-    assert {"TrainConfig", "ClusterConfig", "SlurmConfig", "DatasetConfig"} <= set(schema["definitions"])
-    for name, kind in (("config_path", "string"), ("run", "string"), ("overrides", "array")):
-        assert schema["properties"][name]["type"] == kind
-        assert schema["properties"][name]["description"]
-    assert "default" in json.dumps(schema["properties"]["config"])
 
 
 def test_every_flow_loads_by_its_path_and_empties_its_queue_when_it_is_cancelled():

@@ -11,7 +11,7 @@ import pytest
 from dflop.errors import ConfigError, DataError, InfrastructureError, LaunchError, StoreError
 from dflop.jobs import parts, runs
 from dflop.jobs.continuing import Todo
-from dflop.jobs.driver import drive_alone, driver_of
+from dflop.jobs.driver import driver_of
 from dflop.launch import JobState
 from tests.flows.loading import artifacts, ask, flow_names, flow_run_id, load, module, read_flow_run, run_flow
 from tests.jobs.made import add_job, make_run
@@ -157,29 +157,6 @@ def test_a_flow_run_that_nobody_listens_for_hears_its_cancellation(fake, run, mo
     assert run.state()["state"] == runs.CANCELLED
 
 
-def test_a_report_shows_summary_history_and_where_it_is(fake, tmp_path, summarised):
-    run = make_run(tmp_path, state=runs.DONE)
-    with drive_alone(run, print):  # somebody else may be driving it
-        state = run_flow(load("report"), run=str(run.path))
-    shown = artifacts(flow_run_id(state))
-    assert shown["dflop-summary"][0].data == "# nothing was trained"
-    assert shown["dflop-history"][0].data == "nothing happened"
-    assert f"`{run.report_file}`" in shown["dflop-report"][0].data
-    assert f"({run.report_file.as_uri()})" in shown["dflop-report"][0].data
-    assert fake.calls == ["report again"]
-    assert run.state()["state"] == runs.DONE
-
-
-def test_a_run_that_the_store_does_not_know_is_an_error(fake, run, monkeypatch):
-    def unknown(_run: Any, _say: Any) -> None:
-        raise StoreError("run `small-1` is not in the store")
-
-    monkeypatch.setattr(parts, "report_again", unknown)
-    state = run_flow(load("report"), run=str(run.path))
-    assert state.is_failed()
-    assert state.message == "run `small-1` is not in the store"
-
-
 def test_what_cannot_be_meant_fails_a_flow_that_has_no_run(fake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     state = run_flow(load("plan"), config_path="configs/nowhere.yaml")
@@ -217,13 +194,6 @@ def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log):
     assert (fake.calls, run.state()) == ([], before)
 
 
-def test_a_run_that_stays_with_its_plan_shows_none(fake, run, monkeypatch):
-    monkeypatch.setattr(parts, "plan", fake.part("plan", ()))
-    state = run_flow(load("plan"), run=str(run.path))
-    assert state.is_completed()
-    assert "dflop-plan" not in artifacts(flow_run_id(state))
-
-
 def test_what_cannot_be_shown_was_done_all_the_same(fake, run, monkeypatch, log):
     def broken(_run: Any) -> None:
         raise ConfigError("no tables")
@@ -232,38 +202,3 @@ def test_what_cannot_be_shown_was_done_all_the_same(fake, run, monkeypatch, log)
     state = run_flow(load("plan"), run=str(run.path))
     assert state.is_completed()
     assert "cannot be shown: no tables" in log.text
-
-
-def test_a_page_is_what_its_server_shows():
-    from prefect import flow
-    from prefect.context import FlowRunContext
-
-    from tests.flows.test_page import progress
-
-    lines: list[str] = []
-
-    @flow
-    async def outer() -> None:
-        context = FlowRunContext.get()
-        assert context is not None
-        assert context.flow_run is not None
-        page = module("page").Page(context.flow_run.id, lines.append, every_s=0.01)
-
-        @flow
-        async def inner() -> None:
-            for text in ("first", "second"):
-                await page.markdown("history", text)
-            page.job(progress("train", JobState.RUNNING, 20, 40))
-            await page.close()
-            page.job(progress("train", JobState.DONE, 40, 40))
-
-        await inner()
-        await page.close()
-
-    shown = artifacts(flow_run_id(run_flow(outer)))
-    assert lines == []
-    assert set(shown) == {"dflop-history", "dflop-job-train"}
-    assert [a.data for a in shown["dflop-history"]] == ["second"], "in place of what was shown before"
-    assert [(a.type, a.data, a.description) for a in shown["dflop-job-train"]] == [
-        ("progress", 100.0, "done, step 40 of 40 (train, slurm id-train)")
-    ], "a bar is changed in place"

@@ -18,40 +18,15 @@ from dflop.launch import JobHandle, JobState, JobStatus
 from tests.flows.loading import module
 
 
-def progress(name: str, state: JobState, step: int = 0, num_steps: int = 0, reason: str = "") -> JobProgress:
+def progress(name: str, state: JobState, step: int = 0, num_steps: int = 0) -> JobProgress:
     handle = JobHandle("slurm", f"id-{name}", f"demo-{name}", name, Path("/jobs"), 1, 5.0)
-    return JobProgress(name, handle, JobStatus(state, reason), step, num_steps)
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("train", "dflop-job-train"),
-        ("data-3", "dflop-job-data-3"),
-        ("data-16", "dflop-job-data-others"),
-        ("profile-tp2-vision", "dflop-job-profile-tp2-vision"),
-        ("reprofile-doubts-7-tp1", "dflop-job-reprofile"),
-        ("Odd_name.1", "dflop-job-odd-name-1"),
-    ],
-)
-def test_a_job_has_a_bar(name, key):
-    assert module("page").bar_key(name) == key
+    return JobProgress(name, handle, JobStatus(state), step, num_steps)
 
 
 def test_there_are_few_keys_however_many_jobs():
     names = [f"data-{i}" for i in range(500)] + [f"reprofile-{i}-tp{tp}" for i in range(99) for tp in (1, 2)]
     page = module("page")
     assert len({page.bar_key(name) for name in names}) == page.MAX_BARS + 2
-
-
-def test_a_bar_says_how_its_job_or_its_jobs_stand():
-    bar_text = module("page").bar_text
-    one = progress("train", JobState.RUNNING, 12, 40)
-    assert bar_text([one]) == "running, step 12 of 40 (train, slurm id-train)"
-    waiting = progress("train", JobState.QUEUED, reason="Resources\nand more")
-    assert bar_text([waiting]) == "queued, Resources (train, slurm id-train)"
-    states = [JobState.DONE, JobState.RUNNING, JobState.DONE]
-    assert bar_text([progress(f"data-{20 + i}", s) for i, s in enumerate(states)]) == "2 done, 1 running"
 
 
 class Shown:
@@ -143,22 +118,6 @@ def test_a_server_that_is_gone_costs_the_page_and_is_said_once(shown):
     assert shown.of("dflop-plan") == [("second", "")]
     assert len(lines) == 2, "said again when it had worked in between"
     assert all("the run goes on" in line for line in lines)
-
-
-def test_without_a_flow_run_there_is_no_page():
-    lines: list[str] = []
-
-    async def main() -> None:
-        page = module("page").Page(None, lines.append)
-        page.job(progress("train", JobState.RUNNING))
-        await page.markdown("plan", "text")
-        page("a line")
-        with page.said_by(lambda line: lines.append(f"task: {line}")):
-            page("another")
-        await page.close()
-
-    asyncio.run(main())
-    assert lines == ["a line", "task: another"]
 
 
 @pytest.mark.parametrize("end", ["close", "cancelled"])
