@@ -169,18 +169,6 @@ def test_a_checkpoint_of_another_model_is_refused(one_rank, tmp_path, other, tol
     assert told in str(caught.value)
 
 
-def test_a_folder_that_cannot_be_written_is_named(one_rank, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    told = []
-    _, checkpointer = small(tmp_path / "file", on_failure=told.append)
-    checkpointer.save(1, {})
-    with pytest.raises(TrainError, match="cannot write checkpoint: rank 0: File exists") as caught:
-        checkpointer.wait()
-    assert caught.value.where == str(tmp_path / "file" / STEP.format(1))
-    assert told == [caught.value]
-    checkpointer.wait()  # said once
-
-
 @pytest.mark.parametrize("place", ["write_data", "finish"])
 def test_a_full_disk_costs_one_checkpoint_and_not_the_run(one_rank, tmp_path, monkeypatch, place):
     told = []

@@ -13,7 +13,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflop.errors import ConfigError
-from dflop.models.build import build_model
 from dflop.models.export import write_folder
 from dflop.models.weights import WeightFolder, build_empty
 from dflop.parallel.part import even_part
@@ -184,16 +183,6 @@ def test_types_are_kept_and_tied_weights_written_once(small, tmp_path):
         assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118, safetensors' file is no dict
     model = loaded(TIED.family, tmp_path / "out")
     assert model.lm_head.weight is model.get_input_embeddings().weight
-
-
-def test_an_empty_model_is_the_real_one_but_for_its_weights(small):
-    family, config, weights = small
-    empty, real = build_empty(family, config, torch.float32), build_model(family, config, seed=0, dtype=torch.float32)
-    assert all(p.is_meta for p in empty.parameters())
-    assert {n: p.shape for n, p in empty.named_parameters()} == {n: w.shape for n, w in weights.items()}
-    buffers = dict(real.named_buffers())
-    assert {n for n, _ in empty.named_buffers()} == set(buffers)
-    assert all(torch.equal(b, buffers[n]) for n, b in empty.named_buffers())
 
 
 @pytest.fixture

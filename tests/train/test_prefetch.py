@@ -46,14 +46,6 @@ class Scripted:
         return np.full((3, sample_index + 1), level, dtype=np.float32)
 
 
-class Unloadable:
-    def __call__(self, sample_index: int, item: MediaItem, level: int) -> np.ndarray:
-        raise AssertionError("never reached")
-
-    def __reduce__(self):
-        return sys.exit, (7,)
-
-
 def wanted(index: int, act: str = "fine", *, level: int = 0, size_bytes: int = 12) -> Wanted:
     item = MediaItem("image", act, 8, 8, 1, 0.0, "vision", (1, 1, 1), 1, 1, 1)
     return Wanted(index, item, level, size_bytes)
@@ -127,14 +119,6 @@ def test_a_file_that_hangs_its_decoder_is_bad(prefetcher, tmp_path):
         media.take(0, ("vision", 0))
     assert media.take(0, ("vision", 1)).shape == (3, 2)
     assert [index for _, index in calls(tmp_path)] == [0, 1], "what hangs is not tried twice"
-
-
-def test_workers_that_cannot_start_are_an_error_of_the_job(prefetcher):
-    media = prefetcher(reader=Unloadable())
-    media.begin(0, {("vision", 0): wanted(0)})
-    with pytest.raises(TrainError, match="a decode worker does not start: exit code 7") as caught:
-        media.take(0, ("vision", 0))
-    assert "train.num_workers=0" in caught.value.hint
 
 
 def test_steps_ahead_wait_for_room(prefetcher, tmp_path):
