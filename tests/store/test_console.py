@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dflop.errors import ConfigError, StoreError
-from dflop.store import console, refusal, snapshot
-from dflop.store.reader import Reader
+from dflop.store import console, snapshot
 from tests.store.asking import fill
 
 
@@ -119,27 +117,6 @@ def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
     assert sorted(store.rglob("*")) == entries
 
 
-@pytest.mark.parametrize(
-    ("sql", "words"),
-    [
-        ("select * from read_csv('/etc/passwd')", "reads this store and nothing else"),
-        ("copy correction to '/tmp/x.csv'", "COPY statements are refused"),
-        ("install httpfs", "statements are refused"),
-        ("set threads = 64", "SET statements are refused"),
-        ("from enable_logging()", "the store is read-only here: enable_logging is refused"),
-        ("pivot correction on module using max(factor)", "write the values out"),
-        ("explain analyze delete from correction", "the store is read-only here"),
-        ("select 1; select 2", "expected one SQL statement, got 2"),
-        ("select * from v_sample_lode", "dflop sql tables"),
-        ("select facto from correction", "Binder Error"),
-        ("select facto from correction", "LINE 1: select facto"),
-        (console.named_query("slowest_steps").sql, "run_id"),
-    ],
-)
-def test_a_refusal_says_why_and_what_to_do(store: Path, sql: str, words: str) -> None:
-    assert words in refusal_of(store, sql)
-
-
 def test_rows_are_streamed_and_not_collected(store: Path) -> None:
     with console.open_query(store, "select * from range(100000000000) as r(a)") as result:
         first = next(result.batches)
@@ -168,41 +145,11 @@ def test_parameters_of_named_queries_are_typed_and_complete() -> None:
         query.values({"n": "7", "x": "", "y": ""})
     with pytest.raises(ConfigError, match="`seven` is no bigint"):
         query.values({"n": "seven", "x": ""})
-    query = console.NamedQuery("q", "p", (console.Parameter("b", "boolean", "whether"),), "g", "u", "")
-    assert [query.values({"b": text}) for text in ("true", "False")] == [{"b": True}, {"b": False}]
-    with pytest.raises(ConfigError, match="`maybe` is no boolean"):
-        query.values({"b": "maybe"})
-
-
-def test_what_this_version_declares_and_the_snapshot_lacks_is_told_apart(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "1_v_new.sql").write_text("create or replace view v_new as select 1;")
-    monkeypatch.setattr(refusal.resources, "path", lambda _: tmp_path)
-    with pytest.raises(StoreError) as old:
-        console.query(store, "select * from v_new")
-    assert old.value.hint == "this dflop has `v_new`, the snapshot is of an older one: run `dflop store ingest`"
-    with pytest.raises(StoreError, match='Did you mean "correction"') as unknown:
-        console.query(store, "select * from corection")
-    assert "dflop sql tables" in unknown.value.hint
 
 
 def test_what_the_writer_of_rows_meets_is_not_blamed_on_the_query(store: Path) -> None:
     with pytest.raises(BrokenPipeError), console.open_query(store, "select 1"):
         raise BrokenPipeError
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({"a": "x\ud800"}, "the value of parameter a is not valid Unicode, at character 1"),
-        (["x", "\udcff"], "the value of parameter 2 is not valid Unicode, at character 0"),
-        ({"a": "x", "\ud800": "y"}, r"the name of parameter '\\ud800' is not valid Unicode"),
-    ],
-)
-def test_a_parameter_that_is_no_text_is_named(store: Path, params: Any, words: str) -> None:
-    with pytest.raises(StoreError, match=words):
-        console.query(store, "select $a" if isinstance(params, dict) else "select ?, ?", params)
 
 
 def test_an_endless_query_is_stopped(store: Path) -> None:
@@ -220,12 +167,6 @@ def test_memory_is_bounded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None
         console.query(store, "select list(a) from range(2000000000) as r(a)")
 
 
-def test_a_console_and_a_reader_share_a_process(store: Path) -> None:
-    with Reader(store) as reader:
-        assert console.query(store, "select 1")[1] == [(1,)]
-        assert reader.seq == 1
-
-
 def test_named_queries_have_true_headers_and_run(store: Path) -> None:
     queries = console.list_queries()
     assert len(queries) >= 12
@@ -235,9 +176,7 @@ def test_named_queries_have_true_headers_and_run(store: Path) -> None:
         assert console.query(store, query.sql, dict.fromkeys(query.parameter_names, "run"))[0]
 
 
-def test_a_query_that_is_unknown_or_has_no_header_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean `runs`\?"):
-        console.named_query("run")
+def test_a_query_without_a_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "queries").mkdir()
     (tmp_path / "queries/bare.sql").write_text("-- purpose: nothing\nselect 1;")
     with pytest.raises(StoreError, match="lacks parameters, grain, units"):

@@ -175,7 +175,6 @@ def test_verify_forgives_only_the_last_digits_of_a_roll_up(tmp_path: Path, make)
     changes = {
         "alike": "update step_rollup set step_s = step_s * (1 + 1e-14)",
         "digits": "update step_rollup set step_s = step_s + 1e-6",
-        "endless": "update step_rollup set busy_s = 'inf'",
         "no number": "update step_rollup set loss = 'nan'",
         "twice": "insert into step_rollup from step_rollup",
         "gone": "delete from step_rollup",

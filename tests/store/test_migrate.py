@@ -48,13 +48,6 @@ def test_a_store_of_a_newer_dflop_is_refused(con: duckdb.DuckDBPyConnection, sql
         migrate.apply(con, sql_root)
 
 
-@pytest.mark.parametrize("name", ["9999_gap.sql", "0001_twice.sql", "init.sql"])
-def test_numbers_have_no_gaps_and_no_twins(sql_root: Path, name: str) -> None:
-    (sql_root / "migrations" / name).write_text("select 1;")
-    with pytest.raises(StoreError, match=r"without gaps|not named"):
-        migrate.discover(sql_root / "migrations")
-
-
 def test_a_failing_migration_leaves_nothing(con: duckdb.DuckDBPyConnection, sql_root: Path) -> None:
     number = len(migrate.discover(sql_root / "migrations")) + 1
     path = sql_root / f"migrations/{number:04d}_broken.sql"

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from dflop import records as r
 from dflop import resources
-from dflop.errors import StoreError
 from dflop.store import live, rollup, schema
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -167,20 +166,6 @@ def test_only_runs_with_new_observations_are_computed(tmp_path: Path, make) -> N
     assert found == [("a", 99.0), ("b", 1.0), ("b", 1.0)]
 
 
-def test_a_file_that_does_not_run_is_named_and_nothing_is_lost(tmp_path: Path, make) -> None:
-    write(tmp_path, make.observation(0))
-    folder = tmp_path / "sql/rollups"
-    folder.mkdir(parents=True)
-    (folder / "1_step_rollup.sql").write_text("select nothing from nowhere where run_id in (select unnest($run_ids))")
-    with live.open_live(tmp_path) as con:
-        con.execute("insert into dirty_run values ('run')")
-        with pytest.raises(StoreError, match="does not run") as error, live.transaction(con):
-            rollup.refresh(con, tmp_path / "sql")
-        assert con.execute("select count(*) from dirty_run").fetchone() == (1,)
-    assert error.value.where.endswith("1_step_rollup.sql")
-    assert ingest(tmp_path).num_rows == 1
-
-
 @st.composite
 def nonsense(draw: st.DrawFn, make: Any) -> list[Any]:
     """Extremes in every field but those that say which rows belong together."""
@@ -239,19 +224,3 @@ def test_a_comparison_that_was_started_again_counts_with_its_last_attempt(tmp_pa
     with live.open_live(tmp_path) as con:
         found = con.execute(f"select {columns} from comparison_rollup").fetchall()
     assert found == [("run", 1, 1, 2.0, 2.0)]
-
-
-def test_which_of_two_steps_a_run_counts_does_not_depend_on_the_order_of_rows(tmp_path: Path, make) -> None:
-    """Equal times of an end, other losses: whichever file came last must not decide."""
-    rows = [
-        make.observation(0, run_id=run_id, policy=policy, loss=loss)
-        for run_id, order in (("a", 1), ("b", -1))
-        for policy, loss in (("arrival", 1.0), ("balanced", 2.0))[::order]
-    ]
-    for part in (rows[::2], rows[1::2]):  # of both runs their first file, then their second one
-        for row in part:
-            write(tmp_path, row, run_id=row.run_id, producer=f"p-{row.policy}")
-        ingest(tmp_path)
-    with live.open_live(tmp_path) as con:
-        found = con.execute("select run_id, last_loss from run_rollup order by run_id").fetchall()
-    assert found == [("a", 2.0), ("b", 2.0)]

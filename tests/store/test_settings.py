@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,31 +22,13 @@ def test_init_changes_what_is_given_and_keeps_the_rest(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "new/store") == Settings(keep_snapshots=9, grace_s=7.5)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"live": "somewhere"}, "is relative"),
-        ({"keep_snapshots": 0}, "keep_snapshots is 0, must be at least 1"),
-        ({"grace_s": -1.0}, "grace_s is -1.0"),
-        ({"lease_s": 1.0}, "lease_s is 1.0, must be at least 10"),
-    ],
-)
-def test_senseless_values_are_refused(tmp_path: Path, given, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        init(tmp_path, **given)
+def test_senseless_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lease_s is 1\.0, must be at least 10"):
+        init(tmp_path, lease_s=1.0)
     assert not (tmp_path / "store.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "not JSON"),
-        ("[]", "must hold an object"),
-        (json.dumps({"keep": 3}), "unknown setting `keep`"),
-        (json.dumps({"keep_snapshots": "5"}), "setting `keep_snapshots` is '5'"),
-        (json.dumps({"keep_snapshots": True}), "setting `keep_snapshots` is True"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ('{"keep": 3}', "unknown setting `keep`")])
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "store.json").write_text(text)
     with pytest.raises(StoreError, match=words) as error:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
@@ -108,20 +107,6 @@ def test_a_stale_current_that_names_a_collected_file_is_read_again(tmp_path: Pat
     monkeypatch.setattr(snapshot, "read_current", lambda root: next(seen, None) or read(root))
     with Reader(tmp_path) as reader:
         assert reader.seq == 2
-
-
-def test_a_current_written_by_a_later_dflop_is_understood(tmp_path: Path, make) -> None:
-    publish(tmp_path, make, 0)
-    found = json.loads((tmp_path / "CURRENT").read_text())
-    (tmp_path / "CURRENT").write_text(json.dumps({**found, "colour": "blue"}))
-    assert snapshot.read_current(tmp_path).seq == 1
-
-
-def test_a_snapshot_opens_while_the_live_database_is_being_written(tmp_path: Path, make) -> None:
-    publish(tmp_path, make)
-    with live.open_live(tmp_path) as con, live.transaction(con):
-        con.execute("delete from correction")
-        assert len(stored(tmp_path)) == 1
 
 
 def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
