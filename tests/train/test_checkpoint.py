@@ -18,7 +18,6 @@ from dflop.records import LLM
 from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.index import SafeReader
-from dflop.train.manifest import read_latest
 from dflop.train.optim import Optimizer, OptimizerSettings
 from dflop.train.state import read_model
 from tests.train import synthetic
@@ -197,13 +196,3 @@ def test_random_generators_go_on_where_they_were_or_begin_anew_alike_where_ranks
     first, second, third, fourth = anew
     assert first == second != third == fourth, "two by two they form a tensor-parallel group only now"
     assert not any(d in anew for d in drawn)
-
-
-def test_replicas_share_out_the_writing(tmp_path):
-    held, *_ = run_ranks(save, 3, tmp_path, "inline dp3", False, "")
-    latest = read_latest(tmp_path / "checkpoints")
-    sizes = [p.stat().st_size for p in (tmp_path / "checkpoints" / latest["name"]).glob("*.distcp")]
-    assert len(sizes) == 3
-    # Nothing is written twice, and nobody writes much more than the others.
-    assert sum(sizes) < 1.5 * sum(tensor.nbytes for _, tensor in held.values())
-    assert max(sizes) < 1.3 * min(sizes)

@@ -11,12 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.parallel.exchange import message_device
 from dflop.records import LLM, Plan
 from tests.train import half
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
@@ -168,10 +165,3 @@ def test_gradients_equal_hugging_face_however_samples_are_assigned(tmp_path_fact
 def test_bfloat16_is_as_exact_as_hugging_face(name, tmp_path):
     """The same on a GPU is `tests/gpu/test_engine_gpu.py`."""
     half.assert_as_exact_as_hugging_face(name, "cpu", tmp_path)
-
-
-def test_what_gloo_carries_lies_in_host_memory(one_rank, monkeypatch):
-    device = torch.device("cuda", 0)
-    assert message_device(device, one_rank) == torch.device("cpu")
-    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
-    assert message_device(device, one_rank) == device
