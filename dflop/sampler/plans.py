@@ -128,7 +128,9 @@ class Planner:
                     waiting.append(pool.submit(self.plan, early))
                 yield waiting.pop(0).result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            # Not waited for: the garbage collector may be what ends an abandoned iteration, in a thread that is just
+            # being started, which would wait for itself.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, step: int) -> BatchPlan:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)

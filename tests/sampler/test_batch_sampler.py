@@ -171,6 +171,8 @@ def test_planning_ahead_changes_nothing_and_leaves_no_thread():
     abandoned = iter(make(ahead=3))
     next(abandoned)
     del abandoned
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
     assert set(threading.enumerate()) <= before
 
 
