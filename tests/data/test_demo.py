@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -98,15 +97,6 @@ def test_made_for_a_family_it_has_its_tokens_and_no_media_it_does_not_take(name,
     other = load_rules("internvl" if name != "internvl" else "qwen2_audio", {}, {})
     with pytest.raises(ConfigError, match="holds something else"):
         make_demo_dataset(tmp_path / "demo", num_samples=16, rules=other)
-
-
-def test_a_dataset_of_before_there_were_others_is_still_the_demo(demo, tmp_path):
-    folder = tmp_path / "demo"
-    shutil.copytree(demo.entries[0].paths[0].parent, folder)
-    provenance = json.loads((folder / "provenance.json").read_text())
-    assert provenance.pop("made_for") == ""
-    (folder / "provenance.json").write_text(json.dumps(provenance))
-    make_demo_dataset(folder, num_samples=40, seed=7)
 
 
 def test_interrupted_build_leaves_nothing(tmp_path):

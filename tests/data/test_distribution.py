@@ -40,14 +40,6 @@ def test_groups(kinds, group):
     assert group_of(shape(0, *(item(kind, 4) for kind in kinds))) == group
 
 
-def test_frame_holds_the_load_of_every_module():
-    frame = shapes_frame([shape(0, item("image", 8), item("image", 4)), shape(1)])
-    first, second = frame.rows(named=True)
-    assert (first["vision_items"], first["vision_tokens"], first["vision_sum_sq_tokens"]) == (2, 12, 80)
-    assert (first["llm_items"], first["llm_tokens"], first["llm_sum_sq_tokens"]) == (5, 13, 169)
-    assert (second["group"], second["vision_tokens"], second["llm_tokens"]) == ("text", 0, 10)
-
-
 def test_summary_agrees_with_numpy():
     rng = np.random.default_rng(0)
     lengths = [int(n) for n in rng.integers(1, 10_000, 301)]

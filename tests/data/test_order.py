@@ -110,13 +110,3 @@ def test_weights_hold_within_windows(seed, weights, window):
 def test_order_cannot_be_changed_through_a_batch():
     with pytest.raises(ValueError, match="read-only"):
         SampleOrder(0, 10, 5).batch(0)[0] = 1
-
-
-@pytest.mark.parametrize(("num_samples", "batch", "weights"), [(0, 5, 1), (10, 0, 1), (10, 5, 0), (9, 5, 1)])
-def test_impossible_arguments(num_samples, batch, weights):
-    with pytest.raises(ValueError, match="positive"):
-        SampleOrder(0, num_samples, batch, np.full(10, float(weights)))
-    with pytest.raises(ValueError, match="negative"):
-        SampleOrder(0, 10, 5).batch(-1)
-    with pytest.raises(ValueError, match="negative"):
-        SampleOrder(0, 10, 5, window=-1)

@@ -5,7 +5,6 @@ from dflop.data.header_cache import HeaderCache
 from dflop.data.profile import DatasetRef
 from dflop.data.shapes import ShapeRules, header_of, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
-from dflop.models.media import MediaSize, Placement
 from dflop.records import QuarantinedSample, SampleShape
 from tests.data.helpers import TinyFamily, chat
 
@@ -53,23 +52,6 @@ def test_every_refusal_is_a_row_with_its_reason(write_rows, family):
         assert (result.sample_index, result.path, result.phase) == (index, path, "profile")
         assert result.reason.startswith(reason)
         assert result.sample_id == (row["id"] if isinstance(row, dict) else "")
-
-
-def test_media_and_sizes_the_family_does_not_take(write_rows, family):
-    class ImageFamily(TinyFamily):
-        media_tokens = {"image": family.media_tokens["image"]}
-
-    result = shape(write_rows([chat("<audio>", "x", audio="tone.flac")]), ImageFamily({}, {}))
-    assert isinstance(result, QuarantinedSample)
-    assert result.reason == "family tiny takes no audio (takes: image)"
-
-    class PickyFamily(TinyFamily):
-        def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-            raise ValueError(f"{size.width_px} px is too narrow")
-
-    result = shape(write_rows([chat("<image>", "x", image="cat.png")]), PickyFamily({}, {}))
-    assert isinstance(result, QuarantinedSample)
-    assert result.reason == "image: 60 px is too narrow"
 
 
 def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(write_rows, family, tokenizer):

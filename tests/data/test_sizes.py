@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop.data.headers import MediaHeader
 from dflop.data.shapes import ShapeRules, place
 from dflop.data.sizes import ASSUMED_FPS, profile_sizes, read_sizes
-from dflop.errors import ConfigError, DataError
 from dflop.records import SampleShape, from_dict, to_dict
 
 SCHEMA = {
@@ -122,15 +120,3 @@ def test_text_alone_needs_no_media_columns(tokenizer, family, tmp_path):
     pl.DataFrame({"id": ["a"], "prompt_tokens": [3], "response_tokens": [2], "other": [1]}).write_parquet(path)
     shapes, bad = profile_sizes(read_sizes(path), ShapeRules("key", family, tokenizer, 100, ()))
     assert (shapes["num_supervised_tokens"].to_list(), len(bad)) == ([3], 0)  # the end of the turn is learnt, too
-
-
-def test_what_is_no_table_of_sizes(tokenizer, family, tmp_path):
-    path = tmp_path / "sizes.parquet"
-    pl.DataFrame({"id": ["a"], "prompt_tokens": [3], "image_w": [[1]]}).write_parquet(path)
-    with pytest.raises(DataError, match="lacks response_tokens, image_h"):
-        read_sizes(path)
-    path.write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_sizes(path)
-    with pytest.raises(ConfigError, match="cannot be truncated"):
-        profile_sizes(pl.DataFrame([], schema=SCHEMA), ShapeRules("key", family, tokenizer, 9, ("truncate",)))

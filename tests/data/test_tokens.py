@@ -149,8 +149,3 @@ def test_tokenizers_that_lack_tokens_or_leave_them_to_forgery_are_refused(tokeni
     (tmp_path / "t.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"not marked special.*<\|IMAGE\|>"):
         ChatTokenizer(tmp_path / "t.json", family)
-
-
-def test_row_counts_must_match_media(tokenizer):
-    with pytest.raises(ValueError, match="2 layouts for 1 media items"):
-        tokenizer.encode(sample_of("q", "a", image="1.png"), [(1,), (2,)])
