@@ -105,18 +105,6 @@ def test_dropout_is_refused_where_the_kernel_has_none(kernel):
         )
 
 
-def test_a_caller_that_knows_the_longest_segment_is_believed(monkeypatch):
-    seen = []
-    kernels = {"varlen": lambda q, k, v, cu, longest, *rest: (seen.append(longest), q)[1]}
-    monkeypatch.setattr(attention, "VARLEN_KERNELS", kernels)
-    query, key, value, cu_seqlens = tensors([3, 5], (2, 2))
-    for known in ({}, {"max_length_q": 6}):
-        attention.packed_attention(
-            torch.nn.Module(), query, key, value, None, cu_seq_lens_q=cu_seqlens, kernel="varlen", **known
-        )
-    assert seen == [5, 6]
-
-
 @pytest.mark.parametrize("kernel", ["flash", "varlen"], indirect=True)
 def test_the_best_kernel_that_can_run_is_chosen(kernel):
     assert attention.resolve("auto", "cuda", torch.bfloat16) == kernel

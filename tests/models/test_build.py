@@ -71,9 +71,3 @@ def test_the_seed_fixes_the_weights_and_leaves_the_callers_randomness_alone():
     weights = [m.get_parameter("lm_head.weight") for m in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_only_the_last_stage_knows_the_loss():
-    stage = cut_stage(tiny_model(), family(), LLM, (0, 2))
-    with pytest.raises(RuntimeError, match="only the last LLM stage"):
-        stage.loss_sum(torch.zeros(2, 48), torch.tensor([0]), torch.tensor([1]))

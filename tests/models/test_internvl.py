@@ -212,19 +212,3 @@ def test_a_configuration_the_model_cannot_run_is_refused(config):
         model.get_image_features(torch.zeros(1, 3, side, side))
     with pytest.raises(ConfigError, match=r"downsample_ratio = |keeps the class token"):
         load_rules(NAME, config, {})
-
-
-@pytest.mark.parametrize(
-    ("config", "media", "message"),
-    [
-        ({"vision_config": {"image_size": [448, 224]}}, {}, "image_size of 448x224 px is not square"),
-        ({"downsample_ratio": 0}, {}, "downsample_ratio = 0 does not divide"),
-        ({}, {"min_tiles": 0}, "min_tiles = 0 is less than 1"),
-        ({}, {"min_tiles": 7, "max_tiles": 6}, "max_tiles = 6 is less than 7"),
-        ({}, {"video_frames": 0}, "video_frames = 0 is less than 1"),
-        ({}, {"max_patches": 6}, "unknown media limit `max_patches`"),
-    ],
-)
-def test_limits_that_leave_nothing_are_refused(config, media, message):
-    with pytest.raises(ConfigError, match=message):
-        load_rules(NAME, config, media)

@@ -70,12 +70,6 @@ def processor_audio(duration_s, chunk_length, monkeypatch):
     return int(data["feature_attention_mask"].sum()), text.count("<|AUDIO|>")
 
 
-def test_shallow_vision_sees_both_kinds_of_attention_where_the_model_has_both():
-    assert [FULL.shallow("vision", n)["vision_config"]["fullatt_block_indexes"] for n in (1, 2)] == [[0], [1]]
-    only_full = load_family(NAME, {"vision_config": {"depth": 2, "fullatt_block_indexes": [0, 1]}}, {})
-    assert only_full.shallow("vision", 2)["vision_config"]["fullatt_block_indexes"] == [0, 1]
-
-
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(ConfigError) as caught:
         load_family("qwen2_5_omni", {}, {})

@@ -103,12 +103,3 @@ def test_the_window_follows_the_config_and_what_is_longer_can_be_refused():
     assert place(strict, 30.0) == place(RULES, 30.0)
     with pytest.raises(ValueError, match=r"audio of 30\.1 s exceeds the encoder's 30 s and audio_truncate is off"):
         place(strict, 30.1)
-
-
-def test_nothing_to_see():
-    for kind in ("image", "video"):
-        with pytest.raises(ValueError, match=f"qwen2_audio takes no {kind}"):
-            place(RULES, 1.0, kind)
-    with pytest.raises(ValueError, match="takes no video"):
-        RULES.frame_indices(8, 1.0)
-    assert RULES.max_level == 0
