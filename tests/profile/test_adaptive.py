@@ -92,20 +92,6 @@ def test_two_fifths_of_the_probes_come_close_to_all_of_a_grid():
     assert (chosen < 0.85 * fewer).all(), "as many probes without a choice are worse"
 
 
-def test_uncertainty_falls_and_is_about_the_error_that_is_made():
-    found, made = [], []
-    for seed in range(12):
-        shapes = random_batch(200, seed=seed)
-        machine = Machine(seed, 0.0, shape_frac=0.03, noise_frac=0.005)
-        rows, design = adaptive_rows(machine, shapes, LLM, seed, 12)
-        assert design.uncertainty_frac < design_of(shapes, LLM, seed)[0].uncertainty_frac / 5
-        held_out = [g.load for g in random_groups(shapes, LLM, 64, max_samples=12, seed=seed)]
-        machine.shape_frac, machine.deviations = 0.0, {}  # of the curve, not of single shapes
-        found.append(design.uncertainty_frac)
-        made.append(errors_at_full_depth(machine, rows, held_out)[0])
-    assert 0.3 < np.mean(made) / np.mean(found) < 1.2, "a median error lies below a root mean square"
-
-
 def test_no_group_twice_and_none_that_was_dropped():
     design, pool = design_of(random_batch(100, seed=0), LLM, 0)
     most = sorted(design.num_tokens)[len(pool) // 2]
@@ -117,14 +103,6 @@ def test_no_group_twice_and_none_that_was_dropped():
     assert sorted(taken) == [i for i, n in enumerate(design.num_tokens) if n < most]
     assert design.num_tokens[taken[0]] == min(design.num_tokens)
     assert design.first() is None
-
-
-def test_loads_that_are_all_alike_do_not_break_it():
-    design = Design(DEPTHS, [(ModuleLoad(1, 100, 10_000),) * 2] * 5, 4, [ModuleLoad(1, 100, 10_000)])
-    for _ in range(5):
-        design.take(design.next(), (1e-3, 2e-3), 0.0)
-    assert np.isfinite(design.uncertainty_frac)
-    assert design.next() is None
 
 
 def test_the_cheapest_groups_are_not_all_of_one_size():

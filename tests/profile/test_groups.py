@@ -36,21 +36,6 @@ def test_all_kinds_occur_and_load_and_items_are_those_of_the_samples(module):
         assert g.load.sum_sq_tokens == sum(t * t for t in tokens)
 
 
-def test_sorted_kinds_are_neighbours():
-    users = [s for s in random_batch(300, seed=0) if s.load("vision").num_items]
-    orders = {
-        "length_sorted": sorted(s.load("vision").num_tokens for s in users),
-        "tile_sorted": sorted(s.load("vision").num_tokens / s.load("vision").num_items for s in users),
-    }
-    for g in groups_of("vision"):
-        if g.kind not in orders:
-            continue
-        loads = [s.load("vision") for s in g.samples]
-        keys = [x.num_tokens if g.kind == "length_sorted" else x.num_tokens / x.num_items for x in loads]
-        order, size = orders[g.kind], len(keys)
-        assert any(order[start : start + size] == keys for start in range(len(order)))
-
-
 def test_the_seed_fixes_the_groups():
     shapes = random_batch(100, seed=1)
     assert groups_of(LLM, seed=3, shapes=shapes) == groups_of(LLM, seed=3, shapes=shapes)

@@ -9,7 +9,6 @@ from dflop.cost.fit import fit_cost_tables
 from dflop.errors import DataError
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group, probe_groups
-from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.profile.run import MIN_GROUPS, POOL_FACTOR, profile_model
 from dflop.records import LLM
@@ -129,9 +128,3 @@ def test_probing_ends_when_the_module_is_known_or_the_time_is_spent_but_a_fit_ha
 def test_an_empty_dataset_is_an_error_of_the_data():
     with pytest.raises(DataError, match="no sample"):
         profile([])
-
-
-def test_names_of_hardware_and_software():
-    kind, _, name = hardware_name("cpu").partition(": ")
-    assert (kind, bool(name)) == ("cpu", True)
-    assert software_name().startswith(f"torch {torch.__version__.partition('+')[0]}")

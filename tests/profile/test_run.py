@@ -10,7 +10,7 @@ import pytest
 
 from dflop.profile import probe as probe_module
 from dflop.profile.probe import ModuleProbe
-from dflop.profile.run import MIN_GROUPS, affordable_s
+from dflop.profile.run import MIN_GROUPS
 from tests.profile.test_probe import SETTINGS, profile
 from tests.train.synthetic import make_shapes
 
@@ -133,23 +133,6 @@ def test_large_groups_do_not_overrun_the_budget(monkeypatch, target_frac):
     assert clock.now <= 1.05 * budget_s
     assert clock.now >= 0.5 * budget_s, "what there is to spend is spent"
     assert len({r.num_tokens for r in rows}) >= 4
-
-
-def test_where_the_smallest_groups_overrun_it_a_fit_has_its_number(monkeypatch):
-    clock = Clock(monkeypatch)
-    rows = probe_llm(3, num_probes=18, max_samples=24, target_frac=1e-9, budget_s=1e-6)
-    assert len(rows) == len(DEPTHS) * MIN_GROUPS
-    tokens = sorted({r.num_tokens for r in rows})
-    clock.now = 0.0
-    pool = sorted({r.num_tokens for r in probe_llm(1, num_probes=72, max_samples=24)})
-    assert tokens[-1] <= pool[len(pool) // 4], "the cheapest ones"
-
-
-def test_a_group_is_left_what_others_need():
-    assert affordable_s(10.0, 0) == 5.0
-    assert affordable_s(10.0, MIN_GROUPS - 2) == 5.0
-    assert affordable_s(10.0, MIN_GROUPS - 1) == affordable_s(10.0, 100) == 10.0
-    assert affordable_s(-1.0, 0) == affordable_s(-1.0, 100) == 0.0
 
 
 def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):

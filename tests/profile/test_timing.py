@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from dflop.profile.timing import half_iqr, no_garbage_collection, optimizer_step_s, time_phases
+from dflop.profile.timing import no_garbage_collection, optimizer_step_s, time_phases
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,3 @@ def test_no_collection_inside_and_as_before_outside():
     with pytest.raises(MemoryError):
         fail_in_a_timed_phase()
     assert gc.isenabled()
-
-
-def test_one_outlier_does_not_move_the_spread():
-    assert half_iqr([1.0, 2.0, 3.0, 4.0, 5.0]) == half_iqr([1.0, 2.0, 3.0, 4.0, 500.0]) == 1.0
