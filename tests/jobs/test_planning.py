@@ -15,7 +15,7 @@ from dflop.cost.devices import A100
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
 from dflop.jobs.basis import PlanBasis, basis_of, planned_steps, scenario_batches
-from dflop.jobs.planning import plan_run, search_space
+from dflop.jobs.planning import plan_run
 from dflop.jobs.steps import GlobalBatches
 from dflop.parallel.topology import seats
 from dflop.plan.baselines.uniform import uniform_plans
@@ -90,20 +90,6 @@ def test_every_plan_that_the_planner_may_make_can_be_built(name):
         assert max(depths) == min(spec.max_pp, NUM_PROCESSES - 1)
 
 
-def test_features_behind_the_first_layers_keep_those_together():
-    llm = CASES["Qwen3-VL"].family.specs()[-1]
-    assert (llm.num_entry_layers, llm.num_layers, llm.max_pp) == (2, 4, 2)
-
-
-def test_a_run_may_use_what_its_configuration_allows(tmp_path):
-    assert search_space(make_config(tmp_path)) == SearchSpace()
-    narrow = make_config(
-        tmp_path, "plan.layouts=[inline]", "plan.recompute=[true]", "plan.shard_optimizer=false",
-        "plan.microbatch_choices=[2, 4]",
-    )  # fmt: skip
-    assert search_space(narrow) == SearchSpace(("inline",), None, (True,), False, (2, 4))
-
-
 def shape(index: int, num_tokens: int, weight: float = 1.0) -> SampleShape:
     return dataclasses.replace(make_sample(index, num_tokens), weight=weight)
 
@@ -141,13 +127,6 @@ def test_planning_again_is_for_what_is_left_of_the_stage_or_for_the_horizon(orde
     assert [planned_steps(near, step) for step in (10, 14)] == [(10, 4), (14, 2)]
     stages = (StageConfig(name="first", num_steps=12), StageConfig(name="second"))
     assert planned_steps(config.model_copy(update={"stages": stages}), 10) == (10, 2)
-
-
-def test_the_rest_of_an_epoch_says_little_about_a_step(tmp_path):
-    config = make_config(tmp_path, "plan.global_batch_size=8", "plan.num_scenarios=4", "train.num_steps=4")
-    shapes = [shape(i, 10) for i in range(25)]
-    assert [len(GlobalBatches(config, shapes).at(step)) for step in range(4)] == [8, 8, 8, 1]
-    assert [len(batch) for batch in scenario_batches(config, shapes, 0, 4)] == [8, 8, 8]
 
 
 def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_path):
