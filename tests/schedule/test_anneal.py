@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.schedule.anneal import ramp_profiles, score, search
+from dflop.schedule.anneal import score, search
 from dflop.schedule.linear import LinearStep
 from dflop.schedule.state import exact, make_task
 from dflop.simulate.events import OpGraph, simulate
@@ -123,12 +123,6 @@ def test_more_moves_find_a_shorter_step():
     assert values[0] > values[1] > values[2]
 
 
-def test_ramps_beat_equal_slots_where_the_pipeline_is_deep():
-    step = long_step()
-    flat, ramped = (makespan_slowly(step, search(step, [], num_profiles=n, num_moves=0)[0]) for n in (1, 81))
-    assert ramped < 0.97 * flat
-
-
 @given(st.lists(st.floats(0, 1e3, allow_subnormal=False), min_size=1, max_size=50), st.randoms())
 def test_exact_seconds_are_the_same_seconds_and_add_up_in_any_order(seconds, random):
     given_s = np.array(seconds)
@@ -146,13 +140,3 @@ def test_exact_seconds_are_the_same_seconds_and_add_up_in_any_order(seconds, ran
 def long_step() -> LinearStep:
     seconds = np.round(8 * np.random.default_rng(0).lognormal(0, 1, 64)) / 8 + 0.125
     return llm_step(seconds, np.ones(64, dtype=np.int64), num_slots=8, num_ranks=2, pp=4, fixed_s=0.125)
-
-
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 100))
-def test_profiles_are_flat_first_distinct_and_positive(num_slots, depth, most):
-    found = ramp_profiles(num_slots, depth, most)
-    assert len(found) <= most
-    assert (found[0] == 1).all()
-    assert (found > 0).all()
-    assert found.max() <= 1
-    assert len({row.tobytes() for row in found[1:]}) == len(found) - 1

@@ -11,11 +11,9 @@ from dflop.cost.model import has_edge
 from dflop.records import LLM, ModuleFactors
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.attribution import bucket_seconds
-from dflop.schedule.caps import plan_caps
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.schedule.levels import levelled
-from dflop.schedule.linear import linear_step
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
 from dflop.simulate.step import step_nodes
@@ -114,24 +112,6 @@ def test_plans_are_no_worse_than_arrival_and_score_as_predicted(case):
     assert quick == schedule(plan, batch, cost, policy="quick")
 
 
-@settings(max_examples=25, deadline=None)
-@given(cases())
-def test_the_search_sees_every_sample_corrected_and_fixed_costs_by_the_mean(case):
-    plan, batch, plain, factors = case
-    items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    caps = plan_caps(plan, items, compiled=True)
-    alike = {name: ModuleFactors(name, 2.0, f.edges, (2.0,) * (len(f.edges) + 1)) for name, f in factors.items()}
-    before, twice = (linear_step(plan, items, c, caps) for c in (plain, plain.with_corrections(alike)))
-    assert twice.chain_s == pytest.approx(2 * before.chain_s)
-    assert twice.slot_s == pytest.approx(2 * before.slot_s)
-    assert twice.fixed_s == pytest.approx(2 * before.fixed_s)
-    assert twice.forward_frac == pytest.approx(before.forward_frac)
-    step = linear_step(plan, items, plain.with_corrections(factors), caps)
-    if not plan.is_inline:
-        times = plain.with_corrections(factors).item_factors(LLM, items[LLM].num_tokens)
-        assert step.chain_s == pytest.approx(before.chain_s * times)
-
-
 def test_what_takes_longer_than_predicted_is_spread_out():
     """Long samples that take three times as long: levels alone would put as much of them on one rank as on another."""
     plan, batch = make_plan({LLM: 4}, num_microbatches=2), random_batch(64, encoders=(), seed=5)
@@ -158,14 +138,3 @@ def test_the_level_is_the_mean_factor_weighted_by_seconds():
     assert found.item_factors(LLM, [50, 150, 300]).tolist() == [1.0, 2.0, 4.0]
     assert found.corrections["vision"] == 1.5
     assert cost.level(LLM) == 9.0
-
-
-def test_modules_without_items_or_without_buckets_keep_their_level():
-    vision = ModuleFactors("vision", 1.25, (10,), (1.0, 2.0))
-    cost = make_cost("vision").with_corrections({LLM: ModuleFactors(LLM, 1.5), "vision": vision})
-    found = levelled(cost, [[make_sample(0, 50)]])
-    assert (found.level(LLM), found.level("vision")) == (1.5, 1.25)
-    alike = {LLM: ModuleFactors(LLM, 1.1, (100,), (1.1, 1.1))}
-    assert levelled(cost.with_corrections(alike), [random_batch(8)]).corrections == alike
-    with_media = levelled(cost, [random_batch(8, encoders=("vision",))])
-    assert 1.0 <= with_media.level("vision") <= 2.0

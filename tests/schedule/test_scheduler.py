@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.cost.model import CostModel
-from dflop.errors import ConfigError
 from dflop.records import LLM, ModuleLoad
 from dflop.schedule.pack import token_cap
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
-from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, make_table, random_batch
+from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches
 
 ENCODERS = ("vision", "audio")
@@ -110,13 +108,6 @@ def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them
     assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
 
 
-def test_a_module_with_a_stage_of_its_own_is_expected_to_take_what_it_does():
-    plan, batch, cost = make_plan({"vision": 2, LLM: 1}, llm_pp=2), random_batch(16), make_cost(*ENCODERS)
-    spans = predicted_spans(plan, schedule(plan, batch, cost), batch, cost)
-    assert stage_spans(plan, spans) == spans
-    assert all(set(share) <= {module} for (module, *_), share in stage_shares(plan, spans).items())
-
-
 def test_arrival_cuts_by_count():
     plan = make_plan({"vision": 2, LLM: 2}, num_microbatches=2)
     batch = [make_sample(i, 10, [("vision", 40)] * (i % 2)) for i in range(7)]
@@ -147,20 +138,3 @@ def test_contention_is_part_of_the_prediction():
     spans = predicted_spans(plan, contended, batch, cost)
     compute_s = sum(s.forward_s + s.backward_s for node in spans.values() for s in node)
     assert contended.predicted_step_s >= compute_s * (1 - 1e-9) > free.predicted_step_s
-
-
-def test_ranks_that_share_layers_compete_for_cores_like_any_others():
-    batch = random_batch(16, encoders=("vision",))
-    tables = [make_table(m, tp=tp, table_id=f"{m}-{tp}") for m in ("vision", LLM) for tp in (1, 2)]
-    cost = CostModel(tables)  # no faster at tp 2
-    alone, shared = make_inline_plan(2), make_inline_plan(2, tp=2)
-    assert shared.num_processes == 4
-    for concurrency, slower in ((4, 1.0), (2, 2.0), (1, 4.0)):
-        step_s = schedule(shared, batch, cost, concurrency, policy="arrival").predicted_step_s
-        alone_s = schedule(alone, batch, cost, policy="arrival").predicted_step_s
-        assert step_s == pytest.approx(slower * alone_s, rel=0.2)
-
-
-def test_unknown_policy_lists_the_valid_ones():
-    with pytest.raises(ConfigError, match="did you mean `balanced`"):
-        schedule(make_plan({LLM: 1}), random_batch(4, encoders=()), make_cost(), policy="balance")

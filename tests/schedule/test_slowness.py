@@ -112,14 +112,6 @@ def test_a_replica_half_as_fast_gets_about_half_as_much(pp, slots, policy):
     assert gain < 0.9
 
 
-def test_one_slow_stage_makes_its_replica_slow():
-    plan = make_plan({LLM: 2}, llm_pp=2, num_microbatches=6)
-    batch, cost = random_batch(96, encoders=(), seed=3), make_cost()
-    aware = schedule(plan, batch, cost, {(LLM, 0, 1): 2.0}, effort=Effort(max_simulations=4_000))
-    work = work_of_ranks(plan, aware, batch, cost, LLM)
-    assert 0.25 <= work[1] / work.sum() <= 0.45
-
-
 @pytest.mark.parametrize("policy", ["balanced", "quick"])
 @pytest.mark.parametrize("encoder_pp", [1, 2])
 def test_an_encoder_rank_half_as_fast_gets_about_half_as_much(encoder_pp, policy):
@@ -158,37 +150,7 @@ def test_the_lower_bound_holds_for_every_assignment_there_is(samples, slowness, 
     assert best <= found.step_s + 1e-9
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-def test_ranks_are_done_at_the_same_time(sync):
-    tokens = np.random.default_rng(1).lognormal(6, 0.8, 512).astype(np.int64)
-    slow = np.array([1.0, 1.0, 2.0, 1.25])
-    found = balance_ranks(
-        tokens * 1e-3, tokens, 4, cap_tokens=int(tokens.sum()), num_microbatches=4, sync=sync, slowness=slow
-    )
-    work = np.bincount(found.rank, tokens * 1e-3, 4)
-    assert work * slow == pytest.approx(found.step_s, rel=0.01)
-    assert found.step_s <= 1.01 * found.lower_bound_s
-
-
 @pytest.mark.parametrize("wrong", [np.ones(3), np.array([1.0, 0.0]), np.array([1.0, np.inf])])
 def test_slowness_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match="slowness"):
         balance_ranks(np.ones(4), np.ones(4, dtype=np.int64), 2, cap_tokens=10, slowness=wrong)
-
-
-def test_the_search_sees_speeds_of_encoder_ranks_and_of_every_chain_stage():
-    plan = make_plan({"vision": 3, LLM: 2}, llm_pp=2, encoder_pp=2)
-    batch, cost = random_batch(24, encoders=("vision",), seed=1), make_cost("vision")
-    slowness = {("vision", 0, 1): 2.0, (LLM, 0, 1): 3.0, (LLM, 1, 0): 1.5}
-    plain, slowed = (StepJob(plan, batch, cost, slowness=s).linear for s in (None, slowness))
-    first, last = plain.chain_s[plain.stage_kind[2:]]
-    assert slowed.chain_s == pytest.approx(np.stack([first, last]))
-    assert slowed.chain_slowness.tolist() == [[1.0, 3.0], [1.5, 1.0]]
-    scale = max(first.sum(), last.sum())
-    assert slowed.replica_slowness == pytest.approx(
-        [max(first.sum(), 1.5 * last.sum()) / scale, max(3.0 * first.sum(), last.sum()) / scale]
-    )
-    # Items go to ranks as 1 : 1/2 : 1, so that 2.5 ranks share them; the second stage waits for a fast rank.
-    for stage in range(2):
-        before, after = plain.slot_s[plain.stage_kind[stage]], slowed.slot_s[slowed.stage_kind[stage]]
-        assert after == pytest.approx(before * 3 / 2.5)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,28 +86,3 @@ def test_compiled_order_is_the_engines(num_microbatches, num_after):
     expected = [(a.microbatch, int(a.phase == "B")) for a in one_f_one_b(num_microbatches, num_after)]
     found = [action_at(i, num_microbatches, num_after) for i in range(2 * num_microbatches)]
     assert found == expected
-
-
-def test_delays_are_part_of_the_step():
-    plan = make_plan({"vision": 1, LLM: 1}, llm_pp=2, num_microbatches=2)
-    batch = random_batch(8, encoders=("vision",), seed=1)
-    items = {m: module_items(batch, m) for m in ("vision", LLM)}
-    nowhere = np.zeros(8, dtype=np.int64)
-    assignment = Assignment(
-        np.arange(8) % 2, nowhere, {"vision": np.zeros(len(items["vision"].sample), dtype=np.int64)}
-    )
-    slow = StepEvaluator(plan, items, cost_with_links(("vision",)))
-    fast = StepEvaluator(plan, items, make_cost("vision").extrapolating())
-    assert slow.step_s(assignment) > fast.step_s(assignment)
-
-
-def test_inline_plan_with_one_stage_adds_up():
-    plan = inline_plan(("vision", LLM), 1, 2, 3, [])
-    batch = random_batch(12, encoders=("vision",), seed=3)
-    items = {m: module_items(batch, m) for m in ("vision", LLM)}
-    rank = np.arange(12) % 2
-    assignment = Assignment(np.arange(12) % 3, rank, {"vision": rank[items["vision"].sample_of]})
-    work = StepEvaluator(plan, items, make_cost("vision").extrapolating()).work(assignment)
-    busy = (work.forward_s + work.backward_s).sum(axis=1)
-    judge = StepEvaluator(plan, items, make_cost("vision").extrapolating())
-    assert judge.step_s(assignment) == pytest.approx(busy.max())
