@@ -5,7 +5,6 @@ No package is needed for that; the browser is Debian's `chromium` (or any of `NA
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import queue
@@ -143,23 +142,10 @@ class Page:
         """Replaces the content of an input, key by key."""
         self.eval(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.focus(); e.select(); }})()")
         if not text:
-            self.press("Delete")
+            for kind in ("keyDown", "keyUp"):
+                self.call("Input.dispatchKeyEvent", type=kind, key="Delete", windowsVirtualKeyCode=46)
         for char in text:
             self.call("Input.dispatchKeyEvent", type="char", text=char)
-
-    def press(self, key: str) -> None:
-        """Presses a key, by the name that scripts see."""
-        codes = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Delete": 46}
-        code = {"windowsVirtualKeyCode": codes[key]} if key in codes else {"text": key}
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, **code)
-
-    def screenshot(self, path: Path) -> None:
-        """The whole document as a PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def said(self) -> list[str]:
         """Everything that the page has put on the console, and every exception that nobody caught."""

@@ -67,14 +67,3 @@ def test_microbatches_without_work_are_none() -> None:
     idle = replace(PAIR.arrival[0], ranks=tuple(replace(r, spans=()) for r in PAIR.arrival[0].ranks))
     found = {(e.stage, e.policy): e for e in evenness(replace(PAIR, arrival=(idle,)), PLAN)}
     assert math.isnan(found["llm pp0", "arrival"].max_over_mean)
-
-
-def test_of_a_module_in_several_stages_the_busiest_is_shown(run) -> None:
-    summary, _ = run
-    assert summary.comparison is not None
-    pair = summary.comparison.typical_pair()
-    assert pair is not None
-    stages = [e.stage for e in evenness(pair, summary.plan)]
-    assert len(stages) == 6
-    assert {stage.split()[0] for stage in stages} == {"vision", "audio", "llm"}
-    assert evenness_table([], summary.plan).rows == ()

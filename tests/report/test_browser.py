@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium is installed (apt-get install chromium)"),
     pytest.mark.timeout(300),
 ]
-WIDTHS = (1280, pytest.param(390, marks=pytest.mark.lane("browser")))
 PAPER = 718
 """A4 between its margins, px."""
 OTHER_LOOKS = (("light", 390), ("dark", 1280), ("dark", 390), ("print", PAPER))
@@ -89,9 +88,8 @@ def test_nothing_is_loaded_said_or_cut_off(browser: Browser, document: Path, loo
         assert page.eval(OVERFLOWING) == []
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_without_scripts_everything_is_there(browser: Browser, report: Path, width: int) -> None:
-    with opened(browser, report, width=width, scripts=False) as page:
+def test_without_scripts_everything_is_there(browser: Browser, report: Path) -> None:
+    with opened(browser, report, scripts=False) as page:
         assert page.requests() == [report.absolute().as_uri()]
         # Five processes, four microbatches, two directions, measured and predicted, under both policies.
         assert page.eval("document.querySelectorAll('.drawing rect').length") >= 5 * 4 * 2 * 2 * 2
@@ -109,12 +107,6 @@ def test_a_foreign_script_does_not_run(browser: Browser, report: Path, tmp_path:
     with opened(browser, changed) as page:
         assert page.eval("document.title") != "taken"
         assert any("Content Security Policy" in line or "ContentSecurityPolicy" in line for line in page.said())
-
-
-def test_columns_of_a_comparison_are_all_in_sight_on_a_desktop(browser: Browser, compared: Path) -> None:
-    with opened(browser, compared) as page:
-        hidden = "[...document.querySelectorAll('.scroll:not(.wide)')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
-        assert page.eval(f"{hidden}.length") == 0
 
 
 # The calculator ---------------------------------------------------------------------------------------------------
@@ -137,31 +129,14 @@ def assert_computes(page: Page) -> None:
 
 def test_the_calculator_computes_what_python_does(page: Page) -> None:
     assert_computes(page)
-    before = page.eval(OUTPUTS)
     for name, text in (
         ("num_gpus", "512"), ("num_steps", "250000"), ("step_s", "3.75"), ("usd_per_gpu_hour", "1.99"),
         ("speedup", "1.375"), ("speedup_low", "1.25"), ("speedup_high", "1.5"), ("once_gpu_hours", "120.5"),
+        ("speedup", "0.8"), ("step_s", ""), ("num_gpus", "-4"),
     ):  # fmt: skip
         page.type(f"#calculator input[name={name}]", text)
         assert page.eval(INPUTS)[name] == text
         assert_computes(page)
-    assert page.eval(OUTPUTS)["saved_usd"] != before["saved_usd"]
-
-
-def test_what_makes_no_sense_makes_no_number_and_a_reset_brings_back_what_the_run_measured(page: Page) -> None:
-    given, before = page.eval(INPUTS), page.eval(OUTPUTS)
-    for name, text, told in (("speedup", "0.8", "never"), ("step_s", "", "-"), ("num_gpus", "-4", "-")):
-        field = f"#calculator input[name={name}]"
-        page.type(field, text)
-        assert_computes(page)
-        assert page.eval(OUTPUTS)["break_even_steps"][1] == told
-        assert page.eval(f"document.querySelector('{field}').getAttribute('aria-invalid')") == str(text == "-4").lower()
-        page.type(field, given[name])
-    page.type("#calculator input[name=step_s]", "99")
-    assert page.eval(OUTPUTS) != before
-    page.click(*page.middle("#calculator button[type=reset]"))
-    page.eval("new Promise((done) => setTimeout(done, 50))")
-    assert page.eval(OUTPUTS) == before
 
 
 # The timeline -----------------------------------------------------------------------------------------------------
@@ -211,72 +186,3 @@ def test_pointing_at_a_bar_tells_microbatch_shapes_prediction_and_measurement(pa
     assert HOSTILE in told(page)
     assert "LLM tokens" in told(page)
     assert page.eval("document.querySelectorAll('#timeline-card script').length") == 0
-
-    # What was predicted tells the same.
-    number = bar_of(known, "4: llm pp1 dp0", "backward")
-    page.move(*page.middle(f"rect.p[data-bar='{number}']"))
-    assert "backward of microbatch" in told(page)
-
-
-def test_zoom_makes_the_drawing_wider_inside_its_box(page: Page) -> None:
-    width = "document.querySelector('.drawing').getBoundingClientRect().width"
-    shown = "document.querySelectorAll('.drawing text.n:not(.hidden)').length"
-    ticks = "document.querySelectorAll('.drawing .axis text').length"
-    before = page.eval(width), page.eval(shown), page.eval(ticks)
-    for _ in range(3):
-        page.click(*page.middle(".buttons button[data-zoom=in]"))
-    assert page.eval(width) == pytest.approx(8 * before[0], rel=0.01)
-    assert page.eval(shown) >= before[1]
-    assert page.eval(ticks) > before[2]
-    assert page.eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    page.click(*page.middle(".buttons button[data-zoom=out]"))
-    assert page.eval(width) == pytest.approx(4 * before[0], rel=0.01)
-    page.click(*page.middle(".buttons button[data-zoom=whole]"))
-    assert page.eval(width) == pytest.approx(before[0], rel=0.01)
-
-
-def test_the_wheel_zooms_with_control_and_what_is_under_the_pointer_stays(page: Page) -> None:
-    number = bar_of(data(page), "3: llm pp0 dp0", "forward")
-    x, y = page.middle(f"rect[data-bar='{number}']:not(.p)")
-    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-400, modifiers=2)
-    page.eval("new Promise((done) => setTimeout(done, 100))")
-    assert page.eval("Number(document.getElementById('timeline-figure').dataset.zoom)") == pytest.approx(4, rel=0.01)
-    under = page.eval(f"document.elementFromPoint({x}, {y}).dataset.bar")
-    assert under == str(number)
-
-
-def test_keys_go_from_bar_to_bar(page: Page) -> None:
-    page.eval("document.querySelector('.gantt .scroll').focus()")
-    page.press("ArrowRight")
-    first = told(page)
-    assert "data-blind, 0: vision pp0 dp0" in first
-    page.press("ArrowRight")
-    assert told(page) != first
-    page.press("ArrowDown")
-    assert "data-blind, 1: vision pp0 dp1" in told(page)
-    page.press("ArrowUp")
-    assert "data-blind, 0: vision pp0 dp0" in told(page)
-    page.press("+")
-    assert page.eval("Number(document.getElementById('timeline-figure').dataset.zoom)") == 2
-
-
-def test_what_is_folded_is_open_on_paper(page: Page) -> None:
-    closed = "document.querySelectorAll('details:not([open])').length"
-    before = page.eval(closed)
-    assert before > 0
-    page.eval("window.dispatchEvent(new Event('beforeprint'))")
-    assert page.eval(closed) == 0
-    page.eval("window.dispatchEvent(new Event('afterprint'))")
-    assert page.eval(closed) == before
-
-
-@pytest.mark.lane("browser")
-def test_a_tap_on_a_phone_tells_the_same(browser: Browser, report: Path) -> None:
-    with opened(browser, report, width=390) as page:
-        number = bar_of(data(page), "3: llm pp0 dp0", "forward")
-        x, y = page.middle(f"rect[data-bar='{number}']:not(.p)")
-        for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
-            page.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
-        page.eval("new Promise((done) => setTimeout(done, 400))")
-        assert "forward of microbatch" in told(page)
-        assert page.said() == []

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from dflop.report.calculator import make_calculator
 from dflop.report.comparison_page import ComparisonPage, Drawing, render_comparison, split_table
-from dflop.report.suite_plots import Panel, Series, bars_svg, competitors_svg, line_svg
+from dflop.report.suite_plots import Series, bars_svg, competitors_svg
 from dflop.report.worth import WorthInputs
 from tests.report.runs import HOSTILE
 from tests.report.test_html import Page
@@ -64,26 +62,3 @@ def test_a_split_table_keeps_what_a_row_is_about() -> None:
     assert second.header == ("model", "data", "idle")
     assert second.rows[1] == (HOSTILE, "heavy", "11 %")
     assert second.text_columns == {"model", "data"}
-
-
-def test_without_a_calculator_there_is_none() -> None:
-    page = Page(render_comparison(comparison(calculator=None)))
-    assert "calculator" not in page.ids
-    assert "worth" not in page.ids
-
-
-@pytest.mark.parametrize("nan_interval", [False, True])
-def test_bars_of_competitors_have_their_numbers_and_the_bound(nan_interval: bool) -> None:
-    nan = float("nan")
-    rows = [("uniform, tuned", 1.0, nan, nan), ("dflop", 1.5, nan if nan_interval else 1.4, 1.6)]
-    svg = competitors_svg("rows", "rows", rows, 1.9)
-    for text in ("1.00x", "1.50x", "bound 1.90x", "uniform, tuned"):
-        assert f">{text}<" in svg
-
-
-def test_a_line_of_a_sweep_has_its_axes() -> None:
-    panel = Panel("title", "nodes", (1.0, 2.0), "times as fast", (Series("dflop", (1.0, 2.0), (0.9, 1.8), (1.1, 2.2)),))
-    svg = line_svg("line", panel)
-    assert ">nodes<" in svg
-    assert ">times as fast<" in svg
-    assert "style=" not in svg

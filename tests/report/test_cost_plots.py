@@ -5,10 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
-from PIL import Image
 
-from dflop.errors import ConfigError
 from dflop.records import CostTable, Measurement
 from dflop.report import cost_plots
 from dflop.report.cost_plots import COLUMNS, RESIDUAL_COLUMNS, Fitted, fitted, residual_rows, save_cost_plots
@@ -53,9 +50,7 @@ def test_residuals_are_those_of_the_probes() -> None:
 
 def test_curves_and_residuals_are_drawn(tmp_path: Path) -> None:
     table = make_table("llm")
-    save_cost_plots([Fitted(table, tuple(probes(table)))], tmp_path / "cost.png", "a model on a machine")
-    assert 0.005 < (np.asarray(Image.open(tmp_path / "cost.png").convert("L")) < 250).mean() < 0.5
-    save_cost_plots([Fitted(table, ())], tmp_path / "cost.svg", "analytic: nothing was measured")
-    assert ET.parse(tmp_path / "cost.svg").getroot().tag.endswith("svg")
-    with pytest.raises(ConfigError, match=r"cannot draw a `\.gif` file"):
-        save_cost_plots([], tmp_path / "x.gif", "")
+    for name, measured in (("probed", tuple(probes(table))), ("analytic", ())):
+        path = tmp_path / f"{name}.svg"
+        save_cost_plots([Fitted(table, measured)], path, "a model on a machine")
+        assert ET.parse(path).getroot().tag.endswith("svg")

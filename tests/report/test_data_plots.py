@@ -39,37 +39,20 @@ def test_bars_hold_every_sample_once() -> None:
     assert any(line.startswith("vision: 200 samples") for line in lines)
 
 
-def test_the_square_is_dark_where_the_samples_are() -> None:
-    tokens = np.array([16] * 50 + [4096])
-    lines = shown(Profile("t", ["video"] * 51, {"vision": tokens, "llm": tokens}, np.ones(51)))
-    square = [line.split("│")[1] for line in lines if "│" in line]
-    assert square[-1].startswith("██")
-    assert square[0].rstrip()[-1] == "░"
-
-
 def test_bars_are_as_long_as_the_mixture_draws() -> None:
     llm = np.array([100] * 4 + [1000])
     lines = shown(Profile("t", ["text"] * 5, {"llm": llm}, np.array([0.25] * 4 + [4.0])))
     assert [line.split()[-1] for line in lines if " - " in line] == ["1", "0", "0", "4"]
 
 
-@pytest.mark.parametrize(
-    ("name", "drawn"),
-    [
-        ("llm.svg", profile()),
-        ("two.png", profile(300, "vision")),
-        ("three.svg", profile(9, "audio", "vision")),
-        ("none.png", profile(0, "vision")),
-    ],
-)
+@pytest.mark.parametrize(("name", "drawn"), [("three.svg", profile(9, "audio", "vision")), ("none.png", profile(0))])
 def test_files_are_drawn_whatever_there_is(name: str, drawn: Profile, tmp_path: Path) -> None:
     path = tmp_path / name
     save_plots(drawn, path)
     if path.suffix == ".svg":
         assert ET.parse(path).getroot().tag.endswith("svg")
     else:
-        pixels = np.asarray(Image.open(path).convert("L"))
-        assert 0.005 < (pixels < 250).mean() < 0.5
+        assert np.asarray(Image.open(path)).size
     shown(drawn)
     with pytest.raises(ConfigError, match=r"cannot draw a `\.docx` file"):
         save_plots(drawn, tmp_path / "x.docx")

@@ -44,12 +44,6 @@ def test_a_log_gets_whole_lines(found: Explanation) -> None:
     assert f"{len(found.plans) - MAX_CANDIDATES} more" in text
 
 
-def test_a_terminal_gets_lines_that_fit_and_all_of_the_paragraph(found: Explanation) -> None:
-    text = printed(found, width=100, force_terminal=True, no_color=True, color_system=None)
-    assert max(map(len, text.splitlines())) <= 100
-    assert " ".join(paragraph(found).split()) in " ".join(text.split())
-
-
 def test_it_says_that_it_is_simulated_and_where_costs_come_from(found: Explanation) -> None:
     last = printed(found).splitlines()[-1]
     assert last.startswith(f"Simulated; costs {SOURCE} (")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dflop.records import LLM
-from dflop.report import gantt, timeline
+from dflop.report import gantt
 from dflop.report.compare import BatchPair
 from dflop.report.details import RunDetails
-from dflop.report.gantt import draw_gantt, item_text, tick_every_s, tick_text
+from dflop.report.gantt import draw_gantt
 from dflop.report.plots import MAX_LANES
 from dflop.report.steps import MeasuredStep
 from dflop.report.summary import RunSummary
 from dflop.report.timeline import Timeline, batch_timeline
-from tests.builders import make_inline_plan, make_plan, make_sample
+from tests.builders import make_plan
 from tests.report.runs import make_span, observe
 
 Drawn = tuple[ET.Element, ET.Element, dict[str, Any]]
@@ -96,41 +95,6 @@ def test_bars_lie_where_their_spans_ran(found: Timeline, drawn: Drawn) -> None:
         assert name in {one.name for track in found.tracks if track.policy == policy for one in track.lanes}
 
 
-def test_what_was_predicted_lies_below_the_bar_it_is_of(found: Timeline, drawn: Drawn) -> None:
-    _, drawing, data = drawn
-    thin = [r for r in drawing.iter("rect") if "p" in (r.get("class") or "").split()]
-    assert len(thin) == sum(len(lane.predicted) for track in found.tracks for lane in track.lanes) > 50
-    tops = {int(r.get("data-bar", "")): float(r.get("y", "")) for r in drawing.iter("rect") if r not in thin}
-    for rect in thin:
-        number = int(rect.get("data-bar", ""))
-        assert float(rect.get("y", "")) == tops[number] + gantt.BAR_PX + 1
-        assert data["kinds"][data["bars"][number][1]][0] == (rect.get("class") or "").split()[1]
-
-
-def test_samples_are_told_with_their_sizes(found: Timeline, drawn: Drawn) -> None:
-    data = drawn[2]
-    assert len(data["samples"]) == 16
-    for told, shape in zip(data["samples"], found.samples, strict=True):
-        assert shape is not None
-        assert told[:5] == [
-            shape.sample_id, shape.sample_index, shape.num_text_tokens, shape.num_supervised_tokens,
-            shape.num_llm_tokens,
-        ]  # fmt: skip
-        assert [item[2] for item in told[5]] == [item.num_tokens for item in shape.items]
-
-
-def test_lanes_are_level_with_their_names_and_numbers_of_narrow_bars_are_hidden(drawn: Drawn) -> None:
-    names, drawing, _ = drawn
-    assert names.get("height") == drawing.get("height")
-    assert len(list(names)) == 10
-    assert max(float(r.get("y", "")) for r in drawing.iter("rect")) < float(drawing.get("height", ""))
-    labels = [t for t in drawing.iter("text") if "n" in (t.get("class") or "").split()]
-    for label in labels:
-        fits = float(label.get("data-share", "")) * gantt.SHOWN_PX >= gantt.LABEL_PX
-        assert ("hidden" in (label.get("class") or "").split()) != fits
-    assert labels
-
-
 def pair_of(num_ranks: int, plan_module: str = LLM) -> BatchPair:
     ranks = tuple(observe(0, r, module=plan_module, spans=[make_span(0, 0.1, 0.2)]) for r in range(num_ranks))
     return BatchPair((0,), (MeasuredStep(0, "arrival", ranks),), (MeasuredStep(1, "balanced", ranks[:3]),))
@@ -144,36 +108,9 @@ def test_of_many_ranks_some_are_shown_and_that_is_said() -> None:
     assert f"{MAX_LANES}: $x<& pp0 dp0" not in names
 
 
-def test_with_many_microbatches_fewer_lanes_are_drawn() -> None:
-    plan = make_plan({LLM: 1}, num_microbatches=512)
-    assert len(batch_timeline(pair_of(9), plan).tracks[0].lanes) == max(1, timeline.MAX_BARS // (8 * 512))
-
-
 def test_without_predictions_and_shapes_the_timeline_is_there_and_says_so() -> None:
     found = batch_timeline(pair_of(2), make_plan({LLM: 1}))
     assert found.samples == (None,)
     made = draw_gantt(found)
     assert "no predictions are known" in made.note
     assert json.loads(made.data)["samples"] == [None]
-
-
-def test_lanes_of_a_chain_are_stages_of_no_module() -> None:
-    ranks = tuple(observe(0, r, stage=r, spans=[make_span(0, 0.1, 0.2)]) for r in range(2))
-    pair = BatchPair((0,), (MeasuredStep(0, "arrival", ranks),), (MeasuredStep(1, "balanced", ranks),))
-    tracks = batch_timeline(pair, make_inline_plan(1, pp=2)).tracks
-    assert [lane.name for lane in tracks[0].lanes] == ["0: stage 0 dp0", "1: stage 1 dp0"]
-
-
-@pytest.mark.parametrize(("least_s", "every_s"), [(0.003, 0.005), (0.02, 0.02), (0.11, 0.2), (7.0, 10.0), (0.0, 1.0)])
-def test_ticks_are_round(least_s: float, every_s: float) -> None:
-    assert tick_every_s(least_s) == pytest.approx(every_s)
-    assert (tick_text(0.25), tick_text(0), tick_text(12.5)) == ("250 ms", "0 ms", "12.5 s")
-
-
-def test_items_are_told_by_what_their_header_said() -> None:
-    (image,) = make_sample(0, 5, [("vision", 20)]).items
-    assert item_text(replace(image, width_px=640, height_px=480)) == "image 640 x 480 px"
-    video = replace(image, kind="video", width_px=64, height_px=48, num_frames=32, duration_s=3.2)
-    assert item_text(video) == "video 64 x 48 px, 32 frames, 3.20 s"
-    audio = replace(image, kind="audio", width_px=0, height_px=0, num_frames=0, duration_s=2.0)
-    assert item_text(audio) == "audio 2.00 s"

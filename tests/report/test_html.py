@@ -101,13 +101,6 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str) -> None
     assert page.text.index("Corrections learnt") < page.text.index("0:01:15") < page.text.index("30 % slower")
 
 
-def test_predictions_from_data_sheets_are_marked(plain: str) -> None:
-    chip = '<span class="how analytic">analytic</span>'
-    assert chip not in plain
-    sheets = RunDetails(cost_sources=(("llm tp1", "analytic"),))
-    assert chip in render_report(realistic(compare=False), sheets)
-
-
 def test_the_policy_allows_the_page_and_nothing_else(full: str) -> None:
     policy = unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', full)[1])
     assert "default-src 'none'" in policy

@@ -16,25 +16,6 @@ from tests.report.runs import HOSTILE
 ROOT = "<svg>{}</svg>"
 
 
-def test_properties_become_attributes_and_fonts_are_the_pages() -> None:
-    text = ROOT.format(
-        '<path style="fill: #ff0000; stroke-width: 0.8"/><text style="font: 9px \'DejaVu Sans\', sans-serif; '
-        'text-anchor: middle">style="fill: red"</text><g style="font-size: 8px; font-family: \'A &amp; B\'"/>'
-    )
-    path, words, group = ET.fromstring(without_styles(text))
-    assert path.attrib == {"fill": "#ff0000", "stroke-width": "0.8"}
-    assert words.attrib == {"font-size": "9px", "text-anchor": "middle"}
-    assert words.text == 'style="fill: red"', "what is written is not markup"
-    assert group.attrib == {"font-size": "8px"}
-
-
-def test_the_sheet_of_a_drawing_does_not_reach_the_page() -> None:
-    sheet = '<defs>\n<style type="text/css">*{stroke-linejoin: round; stroke-linecap: butt}</style>\n</defs>'
-    root = ET.fromstring(without_styles(ROOT.format(sheet + "<g/>")))
-    assert root.attrib == {"stroke-linejoin": "round", "stroke-linecap": "butt"}
-    assert [child.tag for child in root] == ["g"]
-
-
 def test_what_no_attribute_can_say_is_refused() -> None:
     with pytest.raises(ValueError, match="mix-blend-mode: multiply"):
         without_styles(ROOT.format('<g style="mix-blend-mode: multiply"/>'))

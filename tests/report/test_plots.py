@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from dflop.report import plots
-from dflop.report.steps import MeasuredStep
-from tests.report.runs import observe, realistic
+from tests.report.runs import realistic
 
 
 def render() -> dict[str, str]:
@@ -21,10 +19,6 @@ def svgs() -> dict[str, str]:
     return render()
 
 
-def texts(svg: str) -> list[str]:
-    return [node.text or "" for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-
-
 def test_svg_is_valid_deterministic_and_has_no_date(svgs: dict[str, str]) -> None:
     assert render() == svgs
     for svg in svgs.values():
@@ -32,12 +26,8 @@ def test_svg_is_valid_deterministic_and_has_no_date(svgs: dict[str, str]) -> Non
         assert root.tag.endswith("svg")
         assert root.get("aria-label")
         assert root.get("viewBox")
-        assert int(root.get("width")) == pytest.approx(96 * 5.2, abs=1), "an inch is 96 px, unless the page is narrower"
-        assert root.get("height") is None, "it follows from the width"
         assert "metadata" not in svg
         assert plots.INK not in svg
-    assert {"loss (nats per token)", "optimizer step"} <= set(texts(svgs["loss"]))
-    assert "time per step (ms), median" in texts(svgs["bars"])
 
 
 def test_ids_of_several_plots_do_not_collide_and_every_reference_resolves(svgs: dict[str, str]) -> None:
@@ -51,8 +41,3 @@ def test_ids_of_several_plots_do_not_collide_and_every_reference_resolves(svgs: 
                 target = (value or "").removeprefix("url(").removesuffix(")").removeprefix("#")
                 assert not target or target in own
     assert len(ids) == len(set(ids))
-
-
-def test_a_diverged_loss_still_has_a_plot() -> None:
-    steps = [MeasuredStep(t, "balanced", (observe(t, loss=5.0 if t < 3 else math.nan),)) for t in range(6)]
-    ET.fromstring(plots.loss_curve(steps))

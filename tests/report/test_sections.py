@@ -11,15 +11,13 @@ from dflop.report.sections import (
     median_mfu,
     memory_rows,
     memory_table,
-    plan_facts,
-    reproduction,
     run_calculator,
     run_facts,
     slow_rank_table,
 )
 from dflop.report.summary import summarise
-from tests.builders import make_cluster, make_inline_plan, make_plan, make_rank_factor
-from tests.report.runs import CUDA, make_run, observe, realistic
+from tests.builders import make_cluster, make_plan, make_rank_factor
+from tests.report.runs import CUDA, make_run, observe
 
 
 def peak(rank: int, module: str, peak_bytes: int, *, attempt: int = 1, stage: int = 0, kind: str = "allocated"):
@@ -39,15 +37,6 @@ def test_facts_of_a_run(run) -> None:
     assert median_mfu(summary, details) == pytest.approx((found[11] + found[12]) / 2)
     unknown = replace(details, flops=tuple(replace(f, peak_flops_per_s=math.nan) for f in details.flops))
     assert math.isnan(median_mfu(summary, unknown))
-
-
-def test_why_the_plan_and_where_its_costs_come_from(run) -> None:
-    facts = dict(plan_facts(*run))
-    assert facts["layers"] == "vision pp0: vision 4; audio pp0: audio 4; llm pp0: llm 2; llm pp1: llm 2"
-    assert facts["why"] == "fastest of 38 layouts"
-    assert facts["costs"] == "vision tp1 measured, audio tp1 measured, llm tp1 measured"
-    inline = replace(run[0], plan=make_inline_plan(1, pp=2, modules=("vision", LLM)))
-    assert dict(plan_facts(inline, RunDetails()))["layers"] == "stage 0: vision 4; stage 1: llm 4"
 
 
 def test_memory_of_a_stage_is_that_of_its_fullest_rank_in_the_last_start() -> None:
@@ -102,12 +91,3 @@ def test_without_a_comparison_it_begins_with_what_was_simulated() -> None:
     assert {f.name for f in run_calculator(nothing, RunDetails()).fields if not f.value} == {
         "step_s", "speedup", "speedup_low", "speedup_high",
     }  # fmt: skip
-
-
-def test_what_is_needed_to_reproduce(run) -> None:
-    facts = dict(reproduction(*run))
-    assert facts["code revision"] == "abc123"
-    assert facts["read by train"] == (
-        "snapshot 3, revision rev; data profile data, model profile model; cost tables llm-tp1"
-    )
-    assert "read by train" not in dict(reproduction(realistic(), RunDetails()))

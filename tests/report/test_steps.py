@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from dflop.report.steps import measured_steps
@@ -35,7 +33,3 @@ def test_throughput_counts_the_tokens_of_every_data_parallel_rank_once() -> None
         observe(0, 4, spans=spans, stage=1),
     ]
     assert measured_steps(seen)[0].llm_tokens_per_s == pytest.approx(2 * 100 / 2.0)
-
-
-def test_throughput_is_unknown_without_token_counts() -> None:
-    assert math.isnan(measured_steps([observe(0, spans=[make_span(0, 0.1, 0.2)])])[0].llm_tokens_per_s)

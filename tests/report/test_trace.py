@@ -136,30 +136,6 @@ def test_arrows_lead_from_what_sent_to_what_waited(split: list[TracedStep]) -> N
     assert {pair[:2] for pair in found} <= {(r, 3) for r in (0, 1, 2)} | {(3, r) for r in (0, 1, 2)} | {(3, 4), (4, 3)}
 
 
-def test_steps_that_ran_faster_than_predicted_do_not_overlap_in_a_track(split: list[TracedStep]) -> None:
-    fast = []
-    at_s = 1.7e9
-    for step in split:
-        ranks = tuple(
-            replace(
-                r, step_s=r.step_s / 3, busy_s=r.busy_s / 3, reduce_s=r.reduce_s / 3, optimizer_s=r.optimizer_s / 3,
-                data_wait_s=0.0, observed_at_s=at_s + r.step_s / 3,
-                spans=tuple(
-                    replace(s, forward_start_s=s.forward_start_s / 3, forward_s=s.forward_s / 3,
-                            backward_start_s=s.backward_start_s / 3, backward_s=s.backward_s / 3) for s in r.spans
-                ),
-            )
-            for r in step.measured.ranks
-        )  # fmt: skip
-        fast.append(replace(step, measured=replace(step.measured, ranks=ranks), spans=()))
-        at_s += ranks[0].step_s
-    trace = chrome_trace("run", fast)
-    assert problems_of(trace) == []
-    assert {e["tid"] for e in trace["traceEvents"] if e.get("cat") == "predicted"} > {PREDICTED}
-    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert {"measured", "predicted (simulated)", "predicted (simulated), overlapping"} <= names
-
-
 def shifted(step: TracedStep, by_s: float, of_ranks: Container[int] = range(99)) -> TracedStep:
     """A step as seen by ranks whose clocks are wrong."""
     ranks = step.measured.ranks
@@ -185,11 +161,3 @@ def test_without_a_plan_or_predictions_what_was_measured_is_there(split: list[Tr
         assert slices(trace, MEASURED)
         assert not slices(trace, PREDICTED)
     assert chrome_trace("run", [])["traceEvents"] == []
-
-
-def test_another_plan_in_the_midst_is_told_by_name(split: list[TracedStep]) -> None:
-    before, after = split[:1], traced(PLANS["deep encoder"], 2)[1:]
-    trace = chrome_trace("run", [*before, *(shifted(step, 60.0) for step in after)])
-    assert problems_of(trace) == []
-    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
-    assert names[3] == "rank 2: audio pp0 dp0, then vision pp1 dp0"

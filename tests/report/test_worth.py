@@ -9,7 +9,7 @@ import pytest
 
 from dflop.records import JobRecord
 from dflop.report.calculator import make_calculator
-from dflop.report.worth import WorthInputs, amount, duration, once_gpu_hours, worth
+from dflop.report.worth import WorthInputs, once_gpu_hours, worth
 
 GIVEN = WorthInputs(
     num_gpus=8, num_steps=1000, step_s=3.6, speedup=1.25, speedup_low=1.2, speedup_high=1.5, usd_per_gpu_hour=2.0,
@@ -69,22 +69,6 @@ def test_spent_once_is_all_but_training_and_comparing() -> None:
     assert once_gpu_hours([]) == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.01234, "0.0123"), (1.234, "1.23"), (12.34, "12.3"), (1234.4, "1,234"), (-2.5, "-2.50"), (math.nan, "-"),
-     (math.inf, "never")],
-)  # fmt: skip
-def test_amounts_have_three_digits_or_four(value: float, text: str) -> None:
-    assert amount(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value_s", "text"), [(45.0, "45.0 s"), (5400.0, "1.50 h"), (180_000.0, "2.08 days"), (-5400.0, "-1.50 h")]
-)
-def test_durations(value_s: float, text: str) -> None:
-    assert duration(value_s) == text
-
-
 def test_a_calculator_computes_with_what_its_fields_show() -> None:
     found = make_calculator(replace(GIVEN, step_s=1 / 3, speedup_low=math.nan), {"step_s": "measured"})
     fields = {field.name: field for field in found.fields}
@@ -96,9 +80,3 @@ def test_a_calculator_computes_with_what_its_fields_show() -> None:
     assert outputs["saved_low_gpu_hours"].text == "-"
     assert outputs["saved_frac"].text == "20.0 %"
     assert outputs["saved_usd"].unit == "USD"
-
-
-def test_without_gpus_hours_are_of_processes() -> None:
-    found = make_calculator(GIVEN, {}, "process")
-    assert {output.unit for output in found.outputs} == {"process-hours", "USD", "steps", ""}
-    assert found.fields[0].label == "processes"
