@@ -19,15 +19,14 @@ T = TypeVar("T", str, bytes)
 
 TEXTS = st.text(max_size=12) | st.sampled_from((
     "", " ", "\0", "a\0b", "a\nb", "a\r\nb", "\x85", "\u2028", "\ud800", "x\udcff", "..", "../../etc/passwd", "/",
-    "/dev/null", "~", ".", "-", "--help", "-1", "0", "1e999", "nan", "inf", "1_000", "0x10", "٣", "true", "null", "*",
-    "{a,b}", "{1..9}", "%s%n", "{}", "{{ 7 * 7 }}", "{% for %}", "$HOME", "`id`", "$(id)", "'", '"', "a'b\"c", "\\",
-    "a|b|c", "[red]x[/red]", "[/]", "<script>alert(1)</script>", "</script>", "<!--", "]]>", "&amp;", "\x1b[31m",
-    "\u202eabc", "<image>", "<|im_end|>", "http://a/b", "file:///etc/passwd", "data:,", "x" * 300, "é" * 200,
+    "~", ".", "-", "--help", "-1", "0", "1e999", "nan", "1_000", "0x10", "٣", "true", "null", "*", "{a,b}", "{1..9}",
+    "%s%n", "{{ 7 * 7 }}", "{% for %}", "$(id)", "'", '"', "\\", "a|b|c", "[red]x[/red]", "<script>alert(1)</script>",
+    "</script>", "&amp;", "\x1b[31m", "\u202eabc", "<image>", "<|im_end|>", "http://a/b", "x" * 300, "é" * 200,
     "a/" * 300, "9" * 400, "x" * 5000,
 ))  # fmt: skip
 """Text that something reads as more than text."""
 INTEGERS = st.integers(-3, 10) | st.sampled_from(
-    (2**15, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**18, 10**30, 10**400)
+    (2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**18, 10**400)
 )
 FLOATS = st.floats() | st.sampled_from((0.5, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf))
 SCALARS = st.one_of(st.none(), st.booleans(), INTEGERS, FLOATS, TEXTS)

@@ -26,8 +26,7 @@ from dflop.cli.common import check_value
 from dflop.config import load_config
 from dflop.data.profile import profile_shard, profile_sizes_shard
 from dflop.data.tokens import ChatTokenizer
-from dflop.errors import ConfigError, StoreError, path_problem
-from dflop.launch.answers import epoch_s, expand
+from dflop.errors import ConfigError, StoreError
 from dflop.models import load_family
 from dflop.records import from_dict, parse_json
 from dflop.store import settings
@@ -164,7 +163,7 @@ def test_lists_of_different_lengths_and_media_that_are_numbers_cost_their_own_ro
     images = [{"bytes": 2.0, "path": "a.png"}, {"bytes": None, "path": "rgb.png"}]
     path = write_parquet(tmp_path, {"texts": [[{"user": "<image>", "assistant": "c"}]] * 2, "image": images})
     shapes, bad = profile_shard(dataset_at(path, tmp_path), rules(), 0, 1)
-    assert (len(shapes), [row.reason for row in bad]) == (1, ["`bytes` is of type float, not binary"])
+    assert (len(shapes), ["of type float" in row.reason for row in bad]) == (1, [True])
 
 
 def test_a_damaged_claim_expires_as_any_other(tmp_path: Path) -> None:
@@ -172,10 +171,3 @@ def test_a_damaged_claim_expires_as_any_other(tmp_path: Path) -> None:
     os.utime(written(tmp_path / "INGEST.lease", "000007.json", b"{"), (1.0, 1.0))
     with Lease(tmp_path, lease_s=10, timeout_s=0.0) as lease:
         assert lease.epoch == 8
-
-
-def test_paths_times_and_arrays_that_are_too_long() -> None:
-    assert [path_problem(Path(text)) for text in ("a", "a" * 255, "{" + "a," * 200 + "}")] == [""] * 3
-    assert all(path_problem(Path(text)) for text in ("a\nb", "a\0b", "a" * 256, "é" * 128, "a/" * 3000))
-    assert [expand(f"1_[{text}]") for text in ("0-99999999999", "9999990-9999999", "0-9:0")] == [("1",)] * 3
-    assert epoch_s("9" * 400) == epoch_s("9" * 300)

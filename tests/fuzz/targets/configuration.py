@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 from pathlib import Path
@@ -21,11 +22,9 @@ from tests.fuzz.target import Target, attempt, check_words
 
 _YAML_WORDS = (
     "&a", "*a", "<<: *a", "? ", "- ", "!!python/object/apply:os.system [id]", "!!binary aGk=", "!!timestamp 2001-01-01",
-    "---\n", "...\n", "%YAML 1.1\n", "{", "[", "|\n  x", ">", "\t", "#", ": ", "~", "!!set {a}", "0o7", "1:30",
-    "2001-13-45", "[" * 200, "{a: " * 200, "- " * 400, "a: &a [*a]\n", "!!float .nan", ".inf", "!!int 1__0", "\ufeff",
-    "!<tag:yaml.org,2002:str>", '"\\0"', '"\\ud800"', '"a\\nb"', ".nan", "1e999", "9" * 5000, "0x" + "f" * 9000,
-    "{? [1] : 2}", "{1: 2}", "&a [*a]", "!!float a", "!!omap [a]", "2001-01-01", "{<<: 3}",
-    "[&a [1, 1], &b [*a, *a], &c [*b, *b], &d [*c, *c]]",
+    "---\n", "{", "[", "|\n  x", ">", "\t", "#", ": ", "0o7", "1:30", "2001-13-45", "[" * 200, "{a: " * 200, "- " * 400,
+    "a: &a [*a]\n", "!!float .nan", ".inf", "\ufeff", '"\\ud800"', "1e999", "9" * 5000, "0x" + "f" * 9000, "{1: 2}",
+    "2001-01-01", "{<<: 3}", "[&a [1, 1], &b [*a, *a], &c [*b, *b], &d [*c, *c]]",
 )  # fmt: skip
 _PATHS = ("model.hf_config", "model.hf_config.text_config.num_hidden_layers", "model.hf_config.a", "model.media.b",
           "a..b", ".", "=", "")  # fmt: skip
@@ -127,12 +126,8 @@ def _ask(family: Any) -> None:
         assert min(spec.num_layers, spec.num_layer_params) > 0
     assert family.max_level < 100
     for kind in family.media_tokens:
-        for width_px, height_px in ((640, 480), (28, 28), (8000, 60), (1, 1)):
-            try:
-                placed = family.place(kind, width_px=width_px, height_px=height_px, num_frames=8, duration_s=4.0)
-            except ValueError:
-                continue
-            assert placed.num_rows > 0
+        with contextlib.suppress(ValueError):
+            assert family.place(kind, width_px=640, height_px=480, num_frames=8, duration_s=4.0).num_rows > 0
 
 
 _CONFIGS = [_as_yaml(one) for one in _configs()]

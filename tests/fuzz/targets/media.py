@@ -117,19 +117,13 @@ _TEMPLATES = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
     "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
     "{% else %}{% generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}{% endif %}{% endfor %}",
-    "{%- for m in messages -%}<|im_start|>{{ m.role }}\n{% for c in m.content %}{{ c.text | trim }}{% endfor %}"
-    "<|im_end|>{%- endfor -%}",
 )
 _JINJA = (
-    "{{", "}}", "{%", "%}", "{{ messages }}", "{{ 1 // 0 }}", "{{ messages[9].content }}", "{{ {}|dictsort|first }}",
-    "{{ ''.__class__.__mro__ }}", "{% for x in range(99999999) %}a", "{{ 'a' * 10 ** 10 }}", "{{ cycler }}",
-    "{{ m.content.format(m) }}", "{% include 'a' %}", "{% import 'os' as o %}", "{{ lipsum(9) }}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% set ns = namespace(a=1) %}", "{{ m['content'] | tojson }}",
-    "{{ undefined.a.b }}", "{% break %}", "{{ m.content | float }}", "{{ messages | length / 0 }}", "{{ m() }}",
-    "{{ raise_exception(messages) }}", "{{ strftime_now() }}", "{{ (1,2)[5] }}", "{{ m.role + 1 }}",
-    "{% if m.content in 5 %}{% endif %}", "{{ [1] | sum('a') }}", "{% filter nope %}{% endfilter %}",
-    "\ue0f00\ue0f1", "\ue0f099\ue0f1", "\ue0f0٣\ue0f1", "(" * 300, "{{ " + "(" * 150 + "1" + ")" * 150 + " }}",
-    "{{ dict(a=m).a.b() }}", "{{ 2 ** 99999999 }}",
+    "{{", "}}", "{%", "%}", "{{ messages }}", "{{ 1 // 0 }}", "{{ messages[9].content }}", "{{ cycler }}",
+    "{{ ''.__class__.__mro__ }}", "{% for x in range(99999999) %}a", "{{ 'a' * 10 ** 10 }}", "{% include 'a' %}",
+    "{{ m.content.format(m) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ m['content'] | tojson }}",
+    "{{ undefined.a.b }}", "{% break %}", "{{ raise_exception(messages) }}", "{{ strftime_now() }}", "(" * 300,
+    "{% filter nope %}{% endfilter %}", "\ue0f00\ue0f1", "\ue0f0٣\ue0f1", "{{ 2 ** 99999999 }}",
 )  # fmt: skip
 _ROW = {"conversations": [{"from": "human", "value": "what? \x00\ufffd <|im_end|>"},
                           {"from": "gpt", "value": "the cat"}]}  # fmt: skip

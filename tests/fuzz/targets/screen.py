@@ -41,8 +41,7 @@ _LEFT_OUT = {
 _WORDS = (
     "run.yaml", "small-1", "latest", "store", "runs", "out.json", "out.svg", "nope.yaml", "missing/out.svg", "tables",
     "select 1", "--set=train.num_steps=", "train.num_steps=1e999", "--json", "--format", "--store", "--param", "a=b",
-    "=", "--gpus=99999999999999999999", "--steps=9..1", "--timeout-s=inf", "--device=h100", "--emit=json",
-    "--no-quiet", "-q", "-n", "--max-files=1e9",
+    "=", "--gpus=99999999999999999999", "--steps=9..1", "--timeout-s=inf", "--device=h100", "--emit=json", "-n",
 )  # fmt: skip
 
 

@@ -127,20 +127,17 @@ _TIMEOUT_S = 2.0
 _QUERIES = console.list_queries()
 _STATEMENTS = (
     "select * from correction", "select module, avg(factor) from correction group by all order by 1",
-    "describe correction", "explain select 1", "show tables", "select * from v_run_summary where run_id = $run_id",
-    "from correction select step", "pivot correction on module using sum(factor)",
+    "describe correction", "select * from v_run_summary where run_id = $run_id", "from correction select step",
     "with recursive t(n) as (select 1 union all select n + 1 from t where n < 10) select * from t",
     "select {'a': [1, 2], 'b': map {'k': 1.5}}, '2001-01-01'::date, interval 1 day, 1::hugeint, 'x'::blob, true",
 )  # fmt: skip
 _WORDS = (
     "; drop table correction", "read_csv('/etc/passwd')", "copy correction to '/tmp/x'", "attach '/tmp/x'", "?", "--",
-    "install httpfs", "load httpfs", "pragma database_list", "set threads=99", "reset all", "create table x(a int)",
-    "insert into correction values (1)", "delete from correction", "call pragma_version()", "enable_logging",
-    "select * from range(1000000000000)", "repeat('a', 10000000000)", "getenv('HOME')", "export database 'x'", "'\\0'",
+    "install httpfs", "pragma database_list", "set threads=99", "create table x(a int)", "delete from correction",
+    "call pragma_version()", "select * from range(1000000000000)", "repeat('a', 10000000000)", "getenv('HOME')",
     "$1", "$nope", "/*", "select 1; select 2", "0::decimal(38,10)", "'9999-12-31'::date + 1", "union all", "nan",
     "make_timestamp(9223372036854775806)", "'infinity'::date", "1e999", "(select unnest(range(99999999)))", "⠀", "𝒳",
-    "list_transform([1], x -> x)", "timestamptz '2001-01-01 00:00:00+99'", "(" * 2000, "select " + "1+" * 3000 + "1",
-    "bit '101'", "uuid()", "array_value(1,2)", "struct_pack(a := 1)", "current_setting('memory_limit')",
+    "timestamptz '2001-01-01 00:00:00+99'", "(" * 2000, "select " + "1+" * 3000 + "1", "uuid()", "struct_pack(a := 1)",
 )  # fmt: skip
 
 
@@ -202,10 +199,8 @@ _VERSIONS = st.sampled_from(("1", "2", "3", "0", "-1", "02", "99999999999"))
 _METADATAS = st.one_of(st.just(_METADATA), _FOOTERS,
                        _VERSIONS.map(lambda version: {**_METADATA, "dflop.schema_version": version}))  # fmt: skip
 _NAMES = st.sampled_from((
-    "correction/run/a-000000.parquet", "correction/run/a.parquet", "correction/-000001.parquet", "x/y/z-000000.parquet",
-    "correction/run/../a-000000.parquet", "correction/run/a-0.parquet", "correction/run/a-٣٣٣٣٣٣.parquet",
-    "correction/a b/c-000001.parquet", "correction/r\nn/p-000000.parquet",
-    "correction/run/a-99999999999999999999.parquet",
+    "correction/run/a-000000.parquet", "correction/run/a.parquet", "x/y/z-000000.parquet",
+    "correction/run/../a-000000.parquet", "correction/run/a-٣٣٣٣٣٣.parquet", "correction/r\nn/p-000000.parquet",
 )) | hostile.TEXTS.map(lambda t: f"correction/run/{t.translate({0: '', 47: ''})[:60]}-000000.parquet")  # fmt: skip
 _JSONS, _HEADS = (
     st.deferred(lambda are_json=are_json: st.one_of([_content(name) for name in _names(are_json=are_json)]))
