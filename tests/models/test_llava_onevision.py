@@ -220,7 +220,7 @@ def test_geometry_falls_back_as_in_hugging_face(vision):
         ({"vision_aspect_ratio": "pad"}, {}, "vision_aspect_ratio is `pad`"),
         ({"vision_aspect_ratio": "anyres_max_0"}, {}, "vision_aspect_ratio is `anyres_max_0`"),
         ({"vision_feature_select_strategy": "default"}, {}, "features `default`: the model cannot"),
-        ({"vision_config": {"model_type": "clip_vision_model"}}, {}, "clip_vision_model over 224 px"),
+        ({"vision_config": {"model_type": "clip_vision_model"}}, {}, "`clip_vision_model` is another tower"),
         ({}, {"max_tiles": 0}, "max_tiles = 0 is less than 1"),
         ({}, {"video_frames": 0}, "video_frames = 0 is less than 1"),
         (CONFIGS["never one tile"], {"max_tiles": 1}, "max_tiles = 1 is less than 2"),
