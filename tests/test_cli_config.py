@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -48,20 +47,6 @@ def test_show_says_where_values_come_from_and_reads_back(tmp_path):
     assert dflop("config", "show", "again.yaml", "--plain", cwd=tmp_path).stdout == plain
 
 
-def test_show_gives_programs_a_key_per_line(tmp_path):
-    write_config(tmp_path)
-    done = dflop("config", "show", "run.yaml", "--json", cwd=tmp_path)
-    rows = {row["key"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert rows["train.num_steps"] == {"key": "train.num_steps", "value": 40, "origin": "default"}
-    assert_refused(dflop("config", "show", "none.yaml", cwd=tmp_path), 2, "cannot read the configuration", "none.yaml")
-
-
-def test_schema_is_json(tmp_path):
-    done = dflop("config", "schema", cwd=tmp_path)
-    assert json.loads(done.stdout)["properties"]["train"]
-    assert "hf_config" in json.loads(dflop("config", "schema", "model", cwd=tmp_path).stdout)["properties"]
-
-
 def validate(folder: Path, *arguments: object, exit_code: int = 2) -> tuple[list[str], str]:
     done = dflop("config", "validate", "run.yaml", *arguments, cwd=folder)
     assert done.returncode == exit_code, done.stderr
@@ -85,15 +70,6 @@ def test_a_tokenizer_without_the_familys_tokens_is_one_line_with_file_and_key(fo
     assert not (folder / "prefect").exists()
 
 
-def test_a_tokenizer_that_is_none_and_a_template_that_is_none(folder):
-    (folder / "data" / "tokenizer.json").write_text("{}")
-    lines, _ = validate(folder, "--set", "dataset.chat_template=chatmll")
-    assert lines[0].startswith("--set dataset.chat_template: chat template `chatmll` cannot be read")
-    assert "did you mean `chatml`?" in lines[0]
-    lines, _ = validate(folder)
-    assert lines[0].startswith("run.yaml:11: dataset.tokenizer: `data/tokenizer.json`: tokenizer cannot be loaded")
-
-
 def test_several_problems_are_told_at_once(folder):
     given = ("model.media={max_tile: 3}", "dataset.media_root=nowhere", "stages=[{name: a}, {name: a}]",
              "cluster.backend=inline")  # fmt: skip
@@ -108,13 +84,6 @@ def test_several_problems_are_told_at_once(folder):
     assert "did you mean `num_steps`?" in lines[0]
 
 
-def test_programs_get_an_object_per_problem(folder):
-    lines, _ = validate(folder, "--json")
-    (found,) = map(json.loads, lines)
-    assert found["where"] == "run.yaml:11: dataset.tokenizer"
-    assert set(found) == {"where", "what", "hint"}
-
-
 def test_a_laptop_may_validate_what_a_cluster_will_run(folder):
     train_tokenizer(["x\n"], folder / "data" / "tokenizer.json")
     given = ("model.family=qwen2_5_omni_thinker", "cluster.backend=slurm", "cluster.hardware=A100")
@@ -123,10 +92,3 @@ def test_a_laptop_may_validate_what_a_cluster_will_run(folder):
     )
     assert (done.returncode, done.stdout) == (0, "run.yaml: ok\n")
     assert "on this machine: --set cluster.backend: backend `slurm` needs sbatch" in done.stderr
-
-
-def test_annotations_of_an_unknown_format_are_told_before_a_job_meets_them(folder):
-    (folder / "data" / "a.csv").write_text("a,b\n")
-    lines, _ = validate(folder, "--set=dataset.annotations=data/a.csv", "--set=model.family=qwen2_5_omni_thinker")
-    assert lines[0].startswith("--set dataset.annotations: a.csv has an unknown suffix")
-    assert ".jsonl" in lines[0]

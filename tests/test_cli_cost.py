@@ -103,7 +103,3 @@ def test_a_profile_is_made_once_and_planned_and_compared_with(folder: Path) -> N
     _, talk = run(folder, "plan", "run.yaml")
     assert "costs measured on" in talk
     assert "simulated on 3 batches nobody planned for; costs measured on" in compared(folder)
-
-
-def test_compare_wants_a_configuration_or_a_suite(folder: Path) -> None:
-    assert_refused(dflop("compare", cwd=folder), 2, "a configuration or a suite", "--suite paper")

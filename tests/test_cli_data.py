@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.configs import write_config
-from tests.test_cli import assert_refused, dflop
+from tests.test_cli import dflop
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,6 @@ def test_the_newest_profile_is_drawn_and_compared(folder: Path, key: str, short:
     assert set(shifts) == {"group", "audio_tokens", "vision_tokens", "llm_tokens"}
     assert other.returncode == int(any(row["drifted"] for row in shifts.values()))
     assert shifts["llm_tokens"]["mean_ratio"] < 1
-
-
-def test_a_profile_that_is_not_there(folder: Path, key: str, tmp_path: Path) -> None:
-    assert_refused(dflop("data", "show", cwd=tmp_path), 4, "no snapshot")
-    assert_refused(data(folder, "show", "zz"), 1, "no data profile `zz`", "valid: ")
 
 
 def test_too_many_bad_samples_stop_with_examples(folder: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
 import pytest
 
-from dflop.jobs.doctor.examine import examine
-from dflop.jobs.doctor.findings import Finding
 from dflop.store.ingest import ingest
 from tests.jobs.configs import make_dataset, write_config
 from tests.jobs.doctor.test_profile_store import overwrite, write
@@ -65,11 +62,3 @@ def test_what_is_wrong_with_a_configuration_is_among_the_findings(folder):
     found = doctor(folder, "run.yaml", "--set=train.num_stpes=3", exit_code=1)
     assert found["configuration", "--set train.num_stpes"]["status"] == "fail"
     assert ("store", "snapshot") in found  # the rest is looked at all the same
-
-    def about_configuration(name: str, *overrides: str) -> dict[str, Finding]:
-        findings = examine(folder / name, overrides, folder / "store", None)
-        return {f.name: f for f in itertools.takewhile(lambda f: f.area != "machine", findings)}
-
-    missing = about_configuration("run.yaml", "dataset.media_root=nowhere")["--set dataset.media_root"]
-    assert (missing.status, "`nowhere` does not exist" in missing.detail) == ("fail", True)
-    assert any("cannot read" in finding.detail for finding in about_configuration("none.yaml").values())

@@ -17,7 +17,7 @@ from dflop.store.spool import SpoolWriter
 from tests.builders import make_decision
 from tests.jobs.configs import write_config
 from tests.story import story
-from tests.test_cli import assert_refused, dflop
+from tests.test_cli import dflop
 
 RUN = "demo-1"
 KINDS = ["run", "plan", "job", "correction", "correction", "gate", "scheduler_late", "slow_rank", "drift_shapes"]
@@ -67,12 +67,6 @@ def test_programs_get_json_and_csv_and_prefect_markdown(store: Path) -> None:
     shown = dflop(*given, "--format", "markdown", cwd=store.parent).stdout
     assert shown.startswith("## History\n")
     assert len([line for line in shown.splitlines() if line.startswith("| 0:")]) == len(found)
-
-
-def test_an_unknown_run_is_refused_with_the_one_that_was_meant(store: Path) -> None:
-    ingest(store)
-    assert_refused(dflop("history", "demo-2", "--store", store, cwd=store.parent), 4, "demo-2", "demo-1")
-    assert_refused(dflop("history", store.parent, cwd=store.parent), 2, "not a run directory")
 
 
 def test_a_store_that_somebody_is_at_is_left_alone(store: Path) -> None:

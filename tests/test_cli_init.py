@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import transformers
-from ruamel.yaml import YAML
 
 from dflop.config import load_config
 from dflop.data.demo_text import train_tokenizer
@@ -108,14 +107,6 @@ def test_a_tokenizer_without_the_familys_tokens_is_said_at_once(folder):
     assert "data/tokenizer.json: tokenizer lacks special tokens" in line
     assert "<|image_pad|>" in line
     assert "# EDIT: tokenizer lacks special tokens" in out
-
-
-def test_odd_names_stay_what_they_are(folder):
-    (folder / "data").rename(folder / "my data: #1")
-    done = dflop("init", "--model", "model/config.json", "--data", "my data: #1", cwd=folder)
-    found = YAML(typ="safe").load(done.stdout)
-    assert found["dataset"]["annotations"] == "my data: #1/train.jsonl"
-    assert found["name"] == "qwen2_5_vl-train"
 
 
 def test_nothing_is_overwritten_and_nonsense_is_refused(folder):

@@ -99,12 +99,7 @@ def test_a_log_is_followed_until_its_job_has_ended(folder):
 def test_no_run_and_several_are_told_apart(folder):
     assert_refused(dflop("runs", "show", "nowhere", cwd=folder), 2, "no run `nowhere`")
     assert_refused(dflop("runs", "show", "demo", cwd=folder), 2, "2 runs begin with `demo`")
-    assert_refused(dflop("report", "nowhere", cwd=folder), 2, "no run `nowhere`")
     assert_refused(dflop("cancel", "latest", cwd=folder / "runs"), 2, "there is no run yet", "where: runs")
-
-
-def test_a_run_without_a_plan_has_no_report(folder):
-    assert_refused(dflop("report", cwd=folder), 2, "`demo-20260102-000000` has no plan yet")
 
 
 def test_cancelling_a_run_without_jobs_says_so_and_the_run_can_be_taken_up(folder):
@@ -114,13 +109,6 @@ def test_cancelling_a_run_without_jobs_says_so_and_the_run_can_be_taken_up(folde
         assert (done.returncode, done.stdout) == (0, "")
         assert "run idle: 0 jobs cancelled, none is left" in done.stderr
     assert run.state()["state"] == runs.CANCELLED
-
-
-def test_reaping_says_what_became_of_every_job(folder):
-    # The journal's job was never there: it is lost, and no orphan.
-    done = dflop("reap", "--dry-run", "--format", "json", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert dflop("runs", "reap", "-n", cwd=folder).returncode == 0
 
 
 def test_training_a_finished_run_says_so_and_changes_nothing(folder):

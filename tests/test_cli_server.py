@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
 from dflop.cli import server
-from dflop.errors import ConfigError, LaunchError
 from tests.jobs.configs import make_dataset, write_config
 from tests.test_cli import assert_refused, dflop
 
@@ -60,21 +58,10 @@ def refused(folder: Path, exit_code: int, *said: str, **env: str) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_a_server_that_does_not_answer_ends_the_command(folder):
-    refused(
-        folder, 5, "the Prefect server at http://127.0.0.1:9/api does not answer", "Connection refused",
-        "dflop train needs none", PREFECT_API_URL="http://127.0.0.1:9/api",
-    )  # fmt: skip
-
-
 def test_a_missing_and_a_wrong_password_are_one_error(folder, address):
     url = f"{address}/api"
     refused(folder, 2, f"at {url} wants a password, no password is given", PREFECT_API_URL=url)
     refused(folder, 2, "wants a password, it refuses ours", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING="admin:wrong")
-
-
-def test_what_is_no_server_is_named(folder, address):
-    refused(folder, 5, "is no Prefect server: HTTP 404", PREFECT_API_URL=f"{address}/ui")
 
 
 def test_the_right_password_is_accepted(address, monkeypatch):
@@ -92,16 +79,6 @@ def test_flows_are_served_to_a_server(tmp_path):
     gone = dflop("serve", cwd=tmp_path, PREFECT_API_URL="http://127.0.0.1:9/api", **home)
     assert_refused(gone, 5, "does not answer")
     assert_refused(dflop("serve", "--limit", "0", cwd=tmp_path, **home), 2, "cannot run 0 flows")
-
-
-def test_a_server_that_goes_away_is_one_error():
-    gone = server.as_error_of_ours(httpx.ConnectError("All connection\nattempts failed"))
-    assert isinstance(gone, LaunchError)
-    assert "went away: ConnectError: All connection attempts failed" in gone.what
-    response = httpx.Response(401, request=httpx.Request("GET", "http://127.0.0.1/api"))
-    changed = server.as_error_of_ours(httpx.HTTPStatusError("401", request=response.request, response=response))
-    assert isinstance(changed, ConfigError)
-    assert server.as_error_of_ours(ValueError("ours")) is None
 
 
 def test_settings_leave_what_the_user_has_chosen(monkeypatch):

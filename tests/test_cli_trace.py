@@ -26,11 +26,6 @@ def test_the_path_is_data_and_the_rest_is_talk(run: RunDir, tmp_path: Path) -> N
     assert problems_of(json.loads(out.read_text())) == []
 
 
-def test_without_a_name_it_lies_in_the_run_directory(run: RunDir, tmp_path: Path) -> None:
-    done = dflop("trace", run.path, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"{run.path / 'trace.json'}\n"), done.stderr
-
-
 def test_mistakes_are_told(run: RunDir, tmp_path: Path) -> None:
     assert_refused(dflop("trace", tmp_path, cwd=tmp_path), 2, "no run `", "nor a run directory")
     assert_refused(dflop("trace", run.path, "--steps", "90:", cwd=tmp_path), 2, "no step of `90:`", "0 to 3")

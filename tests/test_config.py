@@ -92,15 +92,9 @@ def test_shipped_configurations_are_valid():
         (("a.jsonl", "a.jsonl\n  max_tokens: 9"), "run.yaml:6: dataset.max_tokens", "unknown key", "`max_llm_tokens`?"),
         (("name: small\n", ""), "run.yaml: name", "missing key `name`", ""),
         (("  tokenizer: t.json\n", ""), "run.yaml:4: dataset.tokenizer", "missing key `tokenizer`", ""),
-        (("name: small", "name: a/b"), "run.yaml:1: name", "should match pattern", ""),
         (("name: small", "name: s\ntrain: {num_steps: 0}"), "run.yaml:2: train.num_steps", "equal to 1 (got 0)", ""),
         (("name: small", "name: s\ntrain: {learning_rate: .nan}"), "train.learning_rate", "finite number", ""),
-        (("name: small", "name: s\ntrain: {seed: -1}"), "run.yaml:2: train.seed", "(got -1)", ""),
         (("name: small", "name: s\nplan: {layouts: [split, in]}"), "plan.layouts.1", "'split' or 'inline' (got", ""),
-        (("name: small", "name: s\nplan: {layouts: []}"), "run.yaml:2: plan.layouts", "at least 1 item", ""),
-        (("name: small", "name: s\nplan: {recompute: [2]}"), "run.yaml:2: plan.recompute.0", "valid boolean", ""),
-        (("name: small", "name: s\nplan: {microbatch_choices: [0]}"), "plan.microbatch_choices.0", "(got 0)", ""),
-        (("name: small", "name: s\nplan: {layout: split}"), "run.yaml:2: plan.layout", "unknown key", "`layouts`?"),
     ],
 )  # fmt: skip
 def test_errors_name_file_and_key(config_file, change, where, what, hint):
@@ -116,7 +110,6 @@ def test_errors_name_file_and_key(config_file, change, where, what, hint):
     [
         (("name: here", "name: here\nnum_proceses_per_node: 2"), "here.yaml:2: num_proceses_per_node", "unknown key"),
         (("process_gib: 2", "process_gib: lots"), "here.yaml:3: memory_per_process_gib", "valid number"),
-        (("name: here", "name: here\nslurm: {partion: x}"), "here.yaml:2: slurm.partion", "unknown key `partion`"),
     ],
 )  # fmt: skip
 def test_errors_in_a_section_file_name_that_file(config_file, change, where, what):
@@ -125,14 +118,6 @@ def test_errors_in_a_section_file_name_that_file(config_file, change, where, wha
     error = error_of(config_file)
     assert error.where == f"{config_file.parent / 'clusters'}/{where}"
     assert what in error.what
-
-
-def test_further_problems_are_listed(config_file):
-    config_file.write_text(BASE + "trian: {}\nplan: {top: 0}\n")
-    error = error_of(config_file)
-    assert "and 1 more: " in error.hint
-    told = {error.where, error.hint.rpartition(" more: ")[2]}
-    assert told == {f"{config_file}:8: trian", f"{config_file}:9: plan.top"}
 
 
 def test_missing_files_are_named(config_file, tmp_path):
@@ -153,20 +138,6 @@ def test_bad_yaml_is_located(tmp_path, text, line):
     assert error.where == f"{tmp_path / 'bad.yaml'}:{line}"
 
 
-@pytest.mark.parametrize(("content", "what"), [(b"", "mapping"), (b"- 1\n", "mapping"), (b"name: \xff\n", "not UTF-8")])
-def test_files_that_hold_no_keys(tmp_path, content, what):
-    (tmp_path / "bad.yaml").write_bytes(content)
-    assert what in error_of(tmp_path / "bad.yaml").what
-
-
-def test_a_section_may_be_overridden_by_another_file(config_file):
-    (config_file.parent / "other.yaml").write_text(
-        "name: other\nnum_processes_per_node: 7\nmemory_per_process_gib: 1\n"
-    )
-    config = load_config(config_file, ["cluster.num_nodes=3", "cluster=other.yaml"])
-    assert (config.cluster.name, config.cluster.num_processes_per_node, config.cluster.num_nodes) == ("other", 7, 3)
-
-
 def test_overrides_win_and_are_yaml(config_file):
     given = [
         "train.num_steps=7", "plan.microbatch_choices=[2, 3]", "cluster.name=there", "dataset.demo=true",
@@ -185,11 +156,9 @@ def test_overrides_win_and_are_yaml(config_file):
     ("override", "what", "where"),
     [
         ("train.num_steps", "cannot read override `train.num_steps`", "--set"),
-        ("=3", "cannot read override `=3`", "--set"),
         ("name.x=3", "`name` is not a section", "--set name.x=3"),
         ("train.num_steps=[1", "not valid YAML", "--set train.num_steps=[1"),
         ("train.num_stpes=3", "unknown key `num_stpes`", "--set train.num_stpes"),
-        ("cluster.num_nodes=0", "(got 0)", "--set cluster.num_nodes"),
         ("train={num_steps: no}", "(got 'no')", "--set train.num_steps"),
     ],
 )
@@ -264,16 +233,6 @@ def test_an_option_is_said_in_one_place(config_file):
     assert "`account` is also in `extra`" in error.what
 
 
-def test_plans_may_be_anything_unless_less_is_asked_for(config_file):
-    plan = load_config(config_file).plan
-    assert (plan.layouts, plan.recompute, plan.shard_optimizer) == (("split", "inline"), (False, True), True)
-    assert plan.microbatch_choices == ()
-    narrow = ["layouts=[split]", "recompute=[false]", "shard_optimizer=false", "microbatch_choices=[4]"]
-    plan = load_config(config_file, [f"plan.{override}" for override in narrow]).plan
-    assert (plan.layouts, plan.recompute, plan.shard_optimizer) == (("split",), (False,), False)
-    assert plan.microbatch_choices == (4,)
-
-
 def test_the_key_follows_values_not_their_order(config_file):
     key = load_config(config_file).key
     lines = BASE.splitlines()
@@ -322,12 +281,7 @@ def test_mixtures_take_the_keys_of_llava(tmp_path):
     [
         ("datasets: [{json_pth: x}]", "datasets.0.json_pth", "unknown key", "did you mean `json_path`? valid: annot"),
         ("datasets: [{path: x, json_path: y}]", "datasets.0", "`path` and `json_path` mean the same", ""),
-        ("datasets: [{sampling_strategy: all}]", "datasets.0.path", "missing key", ""),
-        ("datasets: [{path: x, weight: 0}]", "datasets.0.weight", "greater than 0", ""),
-        ("datasets: [x.json]", "datasets.0", "valid dictionary", ""),
         ("datasets: []", "datasets", "a mixture of nothing", "one entry or more"),
-        ("dataset: []", "dataset", "unknown key", "did you mean `datasets`?"),
-        ("{", "mixture.yaml:1", "not valid YAML", ""),
     ],
 )
 def test_errors_in_a_mixture_name_the_entry(tmp_path, text, where, what, hint):

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from dflop import resources
 from dflop.config import annotated, json_schema, load_config, load_problems, load_with_origins, shown_keys
-from dflop.config.places import Origins, composed, lines_of
+from dflop.config.places import composed, lines_of
 from dflop.errors import ConfigError
 from tests.test_config import BASE, CLUSTER
 
@@ -87,14 +87,6 @@ def test_all_problems_are_found_at_once(config_file):
     assert load_problems(config_file) == []
 
 
-def test_a_key_that_nobody_wrote_is_told_at_its_section(config_file):
-    origins = load_with_origins(config_file).origins
-    assert origins.where("dataset", "chat_template") == f"{config_file}:4: dataset.chat_template"
-    assert origins.where("train", "seed") == f"{config_file}: train.seed"
-    assert origins.of("dataset", "chat_template") == "default"
-    assert Origins(Path("x.yaml")).where("model", "family") == "x.yaml: model.family"
-
-
 def kind_of(path: Path) -> str:
     folder = path.parent.name
     return {"models": "model", "clusters": "cluster", "datasets": "dataset"}.get(folder, "run")
@@ -104,25 +96,3 @@ def test_the_schema_takes_every_shipped_file():
     for path in CONFIGS.rglob("*.yaml"):
         if path.name != "mixture_example.yaml":
             jsonschema.validate(YAML(typ="safe").load(path.read_text()), json_schema(kind_of(path)))
-
-
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        (("name: small", "name: small\ntrian: {}"), "trian"),
-        (("name: small", "name: small\ntrain: {num_steps: many}"), "many"),
-        (("cluster: clusters/here.yaml", "cluster: 3"), "3"),
-    ],
-)
-def test_the_schema_refuses_what_the_loader_refuses(change, wrong):
-    with pytest.raises(jsonschema.ValidationError) as caught:
-        jsonschema.validate(YAML(typ="safe").load(BASE.replace(*change)), json_schema())
-    assert wrong in str(caught.value)
-
-
-def test_the_schema_describes_keys_in_the_words_of_the_code():
-    schema = json_schema("dataset")
-    assert "tokenizer.json" in schema["properties"]["tokenizer"]["description"]
-    assert json_schema()["$defs"]["TrainConfig"]["properties"]["num_steps"]["minimum"] == 1
-    with pytest.raises(ConfigError, match="no schema of `mdl`"):
-        json_schema("mdl")

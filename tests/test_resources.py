@@ -8,10 +8,6 @@ from dflop import resources
 from dflop.errors import DflopError
 
 
-def test_a_checkout_serves_the_folders_beside_the_package() -> None:
-    assert (resources.path("sql") / "migrations" / "0001_init.sql").is_file()
-
-
 def test_a_wheel_serves_its_own_copy_even_beside_a_foreign_folder(tmp_path: Path) -> None:
     package = tmp_path / "dflop"
     (package / "_resources" / "configs").mkdir(parents=True)
@@ -23,9 +19,3 @@ def test_an_incomplete_installation_is_named(tmp_path: Path) -> None:
     (tmp_path / "dflop").mkdir()
     with pytest.raises(DflopError, match="lacks its `sql` folder"):
         resources.path("sql", package=tmp_path / "dflop")
-
-
-def test_an_unknown_name_lists_the_valid_ones() -> None:
-    with pytest.raises(DflopError) as caught:
-        resources.path("sqll")
-    assert "did you mean `sql`? valid: configs, flows, slurm, sql" in str(caught.value)
