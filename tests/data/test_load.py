@@ -27,9 +27,10 @@ def test_a_video_is_made_small_frame_by_frame_and_equals_all_at_once(tmp_path, m
 
     def counted(*given):
         arrays = weakref.WeakValueDictionary()
-        for index, frame in decode_frames(*given):
+        for number, (index, frame) in enumerate(decode_frames(*given)):
             arrays[index] = frame
-            alive.append(len(arrays) + sum(isinstance(thing, av.VideoFrame) for thing in gc.get_objects()))
+            if number % 8 == 7:  # to look through all objects of a large process takes a quarter of a second
+                alive.append(len(arrays) + sum(isinstance(thing, av.VideoFrame) for thing in gc.get_objects()))
             yield index, frame
 
     monkeypatch.setattr(load, "decode_frames", counted)
@@ -40,7 +41,7 @@ def test_a_video_is_made_small_frame_by_frame_and_equals_all_at_once(tmp_path, m
     finally:
         gc.enable()
     indices = family.frame_indices(40, header.duration_s)
-    assert len(alive) == len(set(indices)) > 30
+    assert len(alive) == len(set(indices)) // 8 > 3
     assert max(alive) <= 10
     frames = load.resize(decode_video(path, indices), family.frame_size_px(placed.grid))
     assert np.array_equal(array, family.item_array("video", frames, placed.grid))
