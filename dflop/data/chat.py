@@ -163,7 +163,7 @@ class ChatTemplate:
             rendered = self._render(roles, texts, as_parts)
         except Exception as error:
             raise BadSample(f"the chat template refuses the conversation: {_words(error)}") from error
-        refused = BadSample("the chat template looks into the texts, and its own cannot be told from theirs")
+        refused = BadSample("the chat template looks into the texts, and its own text cannot be separated from theirs")
         if not all(gaps[1:-1]) or any(gap in text for gap in gaps if gap for text in texts):
             raise refused
         first, last = len(gaps[0]), len(rendered) - len(gaps[-1])

@@ -20,7 +20,7 @@ CONVERSATION_KEYS = (*LISTS, *ASKS, "text")
 MEDIA_KEYS = tuple(key for kind in MEDIA_KINDS for key in (kind, f"{kind}s"))
 LOSS_MARKS = ("loss", "train", "loss_weight", "loss_scale", "weight")
 BESIDE_QUESTIONS = ("context", "passage", "choices", "options", "hint", "lecture")
-"""Refused beside `ASKS`, where they are part of what is asked."""
+"""Refused in a row with one of `ASKS`, where they are part of the question."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ _MEANINGS = {
         rejected_images rejected_videos rejected_audios positive positives positive_messages negative negatives
         negative_messages label kto_tag margin ranking completions chosen_response preference""",
     "boxes and points": "objects bbox bboxes bbox_2d box boxes point points point_2d ref mask masks segmentation",
-    "who speaks, to whom, or that an answer goes on": "name recipient channel refusal prefix partial system_message",
+    "who speaks, to whom, or that an answer continues": "name recipient channel refusal prefix partial system_message",
     "media under another name": """image_path image_paths image_file image_files image_bytes image_base64 img imgs
         picture pictures video_path video_paths video_file audio_path audio_paths audio_file jpg jpeg png webp mp4 wav
         mp3 flac pixel_values""",

@@ -76,9 +76,7 @@ class Draws(Iterator[list[int]]):
         self._num_in_step = 0
 
     def __next__(self) -> list[int]:
-        if self._start is None:
-            self._start = self._begin()
-            self._goto(self._start.step)
+        self._begun()
         self._progress.num_asked += 1
         if not self._left:
             self._next_step()
@@ -86,11 +84,19 @@ class Draws(Iterator[list[int]]):
         self._progress.num_left -= 1
         return self._left.pop(0)
 
-    def _goto(self, step: int) -> None:
+    def _begun(self) -> Start:
+        """Where this iteration began; it begins now if it did not."""
+        if self._start is None:
+            start = self._begin()
+            self._goto(start, start.step)
+            return start
+        return self._start
+
+    def _goto(self, start: Start, step: int) -> None:
         """Stand before the first microbatch of a step."""
-        assert self._start is not None
-        self._plans, self._left = self._start.plans(step, self._start.end), []
-        self._progress = Progress(step - 1, self._start.end, self._num_prefetched)
+        self._start, self._left = start, []
+        self._plans = start.plans(step, start.end)
+        self._progress = Progress(step - 1, start.end, self._num_prefetched)
         self._follow(self._progress)
 
     def _next_step(self) -> None:
@@ -103,10 +109,7 @@ class Draws(Iterator[list[int]]):
 
     def state_dict(self) -> dict[str, int]:
         """Where the next draw will be, for loaders that keep it with every batch, as torchdata's do."""
-        if self._start is None:
-            self._start = self._begin()
-            self._goto(self._start.step)
-        end = self._start.end
+        end = self._begun().end
         if not self._left:
             return {"step": self._progress.begun + 1, "end": end, "microbatch": 0, "num_microbatches": 0}
         begun = self._num_in_step - len(self._left)
@@ -125,8 +128,8 @@ class Draws(Iterator[list[int]]):
                 where="BalancedBatchSampler",
                 hint="load the state into the sampler first",
             )
-        self._start = dataclasses.replace(start, end=state["end"])  # an epoch that was over has nothing left
-        self._goto(state["step"])
+        # An epoch that was over has nothing left.
+        self._goto(dataclasses.replace(start, end=state["end"]), state["step"])
         if skip := state["microbatch"]:
             self._next_step()
             if state["num_microbatches"] != self._num_in_step:
