@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen2_5_omni_thinker": ("dflop.models.families.qwen2_5_omni", "Qwen25OmniThinker"),
     "qwen2_5_vl": ("dflop.models.families.qwen2_5_vl", "Qwen25Vl"),
     "qwen2_audio": ("dflop.models.families.qwen2_audio", "Qwen2Audio"),
+    "qwen2_vl": ("dflop.models.families.qwen2_vl", "Qwen2Vl"),
     "qwen3_vl": ("dflop.models.families.qwen3_vl", "Qwen3Vl"),
 }
 """Family name -> (module, class). Adding a family is one file in `families/` and one line here."""

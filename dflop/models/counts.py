@@ -24,6 +24,10 @@ _NATIVE = {
     "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112, "out_hidden_size": 3584,
     "fullatt_block_indexes": (7, 15, 23, 31),
 }  # fmt: skip
+_QWEN2_VL_TEXT = {
+    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8,
+}  # fmt: skip
 DEFAULTS: Mapping[str, Config] = {
     "siglip_vision_model": {
         "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -34,6 +38,10 @@ DEFAULTS: Mapping[str, Config] = {
         "num_channels": 3, "image_size": 448, "patch_size": 14, "attention_bias": False, "use_qk_norm": False,
         "norm_type": "layer_norm", "use_mask_token": False, "use_absolute_position_embeddings": True,
         "use_mean_pooling": True,
+    },
+    "qwen2_vl_vision": {
+        "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16, "in_channels": 3,
+        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
     },
     "qwen2_5_vl_vision": _NATIVE,
     "qwen2_5_omni_vision_encoder": _NATIVE,
@@ -56,19 +64,17 @@ DEFAULTS: Mapping[str, Config] = {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": None, "attention_bias": False, "mlp_bias": False,
     },
-    "qwen2_5_vl_text": {
-        "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
-        "num_attention_heads": 64, "num_key_value_heads": 8,
-    },
+    "qwen2_vl_text": _QWEN2_VL_TEXT,
+    "qwen2_5_vl_text": _QWEN2_VL_TEXT,
     "qwen2_5_omni_text": {
         "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
         "num_attention_heads": 28, "num_key_value_heads": 4,
     },
     "qwen3_vl_text": _QWEN2 | {"head_dim": 128, "attention_bias": False},
 }  # fmt: skip
-DECODERS = ("qwen2", "qwen3", "llama", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text")
+_QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
+DECODERS = (*_QKV_BIAS, "qwen3", "llama", "qwen3_vl_text")
 _QK_NORM = ("qwen3", "qwen3_vl_text")
-_QKV_BIAS = ("qwen2", "qwen2_5_vl_text", "qwen2_5_omni_text")
 
 
 def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
@@ -122,6 +128,14 @@ def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
     edge = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
     edge += 0 if c["use_mean_pooling"] else 2 * h
     return _tower("vision", c, layer, edge + num_projector_params, can_split=not c["use_qk_norm"])
+
+
+def qwen2_vision(c: Config) -> ModuleSpec:
+    """Native-resolution tower of Qwen2-VL, whose `hidden_size` is the LLM's."""
+    h = c["embed_dim"]
+    c = {**c, "hidden_size": h, "out_hidden_size": c["hidden_size"], "intermediate_size": h * c["mlp_ratio"]}
+    layer = 4 * linear(h, h) + _mlp(h, c["intermediate_size"]) + 4 * h
+    return _native(c, layer, linear(_patch_volume(c), h, bias=False) + 2 * h + _merger(c))
 
 
 def qwen2_5_vision(c: Config) -> ModuleSpec:

@@ -26,6 +26,7 @@ TYPES: Mapping[str, tuple[str, str]] = {
     "qwen2_5_omni_thinker": ("qwen2_5_omni_thinker", ""),
     "qwen2_5_vl": ("qwen2_5_vl", ""),
     "qwen2_audio": ("qwen2_audio", ""),
+    "qwen2_vl": ("qwen2_vl", ""),
     "qwen3_vl": ("qwen3_vl", ""),
 }
 """`model_type` -> (family, section of the file that describes it)."""

@@ -27,7 +27,7 @@ def plain(shell: Any, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -
 
 
 def vision(shell: Any, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:
-    """Multimodal positions of Qwen2.5-VL and Qwen3-VL: `[3, tokens]`."""
+    """Multimodal positions of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: `[3, tokens]`."""
     if not items:
         return torch.arange(len(input_ids)).expand(3, -1)
     ids = shell.config.image_token_id, shell.config.video_token_id

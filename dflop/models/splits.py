@@ -31,6 +31,11 @@ QWEN2_AUDIO = WHISPER
 OMNI_AUDIO = WHISPER
 """`Qwen2_5OmniAudioEncoderLayer`."""
 
+QWEN2_VISION = TensorSplit(
+    column=("attn.qkv", "mlp.fc1"), row=("attn.proj", "mlp.fc2"), fused={"attn.qkv": 3}, heads=("attn.num_heads",)
+)
+"""`Qwen2VLVisionBlock`."""
+
 QWEN2_5_VISION = TensorSplit(
     column=("attn.qkv", *_GATED_MLP),
     row=("attn.proj", "mlp.down_proj"),
@@ -53,6 +58,7 @@ QWEN3_VISION = TensorSplit(
 """`Qwen3VLVisionBlock`."""
 
 QWEN2 = TensorSplit(column=(*_SELF_ATTN_QKV, *_GATED_MLP), row=("self_attn.o_proj", "mlp.down_proj"))
-"""`LlamaDecoderLayer`, `Qwen2DecoderLayer`, the thinker's and Qwen2.5-VL's: heads follow from `head_dim` by shape."""
+"""`LlamaDecoderLayer`, `Qwen2DecoderLayer`, the thinker's and those of Qwen2-VL and Qwen2.5-VL: heads follow from
+`head_dim` by shape."""
 QWEN3 = QWEN2
 """`Qwen3DecoderLayer` and `Qwen3VLTextDecoderLayer`."""

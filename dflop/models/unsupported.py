@@ -1,6 +1,6 @@
 """Models that `dflop` cannot train: what each lacks, and the family that is nearest.
 
-A spelling that is close says nothing about a model: Qwen2-VL under the name of Qwen2.5-VL has another tower. So a type
+A spelling that is close says nothing about a model: Qwen3.5 under the name of Qwen3-VL has another decoder. So a type
 that transformers knows is told what of it is not known here, and only a type that nobody knows is compared by spelling.
 """
 
@@ -20,7 +20,6 @@ _QUANTIZED = ("quantization_config", "compression_config")
 _OWN_CODE = {"internvl_chat": "internvl", "llava": "llava_onevision", "llava_qwen": "llava_onevision"}
 """Types of releases with code of their own that also come in transformers' form -> that form's type."""
 _CLOSEST = {
-    "qwen2_vl": ("qwen2_5_vl", "its vision tower has other layers (LayerNorm, no windows, a plain MLP)"),
     "qwen3_5": ("qwen3_vl", "its language model has layers of linear attention"),
     "qwen3_5_moe": ("qwen3_vl", "its language model has layers of linear attention and of experts"),
 }
@@ -81,7 +80,9 @@ def _nearest(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any]) -> 
         return "qwen2_5_omni"
     if hears:
         return "qwen2_audio"
-    candidates = [name for name in types if name in ("internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl")]
+    candidates = [
+        name for name in types if name in ("internvl", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    ]
     alike = [name for name in candidates if _common(name, kind) >= _MIN_COMMON]
     return max(alike, key=lambda name: _common(name, kind), default="llava_onevision")
 

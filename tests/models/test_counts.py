@@ -22,13 +22,14 @@ PUBLISHED = {
     "internvl2_5_8b": 8.08e9,
     "internvl2_5_78b": 78.4e9,
     "llava_onevision_qwen2_5_7b": 8.03e9,
+    "qwen2_vl_7b": 8.29e9,
     "qwen2_5_vl_7b": 8.29e9,
     "qwen3_vl_8b": 8.77e9,
     "qwen2_audio_7b": 8.40e9,
 }
 """Size of the checkpoint as the model's page on the Hugging Face hub states it ("Model size", from the safetensors
-headers): InternVL2_5-8B, InternVL2_5-78B, llava-onevision-qwen2-7b-ov-hf, Qwen2.5-VL-7B-Instruct,
-Qwen3-VL-8B-Instruct, Qwen2-Audio-7B-Instruct. Qwen2.5-Omni's covers talker and vocoder, too."""
+headers): InternVL2_5-8B, InternVL2_5-78B, llava-onevision-qwen2-7b-ov-hf, Qwen2-VL-7B-Instruct,
+Qwen2.5-VL-7B-Instruct, Qwen3-VL-8B-Instruct, Qwen2-Audio-7B-Instruct. Qwen2.5-Omni's covers talker and vocoder, too."""
 PUBLISHED_MODULES = {
     ("llava_onevision_llama3_8b", LLM): 8.03e9,  # Meta-Llama-3-8B
     ("llava_onevision_qwen2_5_7b", LLM): 7.62e9,  # Qwen2.5-7B, "7.61B" in its model card
@@ -65,7 +66,8 @@ def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
         paths = (tower.path, *tower.extras)
         whole = [p for n, p in named.items() if any(n == path or n.startswith(f"{path}.") for path in paths)]
         config = model.get_submodule(tower.path).config
-        width, heads = getattr(config, "d_model", config.hidden_size), getattr(config, "num_heads", None)
+        width = getattr(config, "d_model", getattr(config, "embed_dim", config.hidden_size))
+        heads = getattr(config, "num_heads", None)
         assert specs[module].hidden_size == width
         assert specs[module].num_heads == (heads or config.num_attention_heads)
         assert_spec_equals(specs[module], whole, model.get_submodule(f"{tower.path}.{tower.layers}"))
@@ -121,6 +123,7 @@ VARIANTS = {
     "tied Omni": ("qwen2_5_omni_thinker", HF_CONFIG | {"tie_word_embeddings": True}),
     "LLaVA-OneVision's defaults": ("llava_onevision", {}),
     "InternVL's defaults": ("internvl", {}),
+    "Qwen2-VL's defaults": ("qwen2_vl", {"text_config": {"hidden_size": 3584, "num_attention_heads": 28}}),
     "Qwen2.5-VL's defaults": ("qwen2_5_vl", {"vision_config": {}, "text_config": {}}),
     "Qwen3-VL's defaults": ("qwen3_vl", {}),
     "Qwen2-Audio's defaults": ("qwen2_audio", {}),

@@ -59,18 +59,26 @@ def test_a_file_of_hugging_face_gives_the_shipped_model_and_leaves_out_defaults(
     assert len(json.dumps(found.hf_config)) < 2500, "short enough to read"
 
 
-def test_an_older_flat_file_of_qwen2_5_vl_is_read(tmp_path):
+VISION = {
+    "qwen2_vl": {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 3584,
+                 "model_type": "qwen2_vl", "spatial_patch_size": 14},
+    "qwen2_5_vl": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+                   "out_hidden_size": 3584, "tokens_per_second": 2, "window_size": 112},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VISION)
+def test_an_older_flat_file_is_read(kind, tmp_path):
     """As transformers 4 wrote it: the language model's entries at the top, rope in two of them."""
     flat = {
-        "model_type": "qwen2_5_vl", "torch_dtype": "bfloat16", "vocab_size": 152064, "hidden_size": 3584,
+        "model_type": kind, "torch_dtype": "bfloat16", "vocab_size": 152064, "hidden_size": 3584,
         "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
         "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
         "rms_norm_eps": 1e-06, "tie_word_embeddings": False, "image_token_id": 151655,
-        "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
-                          "out_hidden_size": 3584, "tokens_per_second": 2, "window_size": 112},
+        "vision_config": VISION[kind],
     }  # fmt: skip
     found = read_hub_model(write(tmp_path, flat))
-    shipped = load_model(resources.path("configs") / "models" / "qwen2_5_vl_7b.yaml")
+    shipped = load_model(resources.path("configs") / "models" / f"{kind}_7b.yaml")
     assert found.family.specs() == load_family(shipped.family, shipped.hf_config, shipped.media).specs()
     assert found.hf_config["text_config"]["rope_parameters"]["mrope_section"] == [16, 24, 24]
     assert "image_token_id" not in found.hf_config
@@ -90,11 +98,6 @@ def test_the_thinker_of_an_omni_model_is_taken(tmp_path):
     [
         ({"model_type": "llava_onevison"}, "models of type `llava_onevison` are not known", "mean `llava_onevision`?"),
         ({"model_type": "internvl_chat"}, "`internvl_chat` have code of their own", "`-hf`, of type `internvl`"),
-        (
-            {"model_type": "qwen2_vl"},
-            "`qwen2_vl` are not supported: its vision tower has",
-            "nearest to it is `qwen2_5_vl`",
-        ),
         ({"model_type": "qwen3_5_moe"}, "linear attention and of experts", "nearest to it is `qwen3_vl`"),
         (
             {"model_type": "qwen3_vl_moe", "vision_config": {}, "text_config": {"num_experts": 128}},

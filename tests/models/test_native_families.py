@@ -28,6 +28,7 @@ RULES = {
             "qwen2_5_omni_thinker",
             {"video_min_pixels": 56 * 56, "video_max_pixels": 64 * 28 * 28, "video_max_frames": 16},
         ),
+        "2": ("qwen2_vl", {}),
         "2.5": ("qwen2_5_vl", {}),
         "2.5, capped": ("qwen2_5_vl", {"cap_pixels_per_frame": True}),
         "2.5, lean": (
@@ -95,7 +96,7 @@ def test_an_image_becomes_the_processors_text(size):
 
 
 @pytest.mark.parametrize(
-    "name", ["Omni", "Omni, small", "2.5", "2.5, capped", "2.5, lean", "3", "3, capped", "3, large"]
+    "name", ["Omni", "Omni, small", "2", "2.5", "2.5, capped", "2.5, lean", "3", "3, capped", "3, large"]
 )
 def test_videos_of_every_length_equal_the_processor(name, ask_processor):
     assert_videos_of_every_length_equal_the_processor(RULES[name], ask_processor)
@@ -146,6 +147,7 @@ DEEP = TOWER | {"depth": 2, "num_position_embeddings": 64, "deepstack_visual_ind
 
 TOWERS = {
     "qwen2_5_omni_thinker": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoder", "Qwen2_5OmniVisionEncoderConfig"),
+    "qwen2_vl": ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "Qwen2VLVisionConfig"),
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionConfig"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionConfig"),
 }
@@ -177,8 +179,9 @@ def attended(tower: torch.nn.Module, grid: tuple[int, int, int], values: tuple[i
     [
         ("qwen2_5_vl", WINDOWED), ("qwen2_5_vl", WINDOWED | {"window_size": 56, "fullatt_block_indexes": [0]}),
         ("qwen2_5_omni_thinker", WINDOWED), ("qwen3_vl", DEEP),
+        ("qwen2_vl", {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 8}),
     ],
-    ids=["windows", "small windows", "Omni", "no windows"],
+    ids=["windows", "small windows", "Omni", "no windows", "Qwen2-VL"],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [(28, 28), (112, 140), (250, 333), (500, 90)])
 def test_attended_positions_are_what_the_real_tower_is_given(size, family, config):

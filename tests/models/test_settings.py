@@ -22,6 +22,7 @@ QWEN2_5 = {"min_pixels": 3136, "max_pixels": 12845056, "image_processor_type": "
 QWEN3 = {"size": {"longest_edge": 16777216, "shortest_edge": 65536}}
 QWEN3_VIDEO = {"size": {"longest_edge": 25165824, "shortest_edge": 4096}}
 RELEASES = {
+    "qwen2_vl_7b": {IMAGES: QWEN2_5},
     "qwen2_5_vl_7b": {IMAGES: QWEN2_5},
     "qwen3_vl_8b": {IMAGES: QWEN3, VIDEOS: QWEN3_VIDEO},
     "qwen2_5_omni_7b": {IMAGES: {**QWEN2_5, "feature_size": 128, "chunk_length": 300}},

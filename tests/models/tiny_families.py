@@ -228,6 +228,16 @@ CASES = {
         },
         {"max_tiles": 4, "video_frames": 3}, internvl_media, IMAGES,
     ),
+    "Qwen2-VL": Case(
+        "qwen2_vl",
+        {
+            "text_config": WINDOWED | {"rope_parameters": MROPE},
+            "vision_config": {
+                "depth": 3, "embed_dim": 32, "mlp_ratio": 2, "num_heads": 2, "hidden_size": HIDDEN, "patch_size": 14,
+            },
+        },
+        NATIVE_LIMITS, native_media, IMAGES,
+    ),
     "Qwen2.5-VL": Case(
         "qwen2_5_vl",
         {

@@ -69,7 +69,7 @@ def processor(family, options):
             audio_bos_token="<|audio_bos|>", audio_eos_token="<|audio_eos|>",
         )  # fmt: skip
         return hf.Qwen2_5OmniProcessor(images, video, hf.WhisperFeatureExtractor(feature_size=128), words)
-    whole = hf.Qwen3VLProcessor if family == "qwen3_vl" else hf.Qwen2_5_VLProcessor
+    whole = {"qwen3_vl": hf.Qwen3VLProcessor, "qwen2_vl": hf.Qwen2VLProcessor}.get(family, hf.Qwen2_5_VLProcessor)
     return whole(images, tokenizer(image_token="<|image_pad|>", video_token="<|video_pad|>"), video)
 
 

@@ -98,6 +98,7 @@ STACKS = {
     "SigLIP": encoder("LLaVA-OneVision"),
     "InternVL": encoder("InternVL"),
     "Qwen2.5-VL vision": encoder("Qwen2.5-VL", num_heads=4),
+    "Qwen2-VL vision": encoder("Qwen2-VL"),
     "Qwen3-VL vision": encoder("Qwen3-VL"),
     "Qwen2-Audio": encoder("Qwen2-Audio"),
     **{f"Omni {module}": omni(module) for module in ("vision", "audio", LLM)},

@@ -21,6 +21,7 @@ for family in (
     "qwen2_5_omni",
     "qwen2_5_vl",
     "qwen2_audio",
+    "qwen2_vl",
     "qwen3_vl",
     "siglip",
 ):
