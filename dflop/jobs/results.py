@@ -11,7 +11,6 @@ from dflop.jobs.rundir import RunDir
 from dflop.jobs.steps import COMPARE
 from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
 from dflop.report.history import COLUMNS, HistoryEntry
-from dflop.report.html import write_report as write_html
 from dflop.report.summary import RunSummary, summarise
 from dflop.store import console
 from dflop.store.reader import Reader
@@ -79,6 +78,8 @@ def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
 
 def write_report(run: RunDir) -> RunSummary:
     """Write report.html into the run directory and return the summary it shows."""
+    from dflop.report.html import write_report as write_html  # with matplotlib, which a driver needs at the end
+
     summary = load_summary(run)
     history = load_history(run.config().store, run.run_id)
     write_html(run.report_file, summary, load_details(run, summary, history))
