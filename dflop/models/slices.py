@@ -135,7 +135,14 @@ def tokens_per_tile(call: str, tower: Any) -> int:
 
 
 def _width(call: str, tower: Any) -> int:
-    return int(tower.config.d_model if call in ("mel", "windows") else tower.config.hidden_size)
+    name = (
+        "d_model"
+        if call in ("mel", "windows")
+        else "embed_dim"
+        if hasattr(tower.config, "embed_dim")
+        else "hidden_size"
+    )
+    return int(getattr(tower.config, name))  # the `hidden_size` of Qwen2-VL's tower is the LLM's
 
 
 class TowerSlice:

@@ -103,7 +103,7 @@ cached_reference = cache(reference)
 QUICK = {
     ("Qwen3-VL", "encoder dp2 + llm pp2"), ("LLaVA-OneVision with Llama", "encoder pp2 + llm dp2, recomputed"),
     ("InternVL", "inline pp2, mixed stage"), ("Qwen2.5-VL", "inline pp2, mixed stage"),
-    ("Qwen2-VL", "encoder dp2 + llm pp2"),
+    ("Qwen2-VL", "encoder pp2 + llm dp2"),
     ("Qwen2-Audio", "encoder pp2 + llm dp2"),
 }  # fmt: skip
 """Not in a lane: every family, and every layout, at least once."""
