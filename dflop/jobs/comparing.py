@@ -20,6 +20,7 @@ from dflop.jobs.suite.contest import (
 )
 from dflop.jobs.suite.savings import savings
 from dflop.jobs.talk import Say
+from dflop.plan.drafts import holding
 from dflop.records import Plan
 from dflop.report.tables import layout_text
 
@@ -71,7 +72,8 @@ def _row(
     steps, speedup = found.steps[key], found.speedup(key)
     assert speedup is not None, key
     cost = savings(steps.mean_s, steps.mean_s, num_steps, found.setting.num_gpus, usd_per_gpu_hour)
-    over = " (exceeds memory)" if steps.num_over_cap or (key == REFERENCE and not found.plans.reference_fits) else ""
+    is_over = steps.num_over_cap > 0 or (plan is not None and holding(found.setting.problem, plan) is None)
+    over = " (exceeds memory)" * is_over
     return (
         name + over, layout_text(plan) if plan else "", plan.num_microbatches if plan else None, steps.mean_s,
         speedup.mean, speedup.low, speedup.high, steps.mean_idle_frac, cost.baseline_gpu_hours,

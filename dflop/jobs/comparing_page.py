@@ -20,7 +20,7 @@ NOTES = (
     "Speed-ups are over the best uniform plan of all that fit: one layout for the whole model, arrival order, equal "
     "counts. Geometric means over batches, the same for all, with their 95 % interval.",
     "The bound is what the step would take with every GPU busy all the time, at the best tensor-parallel degree.",
-    "A name with (exceeds memory): its plan does not fit, or some batch has more than it has room for.",
+    "A name with (exceeds memory): its plan does not fit, or some batch or sample has more than it has room for.",
 )
 
 

@@ -17,6 +17,7 @@ from dflop.plan.limits import plan_limits
 from dflop.plan.rank import contention
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
+from dflop.plan.worst import samples_beyond
 from dflop.records import ClusterSpec, Plan
 from dflop.report.data_plots import check_suffix
 from dflop.report.explain import Explanation, StageUse, TimeUse, Variation
@@ -177,7 +178,8 @@ def _variations(problem: Problem, say: Say) -> Iterator[Variation]:
         except (InfeasiblePlanError, ConfigError) as error:
             yield Variation(name, num_gpus, num_samples, None, error.what)
         else:
-            yield Variation(name, num_gpus, num_samples, plan, note)
+            notes = [note] * bool(note) + ["not every sample fits"] * bool(samples_beyond(changed, plan))
+            yield Variation(name, num_gpus, num_samples, plan, "; ".join(notes))
 
 
 def _changed_problems(problem: Problem) -> Iterator[tuple[str, Problem, str]]:

@@ -102,10 +102,11 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
 def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
     with Reader(config.store) as reader:
         shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
+        worst = reader.largest_samples(profile_key)
     cost, source = _costs(config, device, cluster)
     problem = Problem(
         run_id="outlook",
-        specs=planning.used_modules(planning.bound_family(config), shapes),
+        specs=planning.used_modules(planning.bound_family(config), (*shapes, *worst)),
         cluster=cluster,
         cost=cost.extrapolating(),
         batches=tuple(
@@ -114,6 +115,7 @@ def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec
         global_batch_size=config.plan.global_batch_size,
         snapshot_seq=0,
         space=planning.search_space(config),
+        worst_samples=tuple(worst),
     )
     return Outlook(problem, tuple(shapes), source)
 

@@ -193,6 +193,7 @@ def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, fr
     profiled = {table.module for table in cost.tables}
     with Reader(config.store) as reader:
         known = planner_factors(config, reader, profile_key, time.time(), held)
+        worst = reader.largest_samples(run.profile_key())
     cost = levelled(cost.with_corrections({m: f for m, f in known.items() if m in profiled}), batches)
     factors = tuple(f for f in cost.corrections.values() if isinstance(f, ModuleFactors))
     problem = Problem(
@@ -204,6 +205,7 @@ def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, fr
         global_batch_size=config.plan.global_batch_size,
         snapshot_seq=costs.snapshot.seq,
         space=search_space(config),
+        worst_samples=tuple(worst),
     )
     left = stage_at(config, first).end_step - first
     later = scenario_batches(config, shapes, first, left) if 0 < num_steps < left else ()
@@ -228,6 +230,8 @@ def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
 def _holding_what_is_later(task: Task, plans: Sequence[Plan], config: Config, say: Say) -> tuple[Plan, ...]:
     """Plans with room for batches behind the horizon; where none has, those that are best for all of them."""
     everything = replace(task.problem, batches=(*task.problem.batches, *task.later))
+    if holding(task.problem, plans[0]) is None:
+        everything = replace(everything, worst_samples=())  # which no plan holds; the first one says so
     found = [held for plan in plans if (held := holding(everything, plan)) is not None]
     if not found:
         say("no plan for the next steps has room for what comes later: planning for all of it")

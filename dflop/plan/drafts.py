@@ -69,8 +69,13 @@ def holding(problem: Problem, plan: Plan) -> Plan | None:
 
     Its predicted times stay.
     """
-    found = dataclasses.replace(plan, modules=_with_memory(problem, plan))
+    found = charged(problem, plan)
     return found if fits(problem, found) else None
+
+
+def charged(problem: Problem, plan: Plan) -> Plan:
+    """A plan with memory and token caps for batches and largest samples of a problem, whether it fits or not."""
+    return dataclasses.replace(plan, modules=_with_memory(problem, plan))
 
 
 def place(parallel: Mapping[str, ParallelSpec], problem: Problem) -> dict[str, int]:
@@ -129,7 +134,7 @@ def _draft(
         snapshot_seq=problem.snapshot_seq,
         reason="",
     )
-    return dataclasses.replace(plan, modules=_with_memory(problem, plan))
+    return charged(problem, plan)
 
 
 def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dflop import units
 from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
+from dflop.plan.worst import samples_beyond
 from dflop.records import LLM, ModulePlan, Plan
 
 BINDING_FRAC = 0.9
@@ -20,7 +22,7 @@ class Limit:
 
     name: str
     used_frac: float
-    """Above 1 only for what cannot be helped: a sample longer than an average microbatch."""
+    """Above 1 only for what cannot be helped: a sample longer than an average microbatch, or than memory holds."""
     text: str
 
     @property
@@ -42,6 +44,7 @@ def plan_limits(problem: Problem, plan: Plan, largest_tokens: Mapping[str, int])
         *(_tp(problem, plan, m) for m in plan.pipes),
         *_counts(problem, plan),
         _longest_sample(problem, plan),
+        *_beyond(problem, plan),
     ]
     return tuple(sorted(found, key=lambda limit: -limit.used_frac))
 
@@ -93,12 +96,23 @@ def _longest_sample(problem: Problem, plan: Plan) -> Limit:
     llm = plan.module(LLM).parallel
     is_pipeline = llm.pp > 1 or len(plan.pipes) > 1
     num_buckets = llm.dp * (plan.num_microbatches if is_pipeline else 1)
-    tokens = [items[LLM].num_tokens for items in problem.batch_items]
-    longest = statistics.fmean(float(t.max()) for t in tokens)
-    average = statistics.fmean(float(t.sum()) / num_buckets for t in tokens)
+    samples = (*itertools.chain.from_iterable(problem.batches), *problem.worst_samples)
+    longest = max(samples, key=lambda s: s.num_llm_tokens)
+    average = statistics.fmean(float(items[LLM].num_tokens.sum()) / num_buckets for items in problem.batch_items)
     of = "microbatch of a replica" if is_pipeline else "step of a replica"
-    text = f"{units.count(round(longest))} LLM tokens; an average {of} has {units.count(round(average))}"
-    return Limit("longest sample", longest / average, text)
+    text = (
+        f"`{longest.sample_id}` has {units.count(longest.num_llm_tokens)} LLM tokens; an average {of} has "
+        f"{units.count(round(average))}"
+    )
+    return Limit("longest sample", longest.num_llm_tokens / average, text)
+
+
+def _beyond(problem: Problem, plan: Plan) -> Iterator[Limit]:
+    """Samples that no plan holds, the worst of them."""
+    if found := samples_beyond(problem, plan):
+        more = f"; {len(found) - 1} more do not fit" * (len(found) > 1)
+        usable = units.num_bytes(problem.usable_bytes)
+        yield Limit("largest samples", found[0].need_bytes / problem.usable_bytes, f"{found[0]} of {usable}{more}")
 
 
 def _name(plan: Plan, module: ModulePlan) -> str:

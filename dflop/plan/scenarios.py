@@ -33,6 +33,8 @@ class ScenarioLoads:
     """Per scenario `[3, units]`, in arrival order."""
     lengths: tuple[Ints, ...]
     """Per scenario the tokens of every unit, descending."""
+    worst: ScenarioLoads | None = None
+    """In batches with the largest samples there are, which memory has to hold; None: no larger ones than in these."""
     _caps: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def per_microbatch(self, num_buckets: npt.ArrayLike) -> Floats:
@@ -53,7 +55,7 @@ class ScenarioLoads:
         return mean
 
     def largest(self, num_buckets: npt.ArrayLike) -> Floats:
-        """`[3, ...]`: largest bucket the scheduler may build in any scenario, in whole items and tokens.
+        """`[3, ...]`: largest bucket the scheduler may build in any scenario or of `worst`, in whole items and tokens.
 
         LLM tokens are those of its token cap, and their squares those of the longest sample over and over.
         """
@@ -64,7 +66,8 @@ class ScenarioLoads:
         if self.module == LLM:
             found[1] = np.vectorize(self._token_cap, otypes=[float])(buckets)
             found[2] = found[1] * max((int(tokens[0]) for tokens in self.lengths if len(tokens)), default=0)
-        return np.ceil(found)
+        found = np.ceil(found)
+        return found if self.worst is None else np.maximum(found, self.worst.largest(num_buckets))
 
     def _token_cap(self, num_buckets: int) -> int:
         """The scheduler's cap in the scenario where it is highest."""
@@ -74,9 +77,16 @@ class ScenarioLoads:
 
 
 def scenario_loads(
-    batches: Sequence[Sequence[SampleShape]], module: str, *, whole_samples: bool = False
+    batches: Sequence[Sequence[SampleShape]],
+    module: str,
+    *,
+    whole_samples: bool = False,
+    worst: Sequence[Sequence[SampleShape]] = (),
 ) -> ScenarioLoads:
-    """Loads of `module` in each of `batches`; with `whole_samples` an encoder's items stay with their sample."""
+    """Loads of `module` in each of `batches`, and of those in `worst` that memory alone has to hold.
+
+    With `whole_samples` an encoder's items stay with their sample.
+    """
     units: list[Ints] = []
     for batch in batches:
         items = module_items(batch, module)
@@ -92,4 +102,5 @@ def scenario_loads(
         num_units=np.array([of.shape[1] for of in units], dtype=np.int64),
         units=tuple(units),
         lengths=tuple(np.sort(of[1])[::-1].copy() for of in units),
+        worst=scenario_loads(worst, module, whole_samples=whole_samples) if worst else None,
     )

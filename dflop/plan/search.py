@@ -19,9 +19,10 @@ from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import FormulaTable, formula_table
 from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
-from dflop.plan.rank import arrival_step_s, nominate, rank
+from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import PlanRules, Problem, SearchSpace
 from dflop.plan.verdict import prefer_simple, reason
+from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
 from dflop.schedule.policies import QUICK, Effort
 
@@ -82,29 +83,43 @@ def plan_problem(
 ) -> tuple[Plan, ...]:
     """As `make_plans`, for a scheduling policy of one's own, too.
 
-    Under the rules of another trainer plans are split and run in arrival order.
+    Under the rules of another trainer plans are split and run in arrival order. Where no plan holds the largest samples
+    of the data, plans are for the drawn batches, and the first one's reason names the samples that go beyond it.
     """
     tell = progress or (lambda _: None)
     if problem.space.rules is not None:
         problem, policy = replace(problem, space=replace(problem.space, layouts=("split",))), "arrival"
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
+    ranked, beyond = _ranked(problem, top, effort, policy, tell), ""
+    if not ranked and problem.worst_samples:
+        tell("no plan holds the largest samples of the data: planning for the drawn batches alone")
+        ranked = _ranked(replace(problem, worst_samples=()), top, effort, policy, tell)
+        beyond = beyond_text(problem, samples_beyond(problem, ranked[0].plan)) if ranked else ""
+    if not ranked:
+        raise explain(problem)
+    for line in _extrapolated(ranked[0].plan, problem):
+        tell(line)
+    reasons = [reason(r, ranked, policy) for r in ranked]
+    reasons[0] = f"{reasons[0]} {beyond}".rstrip()
+    return tuple(
+        replace(r.plan, candidate_rank=place, reason=why)
+        for place, (r, why) in enumerate(zip(ranked, reasons, strict=True))
+    )
+
+
+def _ranked(problem: Problem, top: int, effort: Effort, policy: str, tell: Callable[[str], None]) -> list[Ranked]:
+    """Plans that hold a problem's batches and largest samples, beside the data-blind one; none where nothing fits."""
     drafts = _drafts(problem, tell)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = nominate(drafts, top)
     if uniform is not None and "inline" in problem.space.layouts:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
     ranked = prefer_simple(rank(problem, nominees, effort, policy))
-    tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory")
-    if not ranked:
-        raise explain(problem)
+    held = " with the largest samples of the data" * bool(problem.worst_samples)
+    tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory{held}")
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
-    ranked = [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked]
-    for line in _extrapolated(ranked[0].plan, problem):
-        tell(line)
-    return tuple(
-        replace(r.plan, candidate_rank=place, reason=reason(r, ranked, policy)) for place, r in enumerate(ranked)
-    )
+    return [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked]
 
 
 def _drafts(problem: Problem, tell: Callable[[str], None]) -> list[Plan]:

@@ -86,6 +86,8 @@ class Problem:
     global_batch_size: int
     snapshot_seq: int
     space: SearchSpace = field(default_factory=SearchSpace)
+    worst_samples: tuple[SampleShape, ...] = ()
+    """The largest samples of the whole data profile: memory has to hold them, whether or not a batch has drawn them."""
 
     def __post_init__(self) -> None:
         assert self.specs[-1].module == LLM, f"the last of {[s.module for s in self.specs]} must be `{LLM}`"
@@ -95,12 +97,25 @@ class Problem:
     @cached_property
     def loads(self) -> dict[str, ScenarioLoads]:
         """Per module; an encoder's items may go to any of its ranks (layout `split`)."""
-        return {s.module: scenario_loads(self.batches, s.module) for s in self.specs}
+        return {s.module: scenario_loads(self.batches, s.module, worst=self.worst_batches) for s in self.specs}
 
     @cached_property
     def sample_loads(self) -> dict[str, ScenarioLoads]:
         """Per module; all items of a sample are in one place (layout `inline`)."""
-        return {s.module: scenario_loads(self.batches, s.module, whole_samples=True) for s in self.specs}
+        return {
+            s.module: scenario_loads(self.batches, s.module, whole_samples=True, worst=self.worst_batches)
+            for s in self.specs
+        }
+
+    @cached_property
+    def worst_batches(self) -> tuple[Sequence[SampleShape], ...]:
+        """Per one of the largest samples a batch that has not drawn it, and that sample; none where all have."""
+        found = []
+        for i, sample in enumerate(self.worst_samples):
+            others = [b for b in self.batches if all(s.sample_index != sample.sample_index for s in b)]
+            if others:
+                found.append((sample, *others[i % len(others)]))
+        return tuple(found)
 
     @cached_property
     def heaviest_samples(self) -> dict[str, Floats]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from dflop.errors import StoreError, did_you_mean
 from dflop.records import Correction, CostTable, Decision, LinkCost, ProfileRecord, SampleShape
 from dflop.store import schema, snapshot
+from dflop.store.console import named_query
 
 T = TypeVar("T")
 Value = int | float | str | bool
@@ -139,6 +140,12 @@ class Reader:
         mixed = f"(sample_index * 2654435761) % 4294967296, sample_index limit {max_samples:d}"
         return sorted(self._read(SampleShape, "v_sample_shape", where, order=mixed), key=lambda s: s.sample_index)
 
+    def largest_samples(self, profile_key: str) -> list[SampleShape]:
+        """Samples of a data profile that are the largest in something, as `sql/queries/largest_samples.sql` has it."""
+        found = self._fetch(named_query("largest_samples").sql, {"profile_key": profile_key}, "the largest samples")
+        where = {"profile_key": [profile_key], "sample_index": sorted(set(found["sample_index"].to_pylist()))}
+        return self._read(SampleShape, "v_sample_shape", where, order="sample_index")
+
     def _read(
         self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str
     ) -> list[T]:
@@ -157,7 +164,7 @@ class Reader:
         table = self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
         return schema.from_table(cls, table)
 
-    def _fetch(self, sql: str, params: list[Value], relation: str) -> pa.Table:
+    def _fetch(self, sql: str, params: list[Value] | dict[str, Value], relation: str) -> pa.Table:
         try:
             return snapshot.run(self._con, sql, params).to_arrow_table()
         except duckdb.Error as error:

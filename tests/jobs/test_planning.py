@@ -175,3 +175,19 @@ def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_pa
     assert plan.module("vision").max_tokens > 0
     largest = max(sum(i.num_tokens for i in s.items) for s in mixed)
     assert plan.module("vision").max_tokens >= largest
+
+
+def test_a_run_plans_for_the_largest_sample_of_its_data_and_names_one_that_nothing_holds(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    set_config(run, "plan.microbatch_choices=[2]", "plan.top=4")
+    config = run.config()
+    huge = dataclasses.replace(make_sample(5000, 10**7), profile_key=run.profile_key(), sample_id="a whole book")
+    assert "Not every sample fits" not in plan_run(run, config, "model", lambda line: None)[0].reason
+    with SpoolWriter(config.store, "later", "by-hand") as spool:
+        spool.append(huge)
+    ingest(config.store)
+    lines = list[str]()
+    plan = plan_run(run, config, "model", lines.append)[0]
+    assert "Not every sample fits: sample `a whole book` with 10M tokens in `llm`, where a microbatch" in plan.reason
+    assert run.plan().reason == plan.reason
+    assert any(line.startswith("no plan holds the largest samples of the data") for line in lines)

@@ -58,4 +58,4 @@ def test_a_longest_sample_stands_beside_what_it_can_be_balanced_with(pp, of, ave
     plan = inline_draft(problem, 4, parallel, layers, recompute=False, shard_optimizer=False, formula_s=0.0)
     found = limits(problem, plan)["longest sample"]
     assert found.used_frac == pytest.approx(1200 / average)
-    assert found.text == f"1200 LLM tokens; an average {of} of a replica has {round(average)}"
+    assert found.text == f"`s0` has 1200 LLM tokens; an average {of} of a replica has {round(average)}"

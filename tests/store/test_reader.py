@@ -10,7 +10,8 @@ import pytest
 from dflop import records as r
 from dflop.errors import StoreError
 from dflop.store.reader import Reader
-from tests.builders import make_corrections, make_decision
+from tests.builders import make_corrections, make_decision, random_batch
+from tests.plan.test_worst import largest_of
 from tests.store import asking
 
 
@@ -51,6 +52,13 @@ def test_some_shapes_are_spread_over_the_dataset_and_always_the_same(fill, make)
         assert len(found) == 20
         assert {i // 50 for i in found} == {0, 1, 2, 3}
         assert len(reader.shapes("data", max_samples=900)) == 200
+
+
+def test_the_largest_samples_are_those_of_the_whole_profile(fill) -> None:
+    samples = random_batch(300, seed=3)
+    with Reader(fill(*samples)) as reader:
+        assert reader.largest_samples("data") == largest_of(samples)
+        assert reader.largest_samples("none") == []
 
 
 def test_a_profile_is_the_newest_of_its_key(fill) -> None:

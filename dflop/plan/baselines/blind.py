@@ -45,7 +45,9 @@ class MeanProblem(Problem):
 
     @cached_property
     def loads(self) -> dict[str, ScenarioLoads]:
-        return {s.module: mean_loads(scenario_loads(self.batches, s.module)) for s in self.specs}
+        return {
+            s.module: mean_loads(scenario_loads(self.batches, s.module, worst=self.worst_batches)) for s in self.specs
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
