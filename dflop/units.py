@@ -52,6 +52,13 @@ def ratio(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}x"
 
 
+def speedup(mean: float, low: float, high: float) -> str:
+    """`1.0523, 1.01, 1.1 -> '1.052x (95 % interval 1.010x to 1.100x)'`; without the interval where that is NaN."""
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.3f}x" + ("" if math.isnan(low) else f" (95 % interval {low:.3f}x to {high:.3f}x)")
+
+
 def percent(value_frac: float) -> str:
     """`0.123 -> '12.3 %'`."""
     return "-" if math.isnan(value_frac) else f"{value_frac * 100:.1f} %"

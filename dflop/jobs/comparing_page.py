@@ -64,11 +64,11 @@ def data_page(
 def _verdict(found: Contest) -> str:
     ours = found.speedup(OURS)
     assert ours is not None
-    interval = "" if math.isnan(ours.low) else f" (95 % interval {units.ratio(ours.low)} to {units.ratio(ours.high)})"
-    if not math.isnan(ours.low) and ours.low <= 1 <= ours.high:
-        return f"Simulated: no difference beyond noise to the best uniform plan, {units.ratio(ours.mean)}{interval}."
+    times = units.speedup(ours.mean, ours.low, ours.high)
+    if ours.has_interval and not ours.is_conclusive:
+        return f"Simulated: no difference beyond noise to the best uniform plan, {times}."
     bound = f"With every GPU busy all the time it would be {units.ratio(found.bound_speedup)}."
-    return f"Simulated: dflop is {units.ratio(ours.mean)} as fast as the best uniform plan{interval}. {bound}"
+    return f"Simulated: dflop is {times} as fast as the best uniform plan. {bound}"
 
 
 def _numbers(found: Contest) -> tuple[tuple[str, str, str], ...]:
@@ -99,10 +99,11 @@ def _table(rows: list[tuple[object, ...]], num_steps: int, usd_per_gpu_hour: flo
 def _cells(row: tuple[object, ...]) -> tuple[str, ...]:
     what, layout, num_microbatches, *_ = row
     step_s, speedup, low, high, idle_frac, gpu_hours, usd = (_number(value) for value in row[3:])
-    interval = "" if math.isnan(low) else f"{low:.2f}-{high:.2f}"
+    interval = "" if math.isnan(low) else f"{low:.3f}-{high:.3f}"
     return (
         str(what), str(layout or ""), "" if num_microbatches is None else str(num_microbatches), units.seconds(step_s),
-        units.ratio(speedup), interval, units.percent(idle_frac), f"{gpu_hours:,.1f}", f"{usd:,.0f}",
+        units.speedup(speedup, math.nan, math.nan), interval, units.percent(idle_frac),
+        f"{gpu_hours:,.1f}", f"{usd:,.0f}",
     )  # fmt: skip
 
 

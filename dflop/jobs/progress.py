@@ -49,7 +49,7 @@ def progress_of(reader: Reader, run_id: str, sync_s: float) -> Progress | None:
         sync_s: What predictions of its steps leave out.
     """
     columns = ("attempt", "step", "step_s", "predicted_step_s", "observed_at_s")
-    found = reader.arrays("v_step", columns, where={"run_id": run_id})
+    found = reader.arrays("step_rollup", columns, where={"run_id": run_id})
     if not len(found["step"]):
         return None
     order = np.lexsort((found["step"], found["attempt"]))

@@ -53,6 +53,7 @@ def load_summary(run: RunDir) -> RunSummary:
             train=reader.records(StepObservation, where={"run_id": run.run_id}),
             compare=reader.records(StepObservation, where={"run_id": compare_id}),
             compare_plans=reader.records(StepPlan, where={"run_id": compare_id}),
+            speedups=reader.speedups(run.run_id),
             quarantined=list(quarantined.values()),
             corrections=reader.records(Correction, where={"run_id": run.run_id}),
         )
@@ -67,7 +68,7 @@ def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
     sql = f"select {', '.join(COLUMNS)} from v_history where run_id = $run_id order by number"
     _, rows = console.query(store, sql, {"run_id": run_id})
     if not rows:
-        newest = console.query(store, "select run_id from v_run order by started_at_s desc limit 20")[1]
+        newest = console.query(store, "select run_id from v_run order by started_at desc limit 20")[1]
         raise StoreError(
             f"run `{run_id}` is not in the store",
             where=str(store),

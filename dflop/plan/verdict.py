@@ -82,7 +82,7 @@ def _worth(plan: Plan) -> str:
     """Against the best plan of a trainer that gives the whole model one layout and does not look at the data."""
     if math.isnan(plan.uniform_step_s):
         return ""
-    speedup = plan.uniform_step_s / plan.predicted_step_s
+    speedup = plan.planned_speedup_over_uniform
     than = f"the best data-blind plan with one layout for the whole model ({units.seconds(plan.uniform_step_s)})"
     if speedup < WORTH_IT:
         return f"Not worth it here: {units.ratio(speedup)} the speed of {than}."

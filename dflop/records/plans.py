@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dflop.records.costs import ParallelSpec
@@ -80,6 +81,16 @@ class Plan:
         if self.is_inline:
             return self.module(LLM).parallel.num_processes
         return sum(m.parallel.num_processes for m in self.modules)
+
+    @property
+    def planned_speedup(self) -> float:
+        """Simulated: data-blind over balanced step of this layout, both means over batches; NaN where not simulated."""
+        return self.baseline_step_s / self.predicted_step_s if self.predicted_step_s > 0 else math.nan
+
+    @property
+    def planned_speedup_over_uniform(self) -> float:
+        """Simulated: best data-blind plan with one layout for the whole model over this; NaN where none is known."""
+        return self.uniform_step_s / self.predicted_step_s if self.predicted_step_s > 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Did balancing help? The same global batches, trained in arrival order and balanced, side by side.
 
 Batches differ far more from one another than the policies do, so steps are paired by global batch before anything is
-averaged. The speedup is the geometric mean of the per-batch ratios (the arithmetic mean would favour whichever policy
-is in the denominator). Its 95 % interval is a two-level bootstrap, over batches and over the repeats of each batch;
-with fewer than 3 batches there is none, and no winner is named.
+averaged. The speedup is not computed here: it is that of the store's view `v_speedup`, so that everybody who asks gets
+the same figure with the same interval. With fewer than 3 batches there is no interval, and no winner is named.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dflop import units
 from dflop.records import StepPlan
+from dflop.records.speedup import MIN_BATCHES, Speedup
 from dflop.report.steps import MeasuredStep
 
 ARRIVAL, BALANCED = "arrival", "balanced"
-MIN_BATCHES = 3
-NUM_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +53,6 @@ class BatchPair:
         """Measured arrival / balanced, medians over repeats."""
         return statistics.median(s.step_s for s in self.arrival) / statistics.median(s.step_s for s in self.balanced)
 
-    @property
-    def predicted_speedup(self) -> float:
-        """Simulated arrival / balanced; NaN when a prediction is missing."""
-        arrival, balanced = (
-            statistics.median(s.predicted_step_s for s in side) for side in (self.arrival, self.balanced)
-        )
-        return arrival / balanced if arrival > 0 and balanced > 0 else math.nan
-
     def typical(self) -> tuple[MeasuredStep, MeasuredStep]:
         """The arrival and the balanced step nearest to their medians."""
         return _nearest_median(self.arrival), _nearest_median(self.balanced)
@@ -76,17 +65,10 @@ class Comparison:
     policies: tuple[PolicyStats, ...]
     """`arrival`, `balanced`; a policy without steps is absent."""
     pairs: tuple[BatchPair, ...]
-    speedup: float
-    """Arrival / balanced step time, above 1 when balancing helped; NaN without pairs."""
-    speedup_low: float
-    """Lower end of the 95 % interval; NaN below `MIN_BATCHES` batches."""
-    speedup_high: float
-    predicted_speedup: float
-
-    @property
-    def is_conclusive(self) -> bool:
-        """Whether the interval exists and leaves 1 out."""
-        return self.speedup_low > 1.0 or self.speedup_high < 1.0
+    measured: Speedup
+    """Arrival / balanced step time, above 1 when balancing helped."""
+    predicted: Speedup
+    """Of the simulated steps of the same batches."""
 
     def typical_pair(self) -> BatchPair | None:
         """The batch of median speedup (not the best one), to show as an example."""
@@ -94,27 +76,26 @@ class Comparison:
         return ranked[(len(ranked) - 1) // 2] if ranked else None
 
 
-def compare_policies(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan]) -> Comparison | None:
+def compare_policies(
+    steps: Sequence[MeasuredStep], plans: Sequence[StepPlan], measured: Speedup, predicted: Speedup
+) -> Comparison | None:
     """Comparison of the two policies; None when neither has a step.
 
     Args:
         steps: Of the comparison job, warm-up included (it is left out here).
         plans: Step plans of the same job; a step without one cannot be paired.
+        measured: Row of `v_speedup`.
+        predicted: Of the same row.
     """
+    # A comparison that was started again counts with its last attempt, in the store as here.
+    steps = [s for s in steps if s.policy in (ARRIVAL, BALANCED)]
+    last = max((s.ranks[0].attempt for s in steps), default=0)
+    steps = [s for s in steps if s.ranks[0].attempt == last]
     policies = tuple(_stats(p, [s for s in steps if s.policy == p]) for p in (ARRIVAL, BALANCED))
     policies = tuple(p for p in policies if p.num_steps)
     if not policies:
         return None
-    pairs = _pair(steps, plans)
-    low, high = _interval(pairs)
-    return Comparison(
-        policies=policies,
-        pairs=pairs,
-        speedup=_geometric_mean([p.speedup for p in pairs]),
-        speedup_low=low,
-        speedup_high=high,
-        predicted_speedup=_geometric_mean([p.predicted_speedup for p in pairs]),
-    )
+    return Comparison(policies, _pair(steps, plans), measured, predicted)
 
 
 def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int | None) -> str:
@@ -126,8 +107,8 @@ def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int
         num_cores: Cores they share; None when every process has a device of its own.
     """
     sentences = [_outcome(comparison)]
-    if comparison and not math.isnan(comparison.predicted_speedup):
-        sentences.append(f"The simulation expected {units.ratio(comparison.predicted_speedup)}.")
+    if comparison and comparison.predicted.num_batches:
+        sentences.append(f"The simulation expected {_text(comparison.predicted)}.")
     if num_cores is not None and num_cores < num_processes:
         sentences.append(
             f"Note: {num_processes} processes share {num_cores} core{'s' if num_cores > 1 else ''}, so idle processes "
@@ -139,26 +120,27 @@ def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int
 def _outcome(found: Comparison | None) -> str:
     if found is None:
         return "Not compared: no global batch was trained in data-blind (arrival) order, so no gain is claimed."
-    if not found.pairs:
+    speedup = found.measured
+    if not speedup.num_batches:
         return "Not compared: no global batch has measured steps under both policies, so no gain is claimed."
-    batches = f"{len(found.pairs)} global batch{'es' if len(found.pairs) > 1 else ''}"
-    if math.isnan(found.speedup_low):
+    batches = f"{speedup.num_batches} global batch{'es' if speedup.num_batches > 1 else ''}"
+    measured = f"measured speedup {_text(speedup)}"
+    if not speedup.has_interval:
         return (
-            f"Undecided: only {batches} ran under both policies (measured speedup {units.ratio(found.speedup)}), too "
-            f"few to tell a gain from noise; {MIN_BATCHES} are needed."
+            f"Undecided: only {batches} ran under both policies ({measured}), too few to tell a gain from noise; "
+            f"{MIN_BATCHES} are needed."
         )
-    measured = (
-        f"measured speedup {found.speedup:.3f}x, 95 % interval {found.speedup_low:.3f}x to {found.speedup_high:.3f}x"
-    )
-    if not found.is_conclusive:
-        return f"No difference beyond noise between balanced and data-blind steps on the same {batches} ({measured})."
-    if found.speedup > 1:
-        saved = units.percent(1 - 1 / found.speedup)
-        return (
-            f"Balanced won: its steps took {saved} less time than data-blind ones on the same {batches} ({measured})."
-        )
-    lost = units.percent(1 / found.speedup - 1)
-    return f"Data-blind won: balanced steps took {lost} more time on the same {batches} ({measured})."
+    if not speedup.is_conclusive:
+        return f"No difference beyond noise between balanced and data-blind steps on the same {batches}: {measured}."
+    if speedup.mean > 1:
+        saved = units.percent(1 - 1 / speedup.mean)
+        return f"Balanced won: its steps took {saved} less time than data-blind ones on the same {batches}: {measured}."
+    lost = units.percent(1 / speedup.mean - 1)
+    return f"Data-blind won: balanced steps took {lost} more time on the same {batches}: {measured}."
+
+
+def _text(found: Speedup) -> str:
+    return units.speedup(found.mean, found.low, found.high)
 
 
 def _stats(policy: str, steps: Sequence[MeasuredStep]) -> PolicyStats:
@@ -181,38 +163,13 @@ def _pair(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan]) -> tuple[Bat
     batch_of = {plan.step: plan.sample_index for plan in plans}
     sides: dict[tuple[int, ...], dict[str, list[MeasuredStep]]] = {}
     for s in steps:
-        if s.policy in (ARRIVAL, BALANCED) and s.step in batch_of and s.step_s > 0:
+        if s.step in batch_of and s.step_s > 0:
             sides.setdefault(batch_of[s.step], {ARRIVAL: [], BALANCED: []})[s.policy].append(s)
     return tuple(
         BatchPair(batch, tuple(found[ARRIVAL]), tuple(found[BALANCED]))
         for batch, found in sides.items()
         if found[ARRIVAL] and found[BALANCED]
     )
-
-
-def _geometric_mean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(r) for r in ratios)) if ratios else math.nan
-
-
-def _interval(pairs: Sequence[BatchPair]) -> tuple[float, float]:
-    num_pairs = len(pairs)
-    if num_pairs < MIN_BATCHES:
-        return math.nan, math.nan
-    rng = np.random.default_rng(0)
-
-    def medians(side: Sequence[MeasuredStep]) -> NDArray[np.float64]:
-        seconds = np.array([s.step_s for s in side])
-        medians_s: NDArray[np.float64] = np.median(
-            seconds[rng.integers(len(side), size=(NUM_RESAMPLES, len(side)))], axis=1
-        )
-        return medians_s
-
-    # Inner level: logs[b] are log ratios of batch b under resampled repeats. Outer level: batches, one of these each.
-    logs = np.stack([np.log(medians(p.arrival) / medians(p.balanced)) for p in pairs])
-    shape = (NUM_RESAMPLES, num_pairs)
-    means = logs[rng.integers(num_pairs, size=shape), rng.integers(NUM_RESAMPLES, size=shape)].mean(axis=1)
-    low, high = np.exp(np.quantile(means, [0.025, 0.975])).tolist()
-    return low, high
 
 
 def _nearest_median(side: Sequence[MeasuredStep]) -> MeasuredStep:

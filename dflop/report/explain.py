@@ -170,8 +170,8 @@ def _candidates(found: Explanation) -> Table:
                 str(p.num_microbatches),
                 units.seconds(p.predicted_step_s),
                 _memory(max(b for m in p.modules for b in m.stage_memory_bytes), usable_bytes),
-                units.ratio(p.baseline_step_s / p.predicted_step_s),
-                units.ratio(p.uniform_step_s / p.predicted_step_s),
+                units.ratio(p.planned_speedup),
+                units.ratio(p.planned_speedup_over_uniform),
             )
             for p in shown
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 
 from dflop import units
@@ -36,8 +37,8 @@ class HistoryEntry:
     cost_s: float | None
     detail: str
     """In words, with figures."""
-    observed_at_s: float
-    """Unix time."""
+    observed_at: datetime
+    """UTC."""
 
 
 COLUMNS = tuple(field.name for field in fields(HistoryEntry))

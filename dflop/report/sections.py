@@ -149,15 +149,14 @@ def median_mfu(summary: RunSummary, details: RunDetails) -> float:
 def run_calculator(summary: RunSummary, details: RunDetails) -> Calculator:
     """The calculator with what this run measured, or where it compared nothing with what was simulated."""
     compared = summary.comparison
-    has_measured = compared is not None and not math.isnan(compared.speedup)
+    has_measured = compared is not None and compared.measured.num_batches > 0
     if compared is not None and has_measured:
-        speedups = compared.speedup, compared.speedup_low, compared.speedup_high
-        how = f"measured on {len(compared.pairs)} global batches of this run"
-        bounds = (
-            "measured, 95 % interval" if not math.isnan(compared.speedup_low) else "too few batches for an interval"
-        )
+        speedup = compared.measured
+        speedups = speedup.mean, speedup.low, speedup.high
+        how = f"measured on {speedup.num_batches} global batches of this run"
+        bounds = "measured, 95 % interval" if speedup.has_interval else "too few batches for an interval"
     else:
-        speedups = summary.planned_speedup, math.nan, math.nan
+        speedups = summary.plan.planned_speedup, math.nan, math.nan
         how, bounds = "simulated when planning: this run compared nothing", "not known"
     num_steps = details.num_steps_planned or len(summary.steps)
     given = WorthInputs(

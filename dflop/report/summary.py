@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflop.records import ClusterSpec, Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.records.speedup import NOT_COMPARED, Speedup
 from dflop.report.compare import Comparison, compare_policies, verdict
 from dflop.report.steps import MeasuredStep, measured_steps
 
@@ -70,16 +71,6 @@ class RunSummary:
     num_corrections: int
     """Sets."""
 
-    @property
-    def planned_speedup(self) -> float:
-        """Simulated when planning: data-blind over balanced step of the chosen layout; NaN when not simulated."""
-        return _ratio(self.plan.baseline_step_s, self.plan.predicted_step_s)
-
-    @property
-    def planned_speedup_over_uniform(self) -> float:
-        """Simulated when planning: best data-blind plan with one layout for the whole model over this; NaN if none."""
-        return _ratio(self.plan.uniform_step_s, self.plan.predicted_step_s)
-
 
 def summarise(
     *,
@@ -90,6 +81,7 @@ def summarise(
     train: Sequence[StepObservation],
     compare: Sequence[StepObservation] = (),
     compare_plans: Sequence[StepPlan] = (),
+    speedups: tuple[Speedup, Speedup] = (NOT_COMPARED, NOT_COMPARED),
     quarantined: Sequence[QuarantinedSample] = (),
     corrections: Sequence[Correction] = (),
 ) -> RunSummary:
@@ -103,11 +95,12 @@ def summarise(
         train: Observations of the training job, all ranks and attempts.
         compare: Observations of the comparison job (`<run_id>/compare`), warm-up included.
         compare_plans: Step plans of the comparison job.
+        speedups: Measured and simulated, of the view `v_speedup`.
         quarantined: Samples left out, by profile or training.
         corrections: Of the run, in any order.
     """
     steps = measured_steps(train)
-    comparison = compare_policies(measured_steps(compare), compare_plans)
+    comparison = compare_policies(measured_steps(compare), compare_plans, *speedups)
     num_cores = cluster.max_concurrency if cluster.device == "cpu" else None
     sets = _correction_sets(corrections)
     latest = {rows[0].module: rows for rows in sets}

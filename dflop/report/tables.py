@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dflop import units
 from dflop.records import ALL_TOKENS, LLM, Correction, ModulePlan, Plan
+from dflop.records.speedup import NOT_COMPARED, Speedup
 from dflop.report.compare import ARRIVAL, BALANCED
 from dflop.report.summary import RunSummary
 
@@ -55,12 +56,9 @@ def stage_layers(plan: Plan, module: str, stage: int) -> str:
 def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     """(label, value, remark) of what a person looks for first."""
     found = summary.comparison
-    speedup = (math.nan,) * 3 if found is None else (found.speedup, found.speedup_low, found.speedup_high)
-    predicted = math.nan if found is None else found.predicted_speedup
-    interval = "" if math.isnan(speedup[1]) else f"95 % interval {speedup[1]:.3f} to {speedup[2]:.3f}"
-    planned = f"{units.ratio(summary.planned_speedup)} when planning"
-    if not math.isnan(summary.planned_speedup_over_uniform):
-        planned += f", {units.ratio(summary.planned_speedup_over_uniform)} over a uniform plan"
+    measured, predicted = (NOT_COMPARED, NOT_COMPARED) if found is None else (found.measured, found.predicted)
+    plan = summary.plan
+    over_uniform = units.ratio(plan.planned_speedup_over_uniform)
     # A loss can be NaN because it diverged; that must be seen, not shown as absent.
     loss = (
         f"{summary.first_loss:.2f} to {summary.last_loss:.2f}"
@@ -68,8 +66,9 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         else "-"
     )
     return (
-        ("speedup, measured", units.ratio(speedup[0]), interval or "data-blind over balanced step time"),
-        ("speedup, simulated", units.ratio(predicted), planned),
+        _speedup("speedup, measured", measured, "data-blind over balanced step time"),
+        _speedup("speedup, simulated", predicted, "of the same global batches"),
+        ("speedup, planned", units.ratio(plan.planned_speedup), f"simulated; over a uniform plan {over_uniform}"),
         ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
         ("loss", loss, "mean of the first and the last 3 steps"),
         ("LLM throughput, measured", _tokens_per_s(summary.llm_tokens_per_s), "median over steps"),
@@ -77,6 +76,11 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         ("wait for input, measured", units.seconds(summary.data_wait_s), "before a step, median"),
         ("samples quarantined", str(len(summary.quarantined)), "left out, with a reason each"),
     )
+
+
+def _speedup(label: str, found: Speedup, remark: str) -> tuple[str, str, str]:
+    value, _, interval = units.speedup(found.mean, found.low, found.high).partition(" ")
+    return label, value, interval.strip("()") or remark
 
 
 def policy_table(summary: RunSummary) -> Table:

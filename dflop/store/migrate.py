@@ -2,8 +2,9 @@
 
 Migrations are `sql/migrations/NNNN_name.sql`, numbered 0001, 0002, ... without gaps, forward only;
 `schema_migration` remembers the hash of each, and a file that was edited after it ran is refused. Views hold no
-data: whenever a file of `sql/views` changed, views and macros are dropped and created again in file-name order. The
-caller's transaction makes the whole step all-or-nothing.
+data: whenever a file of `sql/views` changed, views and macros are dropped and created again in file-name order, and
+their columns take the comments of the columns that they show. The caller's transaction makes the whole step
+all-or-nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from dflop import resources
 from dflop.errors import StoreError
 
 _FILE = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
+_VIEW = re.compile(r"create or replace view (\w+)")
+_SOURCE = re.compile(r"\b(?:from|join) (\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +128,36 @@ def _apply_views(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
         con.execute(f'drop macro {"table " if is_table else ""}"{name}"')
     for path, text in zip(files, texts, strict=True):
         _run(con, text, path)
+    _comment_columns(con, texts)
     con.execute("insert or replace into store_meta values ('views_sha256', ?)", [sha256])
     return ["views"]
+
+
+def _comment_columns(con: duckdb.DuckDBPyConnection, texts: Sequence[str]) -> None:
+    """Gives columns of views the comment of the column of their name in what the view reads; their own comes first.
+
+    Args:
+        con: Database with the views.
+        texts: Files that made them, those that are read by others before these.
+    """
+    comments: dict[str, dict[str, str | None]] = {}
+    for relation, column, comment in con.execute(
+        "select table_name, column_name, comment from duckdb_columns() "
+        "where not internal and database_name = current_database()"
+    ).fetchall():
+        comments.setdefault(relation, {})[column] = comment
+    statements = []
+    for text in texts:
+        sources = [comments.get(name, {}) for name in _SOURCE.findall(text)]
+        for view in _VIEW.findall(text):
+            own = comments[view]
+            for column in [column for column, comment in own.items() if not comment]:
+                shown = next((c for s in sources if (c := s.get(column) or s.get(f"{column}_s"))), None)
+                if shown:
+                    own[column] = comment = shown.replace("seconds since the epoch (UTC)", "UTC")
+                    quoted = comment.replace("'", "''")
+                    statements.append(f'comment on column "{view}"."{column}" is \'{quoted}\'')
+    con.execute(";".join(statements))
 
 
 def _run(con: duckdb.DuckDBPyConnection, sql: str, path: Path) -> None:

@@ -6,10 +6,11 @@ and stays on it. What "latest" means is defined once, in `sql/views`; this file 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from dflop.errors import StoreError, did_you_mean
 from dflop.records import Correction, CostTable, Decision, LinkCost, ProfileRecord, SampleShape
+from dflop.records.speedup import NOT_COMPARED, Speedup
 from dflop.store import schema, snapshot
 from dflop.store.console import named_query
 
@@ -115,7 +117,14 @@ class Reader:
         where: dict[str, Value] = {"profile_key": profile_key}
         if is_frozen is not None:
             where["is_frozen"] = is_frozen
-        return self._rows(Correction, "v_correction_in_force", where, order="module, is_frozen, min_tokens")
+        # A time that is none counts as long ago.
+        source = "(select *, coalesce(epoch(observed_at), 0) as observed_at_s from v_correction_in_force) as in_force"
+        return self._rows(Correction, source, where, order="module, is_frozen, min_tokens")
+
+    def speedups(self, run_id: str) -> tuple[Speedup, Speedup]:
+        """Measured and simulated speed-up of a run's compared batches, as `v_speedup` has them."""
+        found = self._fetch("from v_speedup where run_id = ?", [run_id], "v_speedup").to_pylist()
+        return (_speedup(found[0], "measured"), _speedup(found[0], "predicted")) if found else (NOT_COMPARED,) * 2
 
     def decisions(self, run_id: str) -> list[Decision]:
         """What a run noticed about its own speed and what was done about it, in order."""
@@ -182,6 +191,12 @@ def _conditions(where: Mapping[str, Value | Iterable[Value]]) -> tuple[str, list
         clauses.append(f"{_quoted(name)} in ({', '.join('?' * len(values))})" if values else "false")
         params += values
     return " and ".join(clauses) or "true", params
+
+
+def _speedup(row: Mapping[str, Any], what: str) -> Speedup:
+    values = (row[f"{what}_speedup{end}"] for end in ("", "_low", "_high"))
+    mean, low, high = (math.nan if value is None else value for value in values)
+    return NOT_COMPARED if math.isnan(mean) else Speedup(mean, low, high, row["num_batches"])
 
 
 def _quoted(name: str) -> str:

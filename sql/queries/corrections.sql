@@ -3,7 +3,7 @@
 -- grain: one row per correction and bucket of sizes, the 200 newest first; max_tokens is null where one has no end
 -- units: tokens; ratios: factor multiplies predicted seconds of items in the bucket, level those of a typical mix
 select
-    to_timestamp(observed_at_s) as observed_at,
+    observed_at,
     table_id,
     run_id,
     effective_step,
@@ -19,5 +19,5 @@ select
     num_observations
 from v_correction_history
 where module = $module
-order by observed_at_s desc, table_id asc, effective_step desc, run_id asc, min_tokens asc
+order by observed_at desc, table_id asc, effective_step desc, run_id asc, min_tokens asc
 limit 200;

@@ -10,7 +10,7 @@ select
     num_rows as num_samples,
     num_quarantined,
     elapsed_s,
-    to_timestamp(created_at_s) as created_at,
+    utc(created_at_s) as created_at,
     run_id
 from profile_record
 where kind = 'data'

@@ -3,7 +3,7 @@
 -- grain: one row per decision, oldest first
 -- units: gain_s (over the steps that are left) and cost_s in seconds; measured and expected as detail says
 select
-    to_timestamp(observed_at_s) as observed_at,
+    observed_at,
     attempt,
     step,
     kind,
@@ -19,4 +19,4 @@ select
     detail
 from v_decision
 where run_id = $run_id
-order by observed_at_s, step, kind, subject;
+order by observed_at, step, kind, subject;

@@ -13,7 +13,7 @@ select
     cost_frac,
     num_stderrs,
     num_readings,
-    to_timestamp(observed_at_s) as observed_at
+    observed_at
 from v_gate
 where run_id = $run_id
-order by observed_at_s, attempt, step;
+order by observed_at, attempt, step;

@@ -12,7 +12,7 @@ select
     gain_s,
     cost_s,
     detail,
-    to_timestamp(observed_at_s) as observed_at
+    observed_at
 from v_history
 where run_id = $run_id
 order by number;

@@ -1,7 +1,7 @@
 -- purpose: the plan that runs and its runners-up, with why; after those, what earlier searches of the run found
 -- parameters: $run_id varchar, the run
 -- grain: one row per plan, those of the newest search first, best first
--- units: seconds, bytes; predicted_speedup is baseline over predicted, ..._over_uniform is uniform over predicted
+-- units: seconds, bytes; planned_speedup is baseline over predicted, ..._over_uniform is uniform over predicted
 select
     candidate_rank,
     layout_text,
@@ -9,9 +9,9 @@ select
     formula_step_s,
     predicted_step_s,
     baseline_step_s,
-    predicted_speedup,
+    planned_speedup,
     uniform_step_s,
-    predicted_speedup_over_uniform,
+    planned_speedup_over_uniform,
     sync_s,
     peak_memory_bytes,
     reason

@@ -3,7 +3,7 @@
 -- grain: one row per run, oldest first
 -- units: seconds; corrections are ratios that multiply predicted seconds
 select
-    to_timestamp(started_at_s) as started_at,
+    started_at,
     run_id,
     layout_text,
     num_microbatches,
@@ -17,4 +17,4 @@ select
     reason
 from v_plan_history
 where name = $name
-order by started_at_s, run_id;
+order by started_at, run_id;

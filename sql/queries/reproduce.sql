@@ -6,11 +6,11 @@ select
     job,
     attempt,
     snapshot_seq,
-    to_timestamp(published_at_s) as published_at,
+    published_at,
     snapshot_revision,
     data_profile_key,
     model_profile_key,
     table_ids
 from v_run_input
 where run_id = $run_id
-order by observed_at_s, job;
+order by observed_at, job;

@@ -3,7 +3,7 @@
 -- grain: one row per event, oldest first
 -- units: steps count from 0
 select
-    to_timestamp(observed_at_s) as observed_at,
+    utc(observed_at_s) as observed_at,
     job,
     attempt,
     step,

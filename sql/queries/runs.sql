@@ -1,7 +1,7 @@
 -- purpose: all runs, newest first, with what data-aware scheduling gained
 -- parameters: none
 -- grain: one row per run
--- units: seconds; speedups and idle fractions are ratios
+-- units: seconds; speedups (of v_speedup, with 95 % intervals; planned: simulated when planning) and idle are ratios
 select
     run_id,
     state,
@@ -12,8 +12,14 @@ select
     arrival_step_s,
     balanced_step_s,
     measured_speedup,
+    measured_speedup_low,
+    measured_speedup_high,
     predicted_speedup,
+    predicted_speedup_low,
+    predicted_speedup_high,
+    planned_speedup,
+    planned_speedup_over_uniform,
     arrival_idle_frac,
     balanced_idle_frac
 from v_run_summary
-order by started_at_s desc;
+order by started_at desc;

@@ -8,7 +8,7 @@ select
     count(distinct run_id) filter (where is_slow) as num_slow_runs,
     median(factor) filter (where is_slow) as median_slow_factor,
     max(factor) filter (where is_slow) as worst_factor,
-    to_timestamp(max(observed_at_s) filter (where is_slow)) as last_slow_at
+    max(observed_at) filter (where is_slow) as last_slow_at
 from v_slow_rank
 group by host
 having bool_or(is_slow)

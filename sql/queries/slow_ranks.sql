@@ -14,7 +14,7 @@ select
     is_slow,
     is_in_force,
     effective_step,
-    to_timestamp(observed_at_s) as observed_at
+    observed_at
 from v_slow_rank
 where run_id = $run_id
 order by attempt desc, factor desc, rank asc;

@@ -8,8 +8,8 @@ select
     num_files,
     num_bytes,
     num_runs,
-    to_timestamp(last_ingested_at_s) as last_ingested_at,
+    last_ingested_at,
     num_refused_files,
-    to_timestamp(last_refused_at_s) as last_refused_at
+    last_refused_at
 from v_store
 order by num_rows desc, kind asc;

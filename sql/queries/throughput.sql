@@ -5,7 +5,7 @@
 select
     step,
     attempt,
-    to_timestamp(observed_at_s) as observed_at,
+    observed_at,
     step_s,
     samples_per_s,
     llm_tokens_per_s,

@@ -17,7 +17,9 @@ with newest as (
         ) = 1
 )
 
-select correction.*
+select
+    correction.* exclude (observed_at_s),
+    utc(correction.observed_at_s) as observed_at
 from correction
 inner join newest using (table_id, module, run_id, effective_step, observed_at_s)
 qualify

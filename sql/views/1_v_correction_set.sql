@@ -19,7 +19,7 @@ select
     table_id,
     module,
     effective_step,
-    observed_at_s,
+    utc(observed_at_s) as observed_at,
     max(level) as level, -- noqa: RF04
     count(*) as num_buckets,
     count(*) filter (where is_in_force) as num_in_force,
@@ -45,4 +45,13 @@ group by run_id, table_id, module, effective_step, observed_at_s;
 
 comment on view v_correction_set is
 'Corrections of a module that were written together; worst: the bucket of sizes furthest from the level; is_change: '
-'plans are made otherwise than before by more than 1 %. Grain: run_id, table_id, module, observed_at_s. Ratios.';
+'plans are made otherwise than before by more than 1 %. Grain: run_id, table_id, module, observed_at. Ratios.';
+comment on column v_correction_set.level is 'factor of the module''s typical mix of items, ratio';
+comment on column v_correction_set.num_buckets is 'buckets of sizes in the set';
+comment on column v_correction_set.num_in_force is 'buckets whose factor plans are made with';
+comment on column v_correction_set.worst is
+'the bucket whose factor is furthest from the level, with its sizes (tokens) and factors (ratios)';
+comment on column v_correction_set.residual_frac is
+'largest of the buckets'' median absolute relative errors of the uncorrected prediction, ratio';
+comment on column v_correction_set.num_observations is 'microbatches that the best known bucket was learnt from';
+comment on column v_correction_set.is_change is 'whether plans are made otherwise than before by more than 1 %';

@@ -11,7 +11,7 @@ select
     cost_frac,
     (mean_gain_frac - cost_frac) / nullif(stderr_frac, 0) as num_stderrs,
     num_readings,
-    observed_at_s
+    utc(observed_at_s) as observed_at
 from gate_reading
 window earlier as (
     partition by run_id
@@ -21,3 +21,5 @@ window earlier as (
 comment on view v_gate is
 'Readings of the gate for factors by size; is_switch: it was turned on or off by this one; num_stderrs: how '
 'far the mean gain is above the cost. Grain: one row per run_id, attempt, step. Shares of a step.';
+comment on column v_gate.is_switch is 'whether this reading turned it on or off';
+comment on column v_gate.num_stderrs is 'how far the mean gain is above the cost, in standard errors';

@@ -10,8 +10,8 @@ select
     job_key,
     folder,
     num_tasks,
-    min(observed_at_s) over (partition by run_id, job_name, attempt) as submitted_at_s,
-    observed_at_s
+    utc(min(observed_at_s) over (partition by run_id, job_name, attempt)) as submitted_at,
+    utc(observed_at_s) as observed_at
 from job_record
 qualify
     row_number() over (
@@ -20,4 +20,7 @@ qualify
     ) = 1;
 
 comment on view v_job is
-'Latest state of every job. Grain: one row per run_id, job_name, attempt. Times: seconds since the epoch.';
+'Latest state of every job. Grain: one row per run_id, job_name, attempt.';
+comment on column v_job.state is 'newest state, in the launcher''s words';
+comment on column v_job.observed_at is 'when that state was seen, UTC';
+comment on column v_job.submitted_at is 'when the first state of this attempt was seen, UTC';

@@ -12,3 +12,5 @@ where min_tokens is null;
 
 comment on view v_prediction_error is
 'Error of predicted forward + backward seconds per microbatch and stage. Grain: run_id, policy, module. Ratios.';
+comment on column v_prediction_error.predicted_to_measured is
+'total predicted over total measured seconds: the bias, ratio';

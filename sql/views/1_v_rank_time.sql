@@ -59,3 +59,7 @@ from other;
 comment on view v_rank_time is
 'Where the time of each rank went, over its traced steps. Grain: run_id, rank and its seat, name. Seconds, bytes; '
 'step_frac: share of the steps, null for what is not within them.';
+comment on column v_rank_time.name is 'what it did, see rank_span.name; other: what no span of the step tells';
+comment on column v_rank_time.num_spans is 'how often it did that in them; null for other';
+comment on column v_rank_time.mean_s is 'mean of once, seconds; null for other';
+comment on column v_rank_time.step_frac is 'share of the traced steps, ratio; null for what is not within a step';

@@ -12,7 +12,7 @@ select
     factor > 1.05 and factor - 2 * sd_frac > 1 as is_slow,
     is_in_force,
     effective_step,
-    observed_at_s
+    utc(observed_at_s) as observed_at
 from rank_factor
 qualify
     row_number() over (
@@ -23,3 +23,5 @@ qualify
 comment on view v_slow_rank is
 'The newest factor of every rank beside its peers; is_slow: more than 5 % and than two standard deviations slower. '
 'Grain: one row per run_id, attempt, rank. Ratios.';
+comment on column v_slow_rank.is_slow is
+'whether it takes more than 5 % and than two standard deviations longer than its peers';

@@ -13,7 +13,7 @@ select
     loss,
     grad_norm,
     num_supervised_tokens,
-    observed_at_s,
+    utc(observed_at_s) as observed_at,
     num_samples,
     num_llm_tokens,
     num_llm_tokens / nullif(step_s, 0) as llm_tokens_per_s,
@@ -23,3 +23,7 @@ from step_rollup;
 
 comment on view v_step is
 'Optimizer steps; step_s is the slowest rank''s. Grain: one row per run_id, attempt, step, policy.';
+comment on column v_step.idle_frac is 'share of process time outside forward and backward, ratio';
+comment on column v_step.llm_tokens_per_s is 'tokens through the LLM per second';
+comment on column v_step.mfu_frac is
+'model FLOPs over the peak of all devices, ratio; null where the peak is not known';

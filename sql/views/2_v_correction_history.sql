@@ -4,7 +4,7 @@ select
     module,
     min_tokens,
     max_tokens,
-    observed_at_s,
+    utc(observed_at_s) as observed_at,
     run_id,
     effective_step,
     factor,
@@ -24,3 +24,6 @@ window earlier as (
 comment on view v_correction_history is
 'Every factor of a bucket of sizes with the one before it, over all runs; buckets with other bounds are others. '
 'Grain: one row per correction. Ratios; sizes in tokens.';
+comment on column v_correction_history.previous_factor is
+'factor of the same bucket before this one, ratio; null for the first';
+comment on column v_correction_history.change_frac is 'factor over the one before, less 1, ratio';

@@ -20,10 +20,14 @@ qualify
     rank() over (
         partition by target.profile_key, target.module, target.is_frozen
         order by
-            correction.observed_at_s desc, correction.effective_step desc,
+            correction.observed_at desc, correction.effective_step desc,
             correction.run_id desc, correction.table_id desc
     ) = 1;
 
 comment on view v_correction_in_force is
 'The newest set of corrections of every module of a model profile, whatever tp and recompute it was learnt with. '
 'Grain: profile_key, module, is_frozen, min_tokens. Ratios.';
+comment on column v_correction_in_force.profile_key is 'model profile of the cost table';
+comment on column v_correction_in_force.table_id is 'cost table it was learnt for';
+comment on column v_correction_in_force.min_tokens is 'tokens of the smallest item that the factor is for';
+comment on column v_correction_in_force.max_tokens is 'first number of tokens that it is no longer for';

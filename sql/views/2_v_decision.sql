@@ -16,7 +16,7 @@ select
     nullif(decision.new_plan_id, '') as new_plan_id,
     next_plan.layout_text as new_layout_text,
     decision.detail,
-    decision.observed_at_s
+    utc(decision.observed_at_s) as observed_at
 from decision
 left join v_plan as ran on decision.run_id = ran.run_id and decision.plan_id = ran.plan_id
 left join v_plan as next_plan
@@ -25,3 +25,11 @@ left join v_plan as next_plan
 comment on view v_decision is
 'What runs noticed about their own speed and did about it, with the plans in words; null: not measured, not reckoned. '
 'Grain: one row per decision. gain_s over the steps that are left and cost_s: seconds.';
+comment on column v_decision.measured is
+'what was measured, in the units that detail names; null: nothing to measure';
+comment on column v_decision.expected is 'what was expected, in the same units; null: nothing';
+comment on column v_decision.gain_s is 'expected gain over the steps that are left, seconds; null: not reckoned';
+comment on column v_decision.cost_s is 'what acting costs, seconds; null: not reckoned';
+comment on column v_decision.layout_text is 'layout of the plan that ran, in words';
+comment on column v_decision.new_plan_id is 'plan that runs from now on, or would; null: none was looked for';
+comment on column v_decision.new_layout_text is 'layout of that plan, in words';

@@ -19,7 +19,7 @@ planner as (
     select
         run_id,
         snapshot_seq,
-        min(observed_at_s) as observed_at_s
+        utc(min(observed_at_s)) as observed_at
     from run_input
     where job = 'plan'
     group by all
@@ -28,11 +28,11 @@ planner as (
 numbered as (
     select
         searched.*,
-        coalesce(planner.observed_at_s, run.started_at_s) as observed_at_s,
+        coalesce(planner.observed_at, run.started_at) as observed_at,
         row_number() over (
             partition by searched.run_id
             order by
-                coalesce(planner.observed_at_s, run.started_at_s) nulls first, searched.first_seq, searched.plan_id
+                coalesce(planner.observed_at, run.started_at) nulls first, searched.first_seq, searched.plan_id
         ) as number -- noqa: RF04
     from searched
     left join planner on searched.run_id = planner.run_id and searched.snapshot_seq = planner.snapshot_seq
@@ -43,8 +43,8 @@ select
     numbered.run_id,
     numbered.number,
     numbered.plan_id,
-    numbered.observed_at_s,
-    arg_min(decision.step, abs(decision.observed_at_s - numbered.observed_at_s)) as step,
+    numbered.observed_at,
+    arg_min(decision.step, abs(decision.observed_at_s - epoch(numbered.observed_at))) as step,
     plan.layout_text,
     numbered.num_microbatches,
     numbered.predicted_step_s,
@@ -63,3 +63,9 @@ group by all;
 comment on view v_run_plan is
 'The plans that a run ran under, one after the other; step: at which it was decided for, null for the first. '
 'Grain: one row per run_id, number. Seconds.';
+comment on column v_run_plan.run_id is 'run';
+comment on column v_run_plan.number is 'place among the plans of the run, from 1';
+comment on column v_run_plan.observed_at is 'when it was planned, UTC';
+comment on column v_run_plan.step is 'optimizer step at which it was decided for; null for the first';
+comment on column v_run_plan.layout_text is 'layout in words';
+comment on column v_run_plan.snapshot_seq is 'snapshot that it was made from';

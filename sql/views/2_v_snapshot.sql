@@ -1,7 +1,7 @@
 create or replace view v_snapshot as
 select
     publish_log.seq as snapshot_seq,
-    publish_log.published_at_s,
+    utc(publish_log.published_at_s) as published_at,
     publish_log.duckdb_version,
     publish_log.revision,
     count(manifest.kind) as num_new_files,
@@ -13,3 +13,7 @@ group by all;
 
 comment on view v_snapshot is
 'What each snapshot was the first to hold. Grain: one row per snapshot. dflop store rebuild makes any of them again.';
+comment on column v_snapshot.snapshot_seq is 'number of the snapshot';
+comment on column v_snapshot.num_new_files is 'spool files that it was the first to hold';
+comment on column v_snapshot.num_new_rows is 'rows of these files';
+comment on column v_snapshot.new_kinds is 'kinds of these rows';

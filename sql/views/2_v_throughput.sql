@@ -4,7 +4,7 @@ select
     attempt,
     step,
     policy,
-    observed_at_s,
+    observed_at,
     step_s,
     num_samples / nullif(step_s, 0) as samples_per_s,
     llm_tokens_per_s,
@@ -18,3 +18,6 @@ window recent as (partition by run_id, attempt, policy order by step rows betwee
 
 comment on view v_throughput is
 'Speed over time; recent_: the last 10 steps together. Grain: one row per run_id, attempt, step, policy. Per second.';
+comment on column v_throughput.samples_per_s is 'samples per second';
+comment on column v_throughput.recent_llm_tokens_per_s is
+'tokens through the LLM per second, the last 10 steps together';

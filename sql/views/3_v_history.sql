@@ -3,7 +3,7 @@ create or replace view v_history as
 with happened as (
     select
         run_id,
-        observed_at_s,
+        utc(observed_at_s) as observed_at,
         0 as place,
         null::bigint as step,
         null::bigint as attempt,
@@ -17,7 +17,7 @@ with happened as (
     union all by name
     select distinct -- a crash may have spooled a line of the job journal twice
         run_id,
-        observed_at_s,
+        utc(observed_at_s) as observed_at,
         1 as place,
         attempt,
         'job' as kind,
@@ -30,7 +30,7 @@ with happened as (
     union all by name
     select
         run_id,
-        observed_at_s,
+        utc(observed_at_s) as observed_at,
         2 as place,
         step,
         attempt,
@@ -42,7 +42,7 @@ with happened as (
     union all by name
     select
         run_id,
-        observed_at_s,
+        observed_at,
         3 as place,
         effective_step as step,
         'correction' as kind,
@@ -68,7 +68,7 @@ with happened as (
     union all by name
     select
         run_id,
-        observed_at_s,
+        observed_at,
         4 as place,
         step,
         attempt,
@@ -82,7 +82,7 @@ with happened as (
     union all by name
     select
         run_id,
-        observed_at_s,
+        observed_at,
         5 as place,
         step,
         'plan' as kind,
@@ -98,10 +98,10 @@ with happened as (
 select
     run_id,
     row_number() over (
-        partition by run_id order by observed_at_s, place, step nulls first, kind, subject, detail
+        partition by run_id order by observed_at, place, step nulls first, kind, subject, detail
     ) as number,
-    observed_at_s,
-    observed_at_s - min(observed_at_s) over (partition by run_id) as elapsed_s,
+    observed_at,
+    (epoch_us(observed_at) - min(epoch_us(observed_at)) over (partition by run_id)) / 1e6 as elapsed_s,
     step,
     attempt,
     kind,
@@ -115,3 +115,16 @@ from happened;
 comment on view v_history is
 'Everything that was noticed and decided in a run, in order: states of run and training job, plans, corrections that '
 'change plans, events, decisions. Grain: one row per run_id, number. Seconds; steps count from 0.';
+comment on column v_history.run_id is 'run; <run_id>/compare for its comparison';
+comment on column v_history.number is 'place in the order of what happened in the run, from 1';
+comment on column v_history.observed_at is 'when it happened, UTC';
+comment on column v_history.elapsed_s is 'time since the run began, seconds';
+comment on column v_history.step is 'optimizer step at which it was noticed, from 0; null where it belongs to none';
+comment on column v_history.attempt is 'start of the training job that it belongs to; null where it belongs to none';
+comment on column v_history.kind is 'run, job, plan, correction, or the kind of an event or a decision';
+comment on column v_history.subject is 'what it is about: name of the run, job, module with its sizes, rank, or plan';
+comment on column v_history.verdict is
+'state of a run or job; chosen for a plan, survived for an event; noticed, done, stay, advised or failed';
+comment on column v_history.gain_s is 'expected gain over the steps that were left, seconds; null: not reckoned';
+comment on column v_history.cost_s is 'what acting costs, seconds; null: not reckoned';
+comment on column v_history.detail is 'what happened, in words and figures';

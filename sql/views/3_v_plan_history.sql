@@ -39,7 +39,7 @@ planned as (
     select
         run.name,
         run.run_id,
-        run.started_at_s,
+        run.started_at,
         run.config_key,
         run.hardware,
         plan.plan_id,
@@ -90,14 +90,14 @@ corrected as (
 paired as (
     select
         corrected as planned,
-        lag(corrected) over (partition by corrected.name order by corrected.started_at_s, corrected.run_id) as previous
+        lag(corrected) over (partition by corrected.name order by corrected.started_at, corrected.run_id) as previous
     from corrected
 )
 
 select
     planned.name,
     planned.run_id,
-    planned.started_at_s,
+    planned.started_at,
     planned.layout_text,
     planned.num_microbatches,
     planned.predicted_step_s,
@@ -128,3 +128,18 @@ from paired;
 
 comment on view v_plan_history is
 'The last plan of each run beside that of the previous run of the same name. Grain: one row per run. Seconds.';
+comment on column v_plan_history.run_id is 'run';
+comment on column v_plan_history.started_at is 'when the run began, UTC';
+comment on column v_plan_history.layout_text is 'layout of the run''s last plan, in words';
+comment on column v_plan_history.corrections_text is
+'corrections that were in force when it was made: module and factor';
+comment on column v_plan_history.previous_run_id is 'run of the same name before this one; null for the first';
+comment on column v_plan_history.previous_layout_text is 'layout of the previous run''s plan';
+comment on column v_plan_history.previous_num_microbatches is
+'microbatches per global batch of the previous run''s plan';
+comment on column v_plan_history.previous_predicted_step_s is 'simulated step of the previous run''s plan, seconds';
+comment on column v_plan_history.previous_corrections_text is 'corrections of the previous run''s plan';
+comment on column v_plan_history.previous_snapshot_seq is 'snapshot that the previous run''s plan was made from';
+comment on column v_plan_history.changed is
+'what differs from the previous run, in words; empty: nothing; null for the first';
+comment on column v_plan_history.snapshot_seq is 'snapshot that the plan was made from';

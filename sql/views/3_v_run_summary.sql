@@ -1,16 +1,26 @@
 -- Training rows carry the run's own id; comparison rows carry <run_id>/compare and are no run of their own.
 -- num_quarantined_samples counts samples of the data profile the run used, whoever made it, and what training found.
 create or replace view v_run_summary as
-with comparison as (
+with compared as (
+    select
+        split_part(run_id, '/', 1) as run_id,
+        policy,
+        step_s,
+        idle_frac
+    from v_step
+    where contains(run_id, '/') and policy in ('arrival', 'balanced')
+    -- A comparison that was started again counts with its last attempt.
+    qualify attempt = max(attempt) over (partition by v_step.run_id)
+),
+
+comparison as (
     select
         run_id,
-        median(arrival_step_s) as arrival_step_s,
-        median(balanced_step_s) as balanced_step_s,
-        exp(avg(ln(measured_speedup))) as measured_speedup,
-        exp(avg(ln(predicted_speedup))) as predicted_speedup,
-        avg(arrival_idle_frac) as arrival_idle_frac,
-        avg(balanced_idle_frac) as balanced_idle_frac
-    from v_comparison
+        median(step_s) filter (where policy = 'arrival') as arrival_step_s,
+        median(step_s) filter (where policy = 'balanced') as balanced_step_s,
+        avg(idle_frac) filter (where policy = 'arrival') as arrival_idle_frac,
+        avg(idle_frac) filter (where policy = 'balanced') as balanced_idle_frac
+    from compared
     group by all
 ),
 
@@ -79,9 +89,14 @@ select
     training.median_step_s,
     comparison.arrival_step_s,
     comparison.balanced_step_s,
-    comparison.measured_speedup,
-    coalesce(comparison.predicted_speedup, plan.predicted_speedup) as predicted_speedup,
-    plan.predicted_speedup_over_uniform,
+    speedup.measured_speedup,
+    speedup.measured_speedup_low,
+    speedup.measured_speedup_high,
+    speedup.predicted_speedup,
+    speedup.predicted_speedup_low,
+    speedup.predicted_speedup_high,
+    plan.planned_speedup,
+    plan.planned_speedup_over_uniform,
     training.idle_frac,
     comparison.arrival_idle_frac,
     comparison.balanced_idle_frac,
@@ -90,14 +105,15 @@ select
     coalesce(corrections.num_corrections, 0) as num_corrections,
     coalesce(events.num_events, 0) as num_events,
     run.name,
-    run.started_at_s,
-    run.observed_at_s - run.started_at_s as elapsed_s,
+    run.started_at,
+    (epoch_us(run.observed_at) - epoch_us(run.started_at)) / 1e6 as elapsed_s,
     run.run_dir
 from v_run as run
 left join v_run_plan as ran on run.run_id = ran.run_id
 left join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
 left join run_rollup as training on run.run_id = training.run_id
 left join comparison on run.run_id = comparison.run_id
+left join v_speedup as speedup on run.run_id = speedup.run_id
 left join quarantine on run.run_id = quarantine.run_id
 left join corrections on run.run_id = corrections.run_id
 left join events on run.run_id = events.run_id
@@ -105,5 +121,25 @@ where not contains(run.run_id, '/')
 qualify row_number() over (partition by run.run_id order by ran.number desc nulls last) = 1;
 
 comment on view v_run_summary is
-'What a person wants first. Grain: one row per run. Speedups: arrival over balanced, mean over global batches; '
-'over_uniform: simulated, the plan against the best data-blind plan with one layout for all modules.';
+'What a person wants first. Grain: one row per run. Speedups as in v_speedup, null where nothing was compared; those '
+'of planning as in v_plan.';
+comment on column v_run_summary.run_id is 'run';
+comment on column v_run_summary.plan_layout is 'layout of the last plan, in words';
+comment on column v_run_summary.arrival_step_s is 'compared steps in arrival order: median, seconds';
+comment on column v_run_summary.balanced_step_s is 'compared steps balanced: median, seconds';
+comment on column v_run_summary.measured_speedup is
+'what balancing gained, as v_speedup has it: measured in arrival order over balanced, geometric mean over global '
+'batches';
+comment on column v_run_summary.predicted_speedup is
+'the same of the simulated steps of these batches, ratio; null where a batch was not simulated';
+comment on column v_run_summary.idle_frac is
+'training steps: mean share of process time outside forward and backward, ratio';
+comment on column v_run_summary.arrival_idle_frac is 'compared steps in arrival order: mean idle share, ratio';
+comment on column v_run_summary.balanced_idle_frac is 'compared steps balanced: mean idle share, ratio';
+comment on column v_run_summary.llm_tokens_per_s is 'training steps: median tokens through the LLM per second';
+comment on column v_run_summary.num_quarantined_samples is
+'samples of its data profile and of its training that were left out';
+comment on column v_run_summary.num_corrections is 'sets of corrections that it learnt';
+comment on column v_run_summary.num_events is 'events that it survived, those of its comparison included';
+comment on column v_run_summary.started_at is 'when its first state was seen, UTC';
+comment on column v_run_summary.elapsed_s is 'from its first to its newest state, seconds';

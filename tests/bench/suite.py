@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflop.jobs.suite.judge import geometric_mean, speedup
+from dflop.jobs.suite.judge import geometric_mean
 from dflop.jobs.suite.run import SUITES, run_suite
+from dflop.records.speedup import speedup
 from dflop.report.rows import print_rows
 from tests.bench.command import options
 from tests.bench.figures import conclude

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from dflop import units
 from dflop.jobs.details import load_details
 from dflop.jobs.results import load_history, load_summary, write_report
 from dflop.jobs.rundir import RunDir
+from dflop.report.tables import key_numbers
+from dflop.report.terminal import markdown_summary
 from dflop.report.timeline import batch_timeline
+from dflop.store.console import query
 
 
 @pytest.fixture
@@ -45,3 +49,27 @@ def test_the_report_is_written_with_all_of_it_that_can_be_read(run: RunDir, tmp_
     shutil.copytree(run.path, copy.path)
     (copy.path / "cost_tables.json").write_text("{")
     assert load_details(copy, load_summary(copy), ()).cost_sources == ()
+
+
+def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interval(run: RunDir) -> None:
+    summary, store = write_report(run), run.config().store
+    card = {label: f"{value} ({remark})" for label, value, remark in key_numbers(summary)}
+    page = run.report_file.read_text()
+    columns, found = query(store, "from v_run_summary")
+    row = dict(zip(columns, found[0], strict=True))
+    assert query(store, "select * exclude (run_id, num_batches) from v_speedup")[1] == [
+        tuple(row[f"{what}_speedup{end}"] for what in ("measured", "predicted") for end in ("", "_low", "_high"))
+    ]
+    for what, label in (("measured", "speedup, measured"), ("predicted", "speedup, simulated")):
+        told = units.speedup(*(row[f"{what}_speedup{end}"] for end in ("", "_low", "_high")))
+        assert "interval" in told
+        assert told == card[label]
+        assert told in summary.verdict
+        assert told in markdown_summary(summary)
+        assert told in page
+    assert (row["planned_speedup"], row["planned_speedup_over_uniform"]) == (
+        summary.plan.planned_speedup, summary.plan.planned_speedup_over_uniform,
+    )  # fmt: skip
+    steps = {p.policy: (p.step_s, p.idle_frac) for p in summary.comparison.policies}
+    for policy in ("arrival", "balanced"):
+        assert (row[f"{policy}_step_s"], row[f"{policy}_idle_frac"]) == pytest.approx(steps[policy])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 import numpy as np
 
@@ -31,9 +32,10 @@ from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.order import one_f_one_b
 from dflop.simulate.step import Node, num_stages_after, op_id, run_graph, step_graph, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
-from tests.report.runs import HOSTILE, make_run, observe
+from tests.report.runs import HOSTILE, make_run, observe, speedups_of
 
 UPDATE_S = 0.003
+NOON = datetime(2026, 7, 1, 12)
 COST = CostModel(make_table(module, tp=tp) for module in ("vision", "audio", LLM) for tp in (1, 2))
 SPLIT = dataclasses.replace(
     make_plan({"vision": 2, "audio": 1, LLM: 1}, llm_pp=2, num_microbatches=4, global_batch_size=16),
@@ -174,16 +176,15 @@ def detailed(
         train=train,
         compare=compare,
         compare_plans=plans,
+        speedups=speedups_of(compare, plans),
         corrections=_corrections(),
     )
     shapes = {s.sample_index: s for number in range(num_batches) for s in batch_of(number)}
     return summary, RunDetails(
         history=(
-            HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", 1000.0),
-            HistoryEntry(
-                75.0, 9, 1, "slow_rank", "rank 2", "noticed", None, None, "30 % slower on <b>host1</b>", 1075.0
-            ),
-            HistoryEntry(80.0, 12, 1, "plan", "plan-0", "chosen", None, None, "another layout", 1080.0),
+            HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", NOON),
+            HistoryEntry(75.0, 9, 1, "slow_rank", "rank 2", "noticed", None, None, "30 % slower on <b>host1</b>", NOON),
+            HistoryEntry(80.0, 12, 1, "plan", "plan-0", "chosen", None, None, "another layout", NOON),
         ),
         facts=(("model", "tiny"), ("dataset", "/data/<script>.jsonl")),
         compare_plans=tuple(plans),

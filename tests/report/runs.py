@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from dflop.records import ClusterSpec, MicrobatchSpan, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
+from dflop.report.compare import compare_policies
+from dflop.report.steps import measured_steps
 from dflop.report.summary import RunSummary, summarise
 from tests.builders import make_cluster, make_corrections, make_plan
 
@@ -49,6 +53,18 @@ def step_plan(step: int, batch: Sequence[int], policy: str = "balanced") -> Step
     return StepPlan("run/compare", step, policy, tuple(batch), 1, (), 10, 1.0, 1.0)
 
 
+def speedups_of(seen: Sequence[StepObservation], plans: Sequence[StepPlan]) -> tuple[Speedup, Speedup]:
+    """What the store's view says of these steps; tests/store/test_speedup.py holds it to that."""
+    found = compare_policies(measured_steps(seen), plans, NOT_COMPARED, NOT_COMPARED)
+    sides = [(pair.arrival, pair.balanced) for pair in found.pairs] if found else []
+
+    def of(name: str) -> Speedup:
+        medians = [[statistics.median(getattr(s, name) for s in side) for side in both] for both in sides]
+        return speedup([arrival for arrival, _ in medians], [balanced for _, balanced in medians])
+
+    return of("step_s"), of("predicted_step_s")
+
+
 def comparison_of(
     batches: Sequence[tuple[Sequence[float], Sequence[float]]], *, predicted: tuple[float, float] = (1.2, 1.0)
 ) -> tuple[list[StepObservation], list[StepPlan]]:
@@ -85,6 +101,7 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
         train=train,
         compare=seen,
         compare_plans=plans,
+        speedups=speedups_of(seen, plans),
         quarantined=[
             QuarantinedSample("data", 7, HOSTILE, "profile", "images/cut off.jpg", "truncated JPEG: 812 of 4096 bytes"),
             QuarantinedSample("data", 93, "clip-93", "train", "video/[x](http://evil).mp4", "no video stream | <b>"),

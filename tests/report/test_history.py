@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from datetime import datetime
+
 from dflop.report.history import COLUMNS, HistoryEntry, history_rows, history_table
 
 
 def entry(kind: str, elapsed_s: float = 0.0, **changes: object) -> HistoryEntry:
     told = {"step": None, "attempt": None, "subject": "llm", "verdict": "done", "gain_s": None, "cost_s": None}
     return HistoryEntry(
-        **{**told, "elapsed_s": elapsed_s, "kind": kind, "detail": "x", "observed_at_s": 0.0, **changes}
+        **{**told, "elapsed_s": elapsed_s, "kind": kind, "detail": "x", "observed_at": datetime(2026, 7, 1), **changes}
     )
 
 

@@ -72,7 +72,7 @@ def test_events_of_a_run_come_in_order_with_those_of_its_comparison(store: Path)
 def test_what_a_run_read_leads_to_its_snapshot(store: Path) -> None:
     (row,) = named(store, "reproduce", run_id="run3")
     assert (row["job"], row["snapshot_seq"], row["data_profile_key"], row["table_ids"]) == ("plan", 2, "more", ["t2"])
-    (published,) = rows(store, "select to_timestamp(published_at_s) as at from v_snapshot where snapshot_seq = 2")
+    (published,) = rows(store, "select published_at as at from v_snapshot where snapshot_seq = 2")
     assert row["published_at"] == published["at"]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from datetime import datetime, timedelta
 
 import duckdb
 import pyarrow as pa
@@ -58,10 +59,29 @@ def test_every_table_and_column_is_commented(migrated: duckdb.DuckDBPyConnection
     silent = migrated.execute(
         "select table_name from duckdb_tables() where comment is null union all "
         "select view_name from duckdb_views() where comment is null and not internal union all "
-        "select table_name || '.' || column_name from duckdb_columns() join duckdb_tables() using (table_name) "
-        "where duckdb_columns.comment is null"
+        "select table_name || '.' || column_name from duckdb_columns() where not internal and comment is null"
     ).fetchall()
     assert silent == []
+
+
+def test_times_of_views_are_timestamps(migrated: duckdb.DuckDBPyConnection) -> None:
+    times = migrated.execute(
+        "select table_name, column_name, data_type, duckdb_columns.comment like '%UTC' "
+        "from duckdb_columns() join duckdb_views() on table_name = view_name "
+        "where not duckdb_views.internal and regexp_matches(column_name, '_at(_s)?$')"
+    ).fetchall()
+    assert len(times) > 20
+    assert {(name.endswith("_at"), kind, is_utc) for _, name, kind, is_utc in times} == {(True, "TIMESTAMP", True)}
+
+
+@given(st.floats() | st.floats(-7e10, 3e11) | st.none())
+def test_any_number_is_a_time_or_null(migrated: duckdb.DuckDBPyConnection, value: float | None) -> None:
+    ((found,),) = migrated.execute("select utc(?::double)", [value]).fetchall()
+    is_time = value is not None and -62135596800 <= value <= 253402300799
+    assert (found is not None) == is_time
+    if is_time:
+        expected = datetime(1970, 1, 1) + timedelta(microseconds=round(value * 1e6))
+        assert abs(found - expected) <= timedelta(microseconds=1)
 
 
 def test_every_record_that_names_a_run_or_a_profile_has_a_table() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def _a_run(make) -> list[Any]:
     ]
 
 
+def at(num_seconds: float) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(seconds=num_seconds)
+
+
 def one(root: Path, view: str, **where: Any) -> dict[str, Any]:
     condition = " and ".join(f"{key} = ${key}" for key in where) or "true"
     (row,) = rows(root, f"select * from {view} where {condition}", **where)
@@ -86,8 +91,8 @@ def test_views_run_on_an_empty_store(tmp_path: Path) -> None:
 
 def test_a_run_and_a_job_show_their_latest_state(filled: Path) -> None:
     run, job = one(filled, "v_run"), one(filled, "v_job")
-    assert (run["state"], run["started_at_s"], run["observed_at_s"]) == ("done", 1000.0, 1060.0)
-    assert (job["state"], job["submitted_at_s"], job["observed_at_s"]) == ("done", 1010.0, 1050.0)
+    assert (run["state"], run["started_at"], run["observed_at"]) == ("done", at(1000), at(1060))
+    assert (job["state"], job["submitted_at"], job["observed_at"]) == ("done", at(1010), at(1050))
 
 
 def test_sample_load_counts_every_sample_once_and_agrees_with_the_record(filled: Path, make) -> None:
@@ -165,8 +170,8 @@ def test_the_latest_correction_scales_seconds_and_leaves_bytes(filled: Path) -> 
 def test_a_plan_is_readable(filled: Path) -> None:
     plan = one(filled, "v_plan", candidate_rank=0)
     assert plan["layout_text"] == "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
-    assert (plan["num_processes"], plan["peak_memory_bytes"], plan["predicted_speedup"]) == (4, 300, 1.5)
-    assert (plan["uniform_step_s"], plan["predicted_speedup_over_uniform"], plan["sync_s"]) == (2.0, 2.0, 0.1)
+    assert (plan["num_processes"], plan["peak_memory_bytes"], plan["planned_speedup"]) == (4, 300, 1.5)
+    assert (plan["uniform_step_s"], plan["planned_speedup_over_uniform"], plan["sync_s"]) == (2.0, 2.0, 0.1)
 
 
 def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make) -> None:
@@ -179,7 +184,7 @@ def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make)
     found = one(fill(tmp_path, inline), "v_plan")
     assert found["layout_text"] == "inline tp2 pp4 dp8 recompute ZeRO-1"
     assert (found["num_processes"], found["peak_memory_bytes"]) == (inline.num_processes, 8) == (64, 8)
-    assert (found["uniform_step_s"], found["predicted_speedup_over_uniform"]) == (None, None)
+    assert (found["uniform_step_s"], found["planned_speedup_over_uniform"]) == (None, None)
 
 
 def test_everything_left_out_is_listed_with_its_reason(filled: Path) -> None:
@@ -200,7 +205,7 @@ def test_the_summary_has_one_row_per_run(filled: Path) -> None:
     assert (row["arrival_step_s"], row["balanced_step_s"]) == (3.5, 2.0)
     assert row["measured_speedup"] == pytest.approx(math.sqrt(1.5 * 2.0))
     assert row["predicted_speedup"] == pytest.approx(math.sqrt(1.25 * 1.0))
-    assert row["predicted_speedup_over_uniform"] == 2.0
+    assert (row["planned_speedup"], row["planned_speedup_over_uniform"]) == (1.5, 2.0)
     assert row["arrival_idle_frac"] == pytest.approx(1 - (0.5 / 3 + 0.5 / 4) / 2)
     assert (row["num_quarantined_samples"], row["num_corrections"]) == (1, 2)
 

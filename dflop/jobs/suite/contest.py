@@ -9,7 +9,7 @@ from typing import TypeVar
 from dflop.errors import InfeasiblePlanError
 from dflop.jobs.suite.bound import bound_of_plan_s, bound_s, module_gpu_seconds
 from dflop.jobs.suite.cases import Setting
-from dflop.jobs.suite.judge import TRAINING_EFFORT, Noise, Speedup, Steps, judge, speedup
+from dflop.jobs.suite.judge import TRAINING_EFFORT, Noise, Steps, judge
 from dflop.jobs.talk import Say
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
@@ -18,6 +18,7 @@ from dflop.plan.rank import arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import Plan
+from dflop.records.speedup import Speedup, speedup
 from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"

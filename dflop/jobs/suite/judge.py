@@ -39,15 +39,6 @@ class Steps:
         return statistics.fmean(self.idle_frac)
 
 
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """Geometric mean over batches of baseline / ours, with its 95 % interval; NaN for fewer than two batches."""
-
-    mean: float
-    low: float
-    high: float
-
-
 def judge(
     plan: Plan,
     batches: Sequence[Sequence[SampleShape]],
@@ -109,25 +100,6 @@ class Noise:
         return replace(items, **scaled)  # type: ignore[arg-type]  # seconds, not counts
 
 
-def speedup(baseline_s: Sequence[float], ours_s: Sequence[float]) -> Speedup:
-    """Paired by batch; the interval is Student's, on logarithms."""
-    logs = [math.log(b / o) for b, o in zip(baseline_s, ours_s, strict=True)]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return Speedup(math.exp(mean), math.nan, math.nan)
-    half = _student_95(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Speedup(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-
-
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive numbers."""
     return math.exp(statistics.fmean(math.log(v) for v in values))
-
-
-def _student_95(num_degrees: int) -> float:
-    """Two-sided 95 % quantile of Student's t, within 1 % from 3 degrees on (Cornish-Fisher expansion)."""
-    z, n = 1.959964, num_degrees
-    first = (z**3 + z) / (4 * n)
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    return z + first + second + third
