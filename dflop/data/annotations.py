@@ -68,6 +68,8 @@ class MediaRef:
 
     kind: str
     path: str
+    frames: tuple[str, ...] = ()
+    """Of a video that lies as pictures: their paths, or that of their folder. `path` names the list in its row."""
 
 
 @dataclass(frozen=True, slots=True)

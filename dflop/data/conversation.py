@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from dflop.data.annotations import (
     Turn,
     printable,
 )
+from dflop.data.frames import FrameList, entries_of, take_rates
 from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CONVERSATION_KEYS, LISTS, KeyReader
 from dflop.data.media_value import Attached, shortened
 from dflop.data.message import Mark, MessageReader, Said, checked
@@ -44,8 +45,8 @@ class ReadRow:
     """A row and what stands in it besides text."""
 
     sample: AnnotatedSample
-    attached: dict[str, Attached]
-    """Media whose bytes stand in the row, by the names that the sample has for them."""
+    attached: dict[str, Attached | FrameList]
+    """Media whose bytes, or lists of frames, stand in the row, by the names that the sample has for them."""
 
 
 def parse_row(row: dict[str, Any], index: int, ignored_keys: Collection[str] = ()) -> AnnotatedSample:
@@ -74,15 +75,16 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
     keys = KeyReader(ignored_keys)
     messages = MessageReader(keys, f"{container}#{index}")
     try:
+        row, rates = take_rates(row)
         keys.check(row, "row", "row")
-        files = {kind: _files(row, kind, messages) for kind in MEDIA_KINDS}
+        files = {kind: _files(row, kind, messages, rates) for kind in MEDIA_KINDS}
         turns: tuple[Turn, ...]
         media: tuple[MediaRef, ...]
         if form_of(row) == "text":
             turns, media = (_plain_text(row["text"], files),), ()
         else:
             said = _with_missing_placeholders(_decided(_conversation(row, messages, keys), files), files)
-            turns, media = tuple(map(_turn_of, said)), tuple(_refs(said, files))
+            turns, media = tuple(map(_turn_of, said)), tuple(_refs(said, files, messages.attached))
         if not media:
             keys.check_media(row)
     except BadSample as error:
@@ -234,19 +236,22 @@ def _turn_of(said: Said) -> Turn:
     return Turn(said.role, said.text, tuple(start for start in found if start not in starts), said.has_loss)
 
 
-def _refs(said: tuple[Said, ...], files: _Files) -> Iterator[MediaRef]:
+def _refs(said: tuple[Said, ...], files: _Files, attached: Mapping[str, Attached | FrameList]) -> Iterator[MediaRef]:
     queues = {kind: iter(paths) for kind, paths in files.items()}
     for turn in said:
         for mark in turn.marks:
-            yield MediaRef(mark.kind, next(queues[mark.kind]) if mark.path is None else mark.path)
+            path = next(queues[mark.kind]) if mark.path is None else mark.path
+            frames = attached.get(path)
+            yield MediaRef(mark.kind, path, frames.paths if isinstance(frames, FrameList) else ())
 
 
-def _files(row: dict[str, Any], kind: str, messages: MessageReader) -> tuple[str, ...]:
+def _files(row: dict[str, Any], kind: str, messages: MessageReader, rates: tuple[float, ...]) -> tuple[str, ...]:
     given = {}
     for key in (kind, f"{kind}s"):
         value = row.get(key)
-        entries = [] if value is None else value if isinstance(value, list) else [value]
-        names = [messages.name(entry, kind, f"`{key}`") for entry in entries]
+        entries = entries_of(value, kind)
+        of_entry = rates if kind == "video" and rates else [None] * len(entries)
+        names = [messages.name(entry, kind, f"`{key}`", fps) for entry, fps in zip(entries, of_entry, strict=False)]
         if None in names and any(names):
             raise BadSample(
                 f"`{key}` names no file in place {names.index(None)}: {shortened(entries[names.index(None)])}"

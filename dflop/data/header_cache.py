@@ -18,10 +18,11 @@ from typing import NamedTuple
 import polars as pl
 
 from dflop.data.annotations import MediaRef
+from dflop.data.frame_files import header_of_source
 from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.mixture import Dataset
 
-_VERSION = 2
+_VERSION = 3
 """Raise when headers are read differently: cached ones then no longer match."""
 _SCHEMA = {
     "kind": pl.String, "path": pl.String, "size_bytes": pl.Int64, "mtime_ns": pl.Int64, "width_px": pl.Int64,
@@ -65,6 +66,8 @@ class HeaderCache:
             BadSample: there is no such item, or its path leaves the media root.
             BadMedia: the file is no good.
         """
+        if ref.frames:  # what is remembered has the state of one file
+            return header_of_source(ref.kind, self._dataset.open_media(index, ref))
         file = self._dataset.media_file(index, ref)
         try:
             stat = file.stat()
@@ -103,7 +106,7 @@ class HeaderCache:
 
     def _read(self, index: int, ref: MediaRef, stat: os.stat_result) -> _Known:
         try:
-            header = read_header(ref.kind, self._dataset.open_media(index, ref))
+            header = header_of_source(ref.kind, self._dataset.open_media(index, ref))
         except BadMedia as error:
             return _Known(stat.st_size, stat.st_mtime_ns, MediaHeader(ref.kind, 0, 0, 0, 0.0), error.reason)
         return _Known(stat.st_size, stat.st_mtime_ns, header, "")

@@ -43,7 +43,7 @@ MAX_FRAME_PIXELS = 8192 * 8192
 MAX_LEVEL = 255
 
 _IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,asf,ogg,wav,w64,mp3,flac,aac,aiff,au,amr"
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,asf,gif,ogg,wav,w64,mp3,flac,aac,aiff,au,amr"
 _EXIF_ORIENTATION = 0x0112
 _WAV_PROBE_BYTES = "4096"
 

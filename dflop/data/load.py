@@ -9,7 +9,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from dflop.data.decode import decode_audio, decode_frames, decode_image
-from dflop.data.headers import BadMedia, MediaSource
+from dflop.data.frame_files import AnySource, FrameFiles, decode_files
+from dflop.data.headers import BadMedia
 from dflop.models.arrays import SAMPLE_RATE_HZ
 from dflop.models.family import TrainableFamily
 from dflop.records import MediaItem
@@ -17,11 +18,11 @@ from dflop.records import MediaItem
 _AUDIO_SLACK_S, _AUDIO_SLACK_FRAC = 0.5, 0.05
 
 
-def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.float32]:
+def load_item(source: AnySource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.float32]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
 
     Args:
-        source: Its file, or an open one that lies inside another.
+        source: Its file, an open one that lies inside another, or its frames.
         item: The profiled item.
         family: Turns decoded media into arrays.
         level: The sample's `media_level`.
@@ -29,12 +30,16 @@ def load_item(source: MediaSource, item: MediaItem, family: TrainableFamily, lev
     Raises:
         BadMedia: the file is missing, damaged, or not what was profiled.
     """
-    if item.kind == "audio":
+    versions: list[npt.NDArray[np.generic]]
+    if isinstance(source, FrameFiles):
+        indices = family.frame_indices(item.num_frames, item.duration_s, level)
+        versions = _resized(item, family, level, decode_files(source, indices), indices)
+    elif item.kind == "audio":
         # Twice of what was profiled is held at most, however much there is: enough to say how long it is.
         longest_s = 2 * item.duration_s + 1
         samples = decode_audio(source, SAMPLE_RATE_HZ, max_duration_s=longest_s)
         _check_duration(len(samples) / SAMPLE_RATE_HZ, item.duration_s)
-        versions: list[npt.NDArray[np.generic]] = [samples]
+        versions = [samples]
     elif item.kind == "image":
         versions = _resized(item, family, level, iter([(0, decode_image(source))]), (0,))
     else:

@@ -66,7 +66,7 @@ def read_value(value: object, what: str) -> str | Attached | None:
         what: Subject of the reason.
 
     Raises:
-        BadSample: an address we do not fetch, frames one by one, or nothing of these kinds.
+        BadSample: an address we do not fetch, or nothing of these kinds.
     """
     if value is None:
         return None
@@ -77,7 +77,7 @@ def read_value(value: object, what: str) -> str | Attached | None:
     if isinstance(value, str) and value:
         return _of_text(value)
     if isinstance(value, list) and value:
-        raise BadSample(f"{what} names {len(value)} files in a list where one stands: of frames, make a video file")
+        raise BadSample(f"{what} names {len(value)} files in a list where one stands")
     raise BadSample(f"{what} names no file: {shortened(value)}")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, BadSample
+from dflop.data.frames import FrameList, frame_list, take_rate
 from dflop.data.keys import LOSS_MARKS, KeyReader
 from dflop.data.media_value import Attached, read_value, shortened
 
@@ -17,6 +18,7 @@ _ROLES = {
     "assistant": "assistant",
     "model": "assistant",
     "system": "system",
+    "developer": "system",
 }
 _TOOL_ROLES = (
     "tool", "function", "observation", "function_call", "tool_call", "tool_response", "tool_result", "ipython",
@@ -56,19 +58,20 @@ class MessageReader:
 
     def __init__(self, keys: KeyReader, prefix: str) -> None:
         self._keys, self._prefix = keys, prefix
-        self.attached: dict[str, Attached] = {}
-        """Media whose bytes stand in the row, by name."""
+        self.attached: dict[str, Attached | FrameList] = {}
+        """Media whose bytes, or lists of frames, stand in the row, by name."""
 
-    def name(self, value: object, kind: str, what: str) -> str | None:
-        """Path of the file a value names, or the name of the bytes it holds; None where there is nothing.
+    def name(self, value: object, kind: str, what: str, fps: float | None = None) -> str | None:
+        """Path of the file a value names, or the name of what stands in the row; None where there is nothing.
 
         Raises:
             BadSample: the value names nothing that is read.
         """
-        if isinstance(value, dict):
-            self._keys.check(value, "part", what)
-        found = read_value(value, what)
-        if not isinstance(found, Attached):
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, dict):
+                self._keys.check(inner, "part", what)
+        found = (frame_list(value, fps, what) if kind == "video" else None) or read_value(value, what)
+        if not isinstance(found, Attached | FrameList):
             return found
         name = f"{self._prefix}.{kind}.{len(self.attached)}"
         self.attached[name] = found
@@ -117,6 +120,7 @@ class MessageReader:
         """Text of one part of a turn, and its marks when it begins at `start`."""
         if not isinstance(part, dict):
             raise BadSample(f"turn {number} has a part that is not an object but a {type(part).__name__}")
+        part, fps = take_rate(part, f"turn {number}")
         self._keys.check(part, "part", f"turn {number}")
         kind = _kind(number, part)
         other = [key for key in part if (found := _of_kind(key)) and found != kind and part[key] not in (None, "", [])]
@@ -128,7 +132,7 @@ class MessageReader:
         what = f"turn {number} has an {kind} part that" if kind[0] in "ai" else f"turn {number} has a {kind} part that"
         keys = (kind, f"{kind}_url", f"input_{kind}", *_FILE_KEYS)
         values = [part[key] for key in keys if part.get(key) is not None]
-        names = dict.fromkeys(name for value in values if (name := self.name(value, kind, what)) is not None)
+        names = dict.fromkeys(name for value in values if (name := self.name(value, kind, what, fps)) is not None)
         if len(names) > 1:
             raise BadSample(f"{what} names several files: {shortened(list(names))}")
         return f"<{kind}>", (Mark(start, kind, next(iter(names), None), True),)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.source import RowSource, open_source
-from dflop.data.headers import MediaSource
+from dflop.data.frame_files import AnySource, FrameFiles
 from dflop.data.keys import never_ignored
 from dflop.data.patterns import beside, expand
 from dflop.errors import ConfigError
@@ -176,8 +176,8 @@ class Dataset:
         source, row = self._source(index)
         return replace(source.sample(row), sample_index=index)
 
-    def open_media(self, index: int, ref: MediaRef) -> MediaSource:
-        """A media item of sample `index`: its path, or an open file if it lies inside a container.
+    def open_media(self, index: int, ref: MediaRef) -> AnySource:
+        """A media item of sample `index`: its path, an open file if it lies inside a container, or frames.
 
         Raises:
             BadSample: no such item, or a path that leaves the media root.
@@ -199,10 +199,12 @@ class Dataset:
         if self._source(index)[0].embeds(ref):
             return ""
         try:
-            status = os.stat(confine(self.entries[self.locate(index)[0]].media_root, ref.path))
+            source = self.open_media(index, ref)
+            files = source.files if isinstance(source, FrameFiles) else (source,)
+            found = [os.stat(file) for file in files if isinstance(file, Path)]
         except (BadSample, OSError):
             return "absent"
-        return f"{status.st_size}\t{status.st_mtime_ns}"
+        return "\t".join(f"{status.st_size}\t{status.st_mtime_ns}" for status in found)
 
     def fingerprint(self) -> str:
         """Hash of rows, what is in them and their weights: equal ones mean equal samples under equal numbers.

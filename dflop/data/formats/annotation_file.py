@@ -22,7 +22,7 @@ from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.compressed import COMPRESSIONS, mapped
 from dflop.data.formats.embedded import open_attached
 from dflop.data.formats.json_rows import element_spans, parse_object
-from dflop.data.headers import MediaSource
+from dflop.data.frame_files import AnySource
 from dflop.errors import ConfigError, DataError
 
 SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
@@ -81,15 +81,20 @@ class AnnotationFile:
 
     def embeds(self, ref: MediaRef) -> bool:
         """Whether its bytes stand in a row of this file."""
-        return ref.path.startswith(f"{self._container}#")
+        return self._holds(ref.path) and not ref.frames
 
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
         """Bytes that stand in row `index`, or the path of a file under the media root, not checked further.
 
         Raises:
             BadSample: no such bytes, or a path that leaves the media root.
         """
-        return open_attached(self._read(index), ref.path) if self.embeds(ref) else confine(media_root, ref.path)
+        if self._holds(ref.path):
+            return open_attached(self._read(index), ref.path, media_root)
+        return confine(media_root, ref.path)
+
+    def _holds(self, path: str) -> bool:
+        return path.startswith(f"{self._container}#")
 
     def _read(self, index: int) -> ReadRow:
         return read_row(self.row(index), index, self._container, self._ignored_keys)

@@ -9,6 +9,9 @@ from typing import BinaryIO
 
 from dflop.data.annotations import BadSample
 from dflop.data.conversation import ReadRow
+from dflop.data.frame_files import FrameFiles, open_frames
+from dflop.data.frames import FrameList
+from dflop.data.media_value import Attached
 from dflop.errors import DataError
 
 
@@ -56,16 +59,20 @@ class _Window(io.RawIOBase):
         super().close()
 
 
-def open_attached(row: ReadRow, path: str) -> NamedBytes:
-    """Bytes that stand in a row, by the name that its sample has for them.
+def open_attached(row: ReadRow, path: str, media_root: Path) -> NamedBytes | FrameFiles:
+    """Bytes, or a list of frames, that stand in a row, by the name that its sample has for them.
 
     Raises:
-        BadSample: there are none of this name, or they are no bytes.
+        BadSample: there are none of this name, they are no bytes, or frames are not where the list says.
     """
     attached = row.attached.get(path)
     if attached is None:
         raise BadSample("no such media item in its row", path=path)
-    return NamedBytes(attached.decoded(), attached.name or path)
+
+    def opened(content: Attached) -> NamedBytes:
+        return NamedBytes(content.decoded(), content.name or path)
+
+    return open_frames(attached, media_root, opened) if isinstance(attached, FrameList) else opened(attached)
 
 
 def stat_fingerprint(path: Path) -> str:

@@ -21,7 +21,7 @@ import polars as pl
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine, printable
 from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.embedded import open_attached, stat_fingerprint
-from dflop.data.headers import MediaSource
+from dflop.data.frame_files import AnySource
 from dflop.data.keys import CONVERSATION_KEYS, is_looked_at
 from dflop.errors import DataError
 
@@ -97,15 +97,20 @@ class ParquetFile:
 
     def embeds(self, ref: MediaRef) -> bool:
         """Whether its bytes are in this file."""
-        return ref.path.startswith(f"{self._container}#")
+        return self._holds(ref.path) and not ref.frames
 
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
         """Bytes of a media item of row `index`, or the path of a file under the media root.
 
         Raises:
             BadSample: no such item, or a path that leaves the media root.
         """
-        return open_attached(self._read(index), ref.path) if self.embeds(ref) else confine(media_root, ref.path)
+        if self._holds(ref.path):
+            return open_attached(self._read(index), ref.path, media_root)
+        return confine(media_root, ref.path)
+
+    def _holds(self, path: str) -> bool:
+        return path.startswith(f"{self._container}#")
 
     def fingerprint(self) -> str:
         """Name, size and time of change.

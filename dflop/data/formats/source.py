@@ -10,7 +10,7 @@ from dflop.data.annotations import AnnotatedSample, MediaRef
 from dflop.data.formats.annotation_file import SUFFIXES, AnnotationFile
 from dflop.data.formats.parquet_file import ParquetFile
 from dflop.data.formats.tar_shard import TarShard
-from dflop.data.headers import MediaSource
+from dflop.data.frame_files import AnySource
 from dflop.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ class RowSource(Protocol):
     def embeds(self, ref: MediaRef) -> bool:
         """Whether a media item lies inside this file, so that `fingerprint` covers it."""
 
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
         """A media item of row `index`: an open file if it lies inside this one, else its path, not checked further.
 
         Raises:

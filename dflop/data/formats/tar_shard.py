@@ -23,7 +23,7 @@ from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, Medi
 from dflop.data.conversation import ReadRow, form_of, read_row
 from dflop.data.formats.embedded import open_attached, open_window, stat_fingerprint
 from dflop.data.formats.json_rows import parse_object
-from dflop.data.headers import MediaSource
+from dflop.data.frame_files import AnySource
 from dflop.data.keys import FOLLOWED, IGNORED
 from dflop.data.media_value import EXTENSIONS
 from dflop.errors import DataError
@@ -138,18 +138,18 @@ class TarShard:
 
     def embeds(self, ref: MediaRef) -> bool:
         """Whether it is a member of this shard, or stands in one."""
-        return ref.path.startswith((self._prefix, f"{printable(self.path.name)}#"))
+        return self._holds(ref.path) and not ref.frames
 
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> MediaSource:
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
         """A member of row `index` as an open file, or the path of a file under the media root.
 
         Raises:
             BadSample: no such member, not a plain file, or a path that leaves the media root.
         """
-        if not self.embeds(ref):
+        if not self._holds(ref.path):
             return confine(media_root, ref.path)
         if not ref.path.startswith(self._prefix):
-            return open_attached(self._read(index), ref.path)
+            return open_attached(self._read(index), ref.path, media_root)
         found = [m for m in self._members(index) if self._prefix + m.name == ref.path]
         if not found or found[0].size_bytes == _NOT_PLAIN:
             raise BadSample("not a plain file in the shard" if found else "no such member in its row", path=ref.path)
@@ -157,6 +157,9 @@ class TarShard:
             return open_window(self.path, found[0].start, found[0].size_bytes, found[0].name)
         except OSError as error:
             raise BadSample(f"shard cannot be read: {error.strerror}", path=ref.path) from error
+
+    def _holds(self, path: str) -> bool:
+        return path.startswith((self._prefix, f"{printable(self.path.name)}#"))
 
     def fingerprint(self) -> str:
         """Name, size and time of change.
