@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 import duckdb
@@ -118,8 +118,9 @@ class Reader:
         if is_frozen is not None:
             where["is_frozen"] = is_frozen
         # A time that is none counts as long ago.
-        source = "(select *, coalesce(epoch(observed_at), 0) as observed_at_s from v_correction_in_force) as in_force"
-        return self._rows(Correction, source, where, order="module, is_frozen, min_tokens")
+        computed = {"observed_at_s": "coalesce(epoch(observed_at), 0)"}
+        order = "module, is_frozen, min_tokens"
+        return self._rows(Correction, "v_correction_in_force", where, order=order, computed=computed)
 
     def speedups(self, run_id: str) -> tuple[Speedup, Speedup]:
         """Measured and simulated speed-up of a run's compared batches, as `v_speedup` has them."""
@@ -165,11 +166,17 @@ class Reader:
         return self._rows(cls, relation, where, order=order)
 
     def _rows(
-        self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str
+        self,
+        cls: type[T],
+        relation: str,
+        where: Mapping[str, Value | Iterable[Value]],
+        *,
+        order: str,
+        computed: Mapping[str, str] = MappingProxyType({}),
     ) -> list[T]:
         columns = schema.arrow_schema(schema.kind_of(cls)).names
         clauses, params = _conditions(where)
-        listed = ", ".join(_quoted(name) for name in columns)
+        listed = ", ".join(f"{computed.get(name, _quoted(name))} as {_quoted(name)}" for name in columns)
         table = self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
         return schema.from_table(cls, table)
 
