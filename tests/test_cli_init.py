@@ -10,6 +10,8 @@ import transformers
 
 from dflop.config import load_config
 from dflop.data.demo_text import train_tokenizer
+from dflop.jobs.planned_cluster import batch_note
+from dflop.jobs.starter.starter import make_starter
 from tests.data.helpers import chat
 from tests.models.tiny_families import CASES
 from tests.test_cli import assert_refused, dflop
@@ -109,6 +111,26 @@ def test_a_tokenizer_without_the_familys_tokens_is_said_at_once(folder):
     assert "# EDIT: tokenizer lacks special tokens" in out
 
 
+@pytest.mark.parametrize(
+    ("gpus", "num_rows", "batch", "note"),
+    [
+        (64, 5000, 512, "8 for each of 64 GPUs"),
+        (6, 5000, 48, "8 for each of 6 GPUs"),
+        (64, 200, 192, "3 for each of 64 GPUs, as there are 200 rows"),
+        (3, 5, 3, "1 for each of 3 GPUs, as there are 5 rows"),
+        (64, 40, 40, "all rows there are: fewer than 64 GPUs, which leaves most of them to pipelines or idle"),
+    ],
+)
+def test_the_global_batch_fits_the_gpus_that_are_asked_for(folder, gpus, num_rows, batch, note):
+    (folder / "data" / "train.jsonl").write_text((json.dumps(chat("what?", "that")) + "\n") * num_rows)
+    made = make_starter(folder / "model", folder / "data", gpus)
+    (folder / "my.yaml").write_text(made.text)
+    assert load_config(folder / "my.yaml").plan.global_batch_size == batch
+    assert f"plan.global_batch_size: {batch}, {note}" in made.to_edit
+    assert f"  global_batch_size: {batch}   # EDIT: samples per optimizer step, {note}\n" in made.text
+    assert bool(batch_note(load_config(folder / "my.yaml"), gpus)) == (batch < gpus)
+
+
 def test_nothing_is_overwritten_and_nonsense_is_refused(folder):
     (folder / "my.yaml").write_text("mine")
     given = ("init", "--model", "model/config.json", "--data", "data")
@@ -118,3 +140,4 @@ def test_nothing_is_overwritten_and_nonsense_is_refused(folder):
     assert_refused(dflop("init", "--model", "none.json", "--data", "data", cwd=folder), 2, "No such file", "none.json")
     assert_refused(dflop("init", "--model", "model/config.json", "--data", "x", cwd=folder), 2, "`x` does not exist")
     assert_refused(dflop("init", "--data", "data", cwd=folder), 2, "--model", "dflop init --help")
+    assert_refused(dflop(*given, "--gpus", "0", cwd=folder), 2, "cannot train on 0 GPUs", "--gpus")

@@ -16,6 +16,7 @@ def init(
         Path, Parameter(help="config.json of a Hugging Face model, or its folder; what lies there is used.")
     ],
     data: Annotated[Path, Parameter(help="File of training data, or the folder it is in.")],
+    gpus: Annotated[int | None, Parameter(help="Make the global batch for so many GPUs, not this machine's.")] = None,
     out: Annotated[Path | None, Parameter(help="File to write; stdout without it.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -31,7 +32,7 @@ def init(
     if out is not None and out.exists():
         raise ConfigError("there is something there already", where=str(out), hint="name a new file")
     check_folder(out)
-    say, made = talk(quiet), make_starter(model, data)
+    say, made = talk(quiet), make_starter(model, data, gpus)
     if out is None:
         print(made.text, end="")
     else:
@@ -42,4 +43,5 @@ def init(
         say(f"found  {line}")
     for line in made.to_edit:
         say(f"edit   {line}")
-    say(f"then   dflop config validate {out or 'FILE'}; dflop plan {out or 'FILE'} --device h100")
+    file, planned = out or "FILE", f" --gpus {gpus}" if gpus else ""
+    say(f"then   dflop config validate {file}; dflop plan {file} --device h100{planned}")

@@ -16,6 +16,8 @@ from dflop.jobs.talk import Say
 from dflop.records import ClusterSpec
 from dflop.units import num_bytes
 
+SAMPLES_PER_GPU = 8
+"""Of a global batch: enough for several microbatches in which samples of all sizes can be balanced."""
 _NODE, _MEMORY = "cluster.num_processes_per_node", "cluster.memory_per_process_gib"
 
 
@@ -67,9 +69,17 @@ def planned_cluster(
         if memory_bytes < 0.9 * sheet.memory_bytes:
             say(f"{_MEMORY} leaves {num_bytes(memory_bytes)} of the {num_bytes(sheet.memory_bytes)} that a GPU has")
         found = replace(found, device="cuda", memory_per_process_bytes=memory_bytes)
-    if config.plan.global_batch_size < total and total > configured.num_processes:
-        say(
-            f"plan.global_batch_size is {config.plan.global_batch_size} for {total} GPUs: fewer samples than GPUs "
-            f"leave most of them to pipelines; with --set plan.global_batch_size={8 * total} each has 8"
-        )
+    if note := batch_note(config, total):
+        say(note)
     return found
+
+
+def batch_note(config: Config, num_processes: int) -> str:
+    """What is wrong with the size of a global batch for so many processes; empty: nothing."""
+    batch, each = config.plan.global_batch_size, SAMPLES_PER_GPU
+    if batch >= num_processes:
+        return ""
+    return (
+        f"plan.global_batch_size is {batch} for {num_processes} processes: fewer samples than processes leave most of "
+        f"them to pipelines or idle; with --set plan.global_batch_size={each * num_processes} each has {each}"
+    )

@@ -16,6 +16,7 @@ from dflop.cost.towers import tables_for
 from dflop.errors import StoreError
 from dflop.jobs.basis import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
 from dflop.jobs.inputs import planner_factors, run_input
+from dflop.jobs.planned_cluster import batch_note
 from dflop.jobs.rundir import RunDir, family_of, tokenizer_of
 from dflop.jobs.steps import profiled_ways, stage_at
 from dflop.jobs.talk import Say
@@ -278,6 +279,8 @@ def plan_run(
     Returns:
         Candidates, best first.
     """
+    if note := batch_note(config, config.cluster.spec().num_processes):
+        say(note)
     task = planning_task(run, config, profile_key, say, from_step=from_step)
     plans = find_plans(task, config, say)
     keep_plans(run, config, task, plans)

@@ -67,8 +67,11 @@ def test_a_batch_of_fewer_samples_than_gpus_is_said(tmp_path):
     planned_cluster(config, lines.append, device="h100", gpus=16)
     assert lines == []
     planned_cluster(config, lines.append, device="h100", gpus=64)
-    assert "plan.global_batch_size is 16 for 64 GPUs" in lines[0]
+    assert "plan.global_batch_size is 16 for 64 processes" in lines[0]
     assert "--set plan.global_batch_size=512" in lines[0]
+    site = make_config(tmp_path, *SITE, "plan.global_batch_size=15")
+    planned_cluster(site, lines.append)
+    assert "plan.global_batch_size is 15 for 16 processes" in lines[1]
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,15 @@ from typing import Any
 
 from dflop import units
 from dflop.config import dump_yaml
+from dflop.errors import ConfigError
 from dflop.jobs.doctor.devices import Gpu, find_gpus, memory_bytes
-from dflop.jobs.starter.dataset import FoundDataset, find_dataset
+from dflop.jobs.planned_cluster import SAMPLES_PER_GPU
+from dflop.jobs.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
 from dflop.jobs.starter.tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.models.hub import HubModel, read_hub_model
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _MAX_TOKENS = 8192
-_SAMPLES_PER_PROCESS = 8
 MISSING = "MISSING"
 """Stands for a path that was not found."""
 
@@ -39,16 +40,19 @@ class Starter:
     """What has to be looked at before a run, a line each."""
 
 
-def make_starter(model_config: Path, data: Path) -> Starter:
+def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Starter:
     """A configuration for a model and a dataset, on this machine.
 
     Args:
         model_config: `config.json` of a Hugging Face model, or the folder it is in.
         data: File of rows, or the folder it is in.
+        gpus: That the global batch is for; None: those of this machine.
 
     Raises:
-        ConfigError: the model is not known, or there is no training data.
+        ConfigError: the model is not known, there is no training data, or there are no GPUs.
     """
+    if gpus is not None and gpus < 1:
+        raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
     if model_config.is_dir():
         model_config /= "config.json"
     model = read_hub_model(model_config)
@@ -56,7 +60,7 @@ def make_starter(model_config: Path, data: Path) -> Starter:
     folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
     named = tokens_in_texts(tokenizer, model.family, dataset.annotations)
-    writer = _Writer(model_config, model, dataset, tokenizer, named, find_gpus())
+    writer = _Writer(model_config, model, dataset, tokenizer, named, find_gpus(), gpus)
     return Starter(writer.text(), tuple(writer.found()), tuple(writer.to_edit()))
 
 
@@ -69,6 +73,9 @@ class _Writer:
     named: Mapping[str, int]
     """Special tokens in texts -> rows."""
     gpus: list[Gpu]
+    """Of this machine."""
+    wanted: int | None
+    """GPUs to train on, if they are not this machine's."""
 
     @property
     def name(self) -> str:
@@ -85,8 +92,30 @@ class _Writer:
         return len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
 
     @property
+    def num_places(self) -> int:
+        """Processes that the global batch is for."""
+        return self.wanted or self.num_processes
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to train on, as far as is known."""
+        return max(1, int(self.dataset.num_good))
+
+    @property
     def batch_size(self) -> int:
-        return min(_SAMPLES_PER_PROCESS * self.num_processes, max(1, self.dataset.num_rows))
+        """As many samples for every process; all rows where there are fewer rows than processes."""
+        each = min(SAMPLES_PER_GPU, self.num_rows // self.num_places)
+        return each * self.num_places or self.num_rows
+
+    @property
+    def batch_note(self) -> str:
+        """What the size of the global batch is made for."""
+        places = f"{self.num_places} {'GPUs' if self.wanted or self.gpus else 'processes'}"
+        each = self.batch_size // self.num_places
+        if not each:
+            return f"all rows there are: fewer than {places}, which leaves most of them to pipelines or idle"
+        few = f", as there are {self.num_rows} rows" * (each < SAMPLES_PER_GPU)
+        return f"{each} for each of {places}{few}"
 
     @property
     def max_tokens(self) -> int:
@@ -106,6 +135,9 @@ class _Writer:
         kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"
         looked = f"of {data.num_looked_at} looked at {kinds}"
         yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
+        if data.frames:
+            listed = ", ".join(f"{count} {how}" for how, count in data.frames.items())
+            yield f"videos that lie as frames, of the rows looked at, by how: {listed}"
         if data.num_media:
             yield f"media: {data.num_media_found} of {data.num_media} named files are under {data.media_root}"
         if data.unknown_keys:
@@ -149,12 +181,19 @@ class _Writer:
                 f"data_profile.max_bad_frac: {data.num_bad} of {data.num_looked_at} rows looked at make no sense "
                 f"({data.first_reason})"
             )
+        if WITHOUT_RATE in data.frames:
+            yield (
+                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the rows looked at are frames {WITHOUT_RATE}; "
+                "say in `sample_fps` of the row or part how many are a second, or they are left out"
+            )
         if data.refused_keys:
             yield (
                 f"dataset.ignored_keys: rows looked at are left out for {_counted(data.refused_keys)}; name those keys "
                 "that you can do without"
             )
-        yield "plan.global_batch_size, train.num_steps, train.learning_rate: assumed"
+        more = "" if self.wanted else " of this machine; for others: dflop init --gpus"
+        yield f"plan.global_batch_size: {self.batch_size}, {self.batch_note}{more}"
+        yield "train.num_steps, train.learning_rate: assumed"
         yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
 
     def text(self) -> str:
@@ -225,7 +264,7 @@ class _Writer:
             yield "  max_bad_frac: 0.01   # EDIT: more rows left out than this stop the run"
         steps = max(1, data.num_rows // self.batch_size)
         yield "\nplan:"
-        yield f"  global_batch_size: {self.batch_size}   # EDIT: samples per optimizer step"
+        yield f"  global_batch_size: {self.batch_size}   # EDIT: samples per optimizer step, {self.batch_note}"
         yield "\ntrain:"
         yield f"  num_steps: {steps}   # EDIT: {'once over the data' if data.num_rows else 'assumed'}"
         yield "  learning_rate: 1.0e-5   # EDIT"
