@@ -164,7 +164,7 @@ def _row(one: Contest) -> tuple[str, ...]:
         seconds(one.steps[TUNED].mean_s) + _mark(one, TUNED),
         *(_cell(one, name) for name in RIVALS),
         _cell(one, OURS),
-        f"{ours.low:.2f}-{ours.high:.2f}" if ours else "-",
+        f"{ours.low:.2f}-{ours.high:.2f}" if ours and ours.has_interval else "-",
         ratio(one.bound_speedup),
         percent(one.steps[TUNED].mean_idle_frac),
         percent(one.steps[OURS].mean_idle_frac),

@@ -126,7 +126,7 @@ def _row(point: Point) -> tuple[str, ...]:
         point.label,
         seconds(found.steps[TUNED].mean_s),
         *(ratio(_value(found, name)) for name in SHOWN),
-        f"{ours.low:.2f}-{ours.high:.2f}" if ours else "-",
+        f"{ours.low:.2f}-{ours.high:.2f}" if ours and ours.has_interval else "-",
         ratio(found.bound_speedup),
         percent(found.steps[TUNED].mean_idle_frac),
         percent(found.steps[OURS].mean_idle_frac),
