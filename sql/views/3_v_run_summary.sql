@@ -8,7 +8,7 @@ with compared as (
         step_s,
         idle_frac
     from v_step
-    where contains(run_id, '/') and policy in ('arrival', 'balanced')
+    where ends_with(run_id, '/compare') and policy in ('arrival', 'balanced')
     -- A comparison that was started again counts with its last attempt.
     qualify attempt = max(attempt) over (partition by v_step.run_id)
 ),
