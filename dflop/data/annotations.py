@@ -47,6 +47,8 @@ class Turn:
     """Of a user turn: where in `text` what looks like a placeholder is text. In other turns all of it is."""
     has_loss: bool = True
     """Of an answer: whether it is learnt."""
+    cuts: tuple[int, ...] = ()
+    """Where in `text` a text part ends and another begins."""
 
     def pieces(self) -> list[str]:
         """The text cut at its placeholders: text, kind of media, text, ..., text."""

@@ -8,32 +8,23 @@ A template that looks into its texts (reasoning, trimming; `probe.py` tells) is 
 ones. What it writes around turns in every case is still the template's; what is left between is the turn as it shows
 it, with reasoning it put there or moved. Where the two cannot be told apart the row is refused.
 
-Templates come with tokenizers from elsewhere: they run in Jinja's sandbox, where they reach nothing but their messages,
-and for so many lines only. Lines are counted and not seconds, so that a template works everywhere or nowhere.
+Turns with media are given to a template as lists of parts, each text between media a part of its own.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
 
 from dflop.data.annotations import BadSample
-from dflop.data.probe import Looks, Probe, joins_unseen, watched
+from dflop.data.probe import Looks, Probe, joins_unseen
+from dflop.data.sandbox import at_most, environment, words
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import parse_json
 
@@ -52,7 +43,10 @@ BUILT_IN = {
 """Templates by name: ChatML bare, ChatML with Qwen's system prompt, Llama 3."""
 
 Skeleton = tuple[str | int, ...]
-"""A rendered template: its own text, and the numbers of the turns whose texts stand in between."""
+"""A rendered template: its own text, and the numbers of the texts that stand in between."""
+
+Parts = tuple[tuple[str, ...], ...]
+"""Per turn what a template is given for it: `text` or a kind of media, each; (): every turn is a text."""
 
 
 class Shown(NamedTuple):
@@ -60,7 +54,6 @@ class Shown(NamedTuple):
 
     skeleton: Skeleton
     texts: tuple[str, ...]
-    """Of every turn."""
 
 
 PLAIN_ROLE = "text"
@@ -69,11 +62,11 @@ PLAIN_ROLE = "text"
 # Characters of a private-use area, so that no template holds them.
 _MARK = "\ue0f0{}\ue0f1"
 _MARKS = re.compile("\ue0f0(\\d+)\ue0f1")
+_TODAY = "\ue0f0\ue0f1"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _MAX_CACHED = 4096
 MAX_LINES = 200_000
 """Of the Python that a template is compiled to, per rendering: a thousand turns take some ten thousand."""
-_MAX_CHARACTERS = 100_000
 
 
 class ChatTemplate:
@@ -92,13 +85,15 @@ class ChatTemplate:
         self.source, self.name = source, name
         self._variables = variables or {}
         try:
-            environment = _environment()
-            self._template = environment.from_string(source)
-            self._joins_unseen = joins_unseen(environment.parse(source))
+            jinja = environment()
+            self._template = jinja.from_string(source)
+            self._joins_unseen = joins_unseen(jinja.parse(source))
         except Exception as error:  # what is constant in a template is computed here, see `_render`
-            raise ConfigError(f"chat template is no valid Jinja: {_words(error)}", where=name) from error
-        self._around: Callable[[tuple[str, ...]], _Around] = functools.lru_cache(_MAX_CACHED)(self._look)
-        self._gaps: Callable[[tuple[str, ...], bool], tuple[str, ...]] = functools.lru_cache(_MAX_CACHED)(self._common)
+            raise ConfigError(f"chat template is no valid Jinja: {words(error)}", where=name) from error
+        self._around: Callable[[tuple[str, ...], Parts], _Around] = functools.lru_cache(_MAX_CACHED)(self._look)
+        self._gaps: Callable[[tuple[str, ...], Parts, bool], tuple[str, ...]] = functools.lru_cache(_MAX_CACHED)(
+            self._common
+        )
 
     @classmethod
     def load(cls, spec: str) -> ChatTemplate:
@@ -127,42 +122,44 @@ class ChatTemplate:
         template, variables = _of_json(text, spec)
         return cls(template, spec, variables or _special_tokens(path.with_name(_TOKENIZER_CONFIG)))
 
-    def skeleton(self, roles: tuple[str, ...]) -> Skeleton:
-        """What the template writes around turns of these roles.
+    def skeleton(self, roles: tuple[str, ...], parts: Parts = ()) -> Skeleton:
+        """What the template writes around the texts of turns of these roles and parts, and for their media.
 
         Raises:
-            ConfigError: the template refuses them, or loses or repeats a turn.
+            ConfigError: the template refuses them, or loses, moves or repeats a text, or writes the date of today.
         """
-        return self._around(roles).skeleton
+        return self._around(roles, parts).skeleton
 
-    def looks_into(self, roles: tuple[str, ...], texts: tuple[str, ...]) -> bool:
+    def looks_into(self, roles: tuple[str, ...], texts: tuple[str, ...], parts: Parts = ()) -> bool:
         """Whether what the template writes may depend on these texts.
 
         Raises:
             ConfigError: as `skeleton`.
         """
-        around = self._around(roles)
+        around = self._around(roles, parts)
         return around.looks.inside or (around.looks.for_empty and not all(texts))
 
-    def shown(self, roles: tuple[str, ...], texts: tuple[str, ...]) -> Shown:
+    def shown(self, roles: tuple[str, ...], texts: tuple[str, ...], parts: Parts = ()) -> Shown:
         """A conversation as the template shows it.
 
         Args:
             roles: Of its turns.
-            texts: Of its turns. None holds what the template itself writes between turns, or marks of this module.
+            texts: Of its turns, or of their parts. None holds what the template itself writes between them, or marks
+                of this module.
+            parts: Of its turns.
 
         Raises:
             ConfigError: as `skeleton`.
             BadSample: the template refuses the texts, or writes around them what it writes around no others.
         """
-        if not self.looks_into(roles, texts):
-            return Shown(self._around(roles).skeleton, texts)
-        as_parts = self._around(roles).as_parts
-        gaps = self._gaps(roles, as_parts)
+        if not self.looks_into(roles, texts, parts):
+            return Shown(self._around(roles, parts).skeleton, texts)
+        as_parts = self._around(roles, parts).as_parts
+        gaps = self._gaps(roles, parts, as_parts)
         try:
-            rendered = self._render(roles, texts, as_parts)
+            rendered = self._render(roles, texts, parts, as_parts)
         except Exception as error:
-            raise BadSample(f"the chat template refuses the conversation: {_words(error)}") from error
+            raise BadSample(f"the chat template refuses the conversation: {words(error)}") from error
         refused = BadSample("the chat template looks into the texts, and its own text cannot be separated from theirs")
         if not all(gaps[1:-1]) or any(gap in text for gap in gaps if gap for text in texts):
             raise refused
@@ -177,64 +174,94 @@ class ChatTemplate:
             found.append(rendered[first:at])
             first = at + len(gap)
         found.append(rendered[first:last])
-        pieces = (part for number, gap in enumerate(gaps) for part in (gap, number)[: 1 + (number < len(roles))])
-        return Shown(tuple(part for part in pieces if part != ""), tuple(found))
+        pieces = (piece for number, gap in enumerate(gaps) for piece in (gap, number)[: 1 + (number < len(texts))])
+        return Shown(tuple(piece for piece in pieces if piece != ""), tuple(found))
 
-    def _look(self, roles: tuple[str, ...]) -> _Around:
-        """Renders marks for texts of these roles, and notes what the template does with them."""
+    def shows_alike(self, roles: tuple[str, ...], *given: tuple[tuple[str, ...], Parts]) -> bool:
+        """Whether the same turns, as different texts and parts, are shown alike; what takes no parts joins them.
+
+        Raises:
+            ConfigError: as `skeleton`.
+        """
+        _, parts = given[0]
+        as_parts = self._around(roles, parts).as_parts
+        if not (parts or as_parts):
+            return True
+        try:
+            return len({self._render(roles, texts, of_turns, as_parts) for texts, of_turns in given}) == 1
+        except Exception:  # one of them it refuses
+            return False
+
+    def _look(self, roles: tuple[str, ...], parts: Parts) -> _Around:
+        """Renders marks for texts of these turns, and notes what the template does with them."""
         if roles == (PLAIN_ROLE,):
             return _Around((0,), False, Looks())
+        num_texts = len(_roles_of_texts(roles, parts))
         for as_parts in (False, True):
             looks = Looks()
             looks.inside = self._joins_unseen
             try:
-                marks = tuple(Probe.of(_MARK.format(i), looks) for i in range(len(roles)))
-                rendered = self._render(roles, marks, as_parts)
+                marks = tuple(Probe.of(_MARK.format(i), looks) for i in range(num_texts))
+                rendered = self._render(roles, marks, parts, as_parts)
             except Exception as error:  # a template can divide by zero, or ask for more memory than there is
                 if as_parts:
-                    raise self._error(roles, f"does not render: {_words(error)}") from error
+                    raise self._error(roles, f"does not render: {words(error)}") from error
                 continue
             pieces = _MARKS.split(rendered)
             skeleton = tuple(int(p) if i % 2 else p for i, p in enumerate(pieces) if i % 2 or p)
-            if [p for p in skeleton if isinstance(p, int)] == list(range(len(roles))):
+            if [p for p in skeleton if isinstance(p, int)] == list(range(num_texts)):
                 return _Around(skeleton, as_parts, looks)
         raise self._error(roles, "does not show every turn once, in order")
 
-    def _common(self, roles: tuple[str, ...], as_parts: bool) -> tuple[str, ...]:
-        """What stands before, between and behind the turns, whatever answers are like and wherever they stand.
+    def _common(self, roles: tuple[str, ...], parts: Parts, as_parts: bool) -> tuple[str, ...]:
+        """What stands before, between and behind the texts, whatever answers are like and wherever they stand.
 
         An answer with reasoning, and one that is not the last, tell a turn's header from what a template adds to it.
         """
-        plain = tuple(_MARK.format(i) for i in range(len(roles)))
+        of_texts = _roles_of_texts(roles, parts)
+        num_texts = len(of_texts)
+        plain = tuple(_MARK.format(i) for i in range(num_texts))
         reasoned = tuple(
             f"<think>\n{mark}\n</think>\n\n{mark}" if role == "assistant" else mark
-            for role, mark in zip(roles, plain, strict=True)
+            for role, mark in zip(of_texts, plain, strict=True)
         )
-        variants = [(roles, plain), (roles, reasoned), ((*roles, "user"), (*plain, _MARK.format(len(roles))))]
+        more = (*roles, "user"), (*plain, _MARK.format(num_texts)), (*parts, ("text",)) if parts else ()
         found: list[list[str]] = []
-        for number, (of_roles, texts) in enumerate(variants):
+        for number, (of_roles, texts, of_turns) in enumerate([(roles, plain, parts), (roles, reasoned, parts), more]):
             try:
-                gaps = _gaps_of(self._render(of_roles, texts, as_parts), len(of_roles))
+                gaps = _gaps_of(self._render(of_roles, texts, of_turns, as_parts), len(texts))
             except Exception:  # refuses one of them: the others tell
                 continue
             if gaps is not None and number == 1:
                 gaps = [gap.removesuffix("<think>\n") for gap in gaps]  # of the answer, not of its header
             if gaps is not None:
-                found.append(gaps if number < 2 else gaps[: len(roles)])
-        ends = [gaps[len(roles)] for gaps in found if len(gaps) > len(roles)]
-        return (
-            *(_common_prefix([gaps[i] for gaps in found]) for i in range(len(roles))),
-            _common_prefix(ends),
-        )
+                found.append(gaps if number < 2 else gaps[:num_texts])
+        ends = [gaps[num_texts] for gaps in found if len(gaps) > num_texts]
+        return (*(_common_prefix([gaps[i] for gaps in found]) for i in range(num_texts)), _common_prefix(ends))
 
-    def _render(self, roles: tuple[str, ...], texts: tuple[str, ...], as_parts: bool) -> str:
+    def _render(self, roles: tuple[str, ...], texts: tuple[str, ...], parts: Parts, as_parts: bool) -> str:
         """Multimodal templates take a turn's content as a list of parts, others as a string."""
-        contents: list[Any] = [[{"type": "text", "text": text}] for text in texts] if as_parts else list(texts)
-        messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
-        with _at_most(MAX_LINES):
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=False, **self._variables
+        left, messages = iter(texts), []
+        for role, of_turn in zip(roles, parts or (("text",),) * len(roles), strict=True):
+            content = [{"type": kind, kind: next(left) if kind == "text" else ""} for kind in of_turn]
+            is_list = as_parts or of_turn != ("text",)
+            messages.append({"role": role, "content": content if is_list else content[0]["text"]})
+        clock = Looks()
+        with at_most(MAX_LINES):
+            rendered = self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=False,
+                strftime_now=lambda _format: Probe.of(_TODAY, clock),
+                **self._variables,
             )
+        if clock.inside or clock.for_empty or _TODAY in rendered:
+            raise jinja2.TemplateError(
+                "it writes the date of today (strftime_now), so tokens would change from day to day: write a date into "
+                "a copy of it, or give the turns that it asks for"
+            )
+        return rendered
 
     def _error(self, roles: tuple[str, ...], what: str) -> ConfigError:
         shown = ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "")
@@ -249,13 +276,19 @@ class _Around(NamedTuple):
     looks: Looks
 
 
+def _roles_of_texts(roles: tuple[str, ...], parts: Parts) -> tuple[str, ...]:
+    if not parts:
+        return roles
+    return tuple(role for role, of_turn in zip(roles, parts, strict=True) for kind in of_turn if kind == "text")
+
+
 def _common_prefix(texts: list[str]) -> str:
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     return "".join(letters[0] for letters in same)
 
 
-def _gaps_of(rendered: str, num_turns: int) -> list[str] | None:
-    """Texts before, between and behind the marks of turns; None where a turn is missing or out of order."""
+def _gaps_of(rendered: str, num_texts: int) -> list[str] | None:
+    """What stands before, between and behind the marks; None where one is missing or out of order."""
     pieces = _MARKS.split(rendered)
     gaps, seen = [pieces[0]], -1
     for number, text in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
@@ -266,7 +299,7 @@ def _gaps_of(rendered: str, num_turns: int) -> list[str] | None:
             seen = number
         else:
             return None
-    return gaps if seen == num_turns - 1 else None
+    return gaps if seen == num_texts - 1 else None
 
 
 def _of_json(text: str, spec: str) -> tuple[str, dict[str, str]]:
@@ -294,82 +327,10 @@ def _special_tokens(path: Path) -> dict[str, str]:
 
 
 def _variables(content: dict[str, Any]) -> dict[str, str]:
+    more = content.get("extra_special_tokens")
     found = {}
-    for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = content.get(key)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[key] = value
+    for key, value in {**content, **(more if isinstance(more, dict) else {})}.items():
+        name = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(name, str):
+            found[key] = name
     return found
-
-
-def _environment() -> jinja2.Environment:
-    # The names and settings templates are written against are those of Hugging Face tokenizers.
-    environment = _Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
-        optimized=False,  # folding constants takes time that grows with the square of an expression
-    )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.filters = {name: watched(name, filter_) for name, filter_ in environment.filters.items()}
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda _format: ""  # a template with a clock in it would change every day
-    return environment
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's, in which no single operation makes a long text or a huge number either."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Whatever the operator stands for, unless a text or a list is repeated or filled, or a power taken."""
-        if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise jinja2.TemplateError(f"`{operator}` is not for templates of conversations")
-        sequence, number = (left, right) if isinstance(right, int) else (right, left)
-        if isinstance(sequence, str | list | tuple) and len(sequence) * max(0, int(number)) > _MAX_CHARACTERS:
-            raise jinja2.TemplateError(f"`*` makes more than {_MAX_CHARACTERS} elements")
-        return super().call_binop(context, operator, left, right)
-
-
-@contextmanager
-def _at_most(num_lines: int) -> Iterator[None]:
-    """Within it, code of templates that this thread runs ends with an error after so many lines of it."""
-    before, left = sys.gettrace(), num_lines
-
-    def trace(frame: FrameType, event: str, _arg: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != "<template>":
-            return None
-        if event == "line":
-            left -= 1
-            if left < 0:
-                raise jinja2.TemplateError(f"it takes more than {num_lines} lines to render")
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for a loss mask; which characters are answers is known here anyhow."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _words(error: Exception) -> str:
-    """What went wrong in a template, in a line."""
-    text = " ".join(str(error).split())[:200]
-    return text if isinstance(error, jinja2.TemplateError) and text else f"{type(error).__name__} {text}".strip()
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)

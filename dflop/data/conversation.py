@@ -227,13 +227,16 @@ def _with_missing_placeholders(said: tuple[Said, ...], files: _Files) -> tuple[S
         text += placeholder
     turn = said[first]
     moved = tuple(mark._replace(start=mark.start + len(text)) for mark in turn.marks)
-    return (*said[:first], replace(turn, text=text + turn.text, marks=(*marks, *moved)), *said[first + 1 :])
+    cuts = tuple(cut + len(text) for cut in turn.cuts)
+    turn = replace(turn, text=text + turn.text, marks=(*marks, *moved), cuts=cuts)
+    return (*said[:first], turn, *said[first + 1 :])
 
 
 def _turn_of(said: Said) -> Turn:
     starts = {mark.start for mark in said.marks}
     found = (match.start() for match in PLACEHOLDER.finditer(said.text) if said.role == "user")
-    return Turn(said.role, said.text, tuple(start for start in found if start not in starts), said.has_loss)
+    literal = tuple(start for start in found if start not in starts)
+    return Turn(said.role, said.text, literal, said.has_loss, said.cuts)
 
 
 def _refs(said: tuple[Said, ...], files: _Files, attached: Mapping[str, Attached | FrameList]) -> Iterator[MediaRef]:

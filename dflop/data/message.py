@@ -46,6 +46,8 @@ class Said:
     text: str
     marks: tuple[Mark, ...] = ()
     has_loss: bool = True
+    cuts: tuple[int, ...] = ()
+    """Where a text part ends and another begins."""
 
 
 class MessageReader:
@@ -107,14 +109,18 @@ class MessageReader:
         if not isinstance(content, list):
             text = checked(content, f"turn {number}")
             return Said(role, text, _marks(text, 0, True), has_loss)
-        text = ""
+        text, before = "", ""
         marks: tuple[Mark, ...] = ()
+        cuts: tuple[int, ...] = ()
         for part in content:
             said, of_part = self._part(number, part, len(text))
-            text, marks = text + said, (*marks, *of_part)
+            kind = _kind(number, part)
+            if kind == before == "text":
+                cuts = (*cuts, len(text))
+            text, marks, before = text + said, (*marks, *of_part), kind
         if role != "user" and (media := [mark for mark in marks if mark.is_sure]):
             raise BadSample(f"turn {number} ({role}) holds <{media[0].kind}>; media belong to user turns")
-        return Said(role, text, marks, has_loss)
+        return Said(role, text, marks, has_loss, cuts)
 
     def _part(self, number: int, part: object, start: int) -> tuple[str, tuple[Mark, ...]]:
         """Text of one part of a turn, and its marks when it begins at `start`."""

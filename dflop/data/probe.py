@@ -17,6 +17,8 @@ import jinja2.nodes
 _BLIND = (jinja2.nodes.Macro, jinja2.nodes.CallBlock, jinja2.nodes.AssignBlock, jinja2.nodes.FilterBlock)
 """What makes a new text out of others, from which on a probe is no probe any more."""
 
+_FILTER, _JOIN = jinja2.nodes.Filter, ("join", "sum")
+
 
 class Looks:
     """What was done to the probes of a rendering."""
@@ -83,7 +85,7 @@ def watched(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
 
 def joins_unseen(tree: jinja2.nodes.Template) -> bool:
     """Whether a template makes texts of which a probe would not know."""
-    if any(tree.find(kind) for kind in _BLIND):
+    if any(tree.find(kind) for kind in _BLIND) or any(filter_.name in _JOIN for filter_ in tree.find_all(_FILTER)):
         return True
-    return any(assign.node.find(jinja2.nodes.Concat) or isinstance(assign.node, jinja2.nodes.Concat)
-               for assign in tree.find_all(jinja2.nodes.Assign))  # fmt: skip
+    written = {id(node) for output in tree.find_all(jinja2.nodes.Output) for node in output.nodes}
+    return any(id(concat) not in written for concat in tree.find_all(jinja2.nodes.Concat))

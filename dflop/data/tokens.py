@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, BadSample, Turn
 from dflop.data.chat import PLAIN_ROLE, ChatTemplate
-from dflop.data.shown import ShownTurns
+from dflop.data.shown import Item, ShownTurns, TurnText
+from dflop.data.special_tokens import ids_in_texts, load_tokenizer, one_of, special_ids
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaRules
 
@@ -59,6 +60,9 @@ class TokenCount(NamedTuple):
 
 
 _WORD = "yes"
+_NO_TOKEN, _NOTHING = -1, (False, False)
+_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
+"""White space as tokenizers have it, which is a little less than Python's."""
 _MAX_CACHED = 100_000
 
 
@@ -93,31 +97,37 @@ class ChatTokenizer:
 
     Raises:
         ConfigError: a file does not load, the tokenizer draws lots, or it lacks a special token or does not mark one as
-            special; or texts may name what only template or media write.
+            special; or texts may name what only template or media write; or text between special tokens is not encoded
+            as it is alone.
     """
 
     def __init__(self, path: Path, rules: MediaRules, template: str = "chatml", in_texts: Sequence[str] = ()) -> None:
-        self._tokenizer = _load(path)
+        self._tokenizer = load_tokenizer(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._template = ChatTemplate.load(template)
         self._media_tokens = dict(rules.media_tokens)
         media = [t for m in self._media_tokens.values() for t in (m.begin, m.pad, m.end) if t]
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        known = {token.content for token in added if token.special}
+        added = self._tokenizer.get_added_tokens_decoder()
+        known = {token.content for token in added.values() if token.special}
         written = {token for token in known if token in self._template.source}
         # ChatML tokens are asked for by name: a tokenizer without them would spell them out, unnoticed.
         control = re.findall(r"<\|[a-z_]+\|>", self._template.source)
         needed = sorted({*written, *media, *rules.special_tokens, *control})
-        self._special = self._special_ids(needed, path, rules)
+        self._special = special_ids(self._tokenizer, needed, path, rules.name)
         self.nameable = frozenset(known - set(needed))
-        self._in_texts = _ids_in_texts(self._tokenizer, self.nameable, in_texts, path)
-        self._allowed = _one_of(self._in_texts)
-        self._not_allowed = _one_of(sorted(known - set(self._in_texts)))
-        self._shown = ShownTurns(self._template, _one_of(known))
-        self._split = _one_of(self._special)
+        self._in_texts = ids_in_texts(self._tokenizer, self.nameable, in_texts, path)
+        self._allowed = one_of(self._in_texts)
+        self._not_allowed = one_of(sorted(known - set(self._in_texts)))
+        placeholders = {kind: tokens.in_template for kind, tokens in self._media_tokens.items()}
+        self._shown = ShownTurns(self._template, one_of(known), placeholders)
+        # A template may put a token together, `'<|' + role + '|>'`, or have it of the tokenizer's config.
+        self._ids = self._special | {token.content: number for number, token in added.items() if token.special}
+        self._split = one_of(self._ids)
+        self._eats = {number: (token.lstrip, token.rstrip) for number, token in added.items() if token.special}
         self._num_tokens = functools.lru_cache(_MAX_CACHED)(self._count_written)
+        self._check_pieces(path)
 
     @property
     def vocab_size(self) -> int:
@@ -232,7 +242,7 @@ class ChatTokenizer:
         """The sample from left to right; two texts never meet without a special token or rows between them."""
         if len(layouts) != len(sample.media):
             raise ValueError(f"{len(layouts)} layouts for {len(sample.media)} media items")
-        text, ranges, after_answer = "", [], False
+        text, ranges, after_answer, before = "", [], False, _NO_TOKEN
         for content, supervised, special in self._runs(sample, layouts):
             if isinstance(content, str) and special is None:
                 if supervised and content:
@@ -240,44 +250,47 @@ class ChatTokenizer:
                 text += content
                 after_answer = supervised or (after_answer and not content)
                 continue
-            if text:
-                yield _Text(text, tuple(ranges))
-            text, ranges = "", []
-            if special is not None:
-                yield _Special(special, supervised or after_answer)
-            elif isinstance(content, tuple):
+            token = content[0] if isinstance(content, tuple) else special if special is not None else _NO_TOKEN
+            yield from self._between(text, ranges, before, token)
+            text, ranges, before = "", [], token
+            if isinstance(content, tuple):
                 yield _Rows(*content)
+            elif special is not None:
+                yield _Special(special, supervised or after_answer)
             after_answer = supervised
-        if text:
-            yield _Text(text, tuple(ranges))
+        yield from self._between(text, ranges, before, _NO_TOKEN)
+
+    def _between(self, text: str, ranges: list[tuple[int, int]], before: int, after: int) -> Iterator[_Text]:
+        """Text between two special tokens, without the white space that either takes as its own."""
+        start, stop = 0, len(text)
+        if self._eats.get(before, _NOTHING)[1]:
+            start = stop - len(text.lstrip(_SPACE))
+        if self._eats.get(after, _NOTHING)[0]:
+            stop = max(start, len(text.rstrip(_SPACE)))
+        if start < stop:
+            kept = ((max(first, start) - start, min(last, stop) - start) for first, last in ranges)
+            yield _Text(text[start:stop], tuple(range_ for range_ in kept if range_[0] < range_[1]))
 
     def _runs(
         self, sample: AnnotatedSample, layouts: Sequence[Layout]
     ) -> Iterator[tuple[str | tuple[int, int, int], bool, int | None]]:
         """(text or rows, whether it carries loss, id if it is a special token), from left to right."""
-        item = 0
-        skeleton, shown = self._shown(sample.turns)
-        for part in skeleton:
-            if isinstance(part, str):
-                yield from self._written(part)
-                continue
-            turn, pieces = sample.turns[part], shown[part]
-            if turn.role in ("assistant", PLAIN_ROLE):
+        for part in self._shown(sample.turns):
+            if isinstance(part, TurnText):
+                turn = sample.turns[part.turn]
                 # An empty answer would teach nothing but to stop, so it carries no loss at all.
-                yield from self._named(pieces[0], turn.has_loss and bool(turn.text.strip()))
-                continue
-            # text, kind, text, kind, ..., text
-            for number, of_turn in enumerate(pieces):
-                if number % 2 == 0:
-                    yield from self._named(of_turn, False)
-                    continue
-                pad = self._special[self._media_tokens[of_turn].pad]
-                for entry in layouts[item]:
+                is_learnt = turn.role in ("assistant", PLAIN_ROLE) and turn.has_loss and bool(turn.text.strip())
+                yield from self._named(part.text, is_learnt)
+            elif isinstance(part, Item):
+                tokens = self._media_tokens[sample.media[part.number].kind]
+                layout = layouts[part.number]
+                for entry in tokens.in_its_place(layout) if part.in_template else layout:
                     if isinstance(entry, int):
-                        yield (pad, entry, item), False, None
+                        yield (self._special[tokens.pad], entry, part.number), False, None
                     else:
                         yield from self._written(entry)
-                item += 1
+            else:
+                yield from self._written(part)
 
     def _named(self, text: str, supervised: bool) -> Iterator[tuple[str, bool, int | None]]:
         """Text of a turn, in which some special tokens may be written by name."""
@@ -295,7 +308,7 @@ class ChatTokenizer:
         for match in self._split.finditer(text):
             if match.start() > at:
                 yield text[at : match.start()], False, None
-            yield match[0], False, self._special[match[0]]
+            yield match[0], False, self._ids[match[0]]
             at = match.end()
         if at < len(text):
             yield text[at:], False, None
@@ -306,62 +319,26 @@ class ChatTokenizer:
         num_special = sum(special is not None for _, _, special in self._written(text))
         return num_special + sum(len(e) for e in self._tokenizer.encode_batch(plain, add_special_tokens=False))
 
-    def _special_ids(self, names: list[str], path: Path, rules: MediaRules) -> dict[str, int]:
-        found = {name: self._tokenizer.token_to_id(name) for name in names}
-        missing = sorted(name for name, token_id in found.items() if token_id is None)
-        if missing:
-            raise ConfigError(
-                f"tokenizer lacks special tokens of family {rules.name} or its chat template: {', '.join(missing)}",
-                where=str(path),
-                hint="use the tokenizer that belongs to the model, or add the tokens to it as special tokens",
-            )
-        ids = {name: token_id for name, token_id in found.items() if token_id is not None}
-        plain = self._tokenizer.encode_batch(sorted(ids), add_special_tokens=False)
-        forgeable = [name for name, encoded in zip(sorted(ids), plain, strict=True) if ids[name] in encoded.ids]
-        if forgeable:
-            raise ConfigError(
-                f"tokens are not marked special, so any user text could forge them: {', '.join(forgeable)}",
-                where=str(path),
-                hint='set "special": true for them under "added_tokens"',
-            )
-        return ids
-
-
-def _one_of(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the names, the longest first; nothing where there are none."""
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
-
-
-def _ids_in_texts(tokenizer: Tokenizer, known: frozenset[str], names: Sequence[str], path: Path) -> dict[str, int]:
-    """Ids of special tokens that texts may name.
-
-    Raises:
-        ConfigError: a name is none of `known`.
-    """
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"`{name}` is no special token of {path} that texts may name",
-                where="dataset.special_tokens",
-                hint=f"not those of the chat template or of media; valid: {', '.join(sorted(known)) or 'none'}",
-            )
-    return {name: token_id for name in names if (token_id := tokenizer.token_to_id(name)) is not None}
-
-
-def _load(path: Path) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # tokenizers raises bare Exception, and a panic of its Rust is none
-        raise ConfigError(f"tokenizer cannot be loaded: {error}", where=str(path)) from error
-    if dropout := getattr(tokenizer.model, "dropout", None):
-        raise ConfigError(
-            f"tokenizer leaves out merges at random (dropout {dropout:g}), so a text has another length every time",
-            where=str(path),
-            hint='set "dropout": null under "model"',
+    def _check_pieces(self, path: Path) -> None:
+        """Refuse a tokenizer for which a conversation is more than its pieces."""
+        sample = AnnotatedSample(0, "", (Turn("user", "the cat "), Turn("assistant", " sat\n")), ())
+        try:
+            shown = self._shown(sample.turns)
+        except (ConfigError, BadSample):
+            return  # rows tell
+        text = "".join(
+            part.text if isinstance(part, TurnText) else part for part in shown if not isinstance(part, Item)
         )
-    return tokenizer
+        self._tokenizer.encode_special_tokens = False
+        whole = self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._tokenizer.encode_special_tokens = True
+        if whole != self.encode(sample, []).input_ids.tolist():
+            raise ConfigError(
+                "the tokenizer encodes text between special tokens otherwise than alone (a prefix before words, or "
+                "special tokens that are `single_word`), which is not followed",
+                where=str(path),
+                hint="a tokenizer without them, such as Qwen's",
+            )
 
 
 def _supervised(encoding: Encoding, piece: _Text) -> npt.NDArray[np.bool_]:

@@ -75,6 +75,18 @@ class MediaTokens:
     begin: str
     pad: str
     end: str
+    placeholder: str = ""
+    """What the processor replaces in the text of a chat template by `begin` and what follows it; empty where it
+    replaces `pad` alone, and the template writes `begin` and `end` around it."""
+
+    @property
+    def in_template(self) -> str:
+        """What stands for an item in the text of a chat template."""
+        return self.placeholder or self.pad
+
+    def in_its_place(self, layout: Layout) -> Layout:
+        """The part of an item's layout that the processor puts there; what is left of it is the template's."""
+        return layout if self.placeholder else layout[bool(self.begin) : len(layout) - bool(self.end)]
 
     def wrap(self, num_rows: int) -> Layout:
         """Layout of an item that is one run of rows."""

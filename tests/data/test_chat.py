@@ -82,11 +82,21 @@ def test_a_template_cannot_reach_the_interpreter():
         ("{{ messages.append(1) }}", "not safely callable|unsafe|does not render"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ strftime_now('%d %b %Y') }}", "the date of today"),
+        ("{% if strftime_now('%Y') > '2025' %}{% endif %}", "the date of today"),
+        ("{% set year = 'in ' + strftime_now('%Y')[:2] %}", "the date of today"),
     ],
 )
 def test_a_hostile_template_is_one_error(source, told):
     with pytest.raises(ConfigError, match=f"does not render: .*({told})"):
         ChatTemplate(source + "{{ messages[0].content }}", "here").skeleton(("user",))
+
+
+def test_a_date_that_is_not_written_is_no_matter():
+    source = (
+        "{% set d = strftime_now('%d') %}{% if messages[0].role != 'system' %}{{ d }}{% endif %}" + BUILT_IN["chatml"]
+    )
+    assert ChatTemplate(source, "here").skeleton(("system",)) == ("<|im_start|>system\n", 0, "<|im_end|>\n")
 
 
 def test_long_conversations_are_far_below_the_limit():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dflop.data.annotations import BadSample
 from dflop.data.chat import BUILT_IN, ChatTemplate
+from dflop.data.conversation import parse_row
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
 from tests.data.helpers import sample_of
 
@@ -37,6 +40,8 @@ TEMPLATES = {
     "stripped by a macro": "{% macro show(c) %}{{ c.strip() }}{% endmacro %}" + f"{LOOP}{{{{ show(m.content) }}}}{END}",
     "without reasoning": f"{LOOP}{{{{ m.content.split('</think>')[-1].lstrip() }}}}{END}",
     "joined first": f"{LOOP}{{% set c = m.role ~ m.content %}}{{{{ c[m.role | length:] | trim }}}}{END}",
+    "a list joined": f"{LOOP}{{{{ ['', m.content] | join | trim }}}}{END}",
+    "a sum": f"{LOOP}{{{{ ('' ~ m.content) | trim }}}}{END}",
     "a block for what begins without one": (
         f"{LOOP}{{% if m.role == 'assistant' and not m.content.startswith('<think>') %}}<think>\n\n</think>\n\n"
         f"{{% endif %}}{{{{ m.content }}}}{END}"
@@ -128,6 +133,38 @@ def test_media_keep_their_places_and_no_text_forges_a_turn(tokenizers):
     assert (
         ours.decode(encoded.input_ids[encoded.labels != IGNORE_LABEL].tolist()) == "<think>\na\n</think>\n\nb<|im_end|>"
     )
+
+
+LINES = f"{LOOP}{{% for p in m.content if p.text %}}{{{{ '\n' + p.text }}}}{{% endfor %}}{END}"
+PICTURE = "{% if 'image' in p %}<|IMAGE|>{% else %}{{ p.text }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "told"),
+    [
+        (LINES, ["the ", "cat"], "does not show text parts in a row as one text"),
+        (f"{LOOP}{{% for p in m.content %}}{{{{ p.text | trim }}}}{{% endfor %}}{END}", ["a ", "b"], "in a row"),
+        (LINES, ["the cat"], ""),
+        (f"{LOOP}{{% for p in m.content %}}{PICTURE}{{% endfor %}}{END}", ["the ", "cat", None, "sat", "on"], ""),
+        (f"{LOOP}{{% for p in m.content %}}{PICTURE}{PICTURE}{{% endfor %}}{END}", [None], "does not show every turn"),
+        (f"{LOOP}<|IMAGE|>{{% for p in m.content %}}{PICTURE}{{% endfor %}}{END}", ["a", None], "writes 3 .* for 1 "),
+        (f"{LOOP}{{% set x = '<|IMAGE|>' %}}{{% for p in m.content %}}{{{{ p.text }}}}{{% endfor %}}{END}", ["a", None],
+         "writes 0 <|IMAGE|> for 1"),
+    ],
+)  # fmt: skip
+def test_parts_are_those_of_transformers_or_the_row_is_refused(tokenizer_path, family, tmp_path, source, parts, told):
+    (tmp_path / "t.jinja").write_text(source)
+    ours = ChatTokenizer(tokenizer_path, family, str(tmp_path / "t.jinja"))
+    content = [{"type": "image", "image": "a.png"} if p is None else {"type": "text", "text": p} for p in parts]
+    said = [{"role": "user", "content": content}, {"role": "assistant", "content": [{"type": "text", "text": "sat"}]}]
+    sample = parse_row({"messages": said}, 0)
+    if told:
+        with pytest.raises(BadSample, match=re.escape(told) if "|" in told else told):
+            ours.check(sample)
+        return
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), chat_template=source)
+    encoded = ours.encode(sample, [("<|vision_bos|>", 1, "<|vision_eos|>")] * len(sample.media))
+    assert encoded.input_ids.tolist() == theirs.apply_chat_template(said, tokenize=True, return_dict=False)
 
 
 def test_what_a_template_refuses_costs_the_row_alone(tokenizer_path, family, tmp_path):

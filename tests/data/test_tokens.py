@@ -130,6 +130,48 @@ def test_texts_may_not_name_what_template_or_media_write(with_boxes, family, nam
     assert "<|box_end|>" in caught.value.hint
 
 
+SPACES = st.lists(st.sampled_from(["the cat", " ", "\n", "\u3000", "\x1c", "sat"]), max_size=4).map("".join)
+
+
+@pytest.fixture(scope="module")
+def eating(tokenizer_path, family, tmp_path_factory):
+    """By which sides special tokens eat white space: our tokenizer, and that of transformers."""
+    made, folder = {}, tmp_path_factory.mktemp("eating")
+    source = BUILT_IN["chatml"].replace("<|im_end|>", "{{ eos_token }}")
+    (folder / "t.json").write_text(json.dumps({"chat_template": source, "eos_token": "<|im_end|>"}))
+    for sides in ((), ("lstrip",), ("rstrip",), ("lstrip", "rstrip")):
+        content = json.loads(tokenizer_path.read_text())
+        for token in content["added_tokens"]:
+            token.update(dict.fromkeys(sides, True))
+        path = folder / f"{'_'.join(sides)}.json"
+        path.write_text(json.dumps(content))
+        theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=source, eos_token="<|im_end|>")
+        made[sides] = ChatTokenizer(path, family, str(folder / "t.json")), Tokenizer.from_file(str(path)), theirs
+    return made
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([(), ("lstrip",), ("rstrip",), ("lstrip", "rstrip")]), SPACES, SPACES)
+def test_white_space_that_special_tokens_take_is_theirs(eating, sides, question, answer):
+    ours, plain, theirs = eating[sides]
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    sample = sample_of(question, answer)
+    encoded = ours.encode(sample, [])
+    assert encoded.input_ids.tolist() == plain.encode(theirs.apply_chat_template(messages, tokenize=False)).ids
+    learnt = ours.decode(encoded.input_ids[encoded.labels != IGNORE_LABEL].tolist())
+    assert learnt.replace("<|im_end|>", "").strip() == answer.strip()
+    assert ours.count([sample], [[]])[0].num_supervised_tokens == encoded.num_supervised_tokens
+
+
+def test_special_tokens_that_are_whole_words_are_refused(tokenizer_path, tmp_path, family):
+    content = json.loads(tokenizer_path.read_text())
+    for token in content["added_tokens"]:
+        token["single_word"] = True
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="text between special tokens otherwise than alone"):
+        ChatTokenizer(tmp_path / "t.json", family)
+
+
 def test_empty_answer_carries_no_loss(tokenizer):
     (count,) = tokenizer.count([sample_of("hello", " \n")], [[]])
     assert count.num_supervised_tokens == 0

@@ -27,7 +27,7 @@ def ask_processor() -> Iterator[Callable[..., dict[str, Any]]]:
         assert process.stdout
         asks, answers = process.stdin, process.stdout
 
-        def ask(family: str, *, options: dict[str, Any], pixels: bool = False, **source: float) -> dict[str, Any]:
+        def ask(family: str, *, options: dict[str, Any], pixels: bool = False, **source: Any) -> dict[str, Any]:
             print(json.dumps({"family": family, "options": options, "pixels": pixels, **source}), file=asks, flush=True)
             line = answers.readline()
             assert line, "the reference process ended"

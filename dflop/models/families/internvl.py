@@ -38,8 +38,8 @@ class InternVl(TiledFamily):
 
     name = "internvl"
     media_tokens = {
-        "image": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>"),
-        "video": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>"),
+        "image": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>", placeholder="<IMG_CONTEXT>"),
+        "video": MediaTokens("<img>", "<IMG_CONTEXT>", "</img>", placeholder="<video>"),
     }
     media_defaults = {"min_tiles": 1, "max_tiles": 12, "video_frames": 32}
     settings = {
