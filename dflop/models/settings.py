@@ -80,6 +80,8 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
         ConfigError: it cannot be read, or is something else.
     """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"cannot read {what}: not a regular file", where=str(path))  # a FIFO would never end
         content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {what}: {error.strerror}", where=str(path)) from None

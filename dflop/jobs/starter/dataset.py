@@ -17,11 +17,13 @@ from dflop.config import load_mixture
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.annotation_file import SUFFIXES
 from dflop.data.formats.source import RowSource, open_source
+from dflop.data.frames import PICTURES, NoRate
 from dflop.data.patterns import beside, expand
 from dflop.errors import ConfigError, DataError
 
 NUM_LOOKED_AT = 64
 """Rows of a file that are read to judge it."""
+WITHOUT_RATE = "without a rate"
 _MAX_FILES = 2000
 _MEDIA_FOLDERS = ("media", "images", "image", "videos", "video", "audio", "audios", "data")
 _MIXTURES = (".yaml", ".yml")
@@ -50,6 +52,8 @@ class FoundDataset:
     """Rows, of those looked at, that have a key nobody is known to read."""
     refused_keys: Mapping[str, int] = field(default_factory=dict)
     """Rows, of those looked at, that are bad because of a key."""
+    frames: Mapping[str, int] = field(default_factory=dict)
+    """Videos that lie as pictures, of the rows looked at, by how: lists, folders, or either without a rate."""
     others: tuple[str, ...] = field(default=())
     """Files that could also have been taken, best first."""
 
@@ -68,9 +72,17 @@ def find_dataset(path: Path) -> FoundDataset:
     Raises:
         ConfigError: there is nothing at the path, or nothing that could be read as training data.
     """
-    if not path.exists():
-        raise ConfigError(f"`{path}` does not exist", where="--data", hint=f"the working directory is {Path.cwd()}")
-    groups = [(path,)] if path.is_file() else list(_groups(path))
+    try:
+        if not path.exists():
+            raise ConfigError(f"`{path}` does not exist", where="--data", hint=f"the working directory is {Path.cwd()}")
+        is_file = path.is_file()
+        if not is_file and not path.is_dir():
+            raise ConfigError(f"`{path}` is neither a file nor a folder", where="--data")
+        if not is_file:
+            os.listdir(path)  # globbing takes a folder that cannot be read for an empty one
+    except OSError as error:
+        raise ConfigError(f"`{str(path)[:200]}` cannot be read: {error.strerror}", where="--data") from error
+    groups = [(path,)] if is_file else list(_groups(path))
     looked_at = [found for files in groups if (found := _look(files, path)) is not None]
     # Rows that a key alone makes bad are training data: which keys they can do without is for a person to say.
     usable = (found for found in looked_at if found.num_good > 0 or found.refused_keys)
@@ -105,8 +117,14 @@ def _files(folder: Path) -> Iterator[Path]:
     for depth in ("*", "*/*", "*/*/*"):
         for path in sorted(folder.glob(depth)):
             is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if not is_hidden and path.name.endswith((*SUFFIXES, ".parquet", ".tar", *_MIXTURES)) and path.is_file():
-                yield path
+            if is_hidden or not path.name.endswith((*SUFFIXES, ".parquet", ".tar", *_MIXTURES)):
+                continue
+            try:
+                if not path.is_file():
+                    continue
+            except OSError:
+                pass  # whoever reads it will say why it cannot be
+            yield path
 
 
 def _pattern(files: Sequence[Path]) -> str | None:
@@ -125,7 +143,7 @@ def _look(files: tuple[Path, ...], given: Path) -> FoundDataset | None:
             return _look_at_mixture(files[0], given)
         source = open_source(files[0])
     except (ConfigError, DataError) as error:
-        if files[0].suffix in _MIXTURES:
+        if files[0].suffix in _MIXTURES and files[0] != given:
             return None
         return FoundDataset(name, _format(files[0]), 0, 1, 1, error.what, {}, given, 0, 0)
     return _judge(name, _format(files[0]), source, len(source) * len(files), files[0].parent, given)
@@ -146,19 +164,26 @@ def _judge(name: str, form: str, source: RowSource, num_rows: int, folder: Path,
     samples: list[AnnotatedSample] = []
     reasons: list[str] = []
     refused: Counter[str] = Counter()
+    frames: Counter[str] = Counter()
     for index in looked_at:
         try:
             samples.append(source.sample(index))
         except BadSample as error:
             reasons.append(f"row {index}: {error.reason}")
             refused.update([error.key] if error.key else [])
+            frames.update([WITHOUT_RATE] if isinstance(error, NoRate) else [])
     refs = [ref for sample in samples for ref in sample.media if not source.embeds(ref)]
+    frames.update("folder" if _is_folder(ref) else "list" for ref in refs if ref.frames)
+    refs = [named for ref in refs for named in _named(ref)]
     root, num_found = _media_root(refs, folder, given)
+    frames.update(
+        WITHOUT_RATE for ref in refs if ref.kind == "video" and not ref.frames and _leads_to_folder(root, ref)
+    )
     unknown = Counter(key for sample in samples for key in sample.unknown_keys)
     kinds = Counter(kind for sample in samples for kind in sorted({ref.kind for ref in sample.media}))
     return FoundDataset(
         name, form, num_rows, len(looked_at), len(reasons), reasons[0] if reasons else "no rows", dict(kinds),
-        root, len(refs), num_found, dict(unknown), dict(refused),
+        root, len(refs), num_found, dict(unknown), dict(refused), dict(frames),
     )  # fmt: skip
 
 
@@ -176,10 +201,30 @@ def _media_root(refs: Sequence[MediaRef], folder: Path, given: Path) -> tuple[Pa
     return (best, counts[best]) if refs and counts.get(best) else (folder, 0)
 
 
+def _named(ref: MediaRef) -> Iterator[MediaRef]:
+    """What of an item is looked for: of frames the first and the last."""
+    if not ref.frames:
+        yield ref
+    for path in dict.fromkeys((*ref.frames[:1], *ref.frames[-1:])):
+        yield MediaRef(ref.kind, path, (path,))
+
+
+def _is_folder(ref: MediaRef) -> bool:
+    return len(ref.frames) == 1 and not ref.frames[0].lower().endswith(PICTURES)
+
+
 def _is_under(root: Path, ref: MediaRef) -> bool:
     try:
-        return confine(root, ref.path).is_file()
-    except BadSample:
+        path = confine(root, ref.path)
+        return path.is_file() or (ref.kind == "video" and path.is_dir())
+    except (BadSample, OSError):
+        return False
+
+
+def _leads_to_folder(root: Path, ref: MediaRef) -> bool:
+    try:
+        return confine(root, ref.path).is_dir()
+    except (BadSample, OSError):
         return False
 
 

@@ -183,8 +183,8 @@ class _Writer:
             )
         if WITHOUT_RATE in data.frames:
             yield (
-                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the rows looked at are frames {WITHOUT_RATE}; "
-                "say in `sample_fps` of the row or part how many are a second, or they are left out"
+                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the rows looked at are frames "
+                f"{WITHOUT_RATE}; say in `sample_fps` of the row or part how many are a second, or they are left out"
             )
         if data.refused_keys:
             yield (
