@@ -277,7 +277,7 @@ def _placed(
         p = place(rules.media, header, num_images, level)
     except ValueError as error:
         return None, [0, 0, 0], 0, 0, 0, 0, str(error)
-    layout_tokens = rules.tokenizer.layout_tokens(p.layout)
+    layout_tokens = rules.tokenizer.layout_tokens(p.layout) + rules.tokenizer.template_tokens_for(header.kind)
     return p.module, list(p.grid), p.num_tokens, p.sum_sq_tokens, p.num_rows, layout_tokens, None
 
 

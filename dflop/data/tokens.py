@@ -127,6 +127,7 @@ class ChatTokenizer:
         self._split = one_of(self._ids)
         self._eats = {number: (token.lstrip, token.rstrip) for number, token in added.items() if token.special}
         self._num_tokens = functools.lru_cache(_MAX_CACHED)(self._count_written)
+        self._for_kind = functools.cache(self._count_for)
         self._check_pieces(path)
 
     @property
@@ -226,6 +227,25 @@ class ChatTokenizer:
         (count,) = self.count([AnnotatedSample(0, "", turns, ())], [[]])
         words = num_answers * len(self._tokenizer.encode(_WORD, add_special_tokens=False))
         return count.num_text_tokens - words, count.num_supervised_tokens - words
+
+    def template_tokens_for(self, kind: str) -> int:
+        """Tokens a template writes for a media item besides its layout; negative where it leaves some of that out.
+
+        Raises:
+            ConfigError: it refuses media of this kind.
+            KeyError: the family takes none.
+        """
+        return self._for_kind(kind)
+
+    def _count_for(self, kind: str) -> int:
+        asked = [(Turn("user", text), Turn("assistant", _WORD)) for text in (f"<{kind}>{_WORD}", _WORD)]
+        with_item, without = ([p for p in self._shown(turns) if not isinstance(p, TurnText)] for turns in asked)
+        own = [sum(self._count_written(p) for p in parts if isinstance(p, str)) for parts in (with_item, without)]
+        tokens = self._media_tokens[kind]
+        whole = tokens.wrap(1)
+        in_template = any(part.in_template for part in with_item if isinstance(part, Item))
+        in_place = tokens.in_its_place(whole) if in_template else whole
+        return own[0] - own[1] + self.layout_tokens(in_place) - self.layout_tokens(whole)
 
     def layout_tokens(self, layout: Layout) -> int:
         """Tokens of a layout besides its rows."""

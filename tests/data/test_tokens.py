@@ -172,6 +172,22 @@ def test_special_tokens_that_are_whole_words_are_refused(tokenizer_path, tmp_pat
         ChatTokenizer(tmp_path / "t.json", family)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("Audio 1: <|audio_bos|>", "<|audio_eos|>\n"), ("", ""), ("<|audio_bos|>", "<|audio_eos|>")]
+)
+def test_what_a_template_writes_for_an_item_counts_without_texts_too(tokenizer_path, tmp_path, family, before, after):
+    shown = f"{{% if 'audio' in p %}}{before}<|AUDIO|>{after}{{% else %}}{{{{ p.text }}}}{{% endif %}}"
+    source = BUILT_IN["chatml"].replace("{{ m['content'] }}", f"{{% for p in m.content %}}{shown}{{% endfor %}}")
+    (tmp_path / "t.jinja").write_text(source)
+    ours, layout = (
+        ChatTokenizer(tokenizer_path, family, str(tmp_path / "t.jinja")),
+        ("<|audio_bos|>", 3, "<|audio_eos|>"),
+    )
+    with_item, without = sample_of("<audio>the cat", "sat", audio="a.flac"), sample_of("the cat", "sat")
+    one, other = ours.count([with_item, without], [[layout], []])
+    assert one.num_text_tokens - other.num_text_tokens == ours.layout_tokens(layout) + ours.template_tokens_for("audio")
+
+
 def test_empty_answer_carries_no_loss(tokenizer):
     (count,) = tokenizer.count([sample_of("hello", " \n")], [[]])
     assert count.num_supervised_tokens == 0
