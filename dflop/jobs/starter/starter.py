@@ -16,6 +16,7 @@ from typing import Any
 
 from dflop import units
 from dflop.config import dump_yaml
+from dflop.data.annotations import printable
 from dflop.errors import ConfigError
 from dflop.jobs.doctor.devices import Gpu, find_gpus, memory_bytes
 from dflop.jobs.planned_cluster import SAMPLES_PER_GPU
@@ -49,7 +50,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
         gpus: That the global batch is for; None: those of this machine.
 
     Raises:
-        ConfigError: the model is not known, there is no training data, or there are no GPUs.
+        ConfigError: the model is not known, there is no training data, there are no GPUs, or a path is no UTF-8.
     """
     if gpus is not None and gpus < 1:
         raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
@@ -61,7 +62,11 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
     tokenizer = find_tokenizer(folders, model.family)
     named = tokens_in_texts(tokenizer, model.family, dataset.annotations)
     writer = _Writer(model_config, model, dataset, tokenizer, named, find_gpus(), gpus)
-    return Starter(writer.text(), tuple(writer.found()), tuple(writer.to_edit()))
+    text = writer.text()
+    if (shown := printable(text)) != text:
+        line = next(line for line in shown.splitlines() if "\\udc" in line)
+        raise ConfigError(f"a name is no UTF-8, which a configuration is written in: {line.strip()}", hint="rename it")
+    return Starter(text, tuple(writer.found()), tuple(writer.to_edit()))
 
 
 @dataclass(frozen=True, slots=True)
