@@ -72,7 +72,8 @@ def _row(
     steps, speedup = found.steps[key], found.speedup(key)
     assert speedup is not None, key
     cost = savings(steps.mean_s, steps.mean_s, num_steps, found.setting.num_gpus, usd_per_gpu_hour)
-    is_over = steps.num_over_cap > 0 or (plan is not None and holding(found.setting.problem, plan) is None)
+    judged = (plan,) if plan else (found.plans.ours, found.plans.tuned)
+    is_over = steps.num_over_cap > 0 or all(holding(found.setting.problem, p) is None for p in judged)
     over = " (exceeds memory)" * is_over
     return (
         name + over, layout_text(plan) if plan else "", plan.num_microbatches if plan else None, steps.mean_s,

@@ -71,7 +71,8 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
     ways = [WAYS[name] for name in profiled_ways(config)]
     frozen = [spec.module for spec in family.specs()]
     with Reader(config.store) as reader:
-        shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
+        drawn, largest = reader.shapes(profile_key, max_samples=MAX_SAMPLES), reader.largest_samples(profile_key)
+    shapes = list({s.sample_index: s for s in (*drawn, *largest)}.values())
     tables: list[CostTable] = []
     memory_bytes: int | None = None
     if device:

@@ -17,7 +17,7 @@ from dflop.jobs.suite import run as suite_run
 from dflop.jobs.suite import sweeps
 from dflop.jobs.suite.bound import bound_of_plan_s, bound_s
 from dflop.jobs.suite.cases import CASES, make_setting, suite_family
-from dflop.jobs.suite.contest import OURS, TUNED, contest
+from dflop.jobs.suite.contest import OURS, TUNED, contest, make_contestants
 from dflop.jobs.suite.judge import judge
 from dflop.jobs.suite.mixtures import MAIN, MIXTURES, draw_batches
 from dflop.jobs.suite.page import suite_page
@@ -160,6 +160,15 @@ def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
     told = units.speedup(ours.mean, ours.low, ours.high)
     assert told in page.verdict
     assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][4:6]
+
+
+def test_a_sample_that_nothing_holds_is_in_all_rows_and_all_are_planned_without_it(found):
+    huge = dataclasses.replace(found.setting.unseen[0][0], sample_index=-1, num_llm_tokens=10**7)
+    problem = dataclasses.replace(found.setting.problem, worst_samples=(huge,))
+    assert make_contestants(problem, lambda line: None).tuned == found.plans.tuned
+    judged = dataclasses.replace(found, setting=dataclasses.replace(found.setting, problem=problem))
+    rows = comparison_rows(judged, 5000, 0.0)
+    assert all(str(row[0]).endswith(" (exceeds memory)") for row in rows[:-1])
 
 
 def test_savings_are_of_all_gpus_over_all_steps():
