@@ -23,10 +23,11 @@ def init(
     keep_snapshots: int | None = None,
     grace_s: float | None = None,
     lease_s: float | None = None,
+    group: str | None = None,
 ) -> None:
     """Create a store, or change the settings of one.
 
-    A store also comes into being with its first profile.
+    A store also comes into being with its first profile. One of a team: --group, whose members may then write.
 
     Example: dflop store init --live /local/dflop --keep-snapshots 10
 
@@ -36,12 +37,17 @@ def init(
         keep_snapshots: Newest snapshots that are always kept.
         grace_s: Seconds an older snapshot stays after it was replaced; longer than the longest query.
         lease_s: Seconds after which a silent ingester on another node is taken for dead.
+        group: Group whose members may write, read and clean the store.
     """
     from dflop.store import live as live_module
-    from dflop.store import settings
+    from dflop.store import settings, sharing
 
-    found = settings.init(store, live=live, keep_snapshots=keep_snapshots, grace_s=grace_s, lease_s=lease_s)
+    found = settings.init(
+        store, live=live, keep_snapshots=keep_snapshots, grace_s=grace_s, lease_s=lease_s, group=group
+    )
     live_module.migrate_store(store)
+    if group is not None and (problem := sharing.obstacle(store)):
+        talk(quiet=False)(problem)
     print(f"{store}: {found}")
 
 
@@ -91,6 +97,8 @@ def ingest(
         say(f"{done.num_quarantined_files} bad files were moved to {store}/quarantine; see dflop sql quarantine")
     if done.num_newer_files:
         say(f"{done.num_newer_files} files wait for a newer dflop")
+    if done.num_unreadable:
+        say(f"{done.num_unreadable} files or folders wait until they can be read, as is said above")
 
 
 @app.command
@@ -196,7 +204,7 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     import time
 
     from dflop.report.rows import print_rows
-    from dflop.store import backlog, console, settings, snapshot
+    from dflop.store import backlog, console, settings, sharing, snapshot
 
     current = snapshot.read_current(store)
     columns, rows = console.query(store, console.named_query("store").sql)
@@ -214,4 +222,6 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
         age_s = time.time() - current.published_at_s
         print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
     print(f"{len(waiting)} spool files wait to be ingested")
+    if sharing.is_shared(store):
+        print(f"members of group {sharing.group_name(store)} may write")
     print(rules)

@@ -52,10 +52,13 @@ class Archive:
 
 
 def list_archive(store_root: Path) -> list[ArchiveFile]:
-    """Every compacted file of the store."""
+    """Every compacted file of the store.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
     root = store_root / "archive"
-    found = [p for p in sorted(root.rglob("*.parquet")) if not p.name.startswith(durable.TMP_PREFIX)]
-    return [_describe(root, path) for path in found]
+    return [_describe(root, path) for path in durable.list_parquet(root)]
 
 
 def write(store_root: Path, kind: str, run_id: str, files: Sequence[Good]) -> ArchiveFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflop.store import console, spool
+from dflop.store import access, console, spool
 
 
 def waiting_files(store_root: Path | str) -> list[Path]:
@@ -13,10 +13,13 @@ def waiting_files(store_root: Path | str) -> list[Path]:
     Files that no spool writer can have written count, too: they wait for an ingester that puts them in quarantine.
 
     Raises:
-        StoreError: the newest snapshot cannot be read.
+        StoreError: the newest snapshot or a folder of the spool cannot be read.
     """
     root = Path(store_root)
-    files = [(spool.SpoolKey.parse(name), path) for name, path in spool.list_files(root)]
+    try:
+        files = [(spool.SpoolKey.parse(name), path) for name, path in spool.list_files(root)]
+    except OSError as error:
+        raise access.error_of("what waits cannot be told", error, root) from error
     known: set[spool.SpoolKey | None] = set()
     if files and (root / "CURRENT").exists():
         sql = "select kind, run_id, producer, seq from ingest_manifest"

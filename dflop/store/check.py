@@ -73,7 +73,15 @@ class Touched:
     key: SpoolKey
 
 
-Judged = Good | Bad | Newer | Touched
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A file that this user may not read; others may."""
+
+    file: SpoolFile
+    error: PermissionError
+
+
+Judged = Good | Bad | Newer | Touched | Denied
 
 
 class NewerSchemaError(Exception):
@@ -87,7 +95,10 @@ def judge(file: SpoolFile, known_sha256: str | None) -> Judged:
         file: The file.
         known_sha256: Hash of what was ingested under this name before; None when nothing was.
     """
-    data = file.path.read_bytes()
+    try:
+        data = file.path.read_bytes()
+    except PermissionError as error:
+        return Denied(file, error)
     sha256 = hashlib.sha256(data).hexdigest()
     key = SpoolKey.parse(file.name)
     if key is not None and sha256 == known_sha256:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.errors import StoreError
-from dflop.store import durable, live, snapshot
+from dflop.store import access, durable, live, snapshot
 from dflop.store.ingest import Progress
 
 TMP_AGE_S = 86_400.0
@@ -47,7 +46,7 @@ def gc(store_root: Path | str, *, dry_run: bool = False, progress: Progress | No
                 if not dry_run:
                     path.unlink(missing_ok=True)
     except OSError as error:
-        raise StoreError(f"gc failed: {error}", where=str(root)) from error
+        raise access.error_of("gc failed", error, root) from error
     return GcReport(tuple(removed), num_bytes)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 
 from dflop.errors import StoreError
-from dflop.store import archive, check, durable, live
+from dflop.store import access, archive, check, durable, live
 from dflop.store.check import Good, SpoolFile
 from dflop.store.ingest import Progress, ingest_pending
 from dflop.store.lease import Lease
@@ -87,9 +87,9 @@ def compact(
                     f"{group.kind}/{group.run_id}: {len(group.files)} files {'would become' if dry_run else 'became'} 1"
                 )
             if not dry_run:
-                publish_if_stale(con, root, lease)
+                publish_if_stale(con, root, lease, say)
     except (duckdb.Error, OSError) as error:
-        raise StoreError(f"compact failed: {error}", where=str(root), hint="nothing is lost; try again") from error
+        raise access.error_of("compact failed", error, root, hint="nothing is lost; try again") from error
     return CompactReport(len(runs), before, after, bytes_before, bytes_after)
 
 

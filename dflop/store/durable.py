@@ -8,10 +8,14 @@ killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+
+from dflop.store import sharing
 
 TMP_PREFIX = ".tmp-"
 
@@ -82,9 +86,37 @@ def make_folder(folder: Path) -> None:
         OSError: No permission, or the disk is full.
     """
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for created in reversed(missing):
-        fsync_folder(created.parent)
+    for new in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # somebody else was faster: it is theirs
+            new.mkdir()
+            sharing.hand_on(new)
+        fsync_folder(new.parent)
+    if not folder.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+
+
+def list_parquet(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
+    """Complete Parquet files anywhere below a folder, sorted; none where it is not there.
+
+    Args:
+        folder: Where to look.
+        on_error: Takes the error of a folder that cannot be read; without it, it is raised.
+
+    Raises:
+        OSError: A folder cannot be read: files in it would be missing in silence.
+    """
+
+    def fail(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return  # tidied away while we looked
+        if on_error is None:
+            raise error
+        on_error(error)
+
+    found = []
+    for place, _, names in os.walk(folder, onerror=fail):
+        found += [Path(place, name) for name in names if name.endswith(".parquet") and not name.startswith(TMP_PREFIX)]
+    return sorted(found)
 
 
 def fsync_file(path: Path) -> None:
@@ -116,6 +148,7 @@ def _write_tmp(final: Path, data: bytes) -> Path:
     tmp = tmp_path(final)
     try:
         with open(tmp, "xb") as file:
+            sharing.hand_on(tmp)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

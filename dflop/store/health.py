@@ -11,7 +11,7 @@ import duckdb
 from dflop import units
 from dflop.errors import StoreError
 from dflop.records import parse_json
-from dflop.store import console, lock, settings, snapshot
+from dflop.store import access, console, lock, settings, snapshot
 
 _CLAIM = re.compile(r"(\d{6,})\.json")
 
@@ -42,7 +42,9 @@ def live_health(root: Path) -> str:
     try:
         # DuckDB looks at the file before it locks it, so whoever opens it holds the ingest lock.
         with lock.exclusive(root / "ingest.lock", timeout_s=0):
-            _open(path)
+            _open(root, path)
+    except OSError as error:
+        raise access.error_of("cannot open the live database", error, root) from error
     except StoreError as error:
         if "is ingesting" in error.what:
             return f"in use: {error.what}"
@@ -76,11 +78,13 @@ def lease_health(root: Path) -> str:
     return f"held by {who}, heard of {units.seconds(max(age_s, 0))} ago"
 
 
-def _open(path: Path) -> None:
+def _open(root: Path, path: Path) -> None:
     try:
         with duckdb.connect(str(path), read_only=True) as con:
             con.execute("select count(*) from ingest_manifest").fetchone()
     except duckdb.Error as error:
+        if access.is_denied(error):
+            raise access.error_of("cannot open the live database", error, root) from error
         raise StoreError(
             f"cannot open the live database: {str(error).splitlines()[0]}",
             where=str(path),

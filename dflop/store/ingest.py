@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from dflop import units
 from dflop.errors import StoreError
-from dflop.store import archive, check, live, quarantine, rollup, snapshot
-from dflop.store.check import Bad, Good, Newer, SpoolFile, Touched
+from dflop.store import access, archive, check, live, quarantine, rollup, snapshot
+from dflop.store.check import Bad, Denied, Good, Newer, SpoolFile, Touched
 from dflop.store.lease import Lease
 from dflop.store.spool import SpoolKey, list_files
 
@@ -36,6 +36,8 @@ class IngestReport:
     num_quarantined_files: int
     num_newer_files: int
     """Files left in the spool because only a newer dflop can read them."""
+    num_unreadable: int
+    """Files and folders left in the spool because this user may not read them."""
     snapshot_seq: int
     """Newest snapshot after the pass, also when this pass had nothing to publish."""
     elapsed_s: float
@@ -49,6 +51,7 @@ class Counts:
     num_rows: int = 0
     num_bad: int = 0
     num_newer: int = 0
+    num_unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,18 @@ def ingest(
         StoreError: Another ingester holds the store, a file cannot be read, the disk is full, or DuckDB failed. What
             was committed before stays; the next pass continues from there.
     """
-    start_s = time.monotonic()
+    start_s, say = time.monotonic(), progress or _silent
     root = Path(store_root)
     try:
         with live.hold(root, lock_timeout_s=lock_timeout_s) as lease, live.connect(live.live_file(root)) as con:
-            counts = ingest_pending(con, root, progress or _silent, lease)
-            seq = snapshot.publish_if_stale(con, root, lease)
+            counts = ingest_pending(con, root, say, lease)
+            seq = snapshot.publish_if_stale(con, root, lease, say)
     except (duckdb.Error, OSError) as error:
-        raise StoreError(f"ingest failed: {error}", where=str(root), hint="nothing is lost; ingest again") from error
+        raise access.error_of("ingest failed", error, root, hint="nothing is lost; ingest again") from error
     elapsed_s = time.monotonic() - start_s
-    return IngestReport(counts.num_files, counts.num_rows, counts.num_bad, counts.num_newer, seq, elapsed_s)
+    return IngestReport(
+        counts.num_files, counts.num_rows, counts.num_bad, counts.num_newer, counts.num_unreadable, seq, elapsed_s
+    )  # fmt: skip
 
 
 def watch(
@@ -132,7 +137,7 @@ def ingest_pending(
     counts = Counts()
     manifest = _manifest(con)
     _ingest_archive(con, root, say, lease, manifest, counts, only)
-    pending = _pending(root, manifest, only)
+    pending, unreadable = _pending(root, manifest, only)
     known = {key.relative_path: found.sha256 for key, found in manifest.items()}
     for judged in check.judge_all(pending, known):
         good = [j for j in judged if isinstance(j, Good)]
@@ -145,9 +150,13 @@ def ingest_pending(
         newer = [j for j in judged if isinstance(j, Newer)]
         for n in newer:
             say(f"left in the spool for a newer dflop: {n.file.name}: {n.reason}")
+        unreadable += [j.error for j in judged if isinstance(j, Denied)]
         counts.num_files, counts.num_bad = counts.num_files + len(good), counts.num_bad + len(bad)
         counts.num_rows, counts.num_newer = counts.num_rows + _num_rows(good), counts.num_newer + len(newer)
         say(f"ingested {units.count(counts.num_rows)} rows of {counts.num_files} of {len(pending)} files")
+    for error in unreadable:
+        say(str(access.error_of("left in the spool", error, root)))
+    counts.num_unreadable = len(unreadable)
     _refresh(con, root, lease)
     return counts
 
@@ -159,10 +168,16 @@ def _manifest(con: duckdb.DuckDBPyConnection) -> dict[SpoolKey, _Ingested]:
     return {SpoolKey(*row[:4]): _Ingested(*row[4:]) for row in rows}
 
 
-def _pending(root: Path, manifest: dict[SpoolKey, _Ingested], only: set[SpoolKey] | None) -> list[SpoolFile]:
-    """Files the manifest does not know with this size and time; hashing every file in every pass would not scale."""
-    pending = []
-    for name, path in list_files(root):
+def _pending(
+    root: Path, manifest: dict[SpoolKey, _Ingested], only: set[SpoolKey] | None
+) -> tuple[list[SpoolFile], list[OSError]]:
+    """Files the manifest does not know with this size and time, and errors of folders that this user may not read.
+
+    Hashing every file in every pass would not scale.
+    """
+    pending: list[SpoolFile] = []
+    unreadable: list[OSError] = []
+    for name, path in list_files(root, on_error=unreadable.append):
         key = SpoolKey.parse(name)
         if only is not None and key not in only:
             continue
@@ -173,7 +188,7 @@ def _pending(root: Path, manifest: dict[SpoolKey, _Ingested], only: set[SpoolKey
         ingested = manifest.get(key) if key else None
         if not ingested or (ingested.num_bytes, ingested.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
             pending.append(SpoolFile(name, path, stat.st_size, stat.st_mtime_ns))
-    return pending
+    return pending, unreadable
 
 
 def _ingest_archive(

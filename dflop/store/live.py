@@ -8,6 +8,7 @@ back and travels on.
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from dflop.errors import StoreError
-from dflop.store import durable, lock, migrate, settings
+from dflop.store import access, durable, lock, migrate, settings, sharing
 from dflop.store.lease import Lease
 
 LOCK_TIMEOUT_S = 60.0
@@ -37,8 +38,10 @@ def hold(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterato
 
     Raises:
         StoreError: Another process or node is ingesting and does not finish in time.
+        OSError: This user may not write in the store.
     """
     durable.make_folder(store_root)
+    _make_live_folder(store_root)
     with lock.exclusive(store_root / "ingest.lock", timeout_s=lock_timeout_s):
         lease_s = settings.read_settings(store_root).lease_s
         with Lease(store_root, lease_s=lease_s, timeout_s=lock_timeout_s) as lease:
@@ -53,17 +56,19 @@ def connect(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises:
         StoreError: Damaged, or written by a newer duckdb or a newer dflop.
+        duckdb.IOException: This user may not write it.
     """
     durable.make_folder(path.parent)
-    con = _connect(path)
-    try:
-        with transaction(con):
-            if migrate.apply(con):
-                touch(con)
-        _check_version(con, path.parent)
-        yield con
-    finally:
-        con.close()
+    with sharing.umask_of(path.parent):
+        con = _connect(path)
+        try:
+            with transaction(con):
+                if migrate.apply(con):
+                    touch(con)
+            _check_version(con, path.parent)
+            yield con
+        finally:
+            con.close()
 
 
 @contextlib.contextmanager
@@ -81,19 +86,23 @@ def migrate_store(store_root: Path) -> list[str]:
     """Brings the live database to today's tables and views; returns the names of what ran, none when up to date.
 
     Raises:
-        StoreError: See `hold` and `connect`.
+        StoreError: See `hold` and `connect`, or this user may not write in the store.
     """
-    with hold(store_root):
-        durable.make_folder(live_file(store_root).parent)
-        con = _connect(live_file(store_root))
-        try:
-            with transaction(con):
-                ran = migrate.apply(con)
-                if ran:
-                    touch(con)
-            _check_version(con, store_root)
-        finally:
-            con.close()
+    try:
+        with hold(store_root):
+            durable.make_folder(live_file(store_root).parent)
+            with sharing.umask_of(live_file(store_root).parent):
+                con = _connect(live_file(store_root))
+                try:
+                    with transaction(con):
+                        ran = migrate.apply(con)
+                        if ran:
+                            touch(con)
+                    _check_version(con, store_root)
+                finally:
+                    con.close()
+    except (duckdb.IOException, OSError) as error:
+        raise access.error_of("cannot open the store for writing", error, store_root) from error
     return ran
 
 
@@ -149,10 +158,23 @@ def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
         con.unregister("_incoming")
 
 
+def _make_live_folder(store_root: Path) -> None:
+    """A live folder on a node's own disk is whose the store is: who ingests here first makes it for all."""
+    folder = live_file(store_root).parent
+    if folder.is_relative_to(store_root) or folder.exists() or not sharing.is_shared(store_root):
+        return
+    found = store_root.stat()
+    durable.make_folder(folder)
+    os.chown(folder, -1, found.st_gid)
+    folder.chmod(found.st_mode & 0o7777)
+
+
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
         return duckdb.connect(str(path), config=_CONFIG)
     except duckdb.Error as error:
+        if access.is_denied(error):
+            raise  # a rebuild would meet the same; whoever knows the store says whose the file is
         raise StoreError(
             f"cannot open the live database: {str(error).splitlines()[0]}",
             where=str(path),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dflop.errors import StoreError
 from dflop.records import parse_json
+from dflop.store import sharing
 
 POLL_S = 0.05
 
@@ -34,9 +35,11 @@ def exclusive(path: Path, *, timeout_s: float) -> Iterator[None]:
 
     Raises:
         StoreError: Another process still holds the lock (the message names it), or the file system has no locks.
+        OSError: This user may not write the file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
     try:
+        sharing.hand_on(path)
         _acquire(fd, path, timeout_s)
         _write_holder(fd)
         try:

@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from dflop.errors import ConfigError, StoreError
-from dflop.store import durable, live, publishes, snapshot
+from dflop.store import access, durable, live, publishes, snapshot
 from dflop.store.ingest import Counts, Progress, ingest_pending
 from dflop.store.spool import SpoolKey
 
@@ -49,17 +49,21 @@ def rebuild(store_root: Path | str, progress: Progress | None = None) -> Rebuild
             with scratch(path.parent) as new:
                 counts = fill(new, root, say)
                 lease.check()
+                if counts.num_unreadable:
+                    raise StoreError(
+                        f"a rebuild would leave out {counts.num_unreadable} files or folders that cannot be read",
+                        where=str(root / "spool"),
+                        hint="make them readable, as is said of each above, or let their owner rebuild",
+                    )
                 # The old log would be replayed into the new file.
                 for suffix in (".wal", ""):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 os.replace(new, path)
                 durable.fsync_folder(path.parent)
             with live.connect(path) as con:
-                seq = snapshot.publish_if_stale(con, root, lease)
+                seq = snapshot.publish_if_stale(con, root, lease, say)
     except (duckdb.Error, OSError) as error:
-        raise StoreError(
-            f"rebuild failed: {error}", where=str(root), hint="the spool is unchanged; try again"
-        ) from error
+        raise access.error_of("rebuild failed", error, root, hint="the spool is unchanged; try again") from error
     return RebuildReport(counts.num_files, counts.num_rows, seq, time.monotonic() - start_s)
 
 
@@ -102,7 +106,7 @@ def rebuild_snapshot(
             os.chmod(final, 0o444)
             os.rename(final, target)
     except (duckdb.Error, OSError) as error:
-        raise StoreError(f"cannot make snapshot {snapshot_seq} again: {error}", where=str(target)) from error
+        raise access.error_of(f"cannot make snapshot {snapshot_seq} again", error, target) from error
     return RebuildReport(counts.num_files, counts.num_rows, snapshot_seq, time.monotonic() - start_s)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dflop.errors import ConfigError, StoreError, did_you_mean, path_problem
 from dflop.records import parse_json
-from dflop.store import durable
+from dflop.store import access, durable, schema, sharing
 
 FILE = "store.json"
 _RANGES = {"keep_snapshots": (1, 1_000_000), "grace_s": (0, 1_000_000_000), "lease_s": (10, 1_000_000)}
@@ -42,13 +42,15 @@ def read_settings(store_root: Path | str) -> Settings:
     """Settings of a store; the defaults where it has none.
 
     Raises:
-        StoreError: The file is damaged or holds an unknown key or a value of the wrong type.
+        StoreError: The file cannot be read, is damaged or holds an unknown key or a value of the wrong type.
     """
     path = Path(store_root) / FILE
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Settings()
+    except OSError as error:
+        raise access.error_of("cannot read the store's settings", error, Path(store_root)) from error
     except ValueError as error:
         raise StoreError(
             f"not JSON: {error}", where=str(path), hint="mend it, or write it with dflop store init"
@@ -63,6 +65,7 @@ def init(
     keep_snapshots: int | None = None,
     grace_s: float | None = None,
     lease_s: float | None = None,
+    group: str | None = None,
 ) -> Settings:
     """Creates the store's folder and writes its settings; what is not given stays as it is.
 
@@ -72,10 +75,11 @@ def init(
         keep_snapshots: Newest snapshots that are always kept.
         grace_s: Seconds that older ones stay.
         lease_s: Seconds after which a silent ingester on another node is taken for dead.
+        group: Its members may write, read and clean the store, and whatever they put there.
 
     Raises:
-        ConfigError: A value makes no sense.
-        OSError: The folder cannot be written.
+        ConfigError: A value makes no sense, or this user is not in the group.
+        StoreError: The folder cannot be written, or holds what is others' and not the group's.
     """
     root = Path(store_root)
     given: dict[str, Any] = {
@@ -91,8 +95,17 @@ def init(
         )
     if problem := _out_of_range(settings):
         raise ConfigError(problem)
-    durable.make_folder(root / "spool")
-    durable.replace(root / FILE, json.dumps(dataclasses.asdict(settings), indent=1).encode())
+    gid = None if group is None else sharing.group_id(group)
+    try:
+        durable.make_folder(root / "spool")
+        durable.replace(root / FILE, json.dumps(dataclasses.asdict(settings), indent=1).encode())
+        if gid is not None:
+            durable.make_folder(settings.live_file(root).parent)
+            sharing.share(sorted({root.resolve(), settings.live_file(root).parent.resolve()}), gid)
+            for kind in schema.KINDS:  # no member is ever the first in them
+                durable.make_folder(root / "spool" / kind)
+    except OSError as error:
+        raise access.error_of("cannot set up the store", error, root) from error
     return settings
 
 

@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ import duckdb
 
 from dflop.errors import StoreError
 from dflop.records import from_dict, parse_json
-from dflop.store import durable, live, publishes, settings
+from dflop.store import access, durable, live, publishes, settings
 from dflop.store.lease import Lease
 from dflop.store.publishes import Publish
 from dflop.store.spool import SpoolKey
 
 OPEN_TRIES = 3
+_MAX_SEQ = 1_000_000_000
+_COPY_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 # One configuration for every snapshot connection: DuckDB refuses a second, different one on the same file in a process.
 # Nothing outside the file can be reached, nothing spills to disk, and none of it can be changed from SQL.
@@ -70,19 +73,36 @@ class Current:
     """Of the file; 0 where an older dflop published it."""
 
 
+class DamagedCurrentError(StoreError):
+    """CURRENT does not say which snapshot is the newest; the next ingest writes it anew."""
+
+
 def read_current(store_root: Path | str) -> Current | None:
     """The newest published snapshot; None before the first.
 
     Raises:
-        StoreError: CURRENT is no JSON object of the expected fields.
+        DamagedCurrentError: CURRENT is no file, may not be read, is no JSON object of the expected fields, or names
+            something else than a snapshot.
+        StoreError: It cannot be read.
     """
     path = Path(store_root) / "CURRENT"
     try:
-        return from_dict(Current, parse_json(path.read_text(encoding="utf-8")))
+        if not path.is_file() and os.path.lexists(path):
+            raise ValueError("it is no file")
+        current = from_dict(Current, parse_json(path.read_text(encoding="utf-8")))
+        if not 0 < current.seq < _MAX_SEQ or current.file != f"snapshots/dflop-{current.seq:06d}.duckdb":
+            raise ValueError(f"it names number {current.seq} and `{current.file}`, which go not together")
+        return current
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        told = access.error_of("CURRENT cannot be read", error, Path(store_root))
+        raise DamagedCurrentError(told.what, where=told.where, hint=told.hint) from error
+    except OSError as error:
+        raise StoreError(f"CURRENT cannot be read: {error.strerror}", where=str(path), hint="try again") from error
     except (ValueError, TypeError) as error:
-        raise StoreError(f"CURRENT is damaged: {error}", where=str(path), hint="remove it and ingest again") from error
+        hint = "run `dflop store ingest`: it publishes a snapshot and writes CURRENT anew; nothing is lost"
+        raise DamagedCurrentError(f"CURRENT is damaged: {error}", where=str(path), hint=hint) from error
 
 
 def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Current]:
@@ -109,6 +129,8 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Cur
             if not os.path.exists(path) and attempt < OPEN_TRIES - 1:
                 time.sleep(0.2 * (attempt + 1))
                 continue
+            if access.is_denied(error):
+                raise access.error_of(f"cannot open snapshot {current.seq}", error, Path(store_root)) from error
             raise StoreError(
                 f"cannot open snapshot {current.seq}: {str(error).splitlines()[0]}",
                 where=str(path),
@@ -129,46 +151,79 @@ def run(con: duckdb.DuckDBPyConnection, statement: str | duckdb.Statement, param
     return con.execute(statement, params)
 
 
-def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease | None = None) -> int:
+def publish_if_stale(
+    con: duckdb.DuckDBPyConnection,
+    store_root: Path,
+    lease: Lease | None = None,
+    say: Callable[[str], None] | None = None,
+) -> int:
     """Publishes the live database unless the newest snapshot already holds its content; returns the newest `seq`.
 
     Args:
         con: The live database.
         store_root: Folder of the store.
         lease: Checked before CURRENT changes.
+        say: Called with what is wrong with CURRENT or the newest snapshot, and what took its place.
 
     Raises:
         StoreError: The copy differs from the live database, or another ingester took over.
         OSError: The disk is full; CURRENT still names the previous snapshot.
     """
-    current = read_current(store_root)
-    fresh = current and current.revision == live.get_meta(con, "revision") and _is_whole(store_root, current)
-    if not current or not fresh:
-        current = _publish(con, store_root, _next_seq(con, store_root, current), lease)
+    problem, current = "", None
+    try:
+        current = read_current(store_root)
+    except DamagedCurrentError as error:  # unreadable counts: it can be replaced where its folder may be written
+        problem = error.what
+    is_fresh = current is not None and current.revision == live.get_meta(con, "revision")
+    if current and is_fresh:
+        problem = _damage(store_root, current)
+    if not current or not is_fresh or problem:
+        seq = _next_seq(con, store_root, current)
+        if not current and not problem and seq > 1:
+            problem = "CURRENT was lost"
+        current = _publish(con, store_root, seq, lease)
         if lease:
             lease.check()
+        if problem and say:
+            say(f"{problem}; snapshot {seq}, a new copy of the live database, takes its place: nothing is lost")
+        _set_aside(store_root / "CURRENT", seq, say)
         durable.replace(store_root / "CURRENT", json.dumps(dataclasses.asdict(current), indent=1).encode())
         for path in expired(store_root):
             path.unlink(missing_ok=True)
     link = store_root / "current.duckdb"
     if not link.is_symlink() or os.readlink(link) != current.file:  # also after a publish that died in between
+        _set_aside(link, current.seq, say)
         durable.replace_link(link, current.file)
     return current.seq
 
 
-def _is_whole(store_root: Path, current: Current) -> bool:
-    """Whether the newest snapshot has its size and opens: one that has not is published again, under the next number.
+def _set_aside(path: Path, seq: int, say: Callable[[str], None] | None) -> None:
+    """Renames a folder that is where a file has to be."""
+    if path.is_dir() and not path.is_symlink():
+        kept = path.rename(path.with_name(f"{path.name}.was-a-folder-{seq}"))
+        if say:
+            say(f"{path} was a folder: it is kept as {kept.name}")
+
+
+def _damage(store_root: Path, current: Current) -> str:
+    """What is wrong with the newest snapshot; empty where it has its size, opens and is what CURRENT says.
+
+    A damaged one is published again, under the next number.
 
     Its hash is a matter for `verify`: reading all of it in every pass would not scale.
     """
     path = store_root / current.file
     try:
-        if current.num_bytes and path.stat().st_size != current.num_bytes:
-            return False
-        duckdb.connect(str(path), read_only=True, config=READ_CONFIG).close()
-    except (duckdb.Error, OSError):
-        return False
-    return True
+        size = path.stat().st_size
+        if current.num_bytes and size != current.num_bytes:
+            return f"snapshot {current.seq} ({current.file}) has {size} bytes, {current.num_bytes} were published"
+        with duckdb.connect(str(path), read_only=True, config=READ_CONFIG) as con:
+            if live.get_meta(con, "revision") != current.revision:
+                return f"snapshot {current.seq} ({current.file}) is not what CURRENT says was published"
+    except (duckdb.Error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        return f"snapshot {current.seq} ({current.file}) does not open: {reason}"
+    return ""
 
 
 def expired(store_root: Path) -> list[Path]:
@@ -232,7 +287,7 @@ def _copy_file(cp: str, source: Path, target: Path) -> None:
     )
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
-        code = next((c for c in (errno.ENOSPC, errno.EDQUOT) if os.strerror(c) in said), errno.EIO)
+        code = next((c for c in _COPY_ERRNOS if os.strerror(c) in said), errno.EIO)
         raise OSError(code, said or f"cp ended with code {done.returncode}", str(target))
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import errno
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from dflop.errors import StoreError
 from dflop.records import parse_json
-from dflop.store import durable, schema
+from dflop.store import access, durable, schema
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class SpoolWriter:
                 durable.make_folder(folder)
                 self._write(kind, part)
             except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-                raise _spool_error(error, folder, len(part)) from error
+                raise _spool_error(error, self._store_root, folder, len(part)) from error
             self.num_acknowledged += len(part)
 
     def flush(self) -> None:
@@ -175,7 +175,7 @@ class SpoolWriter:
             durable.make_folder(folder)
             self._write(kind, schema.to_table(cls, rows))
         except (OSError, OverflowError, pa.ArrowException) as error:
-            raise _spool_error(error, folder, len(rows)) from error
+            raise _spool_error(error, self._store_root, folder, len(rows)) from error
         self.num_acknowledged += len(rows)
         rows.clear()
 
@@ -213,11 +213,22 @@ def encode(key: SpoolKey, table: pa.Table) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def list_files(store_root: Path | str, kind: str = "*") -> Iterator[tuple[str, Path]]:
-    """Every file that claims to be a spool file, as (path below `spool/`, path); temporary files are left out."""
+def list_files(
+    store_root: Path | str, kind: str = "", on_error: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, Path]]:
+    """Every file that claims to be a spool file, as (path below `spool/`, path); temporary files are left out.
+
+    Args:
+        store_root: Folder of the store.
+        kind: Only of this kind.
+        on_error: Takes the error of a folder that cannot be read; without it, it is raised.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
     root = Path(store_root) / "spool"
-    for path in sorted(root.glob(f"{kind}/**/*.parquet")):
-        if not path.name.startswith(durable.TMP_PREFIX):
+    for path in durable.list_parquet(root / kind, on_error):
+        if path.parent != root:
             yield path.relative_to(root).as_posix(), path
 
 
@@ -276,11 +287,13 @@ def read_next_seq(folder: Path) -> dict[str, int]:
         ) from None
 
 
-def _spool_error(error: Exception, folder: Path, num_rows: int) -> StoreError:
+def _spool_error(error: Exception, root: Path, folder: Path, num_rows: int) -> StoreError:
     kept = f"{num_rows} rows stay in memory; nothing half-written is left"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         full = "disk is full" if error.errno == errno.ENOSPC else "disk quota is used up"
         return StoreError(
             f"cannot write the spool: the {full}; {kept}", where=str(folder), hint="free space, then flush again"
         )
+    if access.is_denied(error):
+        return access.error_of(f"cannot write the spool; {kept}", error, root)
     return StoreError(f"cannot write the spool: {error}; {kept}", where=str(folder))

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import duckdb
 
-from dflop.errors import StoreError
-from dflop.store import archive, live, rebuild, schema, snapshot
+from dflop.store import access, archive, live, rebuild, schema, snapshot
 from dflop.store.ingest import Progress, ingest_pending
 from dflop.store.spool import SpoolKey, list_files
 
@@ -47,9 +46,10 @@ def verify(store_root: Path | str, progress: Progress | None = None) -> VerifyRe
     say = progress or (lambda _line: None)
     try:
         with live.hold(root) as lease, live.connect(live.live_file(root)) as con:
+            problems: list[str] = []
             ingest_pending(con, root, say, lease)
-            snapshot.publish_if_stale(con, root, lease)
-            problems = [*_check_files(con, root), *_check_snapshot(root)]
+            snapshot.publish_if_stale(con, root, lease, problems.append)
+            problems += [*_check_files(con, root), *_check_snapshot(root)]
             with rebuild.scratch(live.live_file(root).parent) as path:
                 say("making the database again from the files")
                 # Only what is in the manifest: files that arrive meanwhile are for the next pass.
@@ -59,7 +59,7 @@ def verify(store_root: Path | str, progress: Progress | None = None) -> VerifyRe
                 "select count(*), coalesce(sum(num_rows), 0) from ingest_manifest"
             ).fetchall()[0]
     except (duckdb.Error, OSError) as error:
-        raise StoreError(f"cannot verify: {error}", where=str(root)) from error
+        raise access.error_of("cannot verify", error, root) from error
     return VerifyReport(int(num_files), int(num_rows), tuple(problems), time.monotonic() - start_s)
 
 

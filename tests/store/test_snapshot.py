@@ -13,7 +13,8 @@ from dflop.records import Correction
 from dflop.store import live, settings, snapshot
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from tests.store.asking import fill, rows, stored
+from dflop.store.rebuild import rebuild
+from tests.store.asking import fill, rows, stored, write
 
 
 def publish(root: Path, make, step: int = 0) -> None:
@@ -112,9 +113,45 @@ def test_a_stale_current_that_names_a_collected_file_is_read_again(tmp_path: Pat
 def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no snapshot yet"):
         snapshot.open_current(tmp_path)
-    (tmp_path / "CURRENT").write_text("{")
-    with pytest.raises(StoreError, match="CURRENT is damaged"):
+
+
+def _as_folder(path: Path, _text: bytes) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _as_link(path: Path, _text: bytes) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path, _: path.write_bytes(b""), "CURRENT is damaged: Expecting value"),
+        (lambda path, text: path.write_bytes(text[: len(text) // 2]), "CURRENT is damaged"),
+        (lambda path, text: path.write_bytes(b"\xff" + bytes(len(text))), "CURRENT is damaged"),
+        (lambda path, _: path.write_bytes(b"[1]"), "CURRENT is damaged"),
+        (lambda path, text: path.write_bytes(text.replace(b"snapshots/dflop", b"../../dflop")), "go not together"),
+        (lambda path, text: path.write_bytes(text.replace(b'"seq": 1', b'"seq": 2')), "go not together"),
+        (lambda path, text: path.write_bytes(text.replace(b'"seq": 1', b'"seq": ' + b"9" * 30)), "go not together"),
+        (_as_folder, "it is no file"),
+        (_as_link, "it is no file"),
+        (lambda path, _: path.unlink(), "CURRENT was lost"),
+    ],
+)  # fmt: skip
+def test_recovery_says_what_takes_the_place_of_a_damaged_current(tmp_path: Path, make, damage, words) -> None:
+    publish(tmp_path, make)
+    write(tmp_path, make.correction(1))
+    damage(tmp_path / "CURRENT", (tmp_path / "CURRENT").read_bytes())
+    with pytest.raises(StoreError) as error:
         snapshot.open_current(tmp_path)
+    assert "dflop store ingest" in error.value.hint
+    said: list[str] = []
+    recover = rebuild if "lost" in words else ingest
+    seq = recover(tmp_path, said.append).snapshot_seq
+    assert [words in line for line in said if f"snapshot {seq}, a new copy of the live database" in line] == [True]
+    assert sorted(c.effective_step for c in stored(tmp_path)) == [0, 1]
 
 
 def test_ingesting_replaces_a_damaged_snapshot_although_nothing_is_new(tmp_path: Path, make) -> None:
@@ -131,6 +168,8 @@ def test_ingesting_replaces_a_damaged_snapshot_although_nothing_is_new(tmp_path:
                 file.write(bytes(range(256)) * 16)
         else:
             os.truncate(path, 0 if damage == "emptied" else path.stat().st_size // 2)
-        assert ingest(tmp_path).snapshot_seq == seq + 1, damage
+        said: list[str] = []
+        assert ingest(tmp_path, said.append).snapshot_seq == seq + 1, damage
+        assert any(line.startswith(f"snapshot {seq} ") and f"; snapshot {seq + 1}, " in line for line in said), said
         assert stored(tmp_path) == [make.correction()]
     assert ingest(tmp_path).snapshot_seq == 5

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dflop import units
 from dflop.jobs.doctor.findings import FAIL, OK, WARN, Finding
+from dflop.store import access
 
 AREA = "files"
 MIN_FREE_BYTES = 5 << 30
@@ -31,14 +32,14 @@ def file_system(what: str, folder: Path) -> Iterator[Finding]:
         what: `store` or `runs`, for the findings' names.
         folder: Need not be there yet.
     """
-    place = next((f for f in (folder.absolute(), *folder.absolute().parents) if f.is_dir()), Path("/"))
+    place = next((f for f in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(f)), Path("/"))
     yield _kind(what, place)
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".tmp-doctor-") as made:
             yield from _trials(what, Path(made))
     except OSError as error:
-        detail = f"cannot write in {place}: {error.strerror}"
-        yield Finding(AREA, f"{what}: writing", FAIL, detail, _MOVE)
+        told = access.error_of("cannot write", error, folder)
+        yield Finding(AREA, f"{what}: writing", FAIL, told.what, told.hint if what == "store" and told.hint else _MOVE)
 
 
 def _trials(what: str, folder: Path) -> Iterator[Finding]:

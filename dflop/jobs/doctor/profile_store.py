@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from dflop import units
 from dflop.errors import DflopError
-from dflop.jobs.doctor.findings import OK, SKIP, WARN, Finding, checked
-from dflop.store import backlog, health
+from dflop.jobs.doctor.findings import FAIL, OK, SKIP, WARN, Finding, checked
+from dflop.store import access, backlog, health
 
 AREA = "store"
 OLD_S = 3600.0
@@ -22,8 +23,14 @@ def profile_store(root: Path) -> Iterator[Finding]:
     Args:
         root: Its folder.
     """
-    if not root.is_dir():
+    try:
+        os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
         yield Finding(AREA, "folder", SKIP, f"no store at {root} yet", "it comes with the first profile")
+        return
+    except OSError as error:
+        told = access.error_of("it cannot be read", error, root)
+        yield Finding(AREA, "folder", FAIL, told.what, told.hint)
         return
     yield checked(AREA, "snapshot", lambda: health.snapshot_health(root))
     yield checked(AREA, "live database", lambda: health.live_health(root))
