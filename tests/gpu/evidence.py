@@ -1,0 +1,101 @@
+"""Measure on one GPU what plans assume: `python -m tests.gpu.evidence --minutes 9 --out FOLDER`.
+
+As `real_size`, for whoever has a GPU: torch, transformers, numpy, pyarrow, numba and PyYAML, nothing else. Parts run in
+order of worth and append every result to `FOLDER/PART.jsonl` at once, so a run that is cut off keeps what it measured:
+
+- `attention`: variable-length kernels and SDPA on LLM and encoder heads, seconds and FLOP/s;
+- `roofline`: matrix products, copies, norms, and how long the launch of a small kernel takes;
+- `pooling`: frames of a video in two memory layouts;
+- `step`: InternViT-300M with a 1.5-billion decoder: packed, padded as Hugging Face does, one by one;
+- `orders`: microbatches of 8 data-parallel ranks under four policies, timed one after the other: a step is its slowest
+  rank, messages between ranks left out;
+- `memory`: peaks of the loss, and of layers with and without recomputation;
+- `tables`: layers of SigLIP-so400m, InternViT-300M, Qwen2.5-7B and a Whisper-like encoder, seconds and bytes beside
+  what the data sheet predicts (`FOLDER/MODEL.MODULE.parquet` holds the measurements).
+
+`--device cpu --tiny` rehearses all of it with a model that means nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu import layers, one_step
+from tests.gpu.real_steps import circumstances
+from tests.gpu.subject import TABLES, Subject, released, tiny
+
+Part = Callable[[Subject, float], Iterator[Mapping[str, Any]]]
+PARTS: Mapping[str, tuple[Part, float]] = {
+    "attention": (layers.attention_kernels, 0.10),
+    "roofline": (layers.roofline, 0.05),
+    "pooling": (layers.pooling, 0.01),
+    "step": (one_step.step, 0.24),
+    "orders": (one_step.orders, 0.30),
+    "memory": (layers.memory, 0.06),
+    "tables": (layers.tables, 0.34),
+}
+"""What measures until a deadline, and its share of the minutes; what a part leaves goes to those behind it."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="default: all, in this order")
+    parser.add_argument("--model", action="append", choices=[n for n, _ in TABLES], help="of `tables`; default: all")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model instead, to see whether all of this runs")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device(args.device)
+    subject = tiny(device, args.out) if args.tiny else released(device, args.out, args.model)
+    (args.out / "circumstances.json").write_text(json.dumps(circumstances(device), indent=1))
+    chosen, end_s = args.part or [*PARTS], time.monotonic() + 60 * args.minutes
+    failed = [name for name in chosen if not run_part(name, chosen, subject, end_s)]
+    if failed:
+        print(f"parts that failed: {', '.join(failed)}; errors are in {args.out}/PART.jsonl", file=sys.stderr)
+    return bool(failed)
+
+
+def run_part(name: str, chosen: list[str], subject: Subject, end_s: float) -> bool:
+    """Whether a part ran to its end; each of its rows is on disk as soon as it is known, the error of a failure too."""
+    measure, share = PARTS[name]
+    later = sum(PARTS[other][1] for other in chosen[chosen.index(name) :])
+    started_s = time.monotonic()
+    deadline_s = started_s + max(0.0, end_s - started_s) * share / later
+    with (subject.folder / f"{name}.jsonl").open("a") as file:
+        try:
+            for row in measure(subject, deadline_s):
+                write(file, row)
+        except Exception as error:  # the parts behind it are worth as much
+            traceback.print_exc()
+            write(file, {"error": f"{type(error).__name__}: {error}"})
+            return False
+        finally:
+            print(f"{name}: {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
+            if subject.device.type == "cuda":
+                torch.cuda.empty_cache()
+    return True
+
+
+def write(file: Any, row: Mapping[str, Any]) -> None:
+    """A row on disk and on the terminal."""
+    line = json.dumps(row)
+    print(line, flush=True)
+    file.write(line + "\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
