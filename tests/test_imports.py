@@ -68,8 +68,8 @@ def test_files_stay_small():
     assert sorted(lines.values())[len(lines) // 2] <= 180
 
 
-def test_probes_on_a_bare_machine_need_torch_transformers_and_arrow_alone():
-    blocked = "scipy pydantic polars duckdb ruamel prefect cvxpy submitit PIL av"
+def test_evidence_of_a_gpu_needs_what_a_bare_machine_has():
+    blocked = "pydantic polars duckdb ruamel prefect cvxpy submitit PIL av"
     code = f"""
 import sys
 class Blocked:
@@ -77,7 +77,7 @@ class Blocked:
         if name.partition(".")[0] in {blocked.split()!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocked())
-import tests.gpu.real_size
+import tests.gpu.evidence
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

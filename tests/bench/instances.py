@@ -17,7 +17,7 @@ from dflop.data.sizes import read_sizes
 from dflop.jobs.suite.mixtures import HEAVY, draw_batches
 from dflop.models.family import Family
 from dflop.records import MediaItem, SampleShape
-from tests.gpu.real_size import place
+from tests.gpu.drawn import place
 
 SMALL_SHARES = {"text": 0.3, "image": 0.5, "video": 0.2}
 MIN_SMALL_TOKENS, MAX_SMALL_TOKENS, GENERATED_TEXT_FRAC = 8, 256, 0.125

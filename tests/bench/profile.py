@@ -27,7 +27,7 @@ from dflop.records import CostTable, CostTerms, Measurement, ModuleLoad
 from tests.bench.command import become_a_job, keep_to, options
 from tests.bench.figures import conclude
 from tests.bench.ranks import VOCAB_SIZE, family_of, token_id
-from tests.gpu.real_size import make_shapes
+from tests.gpu.drawn import make_shapes
 
 DEPTHS, DEEP = (2, 4), 8
 """The depths to extrapolate from, the default of profiles, and the depth to predict."""

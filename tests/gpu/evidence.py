@@ -1,6 +1,6 @@
 """Measure on one GPU what plans assume: `python -m tests.gpu.evidence --minutes 9 --out FOLDER`.
 
-As `real_size`, for whoever has a GPU: torch, transformers, numpy, pyarrow, numba and PyYAML, nothing else. Parts run in
+For whoever has a GPU: torch, transformers, numpy, pyarrow, numba and PyYAML, nothing else. Parts run in
 order of worth and append every result to `FOLDER/PART.jsonl` at once, so a run that is cut off keeps what it measured:
 
 - `attention`: variable-length kernels and SDPA on LLM and encoder heads, seconds and FLOP/s;
@@ -21,17 +21,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dflop.profile.hardware import hardware_name, software_name
 from tests.gpu import layers, one_step
-from tests.gpu.real_steps import circumstances
 from tests.gpu.subject import TABLES, Subject, released, tiny
 
 Part = Callable[[Subject, float], Iterator[Mapping[str, Any]]]
@@ -58,6 +61,8 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(args.device)
+    # The scheduler's kernels are compiled while parts that need none of them run: 40 s on a machine that has none.
+    subprocess.Popen([sys.executable, "-c", "from dflop.schedule.warm import warm; warm()"])
     subject = tiny(device, args.out) if args.tiny else released(device, args.out, args.model)
     (args.out / "circumstances.json").write_text(json.dumps(circumstances(device), indent=1))
     chosen, end_s = args.part or [*PARTS], time.monotonic() + 60 * args.minutes
@@ -86,6 +91,19 @@ def run_part(name: str, chosen: list[str], subject: Subject, end_s: float) -> bo
             if subject.device.type == "cuda":
                 torch.cuda.empty_cache()
     return True
+
+
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """What the times depend on."""
+    is_cuda = device.type == "cuda"
+    return {
+        "hardware": hardware_name(device.type),
+        "software": software_name(),
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if is_cuda else None,
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
 
 
 def write(file: Any, row: Mapping[str, Any]) -> None:

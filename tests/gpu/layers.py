@@ -25,7 +25,7 @@ from dflop.profile.run import profile_model
 from dflop.profile.timing import time_phases
 from dflop.records import LLM, Measurement, ModuleSpec
 from dflop.store import schema
-from tests.gpu.real_size import make_shapes, settings_of, token_config
+from tests.gpu.drawn import make_shapes, settings_of, token_config
 from tests.gpu.subject import Subject
 
 HEADS = {

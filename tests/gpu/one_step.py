@@ -21,8 +21,8 @@ from dflop.profile.run import profile_model
 from dflop.profile.timing import no_garbage_collection, time_phases
 from dflop.records import LLM, SampleShape
 from dflop.schedule.policies import Effort, StepJob
+from tests.gpu.drawn import make_shapes, settings_of, token_config
 from tests.gpu.layers import with_small_vocabulary
-from tests.gpu.real_size import make_shapes, settings_of, token_config
 from tests.gpu.subject import Subject
 from tests.train.synthetic import make_inline_plan
 

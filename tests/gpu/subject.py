@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from tests.gpu.real_size import ROOT
+from tests.gpu.drawn import ROOT
 
 TABLES = (
     ("llava_onevision_qwen2_5_7b", ("vision", "llm")), ("internvl2_5_8b", ("vision",)), ("qwen2_audio_7b", ("audio",)),
