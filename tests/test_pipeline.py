@@ -1,4 +1,7 @@
-"""The main job end to end through `dflop run`: broken samples, a rank killed midway, and the run taken up again."""
+"""The main job end to end: broken samples, a rank killed midway under `dflop run`, the run taken up by `dflop train`.
+
+`dflop train` needs no Prefect server: each costs 10 to 20 s of processor time.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +63,14 @@ def write_config(folder: Path) -> Path:
 
 
 class Cli:
-    """One `dflop run`; its output goes to a file, so that nobody has to drain a pipe."""
+    """A command that drives; its output goes to a file, so that nobody has to drain a pipe."""
 
-    def __init__(self, config: Path, number: int) -> None:
-        self.log = config.parent / f"run-{number}.log"
+    def __init__(self, command: str, config: Path) -> None:
+        self.log = config.parent / f"{command}.log"
         env = {**os.environ, "PREFECT_HOME": str(config.parent / "prefect")}
-        command = [sys.executable, "-m", "dflop.cli", "run", str(config)]
+        words = [sys.executable, "-m", "dflop.cli", command, str(config)]
         with self.log.open("w") as out:
-            self.process = subprocess.Popen(command, cwd=config.parent, env=env, stdout=out, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(words, cwd=config.parent, env=env, stdout=out, stderr=subprocess.STDOUT)
 
     @property
     def output(self) -> str:
@@ -98,14 +101,14 @@ class Cli:
 
 @pytest.fixture
 def start():
-    """Starts `dflop run`; whatever a failing test leaves running is stopped."""
+    """Starts a command; whatever a failing test leaves running is stopped."""
     started: list[Cli] = []
 
-    def run(config: Path) -> Cli:
-        started.append(Cli(config, len(started)))
+    def one(command: str, config: Path) -> Cli:
+        started.append(Cli(command, config))
         return started[-1]
 
-    yield run
+    yield one
     for cli in started:
         cli.stop()
 
@@ -124,7 +127,7 @@ def test_run_survives_bad_samples_and_a_killed_rank(tmp_path, start):
     make_dataset(tmp_path / "data")
     config, store = write_config(tmp_path), tmp_path / "store"
 
-    first = start(config)
+    first = start("run", config)
     run = RunDir(first.wait_for(lambda: next((tmp_path / "runs").glob("e2e-*"), None), "run directory"))
     first.wait_for(lambda: (read_latest(run.checkpoints) or {}).get("next_step", 0) >= 2, "checkpoint")
     kill_a_rank(run)
@@ -135,7 +138,7 @@ def test_run_survives_bad_samples_and_a_killed_rank(tmp_path, start):
     assert 2 <= saved < NUM_STEPS
     num_measured = rows(store, "select count(*) from measurement")
 
-    second = start(config)
+    second = start("train", config)
     assert second.end(300) == 0, second.output
     output = second.output
     assert output.count("not repeated") == 2, output
