@@ -23,7 +23,7 @@ from tests.mutants.table import Mutant
 
 LOOKS_EVERY_S = 2.0
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?: - |$)", re.MULTILINE)
-_PYTEST = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", "--timeout", "300")
+_PYTEST = ("-q", "-p", "no:cacheprovider", "-p", "no:tests.budget", "--hypothesis-profile=ci", "--timeout", "300")
 
 
 @dataclass(frozen=True, slots=True)
