@@ -34,13 +34,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q torch==$(TORCH_VERSION) $(TORCH_PIP_ARGS)
 	$(BIN)/pip install -q -c constraints.txt -e '.[flows,train,demo,dev]'
+	$(BIN)/python -m tests.warm
 	@touch $@
 
 demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
 test: setup clients references
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # Slurm's tests share one cluster, and those of a server its port: one after the other.
 WORKERS := 2

@@ -17,7 +17,9 @@ os.environ |= kernel_environment(os.environ)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Two workers with a thread per core each wait for one another in spin loops: up to 60 times as slow.
+WARMING = pytest.StashKey[subprocess.Popen]()
+
+# Workers with a thread per core each wait for one another in spin loops: up to 60 times as slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shared machine makes any single example slow now and then; pytest-timeout catches what really hangs.
@@ -27,6 +29,12 @@ settings.load_profile("dflop")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Kernels are compiled once, before workers and their jobs would all do so at the same time."""
+    """Kernels are compiled once, while workers collect, before they and their jobs would all do so at the same time."""
     if session.config.getoption("numprocesses", None):
-        subprocess.run([sys.executable, "-c", "from dflop.schedule.warm import warm; warm()"], check=True)
+        session.config.stash[WARMING] = subprocess.Popen([sys.executable, "-m", "tests.warm"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node) -> None:
+    """No worker gets a test before that is done."""
+    assert node.config.stash[WARMING].wait() == 0

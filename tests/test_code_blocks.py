@@ -24,8 +24,10 @@ from tests.story import story
 from tests.test_documents import DOCUMENTS, FENCED
 
 LANGUAGES = {"", "sh", "python", "yaml", "sql", "schema"}
-OTHERS = ("make", "prefect", "python", "python3.11", "source", "export", "sbatch", "kill", "duckdb", "torchrun", "pip",
-          ".venv/bin/python", ".venv/bin/pip", "apt-get", "su", "curl")  # fmt: skip
+OTHERS = (
+    "make", "chmod", "prefect", "python", "python3.11", "source", "export", "sbatch", "kill", "duckdb", "torchrun",
+    "pip", ".venv/bin/python", ".venv/bin/pip", "apt-get", "su", "curl",
+)  # fmt: skip
 """Programs that examples may name besides ours."""
 
 

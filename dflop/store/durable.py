@@ -83,6 +83,7 @@ def make_folder(folder: Path) -> None:
     """Creates `folder` and its missing parents so that a power loss cannot take them (and files in them) away.
 
     Raises:
+        FileExistsError: A file is where the folder should be.
         OSError: No permission, or the disk is full.
     """
     missing = [f for f in (folder, *folder.parents) if not f.exists()]

@@ -79,7 +79,10 @@ def peers_met(rank, folder, plan):
 @pytest.mark.parametrize(
     "plan",
     [
-        make_plan({"vision": (1, 2), "audio": (1, 1), LLM: (2, 1)}, num_microbatches=3),
+        pytest.param(
+            make_plan({"vision": (1, 2), "audio": (1, 1), LLM: (2, 1)}, num_microbatches=3),
+            marks=pytest.mark.lane("layouts"),
+        ),
         make_plan({"vision": (1, 1, 2), LLM: (1, 2)}, num_microbatches=3),
     ],
     ids=["several encoders, pipeline", "tensor parallelism, replicas"],

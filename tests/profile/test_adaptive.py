@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from dflop.cost.curve_fit import choose_knots, fit_terms, predict
 from dflop.cost.probes import Probes
@@ -85,6 +86,7 @@ def compare(module, bend, seed):
     return [errors_at_full_depth(machine, rows, held_out) for rows in (grid, chosen, fewer)]
 
 
+@pytest.mark.lane("instances")
 def test_two_fifths_of_the_probes_come_close_to_all_of_a_grid():
     cases = [(module, bend, seed) for module in ("vision", LLM) for bend in (0.0, 1.0) for seed in range(16)]
     grid, chosen, fewer = np.mean([compare(*case) for case in cases], axis=0)

@@ -63,7 +63,7 @@ def num_ranks_of(step: LinearStep, pipe: int) -> int:
     return step.num_ranks if pipe == len(step.pipe_pp) - 1 else 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(linear_steps(), st.integers(0, 1000))
 def test_compiled_score_is_the_simulated_step_within_the_caps(step, seed):
     bucket = np.random.default_rng(seed).integers(step.num_slots * step.num_ranks, size=len(step.tokens))
@@ -71,7 +71,7 @@ def test_compiled_score_is_the_simulated_step_within_the_caps(step, seed):
     assert found == (makespan_slowly(step, bucket) if keeps_caps(step, bucket) else np.inf)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(linear_steps(is_capped=False), st.integers(0, 60))
 def test_search_is_never_worse_than_its_seeds_and_repeats(step, num_moves):
     step = dataclasses.replace(step, cap_tokens=int(step.tokens.sum()))
@@ -83,7 +83,7 @@ def test_search_is_never_worse_than_its_seeds_and_repeats(step, num_moves):
     assert found.tolist() == again.tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(linear_steps(), st.integers(1, 200), st.integers(0, 1000))
 def test_annealing_keeps_all_caps_of_a_start_that_does(step, num_moves, seed):
     start = np.random.default_rng(seed).integers(step.num_slots * step.num_ranks, size=len(step.tokens))

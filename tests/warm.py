@@ -1,0 +1,18 @@
+"""Compiles the kernels of the scheduler where tests and their jobs find them: `python -m tests.warm`."""
+
+from __future__ import annotations
+
+import os
+
+from dflop.launch.kernels import kernel_environment
+
+
+def main() -> None:
+    os.environ |= kernel_environment(os.environ)
+    from dflop.schedule.warm import warm  # numba reads the variable when it is imported
+
+    warm()
+
+
+if __name__ == "__main__":
+    main()
