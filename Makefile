@@ -41,7 +41,7 @@ demo: setup
 	$(BIN)/dflop run configs/demo.yaml
 
 test: setup clients references
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Slurm's tests share one cluster, and those of a server its port: one after the other.
 WORKERS := 2

@@ -34,6 +34,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[WARMING] = subprocess.Popen([sys.executable, "-m", "tests.warm"])
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers start the server of ranks and commands while they collect; no test pays for its imports."""
+    if hasattr(config, "workerinput"):
+        from tests.train.ranks import start_server
+
+        start_server()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node) -> None:
     """No worker gets a test before that is done."""

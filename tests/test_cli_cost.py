@@ -10,25 +10,18 @@ import pytest
 
 from dflop.records import ProfileRecord
 from tests.builders import make_table
-from tests.jobs.configs import write_config
+from tests.jobs.configs import write_demo_config
 from tests.report.test_cost_plots import probes
 from tests.store.asking import fill
 from tests.test_cli import assert_refused, dflop
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     folder = tmp_path_factory.mktemp("cost")
-    demo = folder / "demo"
-    write_config(
-        folder, f"model={ROOT}/configs/models/tiny_omni.yaml", "dataset.demo=true", "dataset.demo_num_samples=32",
-        f"dataset.annotations={demo}/annotations.jsonl", f"dataset.media_root={demo}/media",
-        f"dataset.tokenizer={demo}/tokenizer.json", "plan.global_batch_size=8", "plan.microbatch_choices=[2, 4]",
-        "model_profile.budget_s=3", "model_profile.num_probes=8", "model_profile.num_repeats=1",
-        "model_profile.links_budget_s=0.5",
+    write_demo_config(
+        folder, 32, "plan.global_batch_size=8", "plan.microbatch_choices=[2, 4]", "model_profile.budget_s=3",
+        "model_profile.num_probes=8", "model_profile.num_repeats=1", "model_profile.links_budget_s=0.5",
     )  # fmt: skip
     return folder
 

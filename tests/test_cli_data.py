@@ -8,19 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.configs import write_config
+from tests.jobs.configs import write_demo_config
 from tests.test_cli import dflop
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     folder = tmp_path_factory.mktemp("cli")
-    demo = folder / "demo"
-    write_config(
-        folder, "dataset.demo=true", "dataset.demo_num_samples=24", f"dataset.annotations={demo}/annotations.jsonl",
-        f"dataset.media_root={demo}/media", f"dataset.tokenizer={demo}/tokenizer.json", "data_profile.num_shards=1",
-    )  # fmt: skip
+    write_demo_config(folder, 24, "data_profile.num_shards=1")
     return folder
 
 

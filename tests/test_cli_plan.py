@@ -8,24 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.configs import write_config
+from tests.jobs.configs import write_config, write_demo_config
 from tests.test_cli import assert_refused, dflop
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration whose dataset and costs need nothing but data sheets."""
-    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     folder = tmp_path_factory.mktemp("plan")
-    demo = folder / "demo"
-    write_config(
-        folder, f"model={ROOT}/configs/models/tiny_omni.yaml", "dataset.demo=true", "dataset.demo_num_samples=16",
-        f"dataset.annotations={demo}/annotations.jsonl", f"dataset.media_root={demo}/media",
-        f"dataset.tokenizer={demo}/tokenizer.json", "plan.global_batch_size=8", "plan.microbatch_choices=[2]",
-        "plan.num_scenarios=2",
-    )  # fmt: skip
+    write_demo_config(folder, 16, "plan.global_batch_size=8", "plan.microbatch_choices=[2]", "plan.num_scenarios=2")
     return folder
 
 

@@ -7,17 +7,7 @@ from collections.abc import Sequence
 from dflop.data.distribution import sample_batches
 from dflop.jobs.outlook import Outlook
 from dflop.jobs.suite.cases import Setting
-from dflop.jobs.suite.contest import (
-    BATCHES,
-    DEFAULT,
-    GROUPED,
-    OURS,
-    REFERENCE,
-    TOKEN_LPT,
-    TUNED,
-    Contest,
-    contest,
-)
+from dflop.jobs.suite.contest import BATCHES, DEFAULT, GROUPED, OURS, REFERENCE, TOKEN_LPT, TUNED, Contest, contest
 from dflop.jobs.suite.savings import savings
 from dflop.jobs.talk import Say
 from dflop.plan.drafts import holding

@@ -8,16 +8,7 @@ from typing import Any, cast
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.launch.adopt import adopt_or_submit, adopt_or_submit_all
-from dflop.launch.job import (
-    JobHandle,
-    JobSpec,
-    JobState,
-    JobStatus,
-    Launcher,
-    LogPaths,
-    Resources,
-    log_paths,
-)
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, LogPaths, Resources, log_paths
 from dflop.launch.journal import Change, Journal
 from dflop.launch.site import Container, Site
 from dflop.launch.wait import run_job, run_job_async, run_jobs_async, wait, wait_all

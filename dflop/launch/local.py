@@ -29,16 +29,7 @@ from typing import Any
 from submitit.local.local import LocalExecutor, LocalJob
 
 from dflop.errors import Interrupted
-from dflop.launch.job import (
-    CHECKPOINTED,
-    JobHandle,
-    JobSpec,
-    JobState,
-    JobStatus,
-    OneByOne,
-    make_folder,
-    write_json,
-)
+from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, OneByOne, make_folder, write_json
 from dflop.launch.payload import Payload, import_environment, thread_environment
 from dflop.launch.process import ProcessId, end_family
 from dflop.launch.ranks import FIRST_PORT, NUM_PORTS

@@ -18,6 +18,7 @@ from dflop.cost.model import CostModel
 from dflop.errors import ConfigError, CostError
 from dflop.models import attention, load_family
 from dflop.models.encoders import pooled
+from dflop.models.family import Family
 from dflop.models.ways import WAYS
 from dflop.profile.groups import ProbeGroup, probe_groups
 from dflop.profile.probe import ModuleProbe
@@ -159,16 +160,23 @@ def tables(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
         share_s = (deadline_s - time.monotonic()) / (len(todo) - index)
         if share_s <= 0:
             return
-        model = model if module == LLM else with_small_vocabulary(model)
-        family = load_family(model["family"], model["hf_config"], model.get("media", {}))
-        rows = list(profile_model(
-            family, make_shapes(family, 400, seed=0), token_config=token_config(family),
-            vocab_size=int(family.configs[LLM]["vocab_size"]), settings=settings_of(name, model, subject.device),
-            depths=(1, 2), num_probes=14, max_samples=subject.size(16, 4), budget_s=0.7 * share_s,
-            device=subject.device, progress=lambda line: None, ways=[WAYS["train"]], only=module,
-        ))  # fmt: skip
+        family, rows = probed(subject, name, model, module, 0.7 * share_s)
         pq.write_table(schema.to_table(Measurement, rows), subject.folder / f"{name}.{module}.parquet")
         yield from beside_data_sheet(rows, family.specs())
+
+
+def probed(
+    subject: Subject, name: str, model: Mapping[str, Any], module: str, budget_s: float
+) -> tuple[Family, list[Measurement]]:
+    """Measurements of a module at one and two layers; no encoder needs a vocabulary."""
+    model = model if module == LLM else with_small_vocabulary(model)
+    family = load_family(model["family"], model["hf_config"], model.get("media", {}))
+    return family, list(profile_model(
+        family, make_shapes(family, 400, seed=0), token_config=token_config(family),
+        vocab_size=int(family.configs[LLM]["vocab_size"]), settings=settings_of(name, model, subject.device),
+        depths=(1, 2), num_probes=14, max_samples=subject.size(16, 6), budget_s=budget_s, device=subject.device,
+        progress=lambda line: None, ways=[WAYS["train"]], only=module,
+    ))  # fmt: skip
 
 
 def with_small_vocabulary(model: Mapping[str, Any]) -> dict[str, Any]:

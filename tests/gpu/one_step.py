@@ -17,12 +17,11 @@ from dflop.cost.model import CostModel
 from dflop.models import attention, load_family
 from dflop.models.build import EncoderStage, LlmStage, build_model, cut_stages
 from dflop.profile.hardware import hardware_name
-from dflop.profile.run import profile_model
 from dflop.profile.timing import no_garbage_collection, time_phases
 from dflop.records import LLM, SampleShape
 from dflop.schedule.policies import Effort, StepJob
-from tests.gpu.drawn import make_shapes, settings_of, token_config
-from tests.gpu.layers import with_small_vocabulary
+from tests.gpu.drawn import make_shapes, token_config
+from tests.gpu.layers import probed
 from tests.gpu.subject import Subject
 from tests.train.synthetic import make_inline_plan
 
@@ -231,15 +230,6 @@ def predicted(cost: CostModel, depths: Mapping[str, int], shapes: Sequence[Sampl
 
 def measured_cost(subject: Subject, budget_s: float) -> CostModel:
     """Cost model from probes of one and two layers on this device."""
-    measurements = []
-    for module in ("vision", LLM):
-        model = subject.whole if module == LLM else with_small_vocabulary(subject.whole)
-        family = load_family(model["family"], model["hf_config"], model["media"])
-        measurements += profile_model(
-            family, make_shapes(family, 400, seed=0), token_config=token_config(family),
-            vocab_size=int(family.configs[LLM]["vocab_size"]), settings=settings_of("whole", model, subject.device),
-            depths=(1, 2), num_probes=14, max_samples=subject.size(16, 6), budget_s=budget_s / 2,
-            device=subject.device, progress=lambda line: None, only=module,
-        )  # fmt: skip
+    rows = [probed(subject, "whole", subject.whole, module, budget_s / 2)[1] for module in ("vision", LLM)]
     specs = load_family(subject.whole["family"], subject.whole["hf_config"], subject.whole["media"]).specs()
-    return CostModel(fit_cost_tables(measurements, specs), extrapolate=True)
+    return CostModel(fit_cost_tables([*rows[0], *rows[1]], specs), extrapolate=True)

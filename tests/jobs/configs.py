@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dflop.config import Config, load_config
 from dflop.data.demo_text import train_tokenizer
 
+MODELS = Path(__file__).parents[2] / "configs" / "models"
 MINIMAL: dict[str, Any] = {
     "name": "small",
     "model": {"family": "qwen2_5_omni_thinker"},
@@ -27,6 +30,17 @@ def write_config(folder: Path, *overrides: str) -> Path:
     if overrides:
         path.write_text(json.dumps(load_config(path, overrides).model_dump(mode="json")))
     return path
+
+
+def write_demo_config(folder: Path, num_samples: int, *overrides: str) -> Path:
+    """A configuration file for a tiny model and a demo dataset that is made when it is needed."""
+    pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
+    demo = folder / "demo"
+    return write_config(
+        folder, f"model={MODELS}/tiny_omni.yaml", "dataset.demo=true", f"dataset.demo_num_samples={num_samples}",
+        f"dataset.annotations={demo}/annotations.jsonl", f"dataset.media_root={demo}/media",
+        f"dataset.tokenizer={demo}/tokenizer.json", *overrides,
+    )  # fmt: skip
 
 
 def make_config(folder: Path, *overrides: str) -> Config:

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.launch import JobState
-from dflop.launch.answers import (
-    STATES,
-    expand,
-    sacct_rows,
-    scontrol_rows,
-    squeue_rows,
-    status_of,
-)
+from dflop.launch.answers import STATES, expand, sacct_rows, scontrol_rows, squeue_rows, status_of
 
 NOON_S = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 

@@ -19,17 +19,7 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import Interrupted, LaunchError
-from dflop.launch import (
-    JobSpec,
-    JobState,
-    Journal,
-    Resources,
-    Site,
-    log_paths,
-    run_job,
-    script,
-    wait_all,
-)
+from dflop.launch import JobSpec, JobState, Journal, Resources, Site, log_paths, run_job, script, wait_all
 from dflop.launch.adopt import adopt_or_submit_all
 from dflop.launch.slurm import SlurmLauncher
 from dflop.launch.watch import SlurmWatcher

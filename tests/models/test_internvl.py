@@ -16,16 +16,7 @@ from hypothesis import strategies as st
 from dflop.errors import ConfigError
 from dflop.models import load_rules
 from tests.models.placing import place_frames, place_image
-from tests.models.tiled import (
-    TEXT,
-    WIDTH,
-    FrameStack,
-    assert_lengths,
-    pixel_sizes,
-    placed_images,
-    text_of,
-    tokenizer,
-)
+from tests.models.tiled import TEXT, WIDTH, FrameStack, assert_lengths, pixel_sizes, placed_images, text_of, tokenizer
 
 NAME = "internvl"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))

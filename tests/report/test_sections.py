@@ -7,14 +7,7 @@ import pytest
 
 from dflop.records import LLM, RankMemory
 from dflop.report.details import RunDetails
-from dflop.report.sections import (
-    median_mfu,
-    memory_rows,
-    memory_table,
-    run_calculator,
-    run_facts,
-    slow_rank_table,
-)
+from dflop.report.sections import median_mfu, memory_rows, memory_table, run_calculator, run_facts, slow_rank_table
 from dflop.report.summary import summarise
 from tests.builders import make_cluster, make_plan, make_rank_factor
 from tests.report.runs import CUDA, make_run, observe

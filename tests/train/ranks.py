@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ import torch.multiprocessing as mp
 
 PRELOAD = ["tests.train.preloaded"]
 """Of every test that forks: a process has one server, which imports what its first user asks for."""
+
+
+def start_server() -> None:
+    """Let the server import what it will fork, beside whatever this process does meanwhile."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
 
 
 def run_ranks(worker: Callable[..., Any], num_ranks: int, folder: Path, *args: Any) -> list[Any]:
