@@ -98,7 +98,7 @@ def ingest(
     if done.num_newer_files:
         say(f"{done.num_newer_files} files wait for a newer dflop")
     if done.num_unreadable:
-        say(f"{done.num_unreadable} files or folders wait until they can be read, as is said above")
+        say(f"{done.num_unreadable} files or folders cannot be read and wait; see the lines above")
 
 
 @app.command

@@ -8,7 +8,7 @@ A template that looks into its texts (reasoning, trimming; `probe.py` tells) is 
 ones. What it writes around turns in every case is still the template's; what is left between is the turn as it shows
 it, with reasoning it put there or moved. Where the two cannot be told apart the row is refused.
 
-Turns with media are given to a template as lists of parts, each text between media a part of its own.
+A turn with media reaches the template as a list of parts: text and media in their order.
 """
 
 from __future__ import annotations

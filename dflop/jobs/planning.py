@@ -24,6 +24,7 @@ from dflop.models.family import Family
 from dflop.plan.drafts import holding
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.worst import without_beyond
 from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
 from dflop.records import (
     CostTable,
@@ -230,9 +231,8 @@ def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
 
 def _holding_what_is_later(task: Task, plans: Sequence[Plan], config: Config, say: Say) -> tuple[Plan, ...]:
     """Plans with room for batches behind the horizon; where none has, those that are best for all of them."""
-    everything = replace(task.problem, batches=(*task.problem.batches, *task.later))
-    if holding(task.problem, plans[0]) is None:
-        everything = replace(everything, worst_samples=())  # which no plan holds; the first one says so
+    problem = without_beyond(task.problem, plans[0])
+    everything = replace(problem, batches=(*problem.batches, *task.later))
     found = [held for plan in plans if (held := holding(everything, plan)) is not None]
     if not found:
         say("no plan for the next steps has room for what comes later: planning for all of it")

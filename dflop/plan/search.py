@@ -109,7 +109,7 @@ def plan_problem(
 
 
 def _ranked(problem: Problem, top: int, effort: Effort, policy: str, tell: Callable[[str], None]) -> list[Ranked]:
-    """Plans that hold a problem's batches and largest samples, beside the data-blind one; none where nothing fits."""
+    """Simulated plans that fit in memory, the uniform data-blind plan among them; empty if none fits."""
     drafts = _drafts(problem, tell)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = nominate(drafts, top)

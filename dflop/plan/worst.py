@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflop import units
-from dflop.plan.drafts import charged, fits
+from dflop.plan.drafts import charged, fits, holding
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan, SampleShape
 
@@ -55,6 +55,11 @@ def samples_beyond(problem: Problem, plan: Plan) -> tuple[Beyond, ...]:
         if not fits(problem, alone):
             found.append(_beyond(sample, plan, max(b for m in alone.modules for b in m.stage_memory_bytes)))
     return tuple(sorted(found, key=lambda b: -b.need_bytes))
+
+
+def without_beyond(problem: Problem, plan: Plan) -> Problem:
+    """The problem without its largest samples where its best plan does not hold them, as then no plan does."""
+    return problem if holding(problem, plan) is not None else replace(problem, worst_samples=())
 
 
 def beyond_text(problem: Problem, beyond: Sequence[Beyond]) -> str:

@@ -1,4 +1,4 @@
-"""Errors of permissions in a store, told as a person needs them: who may not do what, whose it is, what to do."""
+"""Permission errors in a store: which user, which file or folder, its owner, group and mode, and what to do."""
 
 from __future__ import annotations
 

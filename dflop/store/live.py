@@ -58,17 +58,8 @@ def connect(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         StoreError: Damaged, or written by a newer duckdb or a newer dflop.
         duckdb.IOException: This user may not write it.
     """
-    durable.make_folder(path.parent)
-    with sharing.umask_of(path.parent):
-        con = _connect(path)
-        try:
-            with transaction(con):
-                if migrate.apply(con):
-                    touch(con)
-            _check_version(con, path.parent)
-            yield con
-        finally:
-            con.close()
+    with _up_to_date(path) as (con, _):
+        yield con
 
 
 @contextlib.contextmanager
@@ -89,21 +80,10 @@ def migrate_store(store_root: Path) -> list[str]:
         StoreError: See `hold` and `connect`, or this user may not write in the store.
     """
     try:
-        with hold(store_root):
-            durable.make_folder(live_file(store_root).parent)
-            with sharing.umask_of(live_file(store_root).parent):
-                con = _connect(live_file(store_root))
-                try:
-                    with transaction(con):
-                        ran = migrate.apply(con)
-                        if ran:
-                            touch(con)
-                    _check_version(con, store_root)
-                finally:
-                    con.close()
+        with hold(store_root), _up_to_date(live_file(store_root)) as (_, ran):
+            return ran
     except (duckdb.IOException, OSError) as error:
         raise access.error_of("cannot open the store for writing", error, store_root) from error
-    return ran
 
 
 def live_file(store_root: Path) -> Path:
@@ -156,6 +136,19 @@ def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
         yield "_incoming"
     finally:
         con.unregister("_incoming")
+
+
+@contextlib.contextmanager
+def _up_to_date(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, list[str]]]:
+    """The database with today's tables and views, and the names of what ran for that."""
+    durable.make_folder(path.parent)
+    with sharing.umask_of(path.parent), contextlib.closing(_connect(path)) as con:
+        with transaction(con):
+            ran = migrate.apply(con)
+            if ran:
+                touch(con)
+        _check_version(con, path.parent)
+        yield con, ran
 
 
 def _make_live_folder(store_root: Path) -> None:

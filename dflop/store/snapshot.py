@@ -91,13 +91,13 @@ def read_current(store_root: Path | str) -> Current | None:
             raise ValueError("it is no file")
         current = from_dict(Current, parse_json(path.read_text(encoding="utf-8")))
         if not 0 < current.seq < _MAX_SEQ or current.file != f"snapshots/dflop-{current.seq:06d}.duckdb":
-            raise ValueError(f"it names number {current.seq} and `{current.file}`, which go not together")
+            raise ValueError(f"it names number {current.seq} and `{current.file}`, which do not match")
         return current
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        told = access.error_of("CURRENT cannot be read", error, Path(store_root))
-        raise DamagedCurrentError(told.what, where=told.where, hint=told.hint) from error
+        failure = access.error_of("CURRENT cannot be read", error, Path(store_root))
+        raise DamagedCurrentError(failure.what, where=failure.where, hint=failure.hint) from error
     except OSError as error:
         raise StoreError(f"CURRENT cannot be read: {error.strerror}", where=str(path), hint="try again") from error
     except (ValueError, TypeError) as error:

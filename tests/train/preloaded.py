@@ -9,8 +9,8 @@ import pytest  # noqa: F401, with the modules that ranks' functions are in
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import dflop.cli  # noqa: F401, what commands are forked with
-from dflop.jobs import explain, parts, train  # noqa: F401, with numba, SciPy and matplotlib
-from dflop.report import html  # noqa: F401
+from dflop.jobs import explain, parts, train  # noqa: F401, with numba and SciPy
+from dflop.report import html  # noqa: F401, with matplotlib
 from dflop.store import console  # noqa: F401, with DuckDB and Arrow
 from tests.train import synthetic  # noqa: F401
 

@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.annotations import AnnotatedSample, MediaRef, confine, printable
+from dflop.data.annotations import AnnotatedSample, printable
 from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.compressed import COMPRESSIONS, mapped
-from dflop.data.formats.embedded import open_attached
+from dflop.data.formats.embedded import MediaOfRows
 from dflop.data.formats.json_rows import element_spans, parse_object
-from dflop.data.frame_files import AnySource
 from dflop.errors import ConfigError, DataError
 
 SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
 
 
-class AnnotationFile:
+class AnnotationFile(MediaOfRows):
     """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`."""
 
     def __init__(
@@ -78,20 +77,6 @@ class AnnotationFile:
             BadSample: the row is malformed; the reason says how.
         """
         return self._read(index).sample
-
-    def embeds(self, ref: MediaRef) -> bool:
-        """Whether its bytes stand in a row of this file."""
-        return self._holds(ref.path) and not ref.frames
-
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
-        """Bytes that stand in row `index`, or the path of a file under the media root, not checked further.
-
-        Raises:
-            BadSample: no such bytes, or a path that leaves the media root.
-        """
-        if self._holds(ref.path):
-            return open_attached(self._read(index), ref.path, media_root)
-        return confine(media_root, ref.path)
 
     def _holds(self, path: str) -> bool:
         return path.startswith(f"{self._container}#")

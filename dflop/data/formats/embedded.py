@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 import io
 import os
 from pathlib import Path
 from typing import BinaryIO
 
-from dflop.data.annotations import BadSample
+from dflop.data.annotations import BadSample, MediaRef, confine
 from dflop.data.conversation import ReadRow
-from dflop.data.frame_files import FrameFiles, open_frames
+from dflop.data.frame_files import AnySource, FrameFiles, open_frames
 from dflop.data.frames import FrameList
 from dflop.data.media_value import Attached
 from dflop.errors import DataError
@@ -73,6 +74,32 @@ def open_attached(row: ReadRow, path: str, media_root: Path) -> NamedBytes | Fra
         return NamedBytes(content.decoded(), content.name or path)
 
     return open_frames(attached, media_root, opened) if isinstance(attached, FrameList) else opened(attached)
+
+
+class MediaOfRows(abc.ABC):
+    """A file of rows, media of which stand in the rows or are named by them."""
+
+    @abc.abstractmethod
+    def _read(self, index: int) -> ReadRow:
+        """Row `index` with what stands in it."""
+
+    @abc.abstractmethod
+    def _holds(self, path: str) -> bool:
+        """Whether a media item is in this file, or a list of its frames."""
+
+    def embeds(self, ref: MediaRef) -> bool:
+        """Whether its bytes are in this file; frames that a list in a row names may be elsewhere."""
+        return self._holds(ref.path) and not ref.frames
+
+    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
+        """Bytes or frames that stand in row `index`, or the path of a file under the media root, not checked further.
+
+        Raises:
+            BadSample: no such item, or a path that leaves the media root.
+        """
+        if self._holds(ref.path):
+            return open_attached(self._read(index), ref.path, media_root)
+        return confine(media_root, ref.path)
 
 
 def stat_fingerprint(path: Path) -> str:

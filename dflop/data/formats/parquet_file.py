@@ -18,10 +18,9 @@ from typing import Any
 
 import polars as pl
 
-from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine, printable
+from dflop.data.annotations import AnnotatedSample, BadSample, printable
 from dflop.data.conversation import ReadRow, read_row
-from dflop.data.formats.embedded import open_attached, stat_fingerprint
-from dflop.data.frame_files import AnySource
+from dflop.data.formats.embedded import MediaOfRows, stat_fingerprint
 from dflop.data.keys import CONVERSATION_KEYS, is_looked_at
 from dflop.errors import DataError
 
@@ -30,7 +29,7 @@ _MAX_WINDOW_ROWS = 4096
 _FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 
 
-class ParquetFile:
+class ParquetFile(MediaOfRows):
     """Random access to the rows of a `.parquet` file."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], num_rows: int, ignored_keys: Collection[str] = ()) -> None:
@@ -94,20 +93,6 @@ class ParquetFile:
             BadSample: the row is malformed; the reason says how.
         """
         return self._read(index).sample
-
-    def embeds(self, ref: MediaRef) -> bool:
-        """Whether its bytes are in this file."""
-        return self._holds(ref.path) and not ref.frames
-
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
-        """Bytes of a media item of row `index`, or the path of a file under the media root.
-
-        Raises:
-            BadSample: no such item, or a path that leaves the media root.
-        """
-        if self._holds(ref.path):
-            return open_attached(self._read(index), ref.path, media_root)
-        return confine(media_root, ref.path)
 
     def _holds(self, path: str) -> bool:
         return path.startswith(f"{self._container}#")

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, MediaRef, confine, printable
+from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, MediaRef, printable
 from dflop.data.conversation import ReadRow, form_of, read_row
-from dflop.data.formats.embedded import open_attached, open_window, stat_fingerprint
+from dflop.data.formats.embedded import MediaOfRows, open_window, stat_fingerprint
 from dflop.data.formats.json_rows import parse_object
 from dflop.data.frame_files import AnySource
 from dflop.data.keys import FOLLOWED, IGNORED
@@ -47,7 +47,7 @@ class _Member(NamedTuple):
         return _KIND.get(self.extension.rpartition(".")[2])
 
 
-class TarShard:
+class TarShard(MediaOfRows):
     """Random access to the rows of an uncompressed tar; about 100 bytes are held per member."""
 
     def __init__(self, path: Path, groups: list[list[_Member]], ignored_keys: Collection[str] = ()) -> None:
@@ -136,20 +136,14 @@ class TarShard:
             raise BadSample(reason, path=outside[0], sample_id=sample.sample_id)
         return sample
 
-    def embeds(self, ref: MediaRef) -> bool:
-        """Whether it is a member of this shard, or stands in one."""
-        return self._holds(ref.path) and not ref.frames
-
     def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
         """A member of row `index` as an open file, or the path of a file under the media root.
 
         Raises:
             BadSample: no such member, not a plain file, or a path that leaves the media root.
         """
-        if not self._holds(ref.path):
-            return confine(media_root, ref.path)
         if not ref.path.startswith(self._prefix):
-            return open_attached(self._read(index), ref.path, media_root)
+            return super().open_media(index, ref, media_root)
         found = [m for m in self._members(index) if self._prefix + m.name == ref.path]
         if not found or found[0].size_bytes == _NOT_PLAIN:
             raise BadSample("not a plain file in the shard" if found else "no such member in its row", path=ref.path)

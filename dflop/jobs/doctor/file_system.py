@@ -38,8 +38,8 @@ def file_system(what: str, folder: Path) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(dir=place, prefix=".tmp-doctor-") as made:
             yield from _trials(what, Path(made))
     except OSError as error:
-        told = access.error_of("cannot write", error, folder)
-        yield Finding(AREA, f"{what}: writing", FAIL, told.what, told.hint if what == "store" and told.hint else _MOVE)
+        failure = access.error_of("cannot write", error, folder)
+        yield Finding(AREA, f"{what}: writing", FAIL, failure.what, (what == "store" and failure.hint) or _MOVE)
 
 
 def _trials(what: str, folder: Path) -> Iterator[Finding]:

@@ -29,8 +29,8 @@ def profile_store(root: Path) -> Iterator[Finding]:
         yield Finding(AREA, "folder", SKIP, f"no store at {root} yet", "it comes with the first profile")
         return
     except OSError as error:
-        told = access.error_of("it cannot be read", error, root)
-        yield Finding(AREA, "folder", FAIL, told.what, told.hint)
+        failure = access.error_of("cannot read the store", error, root)
+        yield Finding(AREA, "folder", FAIL, failure.what, failure.hint)
         return
     yield checked(AREA, "snapshot", lambda: health.snapshot_health(root))
     yield checked(AREA, "live database", lambda: health.live_health(root))

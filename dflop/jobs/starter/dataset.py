@@ -123,7 +123,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 if not path.is_file():
                     continue
             except OSError:
-                pass  # whoever reads it will say why it cannot be
+                pass  # opening it gives the reason
             yield path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dflop.errors import InfeasiblePlanError
@@ -13,10 +13,10 @@ from dflop.jobs.suite.judge import TRAINING_EFFORT, Noise, Steps, judge
 from dflop.jobs.talk import Say
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
-from dflop.plan.drafts import holding
 from dflop.plan.rank import arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
+from dflop.plan.worst import without_beyond
 from dflop.records import Plan
 from dflop.records.speedup import Speedup, speedup
 from dflop.schedule.policies import Effort
@@ -94,8 +94,7 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
         InfeasiblePlanError: as `contest`.
     """
     ours = plan_problem(problem, progress=say)[0]
-    if holding(problem, ours) is None:
-        problem = replace(problem, worst_samples=())  # which no plan holds
+    problem = without_beyond(problem, ours)
     tuned = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     if tuned is None:
         raise InfeasiblePlanError(f"no uniform plan fits on {problem.cluster.name}", hint="add nodes")
