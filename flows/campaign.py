@@ -8,8 +8,8 @@ from prefect import State, flow
 from training import train
 
 from dflop.config import Config
-from dflop.jobs import parts
-from dflop.jobs.continuing import Todo
+from dflop.steps import parts
+from dflop.steps.continuing import Todo
 
 
 @flow(name="dflop-campaign", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])
@@ -31,7 +31,7 @@ async def campaign(
 
 
 async def take_turns() -> None:
-    """Plan, train, plan anew where that pays, and so on (`dflop/jobs/continuing.py`)."""
+    """Plan, train, plan anew where that pays, and so on (`dflop/steps/continuing.py`)."""
     drive = driven().drive
     where = str(drive.run.path)
     while (todo := await parts.what_next(drive)) is not Todo.NOTHING:

@@ -28,13 +28,14 @@ from prefect.states import Failed
 from dflop import errors
 from dflop.config import Config, load_config
 from dflop.errors import ConfigError, DflopError
-from dflop.jobs import results, runs
-from dflop.jobs.cancelling import cancel_run
-from dflop.jobs.drive import Drive, begin_or_take_up, driving, finished_text
-from dflop.jobs.find import find_run
-from dflop.jobs.overview import job_table
-from dflop.jobs.rundir import RunDir, open_run
 from dflop.report.history import markdown_history
+from dflop.run import runs
+from dflop.run.cancelling import cancel_run
+from dflop.run.find import find_run
+from dflop.run.overview import job_table
+from dflop.run.rundir import RunDir, open_run
+from dflop.steps.drive import Drive, begin_or_take_up, driving, finished_text
+from dflop.views import results
 
 MAX_SHOWN_JOBS = 50
 RUN_DIR_LABEL = "dflop.run_dir"

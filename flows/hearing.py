@@ -14,9 +14,9 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 
 from dflop.errors import DflopError
-from dflop.jobs.cancelling import cancel_run
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.talk import Say
+from dflop.run.cancelling import cancel_run
+from dflop.run.rundir import RunDir
+from dflop.run.talk import Say
 
 EVERY_S = 10.0
 TIMEOUT_S = 15.0

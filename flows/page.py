@@ -19,9 +19,9 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from dflop.errors import redacted
-from dflop.jobs.talk import Say
-from dflop.jobs.watching import JobProgress
 from dflop.launch import JobState, JobStatus
+from dflop.run.talk import Say
+from dflop.steps.watching import JobProgress
 
 MAX_BARS = 16
 """Jobs of one kind that have a bar each; those beyond share one."""

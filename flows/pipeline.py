@@ -1,6 +1,6 @@
 """The whole of a run: profile -> plan and train in turns -> compare -> report. `flows/pipeline.py:pipeline`.
 
-Thin on purpose: what is done stands in `dflop/jobs/parts.py`, and `dflop train` does the same without Prefect. The flow
+Thin on purpose: what is done stands in `dflop/steps/parts.py`; `dflop train` does the same without Prefect. The flow
 watches and records; it owns nothing. Jobs are journalled before anybody waits, profiles are looked up in the store
 before anything is submitted, training resumes from its checkpoint: run it again after any crash and it goes on.
 """
@@ -14,7 +14,7 @@ from profiles import profile
 from reports import report
 
 from dflop.config import Config
-from dflop.jobs import parts
+from dflop.steps import parts
 
 
 @flow(name="dflop-pipeline", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])

@@ -8,8 +8,8 @@ from driving import conduct, driven, empty_the_queue, flow_run_name, step
 from prefect import State, flow
 
 from dflop.config import Config
-from dflop.jobs import parts, showing
 from dflop.records import Plan
+from dflop.steps import parts, showing
 
 
 @flow(name="dflop-plan", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])

@@ -8,7 +8,7 @@ from driving import conduct, driven, empty_the_queue, flow_run_name, step
 from prefect import State, flow
 
 from dflop.config import Config
-from dflop.jobs import parts, showing
+from dflop.steps import parts, showing
 
 
 @flow(name="dflop-profile", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])

@@ -9,8 +9,8 @@ from prefect import State, flow
 from prefect.states import Failed
 
 from dflop.errors import DflopError
-from dflop.jobs import parts
 from dflop.report.terminal import markdown_summary
+from dflop.steps import parts
 
 
 @flow(name="dflop-report", flow_run_name=flow_run_name)

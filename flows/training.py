@@ -6,7 +6,7 @@ from driving import conduct, driven, empty_the_queue, flow_run_name, step
 from prefect import State, flow
 
 from dflop.config import Config
-from dflop.jobs import parts
+from dflop.steps import parts
 
 
 @flow(name="dflop-train", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])

@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from dflop.launch.kernels import kernel_environment
 
-pytest_plugins = ["tests.lanes", "tests.budget"]
+pytest_plugins = ["tests.lanes", "tests.budget", "tests.jobs.fixtures"]
 
 # Tests and the jobs that they start share what is compiled.
 os.environ |= kernel_environment(os.environ)

@@ -20,7 +20,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dflop.jobs.doctor.installed import read_constraints
+from dflop.doctor.installed import read_constraints
 from tests.test_imports import libraries
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ import transformers
 
 from dflop.config import load_config
 from dflop.data.demo_text import train_tokenizer
-from dflop.jobs.planned_cluster import batch_note
-from dflop.jobs.starter.starter import make_starter
+from dflop.starter.starter import make_starter
+from dflop.steps.planned_cluster import batch_note
 from tests.data.helpers import chat
 from tests.models.tiny_families import CASES
 from tests.test_cli import assert_refused, dflop

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dflop.jobs import runs
-from dflop.jobs.driver import drive_alone
 from dflop.launch import JobState, JobStatus, Journal, log_paths
+from dflop.run import runs
+from dflop.run.driver import drive_alone
 from tests.forked import Program
 from tests.jobs.made import add_job, begun_at, make_run, save_step
 from tests.launch.helpers import until

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dflop.jobs import runs
-from dflop.jobs.driver import driver_of
-from dflop.jobs.overview import jobs_of
-from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
+from dflop.run import runs
+from dflop.run.driver import driver_of
+from dflop.run.overview import jobs_of
+from dflop.run.rundir import RunDir
 from dflop.train.manifest import read_latest
 from tests.jobs.training import fresh, planned_run, profiled
 from tests.launch.helpers import is_gone, until

@@ -86,7 +86,7 @@ def test_every_cell_of_the_comparison_names_its_source():
 
 def test_the_rooms_table_is_that_of_pyproject():
     drawn, may_import = {}, {}
-    for floor, rooms, allowed in re.findall(r"^\| (\d) \| (.+?) \| .+ \| (.*)\|$", ARCHITECTURE, re.MULTILINE):
+    for floor, rooms, allowed in re.findall(r"^\| (\d+) \| (.+?) \| .+ \| (.*)\|$", ARCHITECTURE, re.MULTILINE):
         for room in re.findall(r"`(\w+)`", rooms):
             drawn[room], may_import[room] = int(floor), set(re.findall(r"`(\w+)`", allowed))
     assert drawn == floors()

@@ -10,7 +10,7 @@ import pytest
 
 from dflop import resources
 from dflop.config import load_config, load_with_origins
-from dflop.jobs.preflight import problems
+from dflop.steps.preflight import problems
 from tests.forked import run_module
 
 EXAMPLES = sorted((resources.path("configs") / "examples").glob("*.yaml"))

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
 from dflop.cli.plan import Device, Gpus, GpusPerNode
-from dflop.jobs.talk import Say
+from dflop.run.talk import Say
 
 if TYPE_CHECKING:
     from dflop.report.comparison_page import ComparisonPage
@@ -53,8 +53,8 @@ def compare(
             "dflop compare wants a configuration or a suite", hint="dflop compare CONFIG, or --suite paper"
         )
     if suite is not None:
-        from dflop.jobs.suite.page import suite_page
-        from dflop.jobs.suite.run import run_suite
+        from dflop.compare.suite.page import suite_page
+        from dflop.compare.suite.run import run_suite
 
         found = run_suite(suite, say, picture, numbers)
         if html is not None:
@@ -65,11 +65,11 @@ def compare(
         return
     import asyncio
 
+    from dflop.compare.comparing import COLUMNS, compare_on_data, comparison_rows
+    from dflop.compare.comparing_page import data_page
+    from dflop.compare.outlook import look_ahead
     from dflop.config import load_config
-    from dflop.jobs.comparing import COLUMNS, compare_on_data, comparison_rows
-    from dflop.jobs.comparing_page import data_page
-    from dflop.jobs.outlook import look_ahead
-    from dflop.jobs.planned_cluster import planned_cluster
+    from dflop.steps.planned_cluster import planned_cluster
 
     assert config is not None
     loaded = load_config(config, overrides)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
-from dflop.jobs.talk import Say
+from dflop.run.talk import Say
 
 if TYPE_CHECKING:
     from dflop.config import Config
@@ -43,7 +43,7 @@ def profile(
     if dry_run:
         _show_probes(loaded, device, "json" if as_json else "table", say)
         return
-    from dflop.jobs.profiling import profile_modules
+    from dflop.steps.profiling import profile_modules
 
     key = asyncio.run(profile_modules(loaded, say))
     say(f"dflop cost show {key}")
@@ -53,7 +53,7 @@ def profile(
 def _show_probes(config: Config, device: str, form: str, say: Say) -> None:
     import asyncio
 
-    from dflop.jobs.outlook import look_at_probes
+    from dflop.compare.outlook import look_at_probes
     from dflop.report.rows import print_rows
     from dflop.units import seconds
 

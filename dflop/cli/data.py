@@ -27,8 +27,8 @@ def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = 
     import asyncio
 
     from dflop.config import load_with_origins
-    from dflop.jobs.limits import limit_lines
-    from dflop.jobs.profiling import forecast_dataset, profile_dataset
+    from dflop.steps.limits import limit_lines
+    from dflop.steps.profiling import forecast_dataset, profile_dataset
 
     given, say = load_with_origins(config, overrides), talk(quiet)
     loaded = given.config

@@ -16,8 +16,8 @@ from dflop.errors import printable, redacted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dflop.jobs.doctor.findings import Finding
-    from dflop.jobs.doctor.flow_server import FlowServer
+    from dflop.doctor.findings import Finding
+    from dflop.doctor.flow_server import FlowServer
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -39,8 +39,8 @@ def doctor(
     """
     from rich.console import Console
 
-    from dflop.jobs.doctor.examine import examine
-    from dflop.jobs.doctor.findings import FAIL, OK, SKIP
+    from dflop.doctor.examine import examine
+    from dflop.doctor.findings import FAIL, OK, SKIP
 
     server, problem = _flow_server()
     counts: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def _print(finding: Finding, console: Console) -> None:
 def _flow_server() -> tuple[FlowServer | None, str]:
     """What Prefect's own settings say, from variables, files and profiles; and what is wrong with them."""
     from dflop.cli.server import tls_of
-    from dflop.jobs.doctor.flow_server import FlowServer
+    from dflop.doctor.flow_server import FlowServer
 
     try:
         from prefect.settings import get_current_settings

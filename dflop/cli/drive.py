@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dflop.cli.common import RUNS, ConfigFile, Overrides, Runs
-from dflop.jobs.talk import say
+from dflop.run.talk import say
 
 if TYPE_CHECKING:
     from dflop.config import Config
-    from dflop.jobs.rundir import RunDir
+    from dflop.run.rundir import RunDir
 
 FLOWS = {
     "pipeline": "pipeline.py", "profile": "profiles.py", "plan": "plans.py", "train": "training.py",
@@ -41,7 +41,7 @@ def run(
     """
     _prepare_kernels()
     from dflop.config import load_with_origins
-    from dflop.jobs.preflight import preflight
+    from dflop.steps.preflight import preflight
 
     loaded = load_with_origins(config, overrides)
     preflight(loaded.config, loaded.origins)
@@ -52,7 +52,7 @@ def run(
 
 
 def _show_dry_run(config: Config) -> None:
-    from dflop.jobs.dry_run import dry_run
+    from dflop.steps.dry_run import dry_run
 
     found = dry_run(config)
     say(f"would {'go on with' if found.is_resumed else 'begin'} run {found.run_id}")
@@ -65,7 +65,7 @@ def _show_dry_run(config: Config) -> None:
 
 def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
     from dflop.cli import server
-    from dflop.jobs import runs
+    from dflop.run import runs
 
     runs.check_free(loaded, say)
     server.prepare()
@@ -74,7 +74,7 @@ def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     import asyncio
 
-    from dflop.jobs.rundir import open_run
+    from dflop.run.rundir import open_run
 
     if not server.check_server():
         server.lock_temporary_server()
@@ -106,8 +106,8 @@ def train(
 
     from dflop.config import load_with_origins
     from dflop.errors import ConfigError
-    from dflop.jobs.drive import begin_or_take_up, finished_text
-    from dflop.jobs.runs import is_finished
+    from dflop.run.runs import is_finished
+    from dflop.steps.drive import begin_or_take_up, finished_text
 
     is_file = run.endswith((".yaml", ".yml", ".json")) and not Path(run).is_dir()
     if is_file:
@@ -128,8 +128,8 @@ def train(
 
 async def _drive(run: RunDir) -> None:
     from dflop.cli.signals import ends_on_sigterm
-    from dflop.jobs import parts
-    from dflop.jobs.drive import driving
+    from dflop.steps import parts
+    from dflop.steps.drive import driving
 
     async def told_already() -> None:
         """Decisions are lines here, and no page."""
@@ -178,8 +178,8 @@ def serve(
 def _tell(run: RunDir) -> None:
     from rich.console import Console
 
-    from dflop.jobs.results import load_summary
     from dflop.report.terminal import print_summary
+    from dflop.views.results import load_summary
 
     print_summary(load_summary(run), Console())
     print(f"report: {run.report_file}", file=sys.stderr)

@@ -22,7 +22,7 @@ def export(
     Example: dflop export latest --out models/demo
     """
     from dflop.jobs.export import export_run
-    from dflop.jobs.find import find_run
+    from dflop.run.find import find_run
 
     say = talk(quiet)
     step = export_run(find_run(run, runs), out, say)

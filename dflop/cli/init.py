@@ -27,7 +27,7 @@ def init(
     Example: dflop init --model InternVL3-1B-hf/config.json --data my_data --out my.yaml
     """
     from dflop.errors import ConfigError
-    from dflop.jobs.starter.starter import make_starter
+    from dflop.starter.starter import make_starter
 
     if out is not None and out.exists():
         raise ConfigError("there is something there already", where=str(out), hint="name a new file")

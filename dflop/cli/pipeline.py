@@ -42,9 +42,9 @@ def report(
     """
     from rich.console import Console
 
-    from dflop.jobs.find import find_run
-    from dflop.jobs.parts import report_again
     from dflop.report.terminal import print_summary
+    from dflop.run.find import find_run
+    from dflop.steps.parts import report_again
 
     found = find_run(run, runs)
     print_summary(report_again(found, talk(quiet)), Console())

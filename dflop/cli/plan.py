@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, talk
-from dflop.jobs.talk import Say
+from dflop.run.talk import Say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,13 +51,13 @@ def plan(
 
     os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
 
+    from dflop.compare.outlook import look_ahead
     from dflop.config import load_config
-    from dflop.jobs.outlook import look_ahead
-    from dflop.jobs.planned_cluster import planned_cluster
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.search import plan_problem
     from dflop.report.rows import print_rows
     from dflop.report.tables import plan_table
+    from dflop.steps.planned_cluster import planned_cluster
     from dflop.units import num_bytes
 
     say, wanted = talk(quiet), form_of(form, as_json)
@@ -85,7 +85,7 @@ def plan(
     else:
         say(plans[0].reason)
     if picture is not None:
-        from dflop.jobs.explain import save_plan_picture
+        from dflop.views.explain import save_plan_picture
 
         save_plan_picture(problem, plans[0], found.source, picture)
         say(f"picture of a step: {picture}")
@@ -124,8 +124,8 @@ def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: str, sa
 
     from rich.console import Console
 
-    from dflop.jobs.explain import explain_plan
     from dflop.report.explain import explanation_json, print_explanation
+    from dflop.views.explain import explain_plan
 
     found = explain_plan(problem, plans, say)
     if form == "json":

@@ -27,10 +27,10 @@ def replan(
     os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
 
     from dflop.errors import ConfigError
-    from dflop.jobs.find import find_run
-    from dflop.jobs.replan import advise_now
     from dflop.report.rows import print_rows
     from dflop.report.tables import layout_text
+    from dflop.run.find import find_run
+    from dflop.steps.replan import advise_now
     from dflop.store.freshen import freshen
 
     found, say = find_run(run, runs), talk(quiet)

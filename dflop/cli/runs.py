@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of, talk
 from dflop.errors import printable
-from dflop.jobs.talk import say
+from dflop.run.talk import say
 
 app = App(name="runs", help="Runs: how they stand, their logs, cancelling. RUN is a directory, an id, or `latest`.")
 
@@ -32,8 +32,8 @@ def list_runs(
 
     Example: dflop runs list --json
     """
-    from dflop.jobs.overview import RUN_COLUMNS, run_rows
     from dflop.report.rows import print_rows
+    from dflop.run.overview import RUN_COLUMNS, run_rows
 
     rows = run_rows(runs, everything=everything)
     if parsable:
@@ -51,9 +51,9 @@ def show(run: Run = "latest", *, runs: Runs = RUNS, form: Form = "table", as_jso
 
     Example: dflop runs show demo-2026
     """
-    from dflop.jobs.find import find_run
-    from dflop.jobs.overview import JOB_COLUMNS, job_rows, run_facts
     from dflop.report.rows import print_rows
+    from dflop.run.find import find_run
+    from dflop.run.overview import JOB_COLUMNS, job_rows, run_facts
 
     found, shape = find_run(run, runs), form_of(form, as_json)
     if shape == "table":
@@ -82,10 +82,10 @@ def logs(
 
     Example: dflop runs logs latest -f
     """
-    from dflop.jobs.find import find_run
-    from dflop.jobs.logs import last_lines, new_lines
-    from dflop.jobs.overview import log_files
-    from dflop.jobs.queued import is_over
+    from dflop.run.find import find_run
+    from dflop.run.logs import last_lines, new_lines
+    from dflop.run.overview import log_files
+    from dflop.run.queued import is_over
 
     found = find_run(run, runs)
     view, files = log_files(found, job, rank)
@@ -118,8 +118,8 @@ def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
 
     Example: dflop cancel latest
     """
-    from dflop.jobs.cancelling import cancel_run
-    from dflop.jobs.find import find_run
+    from dflop.run.cancelling import cancel_run
+    from dflop.run.find import find_run
 
     found, say = find_run(run, runs), talk(quiet)
     cancelled = cancel_run(found, say)
@@ -138,9 +138,9 @@ def reap(
 
     Example: dflop reap --dry-run
     """
-    from dflop.jobs import leftovers
-    from dflop.jobs.cancelling import reap as reap_jobs
     from dflop.report.rows import print_rows
+    from dflop.run import leftovers
+    from dflop.run.cancelling import reap as reap_jobs
 
     say = talk(quiet)
     found = reap_jobs(runs, say, dry_run=dry_run)

@@ -28,9 +28,9 @@ def trace(
     Example: dflop trace latest --steps 10:20
     """
     from dflop import units
-    from dflop.jobs.find import find_run
-    from dflop.jobs.tracing import MANY_EVENTS, write_trace
+    from dflop.run.find import find_run
     from dflop.store.freshen import freshen
+    from dflop.views.tracing import MANY_EVENTS, write_trace
 
     check_folder(out)
     found, say = find_run(run, runs), talk(quiet)

@@ -140,6 +140,10 @@ class ModelProfileConfig(Section):
     """Time for messages and collectives between processes; 0: none."""
 
 
+FEWEST_LIKELY = 4
+"""Microbatches of a plan when the configuration leaves their number open: fewer leave most of a pipeline idle."""
+
+
 class PlanConfig(Section):
     """What the planner searches."""
 
@@ -160,6 +164,11 @@ class PlanConfig(Section):
     be unlike what comes later."""
     top: int = Field(default=40, ge=1)
     """Candidates re-ranked by the simulator."""
+
+    @property
+    def max_probe_samples(self) -> int:
+        """Samples of the largest probe: those of the largest microbatch that a plan can have, or is likely to have."""
+        return max(1, self.global_batch_size // min(self.microbatch_choices, default=FEWEST_LIKELY))
 
 
 class TrainConfig(Section):

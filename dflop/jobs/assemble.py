@@ -12,7 +12,6 @@ from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import TrainError
 from dflop.jobs.building import build_stages
-from dflop.jobs.rundir import dataset_ref
 from dflop.jobs.source import DatasetSource, make_prefetcher
 from dflop.models.build import Stage
 from dflop.models.family import TrainableFamily
@@ -21,6 +20,7 @@ from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups, Seat, make_groups
 from dflop.plan.check import check_plan
 from dflop.records import LLM, Plan, SampleShape
+from dflop.run.rundir import dataset_ref
 from dflop.train.activity import Activities
 from dflop.train.chain import Trains
 from dflop.train.checkpoint import Checkpointer

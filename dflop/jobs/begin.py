@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 
 from dflop.config import Config
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN, Stage, job_steps, stage_of_job
 from dflop.jobs.supervisor import Supervisor
-from dflop.jobs.talk import say
+from dflop.run.rundir import RunDir
+from dflop.run.steps import TRAIN, Stage, job_steps, stage_of_job
+from dflop.run.talk import say
 from dflop.train import wire
 from dflop.train.listen import master_host
 from dflop.train.manifest import read_latest

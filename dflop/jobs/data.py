@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 from dflop.data.profile import DatasetRef, profile_shard, profile_sizes_shard
-from dflop.jobs.rundir import RunDir, dataset_ref, open_run, rules_of
-from dflop.jobs.talk import say
 from dflop.models.media import MediaRules
 from dflop.records import LLM, QuarantinedSample, SampleShape
+from dflop.run.rundir import RunDir, dataset_ref, open_run, rules_of
+from dflop.run.talk import say
 from dflop.store.spool import SpoolWriter
 
 

@@ -12,8 +12,8 @@ import torch
 from dflop.config import Config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.building import full_config, untrained_weights
-from dflop.jobs.rundir import RunDir, tokenizer_of, trainable_of
 from dflop.models.export import write_folder
+from dflop.run.rundir import RunDir, tokenizer_of, trainable_of
 from dflop.train import manifest, state
 
 MAX_SHARD_BYTES = 5_000_000_000

@@ -7,9 +7,9 @@ import time
 import torch.distributed as dist
 
 from dflop.jobs.ranks import joined, take_device
-from dflop.jobs.rundir import open_run
 from dflop.profile.hardware import software_name
 from dflop.profile.links import profile_links
+from dflop.run.rundir import open_run
 from dflop.store.spool import SpoolWriter
 
 

@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 
 from dflop.config import Config
-from dflop.jobs.doubts import BUDGET_S, DOUBTED, Doubt, read_doubts, samples_of
-from dflop.jobs.planning import max_probe_samples
 from dflop.jobs.ranks import joined, take_device
-from dflop.jobs.rundir import RunDir, family_of, open_run, tokenizer_of
-from dflop.jobs.steps import profiled_ways
-from dflop.jobs.talk import say
+from dflop.learn.doubts import BUDGET_S, DOUBTED, Doubt, read_doubts, samples_of
 from dflop.models.ways import WAYS, Way
 from dflop.profile.hardware import software_name
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.run import profile_model, used_modules
 from dflop.records import Measurement
+from dflop.run.rundir import RunDir, family_of, open_run, tokenizer_of
+from dflop.run.steps import profiled_ways
+from dflop.run.talk import say
 from dflop.store.spool import SpoolWriter
 
 
@@ -125,7 +124,7 @@ def _profile(
         ),
         depths=settings.num_layers,
         num_probes=settings.num_probes,
-        max_samples=1 if attempt else max_probe_samples(config),
+        max_samples=1 if attempt else config.plan.max_probe_samples,
         budget_s=min(budget_s or settings.budget_s, settings.budget_s),
         device=device,
         progress=say if leads else lambda _: None,

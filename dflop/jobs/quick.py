@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from dflop.config import Config
 from dflop.cost.model import CostModel
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import QUICK, WARMUP, GlobalBatches, job_steps
 from dflop.records import Plan
+from dflop.run.rundir import RunDir
+from dflop.run.steps import QUICK, WARMUP, GlobalBatches, job_steps
 from dflop.train.wire import PlanMessage, Store, factors_in_force
 
 if TYPE_CHECKING:

@@ -21,17 +21,17 @@ from typing import Any
 from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError
-from dflop.jobs.basis import basis_of, factors_text, scenario_batches
 from dflop.jobs.beside import die_with_parent, in_thread, num_free_cores
-from dflop.jobs.crossfit import Packing
-from dflop.jobs.findings import JobFacts
-from dflop.jobs.inputs import read_costs, run_input
-from dflop.jobs.learning import Learner, Row
-from dflop.jobs.rundir import RunDir, open_run
 from dflop.jobs.spooling import PatientWriter
-from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
-from dflop.jobs.talk import say
+from dflop.learn.crossfit import Packing
+from dflop.learn.findings import JobFacts
+from dflop.learn.inputs import read_costs, run_input
+from dflop.learn.learning import Learner, Row
 from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
+from dflop.run.basis import basis_of, factors_text, scenario_batches
+from dflop.run.rundir import RunDir, open_run
+from dflop.run.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
+from dflop.run.talk import say
 from dflop.schedule.policies import Effort
 from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.schedule.warm import warm

@@ -24,18 +24,18 @@ from dflop.jobs.assemble import Place, make_trainer
 from dflop.jobs.begin import begin, reached
 from dflop.jobs.quick import QuickPlanner
 from dflop.jobs.ranks import join, peak_memory, take_device
-from dflop.jobs.rundir import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.jobs.scalars import check_tensorboard
 from dflop.jobs.spooling import SpoolThread
-from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
 from dflop.jobs.supervisor import Supervisor
-from dflop.jobs.talk import say
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.marks import note_stop
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
+from dflop.run.rundir import RunDir, open_run, tokenizer_of, trainable_of
+from dflop.run.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
+from dflop.run.talk import say
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities

@@ -20,7 +20,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 
 def become_a_job(module: str, **variables: str) -> None:
     """Starts `python -m module` anew with the environment of training jobs: glibc reads it when a process starts."""
-    from dflop.jobs.submit import CPU_ENV  # not every benchmark wants the jobs, nor torch below
+    from dflop.steps.submit import CPU_ENV  # not every benchmark wants the jobs, nor torch below
 
     wanted = CPU_ENV | variables
     if wanted.items() - os.environ.items():

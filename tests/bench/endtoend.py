@@ -31,13 +31,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from dflop.compare.suite.judge import judge
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import InfeasiblePlanError
-from dflop.jobs import planning
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import GlobalBatches
-from dflop.jobs.suite.judge import judge
-from dflop.jobs.talk import say
 from dflop.launch.kernels import kernel_environment
 from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.uniform import tuned_uniform
@@ -45,8 +41,12 @@ from dflop.plan.rank import arrival_step_s, contention
 from dflop.plan.space import Problem
 from dflop.records import Plan
 from dflop.report.tables import layout_text
+from dflop.run.rundir import RunDir
+from dflop.run.steps import GlobalBatches
+from dflop.run.talk import say
 from dflop.schedule.scheduler import schedule_step
 from dflop.schedule.warm import warm
+from dflop.steps import planning
 from dflop.store.ingest import ingest
 from tests.bench.command import become_a_job, options
 from tests.bench.endtoend_turns import Taken, take_turns

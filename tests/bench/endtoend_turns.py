@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from dflop.jobs import train
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN
-from dflop.jobs.submit import CPU_ENV
-from dflop.jobs.talk import say
 from dflop.records import StepObservation
+from dflop.run.rundir import RunDir
+from dflop.run.steps import TRAIN
+from dflop.run.talk import say
+from dflop.steps.submit import CPU_ENV
 from dflop.train.activity import Activity
 from tests.bench.jobs import take_given_steps
 from tests.jobs.training import log_of, start_ranks

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dflop.compare.suite.mixtures import HEAVY, draw_batches
 from dflop.data.sizes import read_sizes
-from dflop.jobs.suite.mixtures import HEAVY, draw_batches
 from dflop.models.family import Family
 from dflop.records import MediaItem, SampleShape
 from tests.gpu.drawn import place

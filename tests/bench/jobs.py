@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.cost.model import CostModel
-from dflop.jobs import planning, profiling, runs, submit, supervisor, train
-from dflop.jobs.rundir import RunDir, open_run
-from dflop.jobs.talk import say
+from dflop.jobs import supervisor, train
 from dflop.records import SampleShape, StepObservation, StepPlan, from_dict, to_dict
+from dflop.run import runs
+from dflop.run.launcher import launcher_of
+from dflop.run.rundir import RunDir, open_run
+from dflop.run.talk import say
+from dflop.steps import planning, profiling
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train import wire
@@ -64,7 +67,7 @@ async def profiled_run(
     )
     run, _ = runs.begin(config)
     config, began_s = run.config(), time.perf_counter()
-    launcher = submit.launcher_of(run, config)
+    launcher = launcher_of(run, config)
     data = await profiling.data_profile(run, launcher, say)
     with Reader(config.store) as reader:
         run.write_shapes([s for s in reader.shapes(data.profile_key) if is_kept(s)])

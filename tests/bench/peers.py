@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from dflop import resources
+from dflop.compare.suite.cases import analytic_costs, cluster_of, suite_specs
+from dflop.compare.suite.mixtures import HEAVY, MAIN, Mixture, Source, draw_batches
 from dflop.config import load_model
 from dflop.cost.devices import A100
-from dflop.jobs.suite.cases import analytic_costs, cluster_of, suite_specs
-from dflop.jobs.suite.mixtures import HEAVY, MAIN, Mixture, Source, draw_batches
-from dflop.jobs.talk import say
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import SampleShape
+from dflop.run.talk import say
 from dflop.schedule.warm import warm
 from tests.bench.command import options
 from tests.bench.figures import conclude

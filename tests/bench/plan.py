@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from dflop import resources
+from dflop.compare.suite.cases import CASES, analytic_costs, cluster_of, make_setting, suite_family
+from dflop.compare.suite.mixtures import MIXTURES
 from dflop.config import load_model
 from dflop.cost.devices import A100, H200
-from dflop.jobs.suite.cases import CASES, analytic_costs, cluster_of, make_setting, suite_family
-from dflop.jobs.suite.mixtures import MIXTURES
 from dflop.models import load_family
 from dflop.plan.drafts import split_draft
 from dflop.plan.formula import formula_table

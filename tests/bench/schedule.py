@@ -24,10 +24,10 @@ import numpy as np
 from dflop.correct.estimate import Estimator
 from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.model import CostModel, Floats
-from dflop.jobs.talk import say
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
 from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepObservation, StepPlan
+from dflop.run.talk import say
 from dflop.schedule.scheduler import predicted_spans, schedule_step
 from tests.bench.command import become_a_job, in_ranks, keep_to, options
 from tests.bench.figures import conclude

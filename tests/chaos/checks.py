@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflop.jobs.driver import driver_of
-from dflop.jobs.rundir import RunDir
 from dflop.launch import Journal, script
 from dflop.launch.job import JobState
 from dflop.records import JobRecord, QuarantinedSample, SampleShape, StepObservation, StepPlan
+from dflop.run.driver import driver_of
+from dflop.run.rundir import RunDir
 from dflop.store import durable, lease
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool

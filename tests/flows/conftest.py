@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from dflop.jobs import continuing, parts, results, showing
-from dflop.jobs.continuing import Todo
-from dflop.jobs.drive import Drive
-from dflop.jobs.rundir import RunDir
+from dflop.run.rundir import RunDir
+from dflop.steps import continuing, parts, showing
+from dflop.steps.continuing import Todo
+from dflop.steps.drive import Drive
+from dflop.views import results
 from tests.jobs.made import make_run
 
 

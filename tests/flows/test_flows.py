@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from dflop.errors import ConfigError, DataError, InfrastructureError, LaunchError, StoreError
-from dflop.jobs import parts, runs
-from dflop.jobs.continuing import Todo
-from dflop.jobs.driver import driver_of
 from dflop.launch import JobState
+from dflop.run import runs
+from dflop.run.driver import driver_of
+from dflop.steps import parts
+from dflop.steps.continuing import Todo
 from tests.flows.loading import artifacts, ask, flow_names, flow_run_id, load, module, read_flow_run, run_flow
 from tests.jobs.made import add_job, make_run
 from tests.launch.helpers import until
@@ -198,7 +199,7 @@ def test_what_cannot_be_shown_was_done_all_the_same(fake, run, monkeypatch, log)
     def broken(_run: Any) -> None:
         raise ConfigError("no tables")
 
-    monkeypatch.setattr("dflop.jobs.showing.cost_rows", broken)
+    monkeypatch.setattr("dflop.steps.showing.cost_rows", broken)
     state = run_flow(load("plan"), run=str(run.path))
     assert state.is_completed()
     assert "cannot be shown: no tables" in log.text

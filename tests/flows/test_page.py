@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dflop.jobs.watching import JobProgress, ShowsJobs
 from dflop.launch import JobHandle, JobState, JobStatus
+from dflop.steps.watching import JobProgress, ShowsJobs
 from tests.flows.loading import module
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from dflop.jobs import leftovers, runs
-from dflop.jobs.overview import jobs_of
-from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
+from dflop.run import leftovers, runs
+from dflop.run.overview import jobs_of
+from dflop.run.rundir import RunDir
 from tests.jobs.training import fresh, planned_run, profiled, set_config
 from tests.launch.helpers import is_gone, until
 from tests.test_cli import python_path

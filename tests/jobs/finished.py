@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflop.jobs.rundir import RunDir
 from dflop.records import Plan, RankSpan, RunRecord, StepObservation, StepPlan
 from dflop.report.details import RunDetails
 from dflop.report.summary import RunSummary
+from dflop.run.rundir import RunDir
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_table

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dflop.config import Config, dump_config
-from dflop.jobs import runs
-from dflop.jobs.rundir import RunDir
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
+from dflop.run import runs
+from dflop.run.rundir import RunDir
 from dflop.train.manifest import TMP_PREFIX, name_of, publish
 from tests.jobs.configs import make_config
 

@@ -9,15 +9,15 @@ import uuid
 from pathlib import Path
 
 from dflop.errors import Interrupted, LaunchError
-from dflop.jobs import submit
-from dflop.jobs.continuing import train_once
-from dflop.jobs.replan import Advice
-from dflop.jobs.rounds import Teller
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
 from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
 from dflop.records import LLM, Decision
+from dflop.run.rundir import RunDir
+from dflop.run.steps import TRAIN
+from dflop.steps import submit
+from dflop.steps.continuing import train_once
+from dflop.steps.replan import Advice
+from dflop.steps.rounds import Teller
 from dflop.store.spool import read_spool
 from tests.builders import make_decision, make_plan
 from tests.jobs.configs import make_config

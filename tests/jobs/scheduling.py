@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from dflop.jobs.scheduler import Scheduler
-from dflop.jobs.steps import TRAIN, GlobalBatches
 from dflop.parallel.topology import seats
 from dflop.records import LLM
+from dflop.run.steps import TRAIN, GlobalBatches
 from dflop.schedule.attribution import bucket_seconds
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter

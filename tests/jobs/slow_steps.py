@@ -14,7 +14,7 @@ STEP_S = 0.5
 
 
 def with_slow_steps(train_job: Callable[..., JobSpec]) -> Callable[..., JobSpec]:
-    """To put in the place of `dflop.jobs.submit.train_job`: its jobs come here."""
+    """To put in the place of `dflop.steps.submit.train_job`: its jobs come here."""
 
     def train_job_of_slow_steps(*args: Any) -> JobSpec:
         return dataclasses.replace(train_job(*args), entry=f"{__name__}:main")

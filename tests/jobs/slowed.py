@@ -19,10 +19,10 @@ import torch
 
 from dflop.cost.model import CostModel, has_edge
 from dflop.jobs import train
-from dflop.jobs.rundir import open_run
-from dflop.jobs.steps import TRAIN
 from dflop.parallel.topology import Seat
 from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.run.rundir import open_run
+from dflop.run.steps import TRAIN
 from dflop.train.engine import Engine
 from dflop.train.loop import Trainer
 

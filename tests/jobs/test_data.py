@@ -13,8 +13,8 @@ from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame
 from dflop.data.profile import profile_key
 from dflop.jobs import data
-from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
-from dflop.jobs.steps import GlobalBatches
+from dflop.run.rundir import RunDir, dataset_ref, rules_of
+from dflop.run.steps import GlobalBatches
 from dflop.store import snapshot
 from dflop.store.frames import profile_frame
 from dflop.store.ingest import ingest

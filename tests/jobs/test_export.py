@@ -12,8 +12,8 @@ from dflop.config import load_config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.building import build_stages
 from dflop.jobs.export import export_run
-from dflop.jobs.rundir import RunDir, tokenizer_of, trainable_of
 from dflop.parallel.topology import seat_of
+from dflop.run.rundir import RunDir, tokenizer_of, trainable_of
 from tests.jobs.training import fresh, losses_of, set_config
 from tests.jobs.training import train as train_to_the_end
 from tests.test_cli import dflop

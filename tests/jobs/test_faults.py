@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import Interrupted
-from dflop.jobs import submit
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN
 from dflop.launch import Journal, adopt_or_submit, log_paths, run_job
 from dflop.records import LLM, RunEvent
+from dflop.run.launcher import launcher_of
+from dflop.run.rundir import RunDir
+from dflop.run.steps import TRAIN
+from dflop.steps import submit
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.accidents import MICROBATCH, STEP
@@ -122,7 +123,7 @@ def test_a_full_disk_costs_one_checkpoint(run, straight):
 def test_a_launched_job_that_is_warned_was_interrupted_and_its_next_start_goes_on(run, straight):
     """SIGUSR2 is submitit's, too: its own handler would end rank 0 without a checkpoint."""
     config, journal = run.config(), Journal(run.path, run.run_id)
-    launcher, spec = submit.launcher_of(run, config), submit.train_job(run, config, TRAIN, 2)
+    launcher, spec = launcher_of(run, config), submit.train_job(run, config, TRAIN, 2)
     handle = adopt_or_submit(launcher, spec, journal)
     log = log_paths(handle, VISION_RANK).stderr
     until(lambda: log.exists() and "step 1/" in log.read_text(), what="the first step", limit_s=LIMIT_S)

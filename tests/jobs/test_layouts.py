@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dflop.jobs.planning import bound_family
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import QUICK
 from dflop.parallel.topology import seats
 from dflop.records import LLM, Plan, StepObservation, StepPlan
+from dflop.run.rundir import RunDir
+from dflop.run.steps import QUICK
+from dflop.steps.planning import bound_family
 from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, give_plan, losses_of, set_config, train
 from tests.train.synthetic import make_inline_plan, make_plan

@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dflop.cost.flops import FlopCounter
 from dflop.jobs.metrics import METRICS, MetricsFile, render
-from dflop.jobs.rundir import RunDir, trainable_of
-from dflop.jobs.steps import TRAIN, GlobalBatches, job_steps
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM, StepFlops, StepObservation
+from dflop.run.rundir import RunDir, trainable_of
+from dflop.run.steps import TRAIN, GlobalBatches, job_steps
 from tests.builders import make_plan, random_batch
 from tests.jobs.configs import make_config
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from dflop.jobs import leftovers
 from dflop.jobs.beside import PARENT
 from dflop.launch.process import ProcessId
+from dflop.run import leftovers
 from tests.launch.helpers import is_gone, until
 
 LIVES = "from dflop.jobs.beside import die_with_parent; die_with_parent(); print('lives', flush=True); import time; "

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.steps import COMPARE, TRAIN, GlobalBatches
 from dflop.records import LLM, Factors, ModuleFactors
+from dflop.run.steps import COMPARE, TRAIN, GlobalBatches
 from dflop.train import wire
 from tests.jobs.training import fresh
 
@@ -63,8 +63,8 @@ CODE = """
 import importlib.util, json, sys
 import dflop.jobs.train
 from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.rundir import open_run
-from dflop.jobs.steps import TRAIN, GlobalBatches
+from dflop.run.rundir import open_run
+from dflop.run.steps import TRAIN, GlobalBatches
 from dflop.train import wire
 run = open_run(sys.argv[1])
 store = wire.open_store("127.0.0.1", 0, is_server=True, timeout_s=20)

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 
 from dflop.jobs.scheduler import Scheduler
-from dflop.jobs.steps import COMPARE, QUICK, TRAIN, GlobalBatches
 from dflop.records import LLM, Correction, RunEvent, StepPlan
+from dflop.run.steps import COMPARE, QUICK, TRAIN, GlobalBatches
 from dflop.schedule.scheduler import schedule_step
 from dflop.store.spool import read_spool
 from dflop.train import wire

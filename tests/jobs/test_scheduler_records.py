@@ -9,8 +9,8 @@ import pytest
 
 from dflop.errors import StoreError
 from dflop.jobs.scheduler import Scheduler
-from dflop.jobs.steps import TRAIN
 from dflop.records import RunInput, StepPlan
+from dflop.run.steps import TRAIN
 from dflop.store import durable
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool

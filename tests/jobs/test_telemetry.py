@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dflop.jobs.rundir import RunDir
 from dflop.records import RankSpan, StepObservation
+from dflop.run.rundir import RunDir
 from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, set_config, train
 

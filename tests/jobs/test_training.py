@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import QUICK
 from dflop.records import QuarantinedSample, RunEvent, StepObservation, StepPlan
+from dflop.run.rundir import RunDir
+from dflop.run.steps import QUICK
 from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, losses_of, run_ranks, set_config
 

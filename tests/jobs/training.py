@@ -19,12 +19,12 @@ from dflop.config import dump_config, load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
 from dflop.jobs import data
-from dflop.jobs.follow import note_profile
-from dflop.jobs.planning import bound_family, model_profile_key
-from dflop.jobs.rundir import RunDir, dataset_ref, rules_of
-from dflop.jobs.steps import TRAIN
 from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
+from dflop.run.rundir import RunDir, dataset_ref, rules_of
+from dflop.run.steps import TRAIN
+from dflop.steps.follow import note_profile
+from dflop.steps.planning import bound_family, model_profile_key
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool

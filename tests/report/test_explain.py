@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dflop.jobs.explain import explain_plan
 from dflop.plan.search import plan_problem
 from dflop.report.explain import MAX_CANDIDATES, Explanation, explanation_json, paragraph, print_explanation
 from dflop.report.tables import layout_text
+from dflop.views.explain import explain_plan
 from tests.plan.problems import make_problem
 
 SOURCE = "analytic, X100: never measured"

@@ -11,9 +11,9 @@ import sys
 import time
 
 from dflop.errors import DflopError
-from dflop.jobs import parts, submit
-from dflop.jobs.drive import driving
-from dflop.jobs.rundir import open_run
+from dflop.run.rundir import open_run
+from dflop.steps import parts, submit
+from dflop.steps.drive import driving
 from tests.jobs.slow_steps import with_slow_steps
 
 

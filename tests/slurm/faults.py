@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dflop.jobs import submit
-from dflop.jobs.planning import bound_family
-from dflop.jobs.rundir import RunDir
-from dflop.jobs.steps import TRAIN
 from dflop.launch import JobHandle, Journal
 from dflop.records import LLM, StepObservation
+from dflop.run.rundir import RunDir
+from dflop.run.steps import TRAIN
+from dflop.steps import submit
+from dflop.steps.planning import bound_family
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.training import NARROW_OMNI, give_plan, planned_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 
 from dflop.config import ClusterConfig
-from dflop.jobs.doctor.findings import FAIL, OK
-from dflop.jobs.doctor.slurm_cluster import slurm
+from dflop.doctor.findings import FAIL, OK
+from dflop.doctor.slurm_cluster import slurm
 
 
 def cluster_of(**slurm_options: object) -> ClusterConfig:

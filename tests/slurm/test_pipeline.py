@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from dflop.data.demo import make_demo_dataset
-from dflop.jobs import runs
-from dflop.jobs.rundir import RunDir, open_run
 from dflop.launch import Journal
 from dflop.records import JobRecord
+from dflop.run import runs
+from dflop.run.rundir import RunDir, open_run
 from dflop.store import console
 from tests.flows.test_served import Server, background, ended
 from tests.launch.helpers import REPO, until

@@ -15,11 +15,13 @@ import pytest
 from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.profile import profile_key
-from dflop.jobs import planning, runs, submit
-from dflop.jobs.rundir import RunDir, dataset_ref, family_of
-from dflop.jobs.steps import TRAIN
 from dflop.launch import Journal, run_job, run_jobs_async
 from dflop.records import StepObservation, StepPlan
+from dflop.run import runs
+from dflop.run.launcher import launcher_of
+from dflop.run.rundir import RunDir, dataset_ref, family_of
+from dflop.run.steps import TRAIN
+from dflop.steps import planning, submit
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.jobs.training import set_config
@@ -46,7 +48,7 @@ def trained(folder: Path) -> RunDir:
     )  # fmt: skip
     run, _ = runs.begin(load_config(folder / "run.yaml"))
     config = run.config()
-    launcher, journal = submit.launcher_of(run, config), Journal(run.path, run.run_id)
+    launcher, journal = launcher_of(run, config), Journal(run.path, run.run_id)
     data_key = profile_key(dataset_ref(config), family_of(config))
     asyncio.run(run_jobs_async(launcher, submit.data_jobs(run, config, data_key), journal))
     ingest(config.store)

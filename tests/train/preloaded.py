@@ -9,9 +9,11 @@ import pytest  # noqa: F401, with the modules that ranks' functions are in
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import dflop.cli  # noqa: F401, what commands are forked with
-from dflop.jobs import explain, parts, train  # noqa: F401, with numba and SciPy
+from dflop.jobs import train  # noqa: F401, with numba and SciPy
 from dflop.report import html  # noqa: F401, with matplotlib
+from dflop.steps import parts  # noqa: F401, with numba and SciPy
 from dflop.store import console  # noqa: F401, with DuckDB and Arrow
+from dflop.views import explain  # noqa: F401, with numba and SciPy
 from tests.train import synthetic  # noqa: F401
 
 for family in (

@@ -12,15 +12,15 @@ import numpy as np
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from dflop.jobs import overview
-from dflop.jobs.basis import basis_of
-from dflop.jobs.find import find_run
-from dflop.jobs.rundir import RunDir
 from dflop.launch import JobState, Journal
 from dflop.launch.answers import epoch_s, sacct_rows, scontrol_rows, squeue_rows
 from dflop.launch.ranks import srun_environment
 from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
+from dflop.run import overview
+from dflop.run.basis import basis_of
+from dflop.run.find import find_run
+from dflop.run.rundir import RunDir
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs import SampleCosts, sample_costs_from_tables
 from dflop.sampler.plans import warm_up

@@ -1,0 +1,176 @@
+"""The configurations of the DFLOP paper, as problems for the planner: models, machines, batches, costs of data sheets.
+
+A case is a model on 8 nodes of 8 A100 with a global batch of 512 samples, which leaves 8 samples to a GPU; the paper's
+own batch size is not known to us. Costs are analytic, never measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflop import resources
+from dflop.compare.suite.mixtures import Mixture, draw_batches
+from dflop.config import load_model
+from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
+from dflop.cost.devices import A100, Device
+from dflop.cost.model import CostModel
+from dflop.models import load_family
+from dflop.models.family import Family
+from dflop.plan.space import Problem, SearchSpace
+from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
+
+NUM_NODES, NUM_GPUS_PER_NODE, GLOBAL_BATCH_SIZE = 8, 8, 512
+NUM_SCENARIOS = 4
+"""Batches that plans are made on."""
+NUM_UNSEEN = 8
+"""Other batches, that plans are compared on."""
+PLANNING_SEED, UNSEEN_SEED, NUM_SEEDS = 0, 1, 2
+"""Of a setting's first draw; every other draw takes the next `NUM_SEEDS`."""
+TPS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model of the paper's comparison."""
+
+    name: str
+    model: str
+    """File in `configs/models/`, without its ending."""
+    published: tuple[float, float] | None
+    """Least and largest speed-up over Megatron and PyTorch baselines that two public summaries of the paper state.
+    Secondary: the paper itself was not read, the summaries contradict each other, and only 1.2 to 3.6 over all models
+    is common to both. None where only one of them says something."""
+    max_llm_tokens: int = 32_768
+    """Of a sample: longer ones lose frames or tiles, then text."""
+
+
+CASES = (
+    Case("SigLIP + Qwen2.5-7B", "llava_onevision_qwen2_5_7b", (1.2, 1.3)),
+    Case("SigLIP + Llama-3-8B", "llava_onevision_llama3_8b", None),
+    Case("SigLIP + Qwen2.5-32B", "llava_onevision_qwen2_5_32b", (2.3, 2.7)),
+    Case("SigLIP + Qwen2.5-72B", "llava_onevision_qwen2_5_72b", (3.1, 3.6)),
+    # As InternVL-2.5 was trained. With 32k tokens, 128 tiles are one item or sample that keeps 0.8 GB per layer of
+    # InternViT-6B, and no uniform plan has room for that.
+    Case("InternViT-6B + Qwen2.5-72B", "internvl2_5_78b", (3.1, 3.6), max_llm_tokens=16_384),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A case with data and machines: what to plan, and what to judge plans on."""
+
+    name: str
+    mixture: str
+    problem: Problem
+    unseen: tuple[tuple[SampleShape, ...], ...]
+    """Batches of other samples than the plan's, the same ones for every plan and policy."""
+    cost_name: str
+
+    @property
+    def num_gpus(self) -> int:
+        return self.problem.cluster.num_processes
+
+
+def make_setting(
+    case: Case,
+    mixture: Mixture,
+    *,
+    num_nodes: int = NUM_NODES,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    num_unseen: int = NUM_UNSEEN,
+    device: Device = A100,
+    encoder_factor: float = 1.0,
+    space: SearchSpace | None = None,
+    draw: int = 0,
+) -> Setting:
+    """A problem and unseen batches.
+
+    Args:
+        case: Model.
+        mixture: Data.
+        num_nodes: Machines of 8 GPUs.
+        global_batch_size: Samples per step.
+        num_unseen: Batches to judge on.
+        device: Whose data sheet is used.
+        encoder_factor: Multiplies the seconds of every encoder.
+        space: What plans may choose; None: everything.
+        draw: Which draw of batches, those that are planned on and the unseen ones alike.
+    """
+    family = suite_family(case, mixture)
+
+    def batches(num_batches: int, seed: int) -> tuple[tuple[SampleShape, ...], ...]:
+        return draw_batches(
+            family,
+            mixture,
+            max_llm_tokens=case.max_llm_tokens,
+            global_batch_size=global_batch_size,
+            num_batches=num_batches,
+            seed=seed,
+        )
+
+    planned = batches(NUM_SCENARIOS, PLANNING_SEED + NUM_SEEDS * draw)
+    specs = used_specs(suite_specs(family), planned)
+    problem = Problem(
+        run_id="suite",
+        specs=specs,
+        cluster=cluster_of(device, num_nodes),
+        cost=analytic_costs(specs, device, num_nodes, encoder_factor),
+        batches=planned,
+        global_batch_size=global_batch_size,
+        snapshot_seq=0,
+        space=space or SearchSpace(),
+    )
+    name = f"analytic, {device.name}: data sheets, never measured"
+    return Setting(case.name, mixture.name, problem, batches(num_unseen, UNSEEN_SEED + NUM_SEEDS * draw), name)
+
+
+def suite_family(case: Case, mixture: Mixture) -> Family:
+    """The case's family, with a limit of frames that cuts no video of the mixture."""
+    model = load_model(resources.path("configs") / "models" / f"{case.model}.yaml")
+    limits = {"video_frames": mixture.max_frames} if mixture.has("video") else {}
+    return load_family(model.family, model.hf_config, {**model.media, **limits})
+
+
+def used_specs(specs: Sequence[ModuleSpec], batches: Sequence[Sequence[SampleShape]]) -> tuple[ModuleSpec, ...]:
+    """Those that samples bring work to: a model for sounds and images may be trained on sounds alone."""
+    used = {item.module for batch in batches for sample in batch for item in sample.items}
+    return tuple(spec for spec in specs if spec.module == LLM or spec.module in used)
+
+
+def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:
+    """Modules with every degree that trainers of this size use, not only those that this package trains with.
+
+    InternViT's 25 heads divide by no tp; trainers pad them. The padding is not charged, in favour of uniform layouts,
+    which need it most.
+    """
+    return tuple(
+        spec
+        if spec.module == LLM
+        else dataclasses.replace(spec, max_pp=spec.num_layers, tp_choices=tuple(sorted({*spec.tp_choices, *TPS})))
+        for spec in family.specs()
+    )
+
+
+def analytic_costs(specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float) -> CostModel:
+    """Costs of a device's data sheet, encoders' seconds multiplied."""
+    links = analytic_link_costs(
+        device, num_nodes=num_nodes, num_processes_per_node=NUM_GPUS_PER_NODE, profile_key="suite"
+    )
+    tables = analytic_cost_tables(specs, device, profile_key="suite")
+    corrections = {s.module: encoder_factor for s in specs if s.module != LLM} if encoder_factor != 1.0 else {}
+    return CostModel(tables, corrections, specs=specs, links=links, extrapolate=True)
+
+
+def cluster_of(device: Device, num_nodes: int) -> ClusterSpec:
+    """So many nodes of 8 devices."""
+    return ClusterSpec(
+        name=f"{num_nodes} nodes of {NUM_GPUS_PER_NODE} {device.name}",
+        backend="slurm",
+        num_nodes=num_nodes,
+        num_processes_per_node=NUM_GPUS_PER_NODE,
+        memory_per_process_bytes=device.memory_bytes,
+        device="cuda",
+        num_cores_per_node=128,
+    )

@@ -1,0 +1,157 @@
+"""All plans and policies on one setting: tuned and default uniform, the reference's, 1-D balance, ours, the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dflop.compare.suite.bound import bound_of_plan_s, bound_s, module_gpu_seconds
+from dflop.compare.suite.cases import Setting
+from dflop.compare.suite.judge import TRAINING_EFFORT, Noise, Steps, judge
+from dflop.errors import InfeasiblePlanError
+from dflop.plan.baselines.reference import reference_plan
+from dflop.plan.baselines.uniform import default_plan, tuned_uniform
+from dflop.plan.rank import arrival_step_s
+from dflop.plan.search import plan_problem
+from dflop.plan.space import Problem
+from dflop.plan.worst import without_beyond
+from dflop.records import Plan
+from dflop.records.speedup import Speedup, speedup
+from dflop.run.talk import Say
+from dflop.schedule.policies import Effort
+
+TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"
+REFERENCE, TOKEN_LPT, BATCHES, OURS = "reference", "token LPT", "tuned + our batches", "dflop"
+RIVALS = (DEFAULT, GROUPED, REFERENCE, TOKEN_LPT, BATCHES)
+"""Besides the tuned uniform plan, which all are measured by."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """What competes on a setting; None where no such plan fits in memory or none exists."""
+
+    tuned: Plan
+    """Best of all feasible uniform plans, by simulation with arrival order."""
+    default: Plan | None
+    """Uniform with the largest tp and the least pp that fits, one sample a microbatch."""
+    reference: Plan | None
+    """The reference's literal rule."""
+    reference_fits: bool
+    """By our memory model; the reference has a rule of its own."""
+    ours: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Simulated steps on the unseen batches of a setting."""
+
+    setting: Setting
+    plans: Plans
+    steps: Mapping[str, Steps]
+    """By name of the competitor; those without a plan are absent."""
+    bound_s: tuple[float, ...]
+    bound_of_ours_s: tuple[float, ...]
+    """The bound at the tp and recomputation of our plan."""
+
+    def speedup(self, name: str) -> Speedup | None:
+        """Over the tuned uniform plan; None without a plan."""
+        if name not in self.steps:
+            return None
+        return speedup(self.steps[TUNED].step_s, self.steps[name].step_s)
+
+    @property
+    def bound_speedup(self) -> float:
+        return speedup(self.steps[TUNED].step_s, self.bound_s).mean
+
+    @property
+    def over_bound(self) -> float:
+        """Our step over the bound."""
+        return speedup(self.steps[OURS].step_s, self.bound_s).mean
+
+    @property
+    def over_bound_of_ours(self) -> float:
+        """Our step over the bound at our plan's tp and recomputation."""
+        return speedup(self.steps[OURS].step_s, self.bound_of_ours_s).mean
+
+
+def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, noise: Noise | None = None) -> Contest:
+    """Plans and judges everything.
+
+    Raises:
+        InfeasiblePlanError: nothing fits in memory, or no uniform plan does.
+    """
+    plans = make_contestants(setting.problem, say)
+    return compete(setting, plans, effort=effort, noise=noise)
+
+
+def make_contestants(problem: Problem, say: Say) -> Plans:
+    """All plans of a problem.
+
+    Raises:
+        InfeasiblePlanError: as `contest`.
+    """
+    ours = plan_problem(problem, progress=say)[0]
+    problem = without_beyond(problem, ours)
+    tuned = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
+    if tuned is None:
+        raise InfeasiblePlanError(f"no uniform plan fits on {problem.cluster.name}", hint="add nodes")
+    reference = _or_none(lambda: reference_plan(problem))
+    return Plans(
+        tuned,
+        _or_none(lambda: default_plan(problem)),
+        reference.plan if reference else None,
+        reference.fits if reference else False,
+        ours,
+    )
+
+
+def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT, noise: Noise | None = None) -> Contest:
+    """Judges plans on the unseen batches; `noise` is what items cost besides what was predicted."""
+    problem, unseen = setting.problem, setting.unseen
+
+    def steps(plan: Plan, policy: str) -> Steps:
+        return judge(plan, unseen, problem.cost, problem.cluster, policy, effort=effort, noise=noise)
+
+    found = {
+        TUNED: steps(plans.tuned, "arrival"),
+        GROUPED: steps(plans.tuned, "length_grouped"),
+        TOKEN_LPT: min((steps(p, "token_lpt") for p in (plans.ours, plans.tuned)), key=lambda s: s.mean_s),
+        BATCHES: steps(plans.tuned, "balanced"),
+        OURS: steps(plans.ours, "balanced"),
+    }
+    if plans.default:
+        found[DEFAULT] = steps(plans.default, "arrival")
+    if plans.reference:
+        found[REFERENCE] = steps(plans.reference, "bottleneck")
+    return Contest(
+        setting,
+        plans,
+        found,
+        tuple(bound_s(problem, batch) for batch in unseen),
+        tuple(bound_of_plan_s(problem, plans.ours, batch) for batch in unseen),
+    )
+
+
+def by_mixture(contests: Sequence[Contest]) -> list[tuple[str, list[Contest]]]:
+    """Contests of each kind of data, in the order in which it first comes."""
+    names = dict.fromkeys(c.setting.mixture for c in contests)
+    return [(name, [c for c in contests if c.setting.mixture == name]) for name in names]
+
+
+def encoder_share(problem: Problem) -> float:
+    """Part of all GPU-seconds that encoders take, at the cheapest tp of each module."""
+    batch = problem.batches[0]
+    whole = bound_s(problem, batch)
+    llm = problem.specs[-1]
+    alone = min(module_gpu_seconds(problem, llm, batch, tp) for tp in problem.tps(llm))
+    return 1 - alone / (whole * problem.cluster.num_processes)
+
+
+def _or_none(make: Callable[[], T]) -> T | None:
+    try:
+        return make()
+    except InfeasiblePlanError:
+        return None

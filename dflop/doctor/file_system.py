@@ -1,0 +1,133 @@
+"""Whether a folder's file system does what store, runs and checkpoints rely on, tried in a folder that goes away.
+
+Locks between processes (one ingester at a time), `link` that refuses to overwrite (spool files, claims), `rename` that
+replaces in one step (CURRENT, plans), links (`current.duckdb`), fsync of folders. What a mount does between nodes can
+only be told by its kind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dflop import units
+from dflop.doctor.findings import FAIL, OK, WARN, Finding
+from dflop.store import access
+
+AREA = "files"
+MIN_FREE_BYTES = 5 << 30
+SHARED_KINDS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "smb", "cifs", "9p")
+_MOVE = "put it on another file system: --set store=..., DFLOP_STORE"
+_NO_LOCKS = "mount it with locks (Lustre: -o flock; NFS: version 4), or move the store"
+
+
+def file_system(what: str, folder: Path) -> Iterator[Finding]:
+    """Findings about the file system of a folder, or of where it would be made.
+
+    Args:
+        what: `store` or `runs`, for the findings' names.
+        folder: Need not be there yet.
+    """
+    place = next((f for f in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(f)), Path("/"))
+    yield _kind(what, place)
+    try:
+        with tempfile.TemporaryDirectory(dir=place, prefix=".tmp-doctor-") as made:
+            yield from _trials(what, Path(made))
+    except OSError as error:
+        failure = access.error_of("cannot write", error, folder)
+        yield Finding(AREA, f"{what}: writing", FAIL, failure.what, (what == "store" and failure.hint) or _MOVE)
+
+
+def _trials(what: str, folder: Path) -> Iterator[Finding]:
+    trials: tuple[tuple[str, Callable[[Path], None], str], ...] = (
+        ("locks", _try_lock, _NO_LOCKS),
+        ("rename", _try_rename, _MOVE),
+        ("link", _try_link, _MOVE),
+        ("fsync", _try_fsync, _MOVE),
+    )
+    for name, trial, advice in trials:
+        try:
+            trial(folder)
+        except (OSError, AssertionError) as error:
+            yield Finding(AREA, f"{what}: {name}", FAIL, f"{error} in {folder.parent}", advice)
+        else:
+            yield Finding(AREA, f"{what}: {name}", OK, "works")
+
+
+def _try_lock(folder: Path) -> None:
+    first, second = (os.open(folder / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        raise AssertionError("two holders got the same lock")
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def _try_rename(folder: Path) -> None:
+    (folder / "old").write_text("old")
+    (folder / "new").write_text("new")
+    os.replace(folder / "new", folder / "old")
+    if (folder / "old").read_text() != "new" or (folder / "new").exists():
+        raise AssertionError("a rename did not replace the file")
+
+
+def _try_link(folder: Path) -> None:
+    (folder / "a").write_text("a")
+    os.link(folder / "a", folder / "b")
+    os.symlink("b", folder / "symbolic")
+    if (folder / "symbolic").read_text() != "a":
+        raise AssertionError("a symbolic link leads nowhere")
+    try:
+        os.link(folder / "a", folder / "b")
+    except FileExistsError:
+        return
+    raise AssertionError("a hard link replaced a file")
+
+
+def _try_fsync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _kind(what: str, folder: Path) -> Finding:
+    kind, free_bytes = mount_kind(folder), shutil.disk_usage(folder).free
+    detail = f"{kind} at {folder}, {units.num_bytes(free_bytes)} free"
+    if free_bytes < MIN_FREE_BYTES:
+        return Finding(AREA, what, WARN, detail, "a full disk stops ingesting and checkpoints: make room")
+    if what == "store" and kind.startswith(SHARED_KINDS):
+        advice = "a live database on a node's own disk is faster and safer: dflop store init --live FOLDER"
+        return Finding(AREA, what, OK, f"{detail}, shared between nodes", advice)
+    return Finding(AREA, what, OK, detail)
+
+
+def mount_kind(folder: Path, mounts: str | None = None) -> str:
+    """Kind of the file system a folder is on (`ext4`, `nfs4`, `lustre`, ...).
+
+    Args:
+        folder: Absolute.
+        mounts: Content of `/proc/mounts`; None reads it.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "unknown"
+    real, best, kind = folder.resolve(), -1, "unknown"
+    for line in mounts.splitlines():
+        _, point, of_mount, *_ = [*line.split(), "", "", ""]
+        point = point.replace("\\040", " ")
+        if real.is_relative_to(point or "/nowhere") and len(point) >= best:
+            best, kind = len(point), of_mount
+    return kind

@@ -1,0 +1,61 @@
+"""The profile store: does it open, who is at it, what waits, and can its folder do what the store relies on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dflop import units
+from dflop.doctor.findings import FAIL, OK, SKIP, WARN, Finding, checked
+from dflop.errors import DflopError
+from dflop.store import access, backlog, health
+
+AREA = "store"
+OLD_S = 3600.0
+"""Spool files that wait longer have been forgotten."""
+
+
+def profile_store(root: Path) -> Iterator[Finding]:
+    """Findings about a store.
+
+    Args:
+        root: Its folder.
+    """
+    try:
+        os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        yield Finding(AREA, "folder", SKIP, f"no store at {root} yet", "it comes with the first profile")
+        return
+    except OSError as error:
+        failure = access.error_of("cannot read the store", error, root)
+        yield Finding(AREA, "folder", FAIL, failure.what, failure.hint)
+        return
+    yield checked(AREA, "snapshot", lambda: health.snapshot_health(root))
+    yield checked(AREA, "live database", lambda: health.live_health(root))
+    yield checked(AREA, "lease", lambda: health.lease_health(root))
+    yield _backlog(root)
+    yield _refused(root)
+
+
+def _backlog(root: Path) -> Finding:
+    try:
+        waiting = backlog.waiting_files(root)
+        ages_s = [time.time() - path.stat().st_mtime for path in waiting]
+    except (DflopError, OSError):
+        return Finding(AREA, "spool", SKIP, "what waits cannot be told without a snapshot")
+    if not waiting:
+        return Finding(AREA, "spool", OK, "no file waits")
+    detail = f"{len(waiting)} files wait, the oldest for {units.seconds(max(ages_s))}"
+    if max(ages_s) < OLD_S:
+        return Finding(AREA, "spool", OK, detail)
+    return Finding(AREA, "spool", WARN, detail, f"dflop store ingest --store {root} (--watch for ever)")
+
+
+def _refused(root: Path) -> Finding:
+    files = [path for path in (root / "quarantine").rglob("*.parquet.*") if not path.name.endswith(".reason.json")]
+    if not files:
+        return Finding(AREA, "quarantine", OK, "no file was refused")
+    advice = "the reasons are beside them and in the table file_quarantine"
+    return Finding(AREA, "quarantine", WARN, f"{len(files)} files in {root / 'quarantine'}", advice)

@@ -1,0 +1,52 @@
+"""Which run a person means: its directory, its id, the beginning of one, or `latest`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.run.rundir import RunDir
+
+LATEST = "latest"
+_MAX_SHOWN = 5
+
+
+def all_runs(runs: Path) -> list[RunDir]:
+    """Every run in a folder, the one that began last first."""
+    found = [RunDir(path) for path in runs.absolute().iterdir()] if runs.is_dir() else []
+    begun = [(run.config_file.stat().st_mtime_ns, run.run_id, run) for run in found if run.config_file.is_file()]
+    return [run for _, _, run in sorted(begun, key=lambda one: one[:2], reverse=True)]
+
+
+def training_runs(runs: Path) -> list[RunDir]:
+    """Those that are there to train, not for a profile or a plan alone; the one that began last first."""
+    return [run for run in all_runs(runs) if run.state().get("trains", True)]
+
+
+def find_run(name: str, runs: Path) -> RunDir:
+    """The run that a person means.
+
+    Args:
+        name: A run directory, the id of a run in `runs`, the beginning of one, or `latest`.
+        runs: Folder of run directories.
+
+    Raises:
+        ConfigError: none is meant, or several are.
+    """
+    here = RunDir(Path(name).absolute())
+    if os.path.isfile(here.config_file):  # not Path.is_file, which raises where no file can have that name
+        return here
+    if name == LATEST:
+        if trained := training_runs(runs):
+            return trained[0]
+        raise ConfigError("there is no run yet", where=str(runs), hint="dflop run CONFIG, or --runs FOLDER")
+    known = all_runs(runs)
+    found = [run for run in known if run.run_id == name] or [run for run in known if run.run_id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(run.run_id for run in found[:_MAX_SHOWN]) + ", ..." * (len(found) > _MAX_SHOWN)
+        raise ConfigError(f"{len(found)} runs begin with `{name}`", where=str(runs), hint=f"which one? {shown}")
+    hint = did_you_mean(name, [LATEST, *(run.run_id for run in known[:20])])
+    raise ConfigError(f"no run `{name}`, nor a run directory of that name", where=str(runs), hint=hint)

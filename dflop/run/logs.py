@@ -1,0 +1,58 @@
+"""The end of a log file, and what is added to it: whole lines, however large the file is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+BLOCK_BYTES = 64 * 1024
+STEP_LINE = re.compile(r"step (\d+)/(\d+)\b")
+"""What a training job says of each step."""
+
+
+def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
+    """(the last lines of a file, where `new_lines` goes on); a line that is not finished is left to that."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            start, content = end, b""
+            while start and content.count(b"\n") <= num_lines:
+                step = min(BLOCK_BYTES, start)
+                start -= step
+                file.seek(start)
+                content = file.read(step) + content
+    except FileNotFoundError:
+        return "", 0
+    whole = content[: content.rfind(b"\n") + 1]
+    shown = whole.splitlines()[-num_lines:] if num_lines > 0 else []
+    return _text(b"\n".join(shown)), start + len(whole)
+
+
+def new_lines(path: Path, offset_bytes: int) -> tuple[str, int]:
+    """(lines that were finished since, where to go on); from the beginning where the file was cut."""
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, 2) < offset_bytes:
+                offset_bytes = 0
+            file.seek(offset_bytes)
+            content = file.read()
+    except FileNotFoundError:
+        return "", offset_bytes
+    whole = content[: content.rfind(b"\n") + 1]
+    return _text(whole.rstrip(b"\n")), offset_bytes + len(whole)
+
+
+def steps_logged(log: Path) -> tuple[int, int]:
+    """(step, number of steps) that the end of a training job's log tells of; zeros where it tells of none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - BLOCK_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return 0, 0
+    found = [match for line in text.splitlines() if (match := STEP_LINE.match(line))]
+    return (int(found[-1][1]), int(found[-1][2])) if found else (0, 0)
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")

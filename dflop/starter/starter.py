@@ -1,0 +1,294 @@
+"""A commented configuration out of what was found, with what has to be edited marked in it and listed.
+
+Nothing is guessed silently: a value that was found says where, one that was assumed says so, and one that is missing is
+a path that does not exist, which `dflop config validate` and `dflop run` refuse by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop import units
+from dflop.config import dump_yaml
+from dflop.data.annotations import printable
+from dflop.doctor.devices import Gpu, find_gpus, memory_bytes
+from dflop.errors import ConfigError
+from dflop.models.hub import HubModel, read_hub_model
+from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
+from dflop.starter.tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
+from dflop.steps.planned_cluster import SAMPLES_PER_GPU
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_MAX_TOKENS = 8192
+MISSING = "MISSING"
+"""Stands for a path that was not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """A configuration to begin with."""
+
+    text: str
+    found: tuple[str, ...]
+    """What was found, a line each."""
+    to_edit: tuple[str, ...]
+    """What has to be looked at before a run, a line each."""
+
+
+def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Starter:
+    """A configuration for a model and a dataset, on this machine.
+
+    Args:
+        model_config: `config.json` of a Hugging Face model, or the folder it is in.
+        data: File of rows, or the folder it is in.
+        gpus: That the global batch is for; None: those of this machine.
+
+    Raises:
+        ConfigError: the model is not known, there is no training data, there are no GPUs, or a path is no UTF-8.
+    """
+    if gpus is not None and gpus < 1:
+        raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
+    if model_config.is_dir():
+        model_config /= "config.json"
+    model = read_hub_model(model_config)
+    dataset = find_dataset(data)
+    folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
+    tokenizer = find_tokenizer(folders, model.family)
+    named = tokens_in_texts(tokenizer, model.family, dataset.annotations)
+    writer = _Writer(model_config, model, dataset, tokenizer, named, find_gpus(), gpus)
+    text = writer.text()
+    if (shown := printable(text)) != text:
+        line = next(line for line in shown.splitlines() if "\\udc" in line)
+        raise ConfigError(f"a name is no UTF-8, which a configuration is written in: {line.strip()}", hint="rename it")
+    return Starter(text, tuple(writer.found()), tuple(writer.to_edit()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    model_config: Path
+    model: HubModel
+    dataset: FoundDataset
+    tokenizer: FoundTokenizer
+    named: Mapping[str, int]
+    """Special tokens in texts -> rows."""
+    gpus: list[Gpu]
+    """Of this machine."""
+    wanted: int | None
+    """GPUs to train on, if they are not this machine's."""
+
+    @property
+    def name(self) -> str:
+        stem = Path(self.dataset.annotations).name.partition(".")[0]
+        return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{self.model.family.name}-{stem}").strip("-") or "run"
+
+    @property
+    def weights(self) -> Path | None:
+        folder = self.model_config.parent
+        return folder if any((folder / name).is_file() for name in _WEIGHTS) else None
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
+
+    @property
+    def num_places(self) -> int:
+        """Processes that the global batch is for."""
+        return self.wanted or self.num_processes
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to train on, as far as is known."""
+        return max(1, int(self.dataset.num_good))
+
+    @property
+    def batch_size(self) -> int:
+        """As many samples for every process; all rows where there are fewer rows than processes."""
+        each = min(SAMPLES_PER_GPU, self.num_rows // self.num_places)
+        return each * self.num_places or self.num_rows
+
+    @property
+    def batch_note(self) -> str:
+        """What the size of the global batch is made for."""
+        places = f"{self.num_places} {'GPUs' if self.wanted or self.gpus else 'processes'}"
+        each = self.batch_size // self.num_places
+        if not each:
+            return f"all rows there are: fewer than {places}, which leaves most of them to pipelines or idle"
+        few = f", as there are {self.num_rows} rows" * (each < SAMPLES_PER_GPU)
+        return f"{each} for each of {places}{few}"
+
+    @property
+    def max_tokens(self) -> int:
+        text = self.model.family.configs["llm"]
+        return min(_MAX_TOKENS, int(text.get("max_position_embeddings") or _MAX_TOKENS))
+
+    @property
+    def not_taken(self) -> dict[str, int]:
+        """Rows, of those looked at, with media of kinds that the family has no encoder for."""
+        return {k: n for k, n in self.dataset.kinds.items() if k not in self.model.family.media_tokens}
+
+    def found(self) -> Iterator[str]:
+        specs, data = self.model.family.specs(), self.dataset
+        sizes = ", ".join(f"{s.module} {s.num_layers} layers" for s in specs)
+        yield f"model: {self.model.family.name}, {units.count(self.model.num_params)} parameters ({sizes})"
+        yield f"weights: {self.weights or 'none beside the config; they will be random'}"
+        kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"
+        looked = f"of {data.num_looked_at} looked at {kinds}"
+        yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
+        if data.frames:
+            listed = ", ".join(f"{count} {how}" for how, count in data.frames.items())
+            yield f"videos that lie as frames, of the rows looked at, by how: {listed}"
+        if data.num_media:
+            yield f"media: {data.num_media_found} of {data.num_media} named files are under {data.media_root}"
+        if data.unknown_keys:
+            yield f"keys that are not read and not known to mean anything: {_counted(data.unknown_keys)}"
+        if data.others:
+            yield f"other files that hold rows: {', '.join(data.others[:5])}"
+        if self.tokenizer.path is not None:
+            template = self.tokenizer.template if self.tokenizer.has_template else "found in no file"
+            yield f"tokenizer: {self.tokenizer.path}, chat template {template}"
+        yield from self.tokenizer.notes
+        if self.named:
+            tokens = ", ".join(f"{token} in {count}" for token, count in self.named.items())
+            yield f"special tokens in texts of the rows looked at, put into dataset.special_tokens: {tokens}"
+        for limit in self.model.settings.limits:
+            if limit.source:
+                yield f"model.media.{limit.key}: {limit.value}, {limit.source}"
+
+    def to_edit(self) -> Iterator[str]:
+        data = self.dataset
+        if self.tokenizer.path is None:
+            yield f"dataset.tokenizer: {self.tokenizer.problem}"
+        elif self.tokenizer.problem:
+            yield f"dataset.tokenizer: {self.tokenizer.path}: {self.tokenizer.problem}"
+        if self.tokenizer.path is not None and not self.tokenizer.has_template:
+            yield f"dataset.chat_template: no file states one; `{self.tokenizer.template}` is assumed"
+        defaults = ", ".join(f"{x.key} {x.value}" for x in self.model.settings.limits if not x.source)
+        if defaults:
+            yield f"model.media: no settings beside the model state these, they are the family's defaults: {defaults}"
+        for entry in self.model.settings.not_followed:
+            yield f"model: {entry}"
+        if data.num_media > data.num_media_found:
+            missing = data.num_media - data.num_media_found
+            yield f"dataset.media_root: {missing} of {data.num_media} named files are not under {data.media_root}"
+        for kind, count in self.not_taken.items():
+            yield (
+                f"data_profile.max_bad_frac: {count} of {data.num_looked_at} rows looked at have {kind}, which "
+                f"{self.model.family.name} does not take; they are left out, and more than 1 % stops the run"
+            )
+        if data.num_bad:
+            yield (
+                f"data_profile.max_bad_frac: {data.num_bad} of {data.num_looked_at} rows looked at make no sense "
+                f"({data.first_reason})"
+            )
+        if WITHOUT_RATE in data.frames:
+            yield (
+                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the rows looked at are frames "
+                f"{WITHOUT_RATE}; say in `sample_fps` of the row or part how many are a second, or they are left out"
+            )
+        if data.refused_keys:
+            yield (
+                f"dataset.ignored_keys: rows looked at are left out for {_counted(data.refused_keys)}; name those keys "
+                "that you can do without"
+            )
+        more = "" if self.wanted else " of this machine; for others: dflop init --gpus"
+        yield f"plan.global_batch_size: {self.batch_size}, {self.batch_note}{more}"
+        yield "train.num_steps, train.learning_rate: assumed"
+        yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
+
+    def text(self) -> str:
+        return "\n".join(
+            line for part in (self._head, self._model, self._cluster, self._dataset, self._rest) for line in part()
+        ) + "\n"  # fmt: skip
+
+    def _head(self) -> Iterator[str]:
+        yield f"# Made by `dflop init` from {self.model_config} and what lies at {self.dataset.annotations}."
+        yield "# Lines with EDIT hold what was not found or had to be assumed. Every key, with defaults and where each"
+        yield "# value comes from: `dflop config show FILE`; what is wrong with it: `dflop config validate FILE`."
+        yield f"name: {self.name}"
+        yield "store: .dflop/store   # history of all runs, ask it with `dflop sql`"
+        yield "runs: runs            # a folder per run: logs, checkpoints, report"
+
+    def _model(self) -> Iterator[str]:
+        sizes = ", ".join(s.module for s in self.model.family.specs())
+        yield f"\n# {units.count(self.model.num_params)} parameters in {sizes}."
+        yield "model:"
+        yield f"  family: {self.model.family.name}"
+        yield f"  dtype: {self.model.dtype}"
+        if self.weights is not None:
+            yield f"  weights: {_scalar(self.weights)}   # training starts from these"
+        else:
+            yield "  # weights: FOLDER   # EDIT: a folder with model.safetensors; without one weights are random"
+        yield "  # frozen: [vision.tower]   # what does not train; `stages:` trains in parts"
+        yield "  hf_config:   # what differs from transformers' defaults"
+        yield from _indented(dict(self.model.hf_config), 4)
+        if self.model.media:
+            yield "  media:"
+            for limit in self.model.settings.limits:
+                if limit.source:
+                    yield f"    {limit.key}: {json.dumps(limit.value)}   # {_comment(limit.source)}"
+        defaults = ", ".join(f"{x.key}: {x.value}" for x in self.model.settings.limits if not x.source)
+        if defaults:
+            yield f"  # EDIT: limits that no file states, with this family's defaults: {defaults}"
+
+    def _cluster(self) -> Iterator[str]:
+        yield "\n# EDIT: this machine. On Slurm: `cluster: FILE`, a copy of configs/clusters/slurm_example.yaml."
+        yield "cluster:"
+        yield "  name: this_machine"
+        yield "  backend: local"
+        yield f"  num_processes_per_node: {self.num_processes}   # one per {'GPU' if self.gpus else 'core or so'}"
+        each = min((g.memory_bytes for g in self.gpus), default=memory_bytes() // (self.num_processes + 1))
+        yield f"  memory_per_process_gib: {max(0.5, round(each / 2**30, 1))}   # what a plan has to fit in"
+        yield f"  device: {'cuda' if self.gpus else 'cpu'}"
+
+    def _dataset(self) -> Iterator[str]:
+        data = self.dataset
+        yield f"\n# {data.num_rows} rows, {data.format}. Relative paths start at the working directory."
+        yield "dataset:"
+        yield f"  annotations: {_scalar(data.annotations)}"
+        note = "" if data.num_media == data.num_media_found else "   # EDIT: not all named files are here"
+        yield f"  media_root: {_scalar(data.media_root)}{note}"
+        path = self.tokenizer.path or f"{MISSING}/tokenizer.json"
+        note = f"   # EDIT: {_comment(self.tokenizer.problem)}" if self.tokenizer.problem else ""
+        yield f"  tokenizer: {_scalar(path)}{note}"
+        note = "" if self.tokenizer.has_template else "   # EDIT: assumed, no file states one"
+        yield f"  chat_template: {_scalar(self.tokenizer.template)}{note}"
+        if self.named:
+            yield f"  special_tokens: {json.dumps(sorted(self.named))}   # texts may name these, others are characters"
+        yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are left out, or: overlong: [shrink, truncate]"
+
+    def _rest(self) -> Iterator[str]:
+        data = self.dataset
+        if data.num_bad or self.not_taken:
+            yield "\ndata_profile:"
+            yield "  max_bad_frac: 0.01   # EDIT: more rows left out than this stop the run"
+        steps = max(1, data.num_rows // self.batch_size)
+        yield "\nplan:"
+        yield f"  global_batch_size: {self.batch_size}   # EDIT: samples per optimizer step, {self.batch_note}"
+        yield "\ntrain:"
+        yield f"  num_steps: {steps}   # EDIT: {'once over the data' if data.num_rows else 'assumed'}"
+        yield "  learning_rate: 1.0e-5   # EDIT"
+        yield f"  checkpoint_every: {max(1, min(100, steps // 4))}"
+
+
+def _indented(values: dict[str, Any], spaces: int) -> Iterator[str]:
+    yield from (" " * spaces + line for line in dump_yaml(values).splitlines())
+
+
+def _scalar(value: object) -> str:
+    """A string as YAML reads it back."""
+    return dump_yaml({"x": str(value)}).strip().removeprefix("x: ")
+
+
+def _counted(keys: Mapping[str, int]) -> str:
+    most = sorted(keys.items(), key=lambda item: (-item[1], item[0]))[:10]
+    return ", ".join(f"{key} ({count} row{'s' * (count > 1)})" for key, count in most)
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,85 @@
+"""The tokenizer and chat template that ship with a model, tried on the family's tokens and on a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.data.annotations import AnnotatedSample, BadSample, Turn
+from dflop.data.formats.source import open_source
+from dflop.data.patterns import expand
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import ConfigError, DataError
+from dflop.models.media import MediaRules
+from dflop.starter.dataset import NUM_LOOKED_AT
+
+_TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+"""In the order in which processors of transformers look."""
+DEFAULT_TEMPLATE = "chatml"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """What was found, and what is wrong with it."""
+
+    path: Path | None
+    template: str
+    """Name or file."""
+    has_template: bool = False
+    """Whether a file states the template; else it is assumed."""
+    problem: str = ""
+    """Why training could not use it; empty: it can."""
+    notes: tuple[str, ...] = ()
+
+
+def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokenizer:
+    """The first `tokenizer.json` of some folders, with a chat template that it works with.
+
+    Args:
+        folders: Searched in order.
+        rules: Of the family, whose special tokens it has to know.
+    """
+    path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    if path is None:
+        return FoundTokenizer(None, DEFAULT_TEMPLATE, problem="no tokenizer.json beside the model's config or the data")
+    notes: list[str] = []
+    beside = dict.fromkeys((path.parent, *folders))
+    for template in (folder / name for folder in beside for name in _TEMPLATES):
+        if not template.is_file():
+            continue
+        try:
+            _try(path, rules, str(template))
+        except ConfigError as error:
+            if "no `chat_template`" not in error.what:
+                notes.append(f"the chat template in {template} is not used: {error.what}")
+            continue
+        return FoundTokenizer(path, str(template), has_template=True, notes=tuple(notes))
+    try:
+        _try(path, rules, DEFAULT_TEMPLATE)
+    except ConfigError as error:
+        return FoundTokenizer(path, DEFAULT_TEMPLATE, False, f"{error.what} ({error.hint})", tuple(notes))
+    return FoundTokenizer(path, DEFAULT_TEMPLATE, notes=tuple(notes))
+
+
+def tokens_in_texts(found: FoundTokenizer, rules: MediaRules, annotations: str) -> Mapping[str, int]:
+    """Special tokens that texts may name and that some do: of so many of the rows looked at."""
+    if found.path is None or found.problem:
+        return {}
+    tokenizer = ChatTokenizer(found.path, rules, found.template)
+    named: Counter[str] = Counter()
+    try:
+        source = open_source(expand(annotations, Path())[0])
+    except (ConfigError, DataError):  # a mixture; of its files the profile tells
+        return {}
+    for index in range(0, len(source), max(1, len(source) // NUM_LOOKED_AT))[:NUM_LOOKED_AT]:
+        with contextlib.suppress(BadSample):
+            named.update(tokenizer.spelled_out(source.sample(index)) & tokenizer.nameable)
+    return named
+
+
+def _try(path: Path, rules: MediaRules, template: str) -> None:
+    turns = (Turn("user", "What is this?"), Turn("assistant", "A cat."))
+    ChatTokenizer(path, rules, template).count([AnnotatedSample(0, "", turns, ())], [[]])

@@ -1,0 +1,126 @@
+"""What a run would submit, word for word, without submitting or writing anything: `dflop run CONFIG --dry-run`.
+
+Batch scripts are rendered by the code that submits them. What is not known before earlier steps have run is said in
+`notes`: without a plan, training is shown on the whole cluster; without the dataset, keys of profiles are placeholders.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from dflop.config import Config, shown_config
+from dflop.data.profile import profile_key
+from dflop.errors import DflopError, redacted
+from dflop.launch import JobSpec
+from dflop.launch.sbatch import USUAL_MAX_ARRAY_SIZE
+from dflop.launch.script import batches, render
+from dflop.launch.slurm import comment_of
+from dflop.run import runs
+from dflop.run.launcher import site_of
+from dflop.run.rundir import RunDir, dataset_ref, family_of, rules_of
+from dflop.run.steps import COMPARE, TRAIN
+from dflop.steps import planning, preflight, submit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DryJob:
+    """What one submission would hand over."""
+
+    name: str
+    script: Path | None
+    """Where it would be left; None where jobs are processes of this machine."""
+    text: str
+    """The batch script; of a process of this machine a line about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a run would do."""
+
+    run_id: str
+    is_resumed: bool
+    """An unfinished run of the same configuration would be taken up."""
+    config: str
+    """Resolved, as YAML."""
+    jobs: tuple[DryJob, ...]
+    """In the order of their submission."""
+    notes: tuple[str, ...]
+    """What may turn out otherwise."""
+
+
+def dry_run(config: Config) -> DryRun:
+    """What `dflop run` would submit for a configuration.
+
+    Raises:
+        LaunchError: the cluster has not as many places as the plan of the run has processes.
+    """
+    found = runs.unfinished(config)
+    if found is not None:
+        run, config = found, found.config()
+    else:
+        config = runs.absolute(config)
+        run = RunDir(config.runs / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    notes = ["what the store holds already is not submitted: finished profiles, shards and modules that are done"]
+    groups = _groups(run, config, notes)
+    jobs = [job for group in groups for job in _shown(run, config, group)]
+    return DryRun(run.run_id, found is not None, shown_config(config), tuple(jobs), tuple(notes))
+
+
+def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:
+    """Jobs that are submitted together, group by group."""
+    data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), rules_of(config)))
+    unknown: tuple[str, str, dict[str, object]] = ("MODEL_PROFILE_KEY", config.cluster.hardware, {})
+    model_key, hardware, _ = _or(notes, unknown, lambda: planning.model_profile_key(config))
+    modules = _or(notes, family_of(config).modules, lambda: _modules(run, config))
+    if run.has_plan():
+        num_processes = run.plan().num_processes
+    else:
+        num_processes = config.cluster.spec().num_processes
+        notes.append("training is shown on the whole cluster; the plan decides how many processes it has")
+    return [
+        submit.data_jobs(run, config, data_key),
+        *submit.model_jobs(run, config, model_key, hardware, modules),
+        [submit.train_job(run, config, TRAIN, num_processes)],
+        *([[submit.train_job(run, config, COMPARE, num_processes)]] if config.compare.num_batches else []),
+    ]
+
+
+def _modules(run: RunDir, config: Config) -> tuple[str, ...]:
+    """Modules that are profiled: of the run's samples, or as far as a look at the annotations tells."""
+    family = family_of(config)
+    if (run.path / "shapes.parquet").is_file():
+        return tuple(spec.module for spec in planning.used_modules(family, run.shapes()))
+    return preflight.modules_named(family, config)
+
+
+def _or(notes: list[str], placeholder: T, find: Callable[[], T]) -> T:
+    """What is found, or a placeholder and a note where the dataset is not there yet."""
+    try:
+        return find()
+    except (DflopError, OSError) as error:
+        reason = error.what if isinstance(error, DflopError) else str(error)
+        note = f"the dataset is not there yet, so some arguments are placeholders: {reason.splitlines()[0]}"
+        if note not in notes:
+            notes.append(note)
+        return placeholder
+
+
+def _shown(run: RunDir, config: Config, specs: Sequence[JobSpec]) -> list[DryJob]:
+    if config.cluster.backend != "slurm":
+        return [_process(spec) for spec in specs]
+    site, comment = site_of(run, config), comment_of(run.run_id)
+    found = batches(specs, USUAL_MAX_ARRAY_SIZE)
+    return [DryJob(batch.name, batch.script, redacted(render(batch, site, comment))) for batch in found]
+
+
+def _process(spec: JobSpec) -> DryJob:
+    num_tasks = spec.resources.num_tasks
+    what = f"{num_tasks} process{'es' if num_tasks > 1 else ''} of this machine"
+    return DryJob(spec.name, None, f"{spec.name}: {what}, each runs {spec.entry} {shlex.join(spec.args)}\n")

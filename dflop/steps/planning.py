@@ -1,0 +1,279 @@
+"""From the store to a plan: fit cost tables where they are missing, sample the data, search, write the plan down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dflop.config import Config
+from dflop.cost.fit import fit_cost_tables, missing_probes
+from dflop.cost.links import fit_link_costs
+from dflop.cost.model import CostModel
+from dflop.cost.towers import tables_for
+from dflop.errors import StoreError
+from dflop.learn.inputs import planner_factors, run_input
+from dflop.models.family import Family
+from dflop.plan.drafts import holding
+from dflop.plan.search import plan_problem
+from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.worst import without_beyond
+from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
+from dflop.records import (
+    CostTable,
+    LinkCost,
+    LinkMeasurement,
+    Measurement,
+    ModuleFactors,
+    ModuleSpec,
+    Plan,
+    SampleShape,
+)
+from dflop.run.basis import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
+from dflop.run.rundir import RunDir, family_of, tokenizer_of
+from dflop.run.steps import profiled_ways, stage_at
+from dflop.run.talk import Say
+from dflop.schedule.levels import levelled
+from dflop.steps.planned_cluster import batch_note
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.snapshot import Current
+from dflop.store.spool import SpoolWriter
+
+
+def bound_family(config: Config) -> Family:
+    """The run's family with the vocabulary of the dataset's tokenizer."""
+    return family_of(config, tokenizer_of(config).vocab_size)
+
+
+def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
+    """(key, hardware, inputs) of the model profile: same model, hardware, software and settings, same key."""
+    hardware = config.cluster.hardware
+    if hardware == "auto":
+        hardware = hardware_name(config.cluster.device)
+    inputs: dict[str, object] = {
+        "family": config.model.family,
+        "rules_key": bound_family(config).rules_key,
+        "dtype": config.model.dtype,
+        "attention": config.model.attention,
+        "hardware": hardware,
+        "software": software_name(),
+        "probes": PROBES_VERSION,
+        "settings": config.model_profile.model_dump(mode="json") | {"ways": list(profiled_ways(config))},
+    }
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return key, hardware, inputs
+
+
+def search_space(config: Config) -> SearchSpace:
+    """What the configuration lets the planner choose."""
+    wanted = config.plan
+    return SearchSpace(
+        layouts=wanted.layouts,
+        tps=(1,) if config.train.shard_parameters else None,
+        recompute=wanted.recompute,
+        shard_optimizer=wanted.shard_optimizer,
+        microbatches=wanted.microbatch_choices,
+    )
+
+
+def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
+    """Modules the data brings work to; an encoder nobody uses gets no process."""
+    return tuple(s for s in family.specs() if any(x.load(s.module).num_tokens for x in shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A cost table that a model profile does not determine."""
+
+    module: str
+    tp: int
+    is_unprobed: bool
+    """Whether nobody has probed the module at that degree: the data of earlier runs had nothing for it."""
+    missing: str
+
+
+def profile_gaps(config: Config, profile_key: str, specs: Sequence[ModuleSpec]) -> list[Gap]:
+    """Tables of modules that are neither in the store nor determined by what is measured under a profile's key."""
+    wanted = [(spec.module, tp) for tp in config.model_profile.tp for spec in specs if tp in spec.tp_choices]
+    ways = [(name == "recompute", name == "frozen") for name in profiled_ways(config)]
+    with Reader(config.store) as reader:
+        tables = {(table.module, table.tp) for table in reader.latest_cost_tables(profile_key)}
+        probes = reader.records(Measurement, where={"profile_key": profile_key})
+    found = []
+    for module, tp in wanted:
+        own = [m for m in probes if (m.module, m.tp) == (module, tp)]
+        if (module, tp) not in tables and (missing := missing_probes(own, ways)):
+            found.append(Gap(module, tp, not own, missing))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a plan is made from."""
+
+    tables: list[CostTable]
+    links: list[LinkCost]
+    snapshot: Current
+    """Where they were read."""
+
+
+def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Costs:
+    """Cost tables and link costs of a finished model profile, fitted and stored first where there are none.
+
+    Raises:
+        StoreError: they cannot be written or read.
+    """
+    specs = used_modules(bound_family(config), run.shapes())
+    with Reader(config.store) as reader:
+        tables, known = reader.latest_cost_tables(profile_key), reader.latest_link_costs(profile_key)
+        fitted = {(table.module, table.tp) for table in tables}
+        where = {"profile_key": profile_key}
+        probes = reader.records(Measurement, where=where | {"module": [spec.module for spec in specs]})
+        measurements = [m for m in probes if (m.module, m.tp) not in fitted]
+        if tables and not measurements:
+            return Costs(tables, known, reader.snapshot)
+        links = [] if known else reader.records(LinkMeasurement, where=where)
+    profiled = {m.module for m in measurements}
+    with SpoolWriter(config.store, run.run_id, "fit") as spool:
+        for table in fit_cost_tables(measurements, [s for s in specs if s.module in profiled]):
+            spool.append(table)
+            say(
+                f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, unseen ones: median "
+                f"error {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
+                f"{table.noise_frac:.1%}"
+            )
+        for link in fit_link_costs(links):
+            spool.append(link)
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        tables = reader.latest_cost_tables(profile_key)
+        if not tables:
+            raise StoreError("fitted cost tables did not arrive in the store", where=str(config.store))
+        return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be planned for, and where all of it comes from."""
+
+    problem: Problem
+    basis: PlanBasis
+    """Without a plan id: there is no plan yet."""
+    costs: Costs
+    later: Batches
+    """Of steps behind a horizon, which a plan has to hold in memory; empty where it is for all that comes."""
+
+
+def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
+    """Costs as corrected by whatever has run so far, and batches of the steps that a plan is for.
+
+    Args:
+        run: Its shapes are in the run directory.
+        config: Of the run.
+        profile_key: Model profile.
+        say: Told what happens.
+        from_step: Step at which the plan begins to run; None: before anything has run.
+    """
+    costs = cost_tables(run, config, profile_key, say)
+    shapes, family = run.shapes(), bound_family(config)
+    first, num_steps = planned_steps(config, from_step)
+    frozen = stage_at(config, first).frozen
+    batches = scenario_batches(config, shapes, first, num_steps)
+    tables, held = tables_for(costs.tables, frozen)
+    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=held, extrapolate=True)
+    profiled = {table.module for table in cost.tables}
+    with Reader(config.store) as reader:
+        known = planner_factors(config, reader, profile_key, time.time(), held)
+        worst = reader.largest_samples(run.profile_key())
+    cost = levelled(cost.with_corrections({m: f for m, f in known.items() if m in profiled}), batches)
+    factors = tuple(f for f in cost.corrections.values() if isinstance(f, ModuleFactors))
+    problem = Problem(
+        run_id=run.run_id,
+        specs=used_modules(family, shapes),
+        cluster=config.cluster.spec(),
+        cost=cost,
+        batches=batches,
+        global_batch_size=config.plan.global_batch_size,
+        snapshot_seq=costs.snapshot.seq,
+        space=search_space(config),
+        worst_samples=tuple(worst),
+    )
+    left = stage_at(config, first).end_step - first
+    later = scenario_batches(config, shapes, first, left) if 0 < num_steps < left else ()
+    return Task(problem, PlanBasis("", first, num_steps, frozen, factors), costs, later)
+
+
+def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
+    """Candidates, best first; the best one's reason says what its costs were corrected by.
+
+    Raises:
+        InfeasiblePlanError: no layout fits.
+    """
+    plans = plan_problem(task.problem, top=config.plan.top, progress=say)
+    if task.later:
+        plans = _holding_what_is_later(task, plans, config, say)
+    corrected = factors_text({f.module: f for f in task.basis.factors})
+    if not corrected:
+        return plans
+    return (replace(plans[0], reason=f"{plans[0].reason} {corrected}"), *plans[1:])
+
+
+def _holding_what_is_later(task: Task, plans: Sequence[Plan], config: Config, say: Say) -> tuple[Plan, ...]:
+    """Plans with room for batches behind the horizon; where none has, those that are best for all of them."""
+    problem = without_beyond(task.problem, plans[0])
+    everything = replace(problem, batches=(*problem.batches, *task.later))
+    found = [held for plan in plans if (held := holding(everything, plan)) is not None]
+    if not found:
+        say("no plan for the next steps has room for what comes later: planning for all of it")
+        return plan_problem(everything, top=config.plan.top, progress=say)
+    if found[0].plan_id != plans[0].plan_id:
+        say("faster plans for the next steps have no room for what comes later")
+    return tuple(replace(plan, candidate_rank=place) for place, plan in enumerate(found))
+
+
+def keep_plans(run: RunDir, config: Config, task: Task, plans: Sequence[Plan]) -> None:
+    """Write the best plan into the run directory, and all candidates into the spool."""
+    cost = task.problem.cost
+    used = tables_of(plans[0], cost)
+    write_basis(run, replace(task.basis, plan_id=plans[0].plan_id))
+    run.write_plan(plans[0], used)
+    # Schedulers read them from the store, those of a runner-up if somebody lets that one run.
+    all_used = {table.table_id: table for plan in plans for table in tables_of(plan, cost)}
+    with SpoolWriter(config.store, run.run_id, "plan") as spool:
+        for table in all_used.values():
+            if table.source == "derived" and table not in task.costs.tables:
+                spool.append(table)
+        for plan in plans:
+            spool.append(plan)
+        spool.append(run_input(run.run_id, "plan", 0, task.costs.snapshot, run.profile_key(), used))
+
+
+def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:
+    """The cost tables that a plan was made with, one per module."""
+    return [cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules]
+
+
+def plan_run(
+    run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None
+) -> tuple[Plan, ...]:
+    """Search for a plan, write the best one into the run directory and all candidates into the spool.
+
+    Args:
+        run: Its shapes are in the run directory.
+        config: Of the run.
+        profile_key: Model profile.
+        say: Told what happens.
+        from_step: First step of the stage or of the restart that the plan is for; None: before anything has run.
+
+    Returns:
+        Candidates, best first.
+    """
+    if note := batch_note(config, config.cluster.spec().num_processes):
+        say(note)
+    task = planning_task(run, config, profile_key, say, from_step=from_step)
+    plans = find_plans(task, config, say)
+    keep_plans(run, config, task, plans)
+    return plans

@@ -1,0 +1,232 @@
+"""Everything that can be wrong with a configuration, found in seconds: before Prefect, torch or a job starts.
+
+`dflop run` stops at the first problem; `dflop config validate` tells all of them, with file, line and key. What only
+says that this machine is not the one to run on (no sbatch, no TensorBoard) is told apart: a laptop may validate.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dflop.config import Config, Origins
+from dflop.data.chat import ChatTemplate
+from dflop.data.formats.source import opener_of
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import ConfigError, DflopError, did_you_mean
+from dflop.jobs.scalars import check_tensorboard
+from dflop.models.family import Family
+from dflop.plan.candidates import check_processes
+from dflop.records import LLM
+from dflop.run.rundir import dataset_ref, trainable_of
+from dflop.run.steps import stages_of
+
+_SCAN_BYTES = 64 << 20
+
+
+class Problem(NamedTuple):
+    """Something that keeps a configuration from running."""
+
+    error: DflopError
+    is_of_machine: bool = False
+    """Whether the configuration may be right, and only this machine is the wrong one."""
+
+
+def preflight(config: Config, config_file: Path | Origins) -> None:
+    """Check what a run will need.
+
+    Args:
+        config: The validated configuration.
+        config_file: Named in the errors; with the places of its keys, errors name lines, too.
+
+    Raises:
+        ConfigError: unknown family, module or media limit, missing dataset, a tokenizer without the tokens of the
+            family, no Slurm or TensorBoard here, hardware label missing.
+        InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
+    """
+    for problem in problems(config, config_file):
+        raise problem.error
+
+
+def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
+    """Every problem of a configuration, one after the other.
+
+    Args:
+        config: The validated configuration.
+        config_file: Named in the errors; with the places of its keys, errors name lines, too.
+    """
+    origins = config_file if isinstance(config_file, Origins) else Origins(config_file)
+    family: Family | None = None
+    try:
+        family = trainable_of(config)
+    except ConfigError as error:
+        yield Problem(_placed(error, origins))
+    if family is not None:
+        yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
+        yield from _found(_check_stages, config, family, origins)
+    yield from _found(_check_weights, config, origins)
+    dataset = list(_found(_check_dataset, config, origins))
+    yield from dataset
+    if family is not None:
+        yield from _found(_check_tokenizer, config, family, origins)
+    yield from _cluster_problems(config, origins)
+    where = origins.where("train", "tensorboard")
+    yield from _found(check_tensorboard, config, where, is_of_machine=True)
+    if family is not None and config.plan.layouts == ("split",) and not dataset:
+        yield from _found(check_processes, modules_named(family, config), config.cluster.spec().num_processes)
+
+
+def modules_named(family: Family, config: Config) -> tuple[str, ...]:
+    """Modules that the annotations bring work to, as far as a look tells: media keys in the first 64 MiB of JSON.
+
+    Of other formats only the LLM is sure; the planner knows all of them once the dataset is profiled.
+    """
+    annotations = config.dataset.annotations
+    if config.dataset.demo and not annotations.is_file():
+        return family.modules
+    if not annotations.is_file() or annotations.suffix not in (".json", ".jsonl"):
+        return (LLM,)
+    with open(annotations, "rb") as f:
+        content = f.read(_SCAN_BYTES)
+    kinds = [kind for kind in family.media_tokens if f'"{kind}'.encode() in content]
+    placed = {family.place(k, width_px=224, height_px=224, num_frames=8, duration_s=1.0).module for k in kinds}
+    return tuple(m for m in family.modules if m == LLM or m in placed)
+
+
+def _found(check: Callable[..., None], *args: object, is_of_machine: bool = False) -> Iterator[Problem]:
+    try:
+        check(*args)
+    except DflopError as error:
+        yield Problem(error, is_of_machine)
+
+
+def _placed(error: ConfigError, origins: Origins) -> ConfigError:
+    """An error that names a key, with the place of it."""
+    key = error.where.split(".")
+    if key[0] not in Config.model_fields:
+        return error
+    return ConfigError(error.what, where=origins.where(*key), hint=error.hint)
+
+
+def _check_frozen(frozen: Sequence[str], family: Family, key: tuple[str, ...], origins: Origins) -> None:
+    where = origins.where(*key)
+    for name in frozen:
+        if name not in family.freezable:
+            raise ConfigError(f"unknown module `{name}`", where=where, hint=did_you_mean(name, family.freezable))
+    if set(frozen) >= set(family.modules):
+        raise ConfigError("every module is frozen: there is nothing to train", where=where)
+
+
+def _check_stages(config: Config, family: Family, origins: Origins) -> None:
+    names = [stage.name for stage in config.stages]
+    for index, stage in enumerate(config.stages):
+        key, is_last = ("stages", str(index)), index == len(names) - 1
+        if stage.name in names[:index]:
+            raise ConfigError(f"two stages are named `{stage.name}`", where=origins.where(*key, "name"))
+        if is_last and stage.num_steps is not None:
+            raise ConfigError(
+                "the last stage takes the steps that are left",
+                where=origins.where(*key, "num_steps"),
+                hint="leave it out; `train.num_steps` says how many there are in all",
+            )
+        if not is_last and stage.num_steps is None:
+            raise ConfigError(
+                f"stage `{stage.name}` does not say how many steps it has",
+                where=origins.where(*key, "num_steps"),
+                hint="only the last stage takes what is left",
+            )
+        _check_frozen(stage.frozen, family, (*key, "frozen"), origins)
+    if config.stages and stages_of(config)[-1].num_steps < 1:
+        raise ConfigError(
+            f"no step is left of {config.train.num_steps} for the last stage",
+            where=origins.where("train", "num_steps"),
+            hint=f"more than {stages_of(config)[-1].first_step}, which the stages before it take",
+        )
+
+
+def _check_weights(config: Config, origins: Origins) -> None:
+    folder = config.model.weights
+    names = ("model.safetensors", "model.safetensors.index.json")
+    if folder is not None and not any((folder / name).is_file() for name in names):
+        raise ConfigError(
+            f"no weights in `{folder}`",
+            where=origins.where("model", "weights"),
+            hint=f"a folder with {' or '.join(names)}; relative paths start at the working directory, {Path.cwd()}",
+        )
+
+
+def _check_dataset(config: Config, origins: Origins) -> None:
+    d = config.dataset
+    if d.demo:
+        return
+    is_pattern = any(c in str(d.annotations) for c in "{*?[")
+    for key, path, exists in (
+        ("annotations", d.annotations, is_pattern or d.annotations.is_file()),
+        ("media_root", d.media_root, d.media_root.is_dir()),
+        ("tokenizer", d.tokenizer, d.tokenizer.is_file()),
+    ):
+        if not exists:
+            raise ConfigError(
+                f"`{path}` does not exist",
+                where=origins.where("dataset", key),
+                hint=f"relative paths start at the working directory, {Path.cwd()}",
+            )
+    try:
+        dataset = dataset_ref(config)
+        for entry in dataset.entries:
+            opener_of(entry.paths[0])
+    except ConfigError as error:
+        if d.annotations.suffix in (".yaml", ".yml"):
+            raise  # of a mixture, which it names
+        where = origins.where("dataset", "annotations")
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
+    if dataset.sizes is not None:
+        raise ConfigError(
+            "a table of sizes has no samples to train on",
+            where=origins.where("dataset", "annotations"),
+            hint="`dflop data profile` takes it; training needs texts and media",
+        )
+
+
+def _check_tokenizer(config: Config, family: Family, origins: Origins) -> None:
+    d = config.dataset
+    if d.demo or not d.tokenizer.is_file():
+        return
+    try:
+        ChatTemplate.load(d.chat_template)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=origins.where("dataset", "chat_template"), hint=error.hint) from None
+    try:
+        ChatTokenizer(d.tokenizer, family, d.chat_template, d.special_tokens)
+    except ConfigError as error:
+        where = origins.where("dataset", "tokenizer")
+        raise ConfigError(f"`{d.tokenizer}`: {error.what}", where=where, hint=error.hint) from None
+
+
+def _cluster_problems(config: Config, origins: Origins) -> Iterator[Problem]:
+    cluster = config.cluster
+    if cluster.backend == "inline":
+        yield Problem(
+            ConfigError(
+                "backend `inline` runs one process and cannot train",
+                where=origins.where("cluster", "backend"),
+                hint="use `local` on this machine",
+            )
+        )
+    if cluster.backend == "slurm" and shutil.which("sbatch") is None:
+        error = ConfigError(
+            "backend `slurm` needs sbatch, which is not on PATH",
+            where=origins.where("cluster", "backend"),
+            hint="run on a login node, or use backend `local`",
+        )
+        yield Problem(error, is_of_machine=True)
+    if cluster.backend == "slurm" and cluster.hardware == "auto":
+        yield Problem(
+            ConfigError(
+                "the hardware of the nodes must be named: this machine cannot know it",
+                where=origins.where("cluster", "hardware"),
+                hint="any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`",
+            )
+        )

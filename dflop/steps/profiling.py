@@ -1,0 +1,216 @@
+"""The profiles of a run, of its data and of its modules: found in the store, or made by jobs, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from dflop.config import Config
+from dflop.data.demo import make_demo_dataset
+from dflop.data.profile import profile_key, rows_key
+from dflop.errors import DataError, DflopError, StoreError
+from dflop.launch import JobSpec, Launcher
+from dflop.records import ProfileRecord, QuarantinedSample
+from dflop.run import runs
+from dflop.run.driver import drive_alone
+from dflop.run.launcher import launcher_of
+from dflop.run.rundir import RunDir, dataset_ref, rules_of
+from dflop.run.talk import Say
+from dflop.steps import planning, submit
+from dflop.steps.follow import follow_jobs, ingest_run, note_profile, stored_profile
+from dflop.steps.limits import stated_limits
+from dflop.store.console import named_query, query
+from dflop.store.reader import Reader
+
+MAX_EXAMPLES = 5
+_ROWS = "rows"
+"""In the inputs of a data profile: what `rows_key` says of its dataset."""
+
+
+async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
+    """Profiles a dataset as a run of its own, which trains nothing.
+
+    Raises:
+        DataError: the dataset cannot be read, or too much of it is unusable.
+        LaunchError: a job cannot be submitted.
+    """
+    async with own_run(config, "data", say) as run:
+        return await data_profile(run, launcher_of(run, run.config()), say)
+
+
+def forecast_dataset(config: Config, say: Say) -> str:
+    """Key of the profile that `profile_dataset` would find or make; empty where the demo dataset is still to be built.
+
+    Nothing is written.
+
+    Raises:
+        ConfigError: unknown family, or a tokenizer that lacks its tokens.
+        DataError: the dataset cannot be read.
+    """
+    if config.dataset.demo and not config.dataset.annotations.is_file():
+        say("the demo dataset would be built first; the profile's key follows from it")
+        return ""
+    key = profile_key(dataset_ref(config), rules_of(config))
+    found = None
+    with contextlib.suppress(StoreError), Reader(config.store) as reader:
+        found = reader.profile(key)
+    if found is not None:
+        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} quarantined; nothing would run")
+    else:
+        num_jobs = config.data_profile.num_shards
+        say(f"not in the store: {num_jobs} job{'s' * (num_jobs > 1)} would run, {config.cluster.backend}")
+    return key
+
+
+async def profile_modules(config: Config, say: Say) -> str:
+    """Profiles the modules of a model over its dataset as a run of its own, which trains nothing, and fits cost tables.
+
+    Returns:
+        Key of the model profile.
+
+    Raises:
+        DataError: as `data_profile`.
+        LaunchError: a job cannot be submitted.
+    """
+    async with own_run(config, "model", say) as run:
+        launcher = launcher_of(run, run.config())
+        data = await data_profile(run, launcher, say)
+        with Reader(config.store) as reader:
+            run.write_shapes(reader.shapes(data.profile_key))
+        key = await model_profile(run, launcher, say)
+        await asyncio.to_thread(planning.cost_tables, run, run.config(), key, say)
+        return key
+
+
+@asynccontextmanager
+async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir]:
+    """A run directory for work that trains nothing, named after it, with its state in the store."""
+    config = config.model_copy(update={"name": f"{config.name}-{suffix}"})
+    if config.dataset.demo:
+        d = config.dataset
+        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
+    run, _ = runs.begin(config, say)
+    with drive_alone(run, say):
+        _note(run, config, runs.RUNNING)
+        try:
+            yield run
+        except BaseException as error:
+            _note(run, config, runs.FAILED if isinstance(error, DflopError) else runs.INTERRUPTED)
+            raise
+        _note(run, config, runs.DONE)
+
+
+def _note(run: RunDir, config: Config, state: str) -> None:
+    runs.note(run, config, state, config_key=config.key, trains=False)
+
+
+async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
+    """Measurements of every module over the run's shapes, from the store or from jobs; returns the profile's key.
+
+    Jobs per tensor-parallel degree, and one that times the links between processes where there are several. A profile
+    that does not determine every cost table that the run needs gets the probes that are missing.
+    """
+    config = run.config()
+    key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
+    family = await asyncio.to_thread(planning.bound_family, config)
+    specs = planning.used_modules(family, run.shapes())
+
+    async def measure(groups: Sequence[Sequence[JobSpec]], num_before: int = 0) -> ProfileRecord:
+        say(f"profiling on {hardware}")
+        started, counts = time.time(), [{"num_measurements": num_before}]
+        for jobs in groups:
+            counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, say)]
+        record = note_profile(run, key, "model", counts, time.time() - started, inputs)
+        await ingest_run(run, say)
+        return record
+
+    found = stored_profile(config.store, key)
+    if found is None:
+        found = await measure(submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs]))
+    else:
+        say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
+    gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)
+    for gap in gaps:
+        why = "nothing of it was probed" if gap.is_unprobed else f"needed: {gap.missing}"
+        say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: probing it")
+    if gaps:
+        await measure(submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s)), found.num_rows)
+    return key
+
+
+async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
+    """The profile of the run's dataset, out of the store where it is there.
+
+    Raises:
+        DataError: the dataset cannot be read, or more of it is unusable than `data_profile.max_bad_frac` allows.
+    """
+    config = run.config()
+    dataset, media = dataset_ref(config), rules_of(config)
+    key = await asyncio.to_thread(profile_key, dataset, media)
+    found = stored_profile(config.store, key)
+    if found is None:
+        started = time.time()
+        counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), say)]
+        rows = await asyncio.to_thread(rows_key, dataset)
+        annotations = str(config.dataset.annotations)
+        limits = stated_limits(config)
+        inputs = {"annotations": annotations, "family": media.name, _ROWS: rows, "limits": limits}
+        found = note_profile(run, key, "data", counts, time.time() - started, inputs)
+        await ingest_run(run, say)
+    else:
+        say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
+    await asyncio.to_thread(_judge, run, found, say)
+    return found
+
+
+def is_as_begun(run: RunDir, say: Say) -> bool:
+    """Whether the dataset is still the one whose samples a run that has begun to train goes through.
+
+    The order of samples hangs on which of them there are, so they stay what they were. A media file that has changed
+    since costs its own sample, when it is decoded. Rows that have changed would be other samples under old numbers.
+
+    Raises:
+        DataError: rows or tokenizer have changed, or cannot be read.
+    """
+    config, kept = run.config(), run.profile_key()
+    dataset = dataset_ref(config)
+    if profile_key(dataset, rules_of(config)) == kept:
+        return True
+    found = stored_profile(config.store, kept)
+    before = json.loads(found.inputs).get(_ROWS) if found is not None else None
+    if before is not None and before != rows_key(dataset):
+        raise DataError(
+            "the rows of the dataset, its tokenizer or chat template are not those that the run has begun to train on",
+            where=str(config.dataset.annotations),
+            hint="put back what was there; or train on what is there now as a run of its own, under another `name`",
+        )
+    say(
+        "files of the dataset have changed since training began; the run keeps its samples and their order, and a "
+        "sample whose file is no longer what was profiled carries no loss"
+    )
+    return False
+
+
+def _judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
+    """Says what is odd about a profile, and stops the run where too much of the dataset is unusable."""
+    config = run.config()
+    _, duplicates = query(config.store, named_query("duplicate_ids").sql, {"profile_key": profile.profile_key})
+    if duplicates:
+        shown = ", ".join(str(row[0]) for row in duplicates[:3]) + (", ..." if len(duplicates) > 3 else "")
+        say(f"{len(duplicates)} sample ids occur more than once (all rows kept): {shown}")
+    total = profile.num_rows + profile.num_quarantined
+    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
+        return
+    with Reader(config.store) as reader:
+        bad = reader.records(QuarantinedSample, where={"profile_key": profile.profile_key, "phase": "profile"})
+    examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:MAX_EXAMPLES])
+    raise DataError(
+        f"{profile.num_quarantined} of {total} samples are unusable, more than max_bad_frac = "
+        f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
+        where=str(config.dataset.annotations),
+        hint="mend the dataset or raise data_profile.max_bad_frac",
+    )

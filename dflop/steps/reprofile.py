@@ -1,0 +1,119 @@
+"""Timing again, beside the training, what predictions are doubtful about: when, and what becomes of it.
+
+The flow asks `doubtful` after each ingest, submits a job per tensor-parallel degree, `dflop.jobs.profile:again`, and
+hands what it leaves to `settle`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.config import Config
+from dflop.correct.drift import DRIFT_COST
+from dflop.errors import CostError
+from dflop.learn.doubts import Doubt, Judged, find_doubts, judge, new_doubts, read_doubts, write_doubts
+from dflop.records import Correction, CostTable, Decision, Measurement, ProfileRecord
+from dflop.run.rundir import RunDir
+from dflop.run.talk import Say
+from dflop.steps.planning import bound_family
+from dflop.steps.replan import ADVISED, DONE, FAILED, REPROFILE, STAY, spool_decision
+from dflop.store.ingest import ingest
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Reprofile:
+    """What to submit: per degree a job of so many tasks with arguments (profile key, hardware, degree, file)."""
+
+    file: Path
+    profile_key: str
+    hardware: str
+    tps: tuple[int, ...]
+
+
+def doubtful(run: RunDir, config: Config) -> Reprofile | None:
+    """What is worth timing again and was not yet; noted as asked. Rows should have been ingested just before.
+
+    Where a run may only advise, that it would be is noted as a decision, and None returned.
+    """
+    if not config.replan.reprofile or config.replan.mode == "off":
+        return None
+    with Reader(config.store) as reader:
+        corrections = reader.records(Correction, where={"run_id": run.run_id})
+        decisions = reader.decisions(run.run_id)
+    tables = run.cost_tables()
+    doubts = new_doubts(run, find_doubts(corrections, tables, decisions))
+    if not doubts:
+        return None
+    file = write_doubts(run, doubts)
+    if config.replan.mode == "advise":
+        for doubt in doubts:
+            detail = f"{doubt.subject}: {doubt.factor:.2f}x of the prediction beside other sizes, worth timing again"
+            spool_decision(run, config, _decision(run, decisions, doubt, ADVISED, detail, doubt.factor, 1.0))
+        return None
+    return Reprofile(file, tables[0].profile_key, tables[0].hardware, tuple(sorted({d.tp for d in doubts})))
+
+
+def settle(run: RunDir, config: Config, work: Reprofile, say: Say) -> list[Decision]:
+    """Judges what was timed, fits tables anew where the old ones are wrong, and tells of both.
+
+    New tables are there for the next plan; a job that runs keeps those of its plan. Ingests before and after.
+    """
+    started = time.time()
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        measurements = reader.records(Measurement, where={"profile_key": work.profile_key})
+        known = {t.table_id for t in reader.records(CostTable, where={"profile_key": work.profile_key})}
+        decisions = reader.decisions(run.run_id)
+    specs = {spec.module: spec for spec in bound_family(config).specs()}
+    in_use = {table.module: table for table in run.cost_tables()}
+    found, tables = [], list[CostTable]()
+    for doubt in read_doubts(work.file):
+        own = [m for m in measurements if m.module == doubt.module]
+        try:
+            judged = judge(doubt, in_use[doubt.module], own, specs[doubt.module])
+        except CostError as error:
+            found.append(_decision(run, decisions, doubt, FAILED, error.what, math.nan, math.nan))
+            continue
+        tables += [t for t in judged.tables if t.table_id not in known]
+        found.append(_judged(run, decisions, judged))
+    if tables:
+        _keep_tables(run, config, work.profile_key, tables, time.time() - started)
+    for decision in found:
+        say(f"{decision.kind}: {decision.detail}")
+        spool_decision(run, config, decision)
+    ingest(config.store)
+    return found
+
+
+def _keep_tables(run: RunDir, config: Config, profile_key: str, tables: list[CostTable], elapsed_s: float) -> None:
+    """A fit has no time of its own: the profile record beside it makes it the newest."""
+    with Reader(config.store) as reader:
+        before = reader.profile(profile_key)
+        num_rows = len(reader.records(Measurement, where={"profile_key": profile_key}))
+    inputs = before.inputs if before else json.dumps({})
+    with SpoolWriter(config.store, run.run_id, "refit") as spool:
+        for table in tables:
+            spool.append(table)
+        spool.append(ProfileRecord(profile_key, "model", run.run_id, inputs, num_rows, 0, time.time(), elapsed_s))
+
+
+def _judged(run: RunDir, decisions: list[Decision], judged: Judged) -> Decision:
+    verdict = DONE if judged.tables else STAY
+    return _decision(run, decisions, judged.doubt, verdict, judged.detail, judged.measured_s, judged.before_s)
+
+
+def _decision(
+    run: RunDir, decisions: list[Decision], doubt: Doubt, verdict: str, detail: str, measured: float, expected: float
+) -> Decision:
+    """At the step of the drift that it answers."""
+    drift = max((d for d in decisions if d.kind == DRIFT_COST), key=lambda d: (d.attempt, d.step))
+    return Decision(
+        run.run_id, drift.attempt, drift.step, REPROFILE, doubt.subject, verdict, measured, expected, math.nan,
+        math.nan, drift.num_steps_left, drift.plan_id, "", detail, time.time(),
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""What each step of a run submits: entry point, arguments, resources, and the key under which it is adopted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflop.config import Config
+from dflop.errors import LaunchError
+from dflop.launch import JobSpec, Resources
+from dflop.records import Plan
+from dflop.run.rundir import RunDir
+from dflop.steps.planning import Gap
+from dflop.steps.reprofile import Reprofile
+
+CPU_ENV = {
+    # Keeps large tensors on the heap between steps: returning them to the kernel means page faults on every reuse,
+    # which cost up to half of a CPU step and make timings meaningless.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    # Huge pages under the heap: with small ones a layer slows down as the heap grows, by up to a fifth, and what two
+    # layers cost says less about eight.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
+    """One job per shard of the dataset, all of one array."""
+    num_shards = config.data_profile.num_shards
+    return [
+        _job(
+            run, config, f"data-{shard}", "dflop.jobs.data:main", (profile_key, str(shard), str(num_shards)),
+            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=config.data_profile.num_workers,
+            array="data",
+        )
+        for shard in range(num_shards)
+    ]  # fmt: skip
+
+
+def model_jobs(
+    run: RunDir, config: Config, profile_key: str, hardware: str, modules: Sequence[str]
+) -> list[list[JobSpec]]:
+    """The jobs that time the modules and the links between processes; groups of them, to be run one after the other.
+
+    On one machine modules that are timed side by side would time each other: there a job per tensor-parallel degree
+    times all of them. On Slurm a degree is an array with a job per module.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        profile_key: Identity of the profile.
+        hardware: Label of the devices.
+        modules: That the data brings work to.
+    """
+    groups: list[list[JobSpec]] = []
+    for tp in config.model_profile.tp:
+        name, args = f"profile-tp{tp}", (profile_key, hardware, str(tp))
+        key = f"{run.run_id}/profile/{profile_key}/tp{tp}"
+        if config.cluster.backend == "slurm" and len(modules) > 1:
+            groups.append([
+                _job(
+                    run, config, f"{name}-{module}", "dflop.jobs.profile:main", (*args, module), f"{key}/{module}",
+                    num_tasks=tp, array=name,
+                )
+                for module in modules
+            ])  # fmt: skip
+        else:
+            groups.append([_job(run, config, name, "dflop.jobs.profile:main", args, key, num_tasks=tp)])
+    # Two nodes say what a message costs within one and between them.
+    num_processes = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
+    if num_processes > 1 and config.model_profile.links_budget_s > 0:
+        key = f"{run.run_id}/profile/{profile_key}/links"
+        groups.append(
+            [
+                _job(
+                    run,
+                    config,
+                    "profile-links",
+                    "dflop.jobs.links:main",
+                    (profile_key, hardware),
+                    key,
+                    num_tasks=num_processes,
+                )
+            ]
+        )
+    return groups
+
+
+def missing_jobs(
+    run: RunDir, config: Config, profile_key: str, hardware: str, gaps: Sequence[Gap], since_s: int
+) -> list[list[JobSpec]]:
+    """The jobs that add what a model profile lacks, to be run one after the other.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        profile_key: Identity of the profile.
+        hardware: Label of the devices.
+        gaps: What it lacks.
+        since_s: When the profile was last added to: who looks again then finds the same jobs.
+    """
+    return [
+        [
+            _job(
+                run, config, f"profile-more-tp{gap.tp}-{gap.module}", "dflop.jobs.profile:main",
+                (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
+                f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
+            )
+        ]
+        for gap in gaps
+    ]  # fmt: skip
+
+
+def reprofile_jobs(run: RunDir, config: Config, work: Reprofile) -> list[JobSpec]:
+    """The jobs that time again, beside the training, what predictions are doubtful about."""
+    return [
+        _job(
+            run, config, f"reprofile-{work.file.stem}-tp{tp}", "dflop.jobs.profile:again",
+            (work.profile_key, work.hardware, str(tp), str(work.file)),
+            f"{run.run_id}/reprofile/{work.file.stem}/tp{tp}", num_tasks=tp,
+        )
+        for tp in work.tps
+    ]  # fmt: skip
+
+
+def has_place_beside(config: Config, plan: Plan) -> bool:
+    """Whether a probing job finds a device beside the training; on Slurm it may wait for one in the queue."""
+    cluster = config.cluster.spec()
+    if cluster.backend == "slurm":
+        return True
+    num_devices = cluster.num_processes
+    if cluster.device == "cpu":
+        num_devices = min(num_devices, cluster.num_nodes * cluster.num_cores_per_node)
+    return num_devices - plan.num_processes >= max(module.parallel.tp for module in plan.modules)
+
+
+def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:
+    """The training (`train`) or comparison (`compare`) job, one task per process of the plan."""
+    return _job(
+        run, config, mode, "dflop.jobs.train:main", (mode,), train_key(run, mode), num_tasks=num_processes,
+        is_resumable=True,
+    )  # fmt: skip
+
+
+def train_key(run: RunDir, mode: str) -> str:
+    """Of all jobs that train or compare, one after the other, whatever plan they run: there is never more than one."""
+    return f"{run.run_id}/{mode}"
+
+
+def _job(
+    run: RunDir,
+    config: Config,
+    name: str,
+    entry: str,
+    args: tuple[str, ...],
+    key: str,
+    *,
+    num_tasks: int,
+    cpus_per_task: int = 0,
+    array: str = "",
+    is_resumable: bool = False,
+) -> JobSpec:
+    num_nodes, tasks_per_node = spread(num_tasks, config)
+    cluster = config.cluster
+    is_cuda = cluster.device == "cuda" and name[:4] != "data"
+    cores_per_task = (cluster.num_cores_per_node or 0) // cluster.num_processes_per_node
+    return JobSpec(
+        name=f"{run.run_id}-{name}",
+        entry=entry,
+        args=(str(run.path), *args),
+        key=key,
+        folder=run.job_folder(array or name),
+        resources=Resources(
+            num_nodes=num_nodes,
+            tasks_per_node=tasks_per_node,
+            num_idle_slots=num_nodes * tasks_per_node - num_tasks,
+            # Beside a GPU the cores decode media; without one a process computes on one thread.
+            cpus_per_task=cpus_per_task or (max(1, cores_per_task) if is_cuda else 1),
+            gpus_per_node=tasks_per_node if is_cuda else 0,
+            # With GPUs the limit in the cluster file is the device's; host memory is left to the site.
+            memory_bytes=0 if cluster.device == "cuda" else tasks_per_node * cluster.spec().memory_per_process_bytes,
+            time_limit_min=cluster.slurm.time_limit_min,
+            partition=cluster.slurm.partition,
+            setup=cluster.slurm.setup,
+            extra=_who_and_where(config) | cluster.slurm.extra,
+        ),
+        env={} if is_cuda else CPU_ENV,
+        array=f"{run.run_id}-{array}" if array else "",
+        is_resumable=is_resumable,
+        imports_once=cluster.device == "cpu" and num_tasks > 1,
+    )
+
+
+def _who_and_where(config: Config) -> dict[str, str]:
+    s = config.cluster.slurm
+    return {name: value for name in ("account", "qos", "constraint") if (value := getattr(s, name))}
+
+
+def spread(num_tasks: int, config: Config) -> tuple[int, int]:
+    """(nodes, tasks per full node) for `num_tasks`, on as few nodes as possible and as evenly as possible.
+
+    Raises:
+        LaunchError: the cluster has not that many places.
+    """
+    cluster = config.cluster
+    num_nodes = -(-num_tasks // cluster.num_processes_per_node)
+    if num_nodes > cluster.num_nodes:
+        raise LaunchError(
+            f"{num_tasks} processes do not fit on {cluster.num_nodes} nodes of {cluster.num_processes_per_node}",
+            where=f"cluster `{cluster.name}`",
+            hint="plan again after a change of the cluster: the plan holds its number of processes",
+        )
+    return num_nodes, -(-num_tasks // num_nodes)

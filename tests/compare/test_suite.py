@@ -1,0 +1,180 @@
+"""The suites: mixtures by the families' rules, the bound, paired comparison, tables, on small clusters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from dflop import units
+from dflop.compare.comparing import comparison_rows
+from dflop.compare.comparing_page import data_page
+from dflop.compare.suite import run as suite_run
+from dflop.compare.suite import sweeps
+from dflop.compare.suite.bound import bound_of_plan_s, bound_s
+from dflop.compare.suite.cases import CASES, make_setting, suite_family
+from dflop.compare.suite.contest import OURS, TUNED, contest, make_contestants
+from dflop.compare.suite.judge import judge
+from dflop.compare.suite.mixtures import MAIN, MIXTURES, draw_batches
+from dflop.compare.suite.page import suite_page
+from dflop.compare.suite.paper import COLUMNS, NOTES, contest_numbers, paper_drawings, paper_rows, save_paper_plot
+from dflop.compare.suite.savings import savings
+from dflop.cost.devices import A100
+from dflop.errors import ConfigError
+from dflop.plan.baselines.layers import even_chain
+from dflop.plan.candidates import Candidate
+from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.space import SearchSpace
+from dflop.records import LLM, ParallelSpec
+from dflop.schedule.policies import Effort
+from tests.jobs.configs import make_config
+
+SMALL = SearchSpace(microbatches=(4, 8, 16), recompute=(False, True))
+QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50, max_evals=500)
+LLAVA, INTERN = CASES[0], CASES[-1]
+
+
+@pytest.fixture(scope="module")
+def setting():
+    return make_setting(LLAVA, MAIN, num_nodes=1, global_batch_size=32, num_unseen=3, space=SMALL)
+
+
+@pytest.fixture(scope="module")
+def found(setting):
+    return contest(setting, lambda line: None, effort=QUICK)
+
+
+def draw(family, mixture, **kwargs):
+    return draw_batches(family, mixture, max_llm_tokens=16_384, **kwargs)
+
+
+def chain(setting, tp, pp, num_microbatches):
+    problem = setting.problem
+    parallel = ParallelSpec(tp, pp, setting.num_gpus // (tp * pp))
+    return inline_draft(
+        problem, num_microbatches, parallel, even_chain(problem.specs, pp), recompute=False, shard_optimizer=True,
+        formula_s=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [LLAVA, INTERN], ids=lambda c: c.model)
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
+def test_equal_seeds_draw_equal_samples_whose_items_are_placed_by_the_rules_of_the_family(case, mixture):
+    family = suite_family(case, mixture)
+    first, again, other = (draw(family, mixture, global_batch_size=100, num_batches=2, seed=s) for s in (3, 3, 1))
+    assert first == again
+    assert first[0] != first[1]
+    assert {s.num_text_tokens for s in first[0]} != {s.num_text_tokens for s in other[0]}
+    assert draw(family, mixture, global_batch_size=100, num_batches=1, seed=3)[0] == first[0]
+    for sample in first[0]:
+        assert sample.num_llm_tokens == sample.num_text_tokens + sum(i.num_rows for i in sample.items) <= 16_384
+        assert 0 < sample.num_supervised_tokens <= sample.num_text_tokens
+        placed = [
+            [
+                family.place(
+                    i.kind, width_px=i.width_px, height_px=i.height_px, num_frames=i.num_frames,
+                    duration_s=i.duration_s, num_images=len(sample.items), level=level,
+                )
+                for i in sample.items
+            ]
+            for level in range(family.max_level + 1)
+        ]  # fmt: skip
+        assert [(i.num_tokens, i.num_rows) for i in sample.items] in [
+            [(p.num_tokens, p.num_rows) for p in level] for level in placed
+        ]
+
+
+@pytest.mark.parametrize(("tp", "pp", "num_microbatches"), [(1, 1, 4), (1, 4, 16), (2, 2, 8), (4, 1, 8)])
+def test_no_inline_plan_is_faster_than_the_bound(setting, tp, pp, num_microbatches):
+    plan = chain(setting, tp, pp, num_microbatches)
+    for policy in ("arrival", "token_lpt", "balanced"):
+        steps = judge(plan, setting.unseen, setting.problem.cost, setting.problem.cluster, policy, effort=QUICK)
+        for step_s, batch in zip(steps.step_s, setting.unseen, strict=True):
+            assert step_s > bound_of_plan_s(setting.problem, plan, batch) >= bound_s(setting.problem, batch)
+
+
+def test_idle_time_is_what_remains_of_all_gpus_those_without_a_seat_too(setting):
+    plan, problem, batch = chain(setting, 1, 1, 4), setting.problem, setting.unseen[0]
+    steps = judge(plan, [batch], problem.cost, problem.cluster, "balanced", effort=QUICK)
+    busy_s = (1 - steps.idle_frac[0]) * steps.step_s[0]
+    # All work at tp 1, and the fixed part of 4 microbatches on top.
+    assert bound_of_plan_s(problem, plan, batch) < busy_s < 1.1 * bound_of_plan_s(problem, plan, batch)
+    layout = {
+        s.module: Candidate(ParallelSpec(1, 1, 1 if s.module != LLM else 2), (s.num_layers,)) for s in problem.specs
+    }
+    split = split_draft(problem, 4, layout, 0.0)
+    steps = judge(split, [batch], problem.cost, problem.cluster, "balanced", effort=QUICK)
+    assert steps.step_s[0] > bound_s(problem, batch) * 8 / 3, "three of eight GPUs compute"
+    assert steps.mean_idle_frac > 5 / 8
+
+
+def test_a_contest_measures_all_by_the_tuned_uniform_plan(found):
+    assert found.speedup(TUNED).mean == 1.0
+    assert found.speedup(OURS).mean >= max(found.speedup(name).mean for name in found.steps)
+    assert found.over_bound >= found.over_bound_of_ours > 1
+    assert found.bound_speedup == pytest.approx(found.speedup(OURS).mean * found.over_bound)
+    assert set(found.steps) >= {TUNED, OURS, "token LPT", "length-grouped"}
+    assert {len(s.step_s) for s in found.steps.values()} == {3}
+
+
+def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp_path, monkeypatch):
+    points = [sweeps.Point("noise", 0.0, "0 %", found)]
+    monkeypatch.setitem(suite_run.SUITES, "noise", lambda say: suite_run._sweep("noise", points))
+    file, picture = tmp_path / "noise.json", tmp_path / "noise.svg"
+    result = suite_run.run_suite("noise", lambda line: None, [picture], file)
+    content = json.loads(file.read_text())
+    assert content["simulated"] is True
+    assert content["costs"] == [f"analytic, {A100.name}: data sheets, never measured"]
+    assert len(content["cost_tables"][LLAVA.name]) == len(found.setting.problem.cost.tables)
+    assert set(content["versions"]) >= {"dflop", "numpy"}
+    assert content["cases"][0]["label"] == "0 %"
+    assert picture.exists()
+    assert result.columns == sweeps.COLUMNS
+    with pytest.raises(ConfigError, match="unknown suite `papers`"):
+        suite_run.run_suite("papers", lambda line: None)
+    with pytest.raises(ConfigError, match="cannot draw"):
+        suite_run.run_suite("paper", lambda line: None, [tmp_path / "x.bmp"])
+
+
+def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
+    rows, numbers = paper_rows([found]), contest_numbers([found])
+    assert {len(row) for row in rows} == {len(COLUMNS)}
+    save_paper_plot([found], tmp_path / "paper.svg")
+    result = suite_run.SuiteResult(
+        "paper", COLUMNS, rows, NOTES, (found,), numbers, str, lambda: paper_drawings([found])
+    )
+    assert f"dflop is {found.speedup(OURS).mean:.2f}x as fast" in suite_page(result).verdict
+
+
+def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
+    page = data_page(found, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
+    (table,) = page.tables
+    assert [row[0] for row in table.rows] == [row[0] for row in comparison_rows(found, 5000, 3.5)]
+    ours = found.speedup(OURS)
+    fields = {field.name: field for field in page.calculator.fields}
+    assert float(fields["speedup"].value) == pytest.approx(ours.mean, rel=1e-5)
+    assert float(fields["speedup_low"].value) == pytest.approx(ours.low, rel=1e-5)
+    assert fields["num_steps"].value == "5000"
+    told = units.speedup(ours.mean, ours.low, ours.high)
+    assert told in page.verdict
+    assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][4:6]
+
+
+def test_a_sample_that_nothing_holds_is_in_all_rows_and_all_are_planned_without_it(found):
+    huge = dataclasses.replace(found.setting.unseen[0][0], sample_index=-1, num_llm_tokens=10**7)
+    problem = dataclasses.replace(found.setting.problem, worst_samples=(huge,))
+    assert make_contestants(problem, lambda line: None).tuned == found.plans.tuned
+    judged = dataclasses.replace(found, setting=dataclasses.replace(found.setting, problem=problem))
+    rows = comparison_rows(judged, 5000, 0.0)
+    assert all(str(row[0]).endswith(" (exceeds memory)") for row in rows[:-1])
+
+
+def test_savings_are_of_all_gpus_over_all_steps():
+    saved = savings(3.0, 2.0, num_steps=3600, num_gpus=64, usd_per_gpu_hour=2.5)
+    assert (saved.baseline_gpu_hours, saved.ours_gpu_hours) == (192.0, 128.0)
+    assert (saved.saved_gpu_hours, saved.saved_usd) == (64.0, 160.0)
+    assert dataclasses.replace(saved, ours_gpu_hours=200.0).saved_usd == -20.0
+    with pytest.raises(ValueError, match="finite"):
+        savings(math.nan, 2.0, 1, 1, 1.0)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import Cancelled, ConfigError, Interrupted, LaunchError, StoreError
+from dflop.launch import Journal
+from dflop.records import RunRecord
+from dflop.run import runs
+from dflop.run.driver import driver_of
+from dflop.run.rundir import RunDir
+from dflop.steps import drive as drive_module
+from dflop.steps.drive import Drive, begin_or_take_up, driving
+from dflop.store.console import query
+from dflop.store.spool import read_spool
+from tests.jobs.configs import make_config, make_dataset, write_config
+from tests.jobs.made import make_run
+from tests.launch.helpers import is_gone, make_spec, pids_of_hang
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is ingested, which takes half a second; the test that wants it undoes this."""
+    monkeypatch.setattr(drive_module, "ingest", lambda _: None)
+
+
+async def nothing() -> None:
+    """In place of showing the history."""
+
+
+def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = False) -> None:
+    """Drive a run in whose block that is raised."""
+
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing) as found:
+            assert isinstance(found, Drive)
+            assert driver_of(run).pid == os.getpid()
+            assert run.state()["state"] == runs.RUNNING
+            if done:
+                found.done()
+                found.done()
+            if outcome is not None:
+                raise outcome
+
+    asyncio.run(main())
+
+
+def states(run: RunDir) -> list[str]:
+    return [r.state for r in read_spool(run.config().store, RunRecord)]
+
+
+@pytest.mark.parametrize(("done", "state"), [(False, runs.READY), (True, runs.DONE)])
+def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, done, state):
+    drive(run, done=done)
+    assert (run.state()["state"], states(run)) == (state, [runs.RUNNING, state])
+    assert driver_of(run) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_done", "state"),
+    [
+        (LaunchError("a rank raised"), False, runs.FAILED),
+        (LaunchError("the report cannot be written"), True, runs.DONE),
+        (Interrupted("told to stop"), False, runs.INTERRUPTED),
+        (Cancelled("by somebody"), False, runs.CANCELLED),
+        (ZeroDivisionError("a fault of ours"), False, runs.FAILED),
+        (asyncio.CancelledError(), False, runs.INTERRUPTED),
+    ],
+)
+def test_how_a_driver_ends_is_noted(run, error, is_done, state):
+    with pytest.raises(type(error)):
+        drive(run, error, done=is_done)
+    assert run.state()["state"] == state
+    assert driver_of(run) is None
+
+
+def test_a_failed_run_is_in_the_database_at_once(run, monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(LaunchError):
+        drive(run, LaunchError("a rank raised"))
+    assert query(run.config().store, "select state from v_run")[1] == [("failed",)]
+
+
+def test_neither_a_store_that_fails_nor_a_disk_that_is_full_hides_an_error(run, monkeypatch, capsys):
+    note = runs.note
+
+    def broken(_store):
+        raise StoreError("no space")
+
+    def full(found, config, state, **key):
+        if state != runs.RUNNING:
+            raise StoreError("no space")
+        note(found, config, state, **key)
+
+    monkeypatch.setattr(drive_module, "ingest", broken)
+    with pytest.raises(StoreError, match="locked"):
+        drive(run, StoreError("locked"))
+    monkeypatch.setattr(runs, "note", full)
+    with pytest.raises(LaunchError, match="a rank raised"):
+        drive(run, LaunchError("a rank raised"))
+    assert "that the run is failed cannot be noted: no space" in capsys.readouterr().out
+
+
+def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_path):
+    spec = make_spec(run.job_folder("train"), "hang", str(tmp_path))
+
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing) as found:
+            handle = found.launcher.submit(spec)
+            Journal(run.path, run.run_id).submitted(handle)
+            await asyncio.to_thread(pids_of_hang, tmp_path, 0)
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert all(is_gone(pid) for pid in pids_of_hang(tmp_path, 0))
+
+
+def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
+    async def main() -> None:
+        async with driving(run, print, show_history=nothing):
+            assert not run.is_cancelled(), "taken up again"
+            run.mark_cancelled(True)
+            raise LaunchError("job `train` (slurm 7) cancelled\nwith a log")
+
+    run.mark_cancelled(True)
+    with pytest.raises(Cancelled, match=r"was cancelled: job `train` \(slurm 7\) cancelled\n"):
+        asyncio.run(main())
+    assert run.state()["state"] == runs.CANCELLED
+
+
+def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
+    make_dataset(tmp_path)
+    path = write_config(tmp_path)
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="inline"):
+        begin_or_take_up(make_config(tmp_path, "cluster.backend=inline"), path, say=said.append)
+    assert not (tmp_path / "runs").exists(), "what cannot run leaves no trace"
+    config = make_config(tmp_path)
+    first = begin_or_take_up(config, path, say=said.append)
+    assert begin_or_take_up(config, path, say=said.append) == first
+    assert [line.split()[0] for line in said] == ["starting", "resuming"]
+    named = {"name": "small", "folder": tmp_path / "runs"}
+    assert begin_or_take_up(make_config(tmp_path, "train.seed=9"), Path("x"), **named, say=said.append) == first
+    assert said[2:] == [f"run {first.run_id} in {first.path}"], "a name goes before a configuration"
+
+
+def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_of_ours(run):
+    with pytest.raises(LaunchError, match=r"^the disk fails: No space left on device") as caught:
+        drive(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "jobs.jsonl"))
+    assert caught.value.where == "jobs.jsonl"
+    assert "free space" in caught.value.hint
+    assert (run.state()["state"], driver_of(run)) == (runs.FAILED, None)
+    with pytest.raises(FileNotFoundError):
+        drive(run, FileNotFoundError(errno.ENOENT, "gone", "x"))
+
+
+def test_a_driver_waits_for_no_torch() -> None:
+    """Importing it takes seconds of a login node's processor, and drivers only watch."""
+    program = "import sys, dflop.steps.drive, dflop.steps.parts, dflop.steps.rounds; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,193 @@
+"""What the planner may choose for a family is what the engine can build: every seat of every plan, of tiny models."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from dflop.config.sections import StageConfig
+from dflop.cost.analytic import analytic_cost_tables
+from dflop.cost.devices import A100
+from dflop.cost.model import CostModel
+from dflop.data.distribution import sample_batches
+from dflop.parallel.topology import seats
+from dflop.plan.baselines.uniform import uniform_plans
+from dflop.plan.candidates import module_candidates
+from dflop.plan.check import check_plan
+from dflop.plan.drafts import split_draft
+from dflop.plan.inline import inline_choices
+from dflop.plan.space import Problem, SearchSpace
+from dflop.records import Plan, SampleShape
+from dflop.run.basis import PlanBasis, basis_of, planned_steps, scenario_batches
+from dflop.run.steps import GlobalBatches
+from dflop.steps.planning import plan_run
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+from dflop.train.stages import make_stages
+from tests.builders import make_cluster, make_corrections, make_sample
+from tests.jobs.configs import make_config
+from tests.jobs.training import fresh, set_config
+from tests.models.tiny_families import CASES, Case
+
+NUM_PROCESSES, NUM_MICROBATCHES, BATCH_SIZE = 8, 2, 16
+UNLIKE = ("Qwen3-VL", "Qwen2-Audio", "InternVL with InternViT-6B")
+"""Features behind the first layers; a tower for audio; one that no two ranks can share. Others are in a lane."""
+
+
+def problem_of(case: Case) -> Problem:
+    """Batches of the case's samples, data-sheet costs, everything allowed."""
+    samples = [case.sample(n) for n in range(len(case.samples))]
+    shapes = [
+        SampleShape("data", i, str(i), 6, 5, len(s.input_ids), tuple(s.items))
+        for i, s in enumerate(samples[k % len(samples)] for k in range(BATCH_SIZE))
+    ]
+    specs = case.family.specs()
+    cost = CostModel(analytic_cost_tables(specs, A100, profile_key="test"), specs=specs, extrapolate=True)
+    cluster = dataclasses.replace(make_cluster(NUM_PROCESSES, num_cores=NUM_PROCESSES), device="cuda")
+    space = SearchSpace(microbatches=(NUM_MICROBATCHES,))
+    return Problem("run", specs, cluster, cost, (shapes,), BATCH_SIZE, 0, space)
+
+
+def every_plan(problem: Problem) -> Iterator[Plan]:
+    """Every inline and uniform plan, and split ones in which each layout of each module occurs."""
+    yield from (plan for _, plan in inline_choices(problem, NUM_MICROBATCHES, top=None))
+    yield from uniform_plans(problem)
+    found = {s.module: module_candidates(problem, s, NUM_MICROBATCHES) for s in problem.specs}
+    first = {name: candidates[0] for name, candidates in found.items()}
+    for name, candidates in found.items():
+        for i in range(len(candidates)):
+            yield split_draft(problem, NUM_MICROBATCHES, {**first, name: candidates[i]}, 0.0)
+
+
+def stand_in(degree: int) -> SimpleNamespace:
+    """A group that can be asked but not used."""
+    return SimpleNamespace(size=lambda: degree, rank=lambda: degree - 1)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in UNLIKE else pytest.param(n, marks=pytest.mark.lane("layouts")) for n in CASES]
+)
+def test_every_plan_that_the_planner_may_make_can_be_built(name):
+    case, problem = CASES[name], problem_of(CASES[name])
+    plans = list(every_plan(problem))
+    assert {plan.layout for plan in plans} == {"split", "inline"}
+    built = set()
+    for plan in plans:
+        check_plan(plan, problem.specs)
+        for seat in seats(plan):
+            tp = plan.module(seat.module).parallel.tp
+            if (tp, seat.parts) not in built:
+                built.add((tp, seat.parts))
+                stages, _ = make_stages(case.build(), case.family, seat, stand_in(tp))
+                assert len(stages) == len(seat.parts)
+    assert max(tp for tp, _ in built) == max(tp for s in problem.specs for tp in s.tp_choices)
+    for spec in problem.specs:
+        depths = {plan.module(spec.module).parallel.pp for plan in plans if not plan.is_inline}
+        assert max(depths) == min(spec.max_pp, NUM_PROCESSES - 1)
+
+
+def shape(index: int, num_tokens: int, weight: float = 1.0) -> SampleShape:
+    return dataclasses.replace(make_sample(index, num_tokens), weight=weight)
+
+
+@pytest.fixture
+def ordered(tmp_path):
+    """Sixty-four samples, short ones in the first half of the file, read through a small window."""
+    config = make_config(
+        tmp_path, "plan.global_batch_size=4", "plan.num_scenarios=3", "train.num_steps=16", "dataset.shuffle_window=8"
+    )
+    return config, [shape(i, 10 if i < 32 else 1000) for i in range(64)]
+
+
+def test_without_a_horizon_a_first_plan_is_for_random_batches_of_all_samples(ordered):
+    config, shapes = ordered
+    assert planned_steps(config, None) == (0, 0)
+    assert scenario_batches(config, shapes, 0, 0) == tuple(sample_batches(shapes, 4, 3, config.train.seed))
+
+
+def test_a_plan_with_a_horizon_is_for_the_batches_that_come_first(ordered):
+    config, shapes = ordered
+    near = config.model_copy(update={"plan": config.plan.model_copy(update={"horizon_steps": 6})})
+    assert planned_steps(near, None) == (0, 6)
+    drawn, batches = GlobalBatches(near, shapes), scenario_batches(near, shapes, 0, 6)
+    assert batches == tuple(tuple(drawn.at(step)) for step in (1, 3, 5))
+    assert {s.num_llm_tokens for batch in batches for s in batch} == {10}
+    assert scenario_batches(near, shapes, 14, 2) == (tuple(drawn.at(14)), tuple(drawn.at(15))), "each is taken once"
+
+
+def test_planning_again_is_for_what_is_left_of_the_stage_or_for_the_horizon(ordered):
+    config, shapes = ordered
+    assert planned_steps(config, 10) == (10, 6)
+    assert {s.num_llm_tokens for batch in scenario_batches(config, shapes, 10, 6) for s in batch} == {1000}
+    near = config.model_copy(update={"plan": config.plan.model_copy(update={"horizon_steps": 4})})
+    assert [planned_steps(near, step) for step in (10, 14)] == [(10, 4), (14, 2)]
+    stages = (StageConfig(name="first", num_steps=12), StageConfig(name="second"))
+    assert planned_steps(config.model_copy(update={"stages": stages}), 10) == (10, 2)
+
+
+def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    set_config(run, "plan.microbatch_choices=[4]")
+    config = run.config()
+    plain = plan_run(run, config, "model", lambda line: None)[0]
+    assert basis_of(run) == PlanBasis(plain.plan_id, 0, 0, (), ())
+    sizes = sorted(s.num_llm_tokens for s in run.shapes())
+    middle = sizes[len(sizes) // 2]
+    rows = make_corrections(
+        "llm", (1.5, 3.0), (middle,), run_id="earlier", table_id="llm-tp1", observed_at_s=time.time()
+    )
+    with SpoolWriter(config.store, "earlier", "by-hand") as spool:
+        for row in rows:
+            spool.append(row)
+    ingest(config.store)
+    corrected = plan_run(run, config, "model", lambda line: None)[0]
+    assert corrected.predicted_step_s > 1.4 * plain.predicted_step_s
+    assert "Costs as earlier steps have shown them: `llm` " in corrected.reason
+    (factors,) = basis_of(run).factors
+    assert (factors.module, factors.edges) == ("llm", (middle,))
+    assert factors.factors == pytest.approx((1.5, 3.0), rel=1e-3)
+    # The level is that of the batches that it is planned with, not of whatever the earlier run had.
+    assert 1.5 < factors.level < 3.0
+    (run.path / "plan_basis.json").write_text("{torn")
+    assert basis_of(run).factors == ()
+    disabled = config.model_copy(update={"correct": config.correct.model_copy(update={"enabled": False})})
+    assert plan_run(run, disabled, "model", lambda line: None)[0].predicted_step_s == plain.predicted_step_s
+
+
+def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_path):
+    """The first half of the file is text: planned for alone, nothing would bound what images may take."""
+    run = fresh(planned, tmp_path)
+    set_config(
+        run, "plan.microbatch_choices=[2]", "plan.layouts=[split]", "plan.horizon_steps=2", "train.num_steps=6",
+        "dataset.shuffle_window=4",
+    )  # fmt: skip
+    config = run.config()
+    plain = [dataclasses.replace(s, num_llm_tokens=s.num_text_tokens, items=()) for s in run.shapes()]
+    mixed = [s for s in run.shapes() if s.items]
+    run.write_shapes([*plain[:16], *mixed])
+    batches = scenario_batches(config, run.shapes(), *planned_steps(config, None))
+    assert not any(s.items for batch in batches for s in batch)
+    plan = plan_run(run, config, "model", lambda line: None)[0]
+    assert plan.module("vision").max_tokens > 0
+    largest = max(sum(i.num_tokens for i in s.items) for s in mixed)
+    assert plan.module("vision").max_tokens >= largest
+
+
+def test_a_run_plans_for_the_largest_sample_of_its_data_and_names_one_that_nothing_holds(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    set_config(run, "plan.microbatch_choices=[2]", "plan.top=4")
+    config = run.config()
+    huge = dataclasses.replace(make_sample(5000, 10**7), profile_key=run.profile_key(), sample_id="a whole book")
+    assert "Not every sample fits" not in plan_run(run, config, "model", lambda line: None)[0].reason
+    with SpoolWriter(config.store, "later", "by-hand") as spool:
+        spool.append(huge)
+    ingest(config.store)
+    lines = list[str]()
+    plan = plan_run(run, config, "model", lines.append)[0]
+    assert "Not every sample fits: sample `a whole book` with 10M tokens in `llm`, where a microbatch" in plan.reason
+    assert run.plan().reason == plan.reason
+    assert any(line.startswith("no plan holds the largest samples of the data") for line in lines)

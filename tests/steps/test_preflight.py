@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from dflop.errors import ConfigError, InfeasiblePlanError
+from dflop.records import LLM
+from dflop.run.rundir import family_of
+from dflop.steps.preflight import modules_named, preflight
+from tests.jobs.configs import make_config, make_dataset, write_config
+
+ALL = ("vision", "audio", LLM)
+
+
+def check(folder, *overrides):
+    preflight(make_config(folder, *overrides), folder / "run.yaml")
+
+
+def test_a_sound_configuration_passes_and_nothing_is_created(tmp_path):
+    check(tmp_path, "dataset.demo=true")  # may still be missing
+    make_dataset(tmp_path)
+    write_config(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    check(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("key", ["annotations", "media_root", "tokenizer"])
+def test_missing_files_are_named_with_their_key(tmp_path, key):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match="`/nowhere/at/all` does not exist") as caught:
+        check(tmp_path, f"dataset.{key}=/nowhere/at/all")
+    assert (caught.value.where, caught.value.exit_code) == (f"{tmp_path / 'run.yaml'}: dataset.{key}", 2)
+    with pytest.raises(ConfigError, match="does not exist"):
+        check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
+    with pytest.raises(ConfigError, match="no weights in") as caught:
+        check(tmp_path, f"model.weights={tmp_path}")
+    assert caught.value.where == f"{tmp_path / 'run.yaml'}: model.weights"
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    check(tmp_path, f"model.weights={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("model.family=llava", "unknown model family `llava`"),
+        ("model.media={max_pixel: 1}", "unknown media limit `max_pixel`"),
+        ("cluster.backend=inline", "cannot train"),
+        ("model.frozen=[visio]", "unknown module `visio`"),
+        ("model.frozen=[vision, audio, llm]", "nothing to train"),
+        ("stages=[{name: a, num_steps: 2}, {name: a}]", "two stages are named `a`"),
+        ("stages=[{name: a, num_steps: 2}, {name: b, num_steps: 2}]", "the last stage takes the steps that are left"),
+        ("stages=[{name: a}, {name: b}]", "stage `a` does not say how many steps"),
+        ("stages=[{name: a, num_steps: 40}, {name: b}]", "no step is left of 40"),
+        ("stages=[{name: a, frozen: [vision, audio, llm]}]", "nothing to train"),
+    ],
+)
+def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match=what):
+        check(tmp_path, override)
+
+
+def test_slurm_needs_sbatch_and_the_name_of_the_hardware(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(ConfigError, match="sbatch, which is not on PATH"):
+        check(tmp_path, "cluster.backend=slurm")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    with pytest.raises(ConfigError, match="hardware of the nodes must be named") as caught:
+        check(tmp_path, "cluster.backend=slurm")
+    assert caught.value.where.endswith("cluster.hardware")
+    check(tmp_path, "cluster.backend=slurm", "cluster.hardware=H200")
+
+
+def test_modules_are_those_the_annotations_mention_and_of_what_cannot_be_read_only_the_llm_is_sure(tmp_path):
+    def named(*overrides):
+        config = make_config(tmp_path, *overrides)
+        return modules_named(family_of(config), config)
+
+    assert named("dataset.demo=true") == ALL, "not made yet"
+    for path in ("data/a.jsonl.gz", "data/mixture.yaml", "data/{000..009}.tar"):
+        assert named(f"dataset.annotations={path}") == (LLM,)
+    make_dataset(tmp_path)
+    for rows, modules in (
+        ('{"image": "a.jpg"}', ("vision", LLM)),
+        ('{"images": ["a.jpg"]}', ("vision", LLM)),
+        ('{"video": "a.mp4"}', ("vision", LLM)),
+        ('{"audio": "a.wav"}', ("audio", LLM)),
+        ('{"image": "a.jpg"}\n{"audio": "a.wav"}', ALL),
+        ('{"conversations": []}', (LLM,)),
+    ):
+        (tmp_path / "data" / "a.jsonl").write_text(rows)
+        assert named() == modules
+
+
+@pytest.mark.parametrize(("annotations", "num_processes"), [('{"image": 1, "audio": 1}', 2), ('{"image": 1}', 1)])
+def test_too_few_processes_end_before_anything_is_profiled(tmp_path, annotations, num_processes):
+    make_dataset(tmp_path, annotations)
+    each = "cluster.num_processes_per_node={}".format
+    with pytest.raises(InfeasiblePlanError, match=f"the cluster has {num_processes}") as caught:
+        check(tmp_path, each(num_processes), "plan.layouts=[split]")
+    assert caught.value.exit_code == 3
+    assert "add 1 process(es)" in caught.value.hint
+    check(tmp_path, each(num_processes + 1), "plan.layouts=[split]")
+    check(tmp_path, each(num_processes))  # one chain may hold all modules

@@ -1,0 +1,118 @@
+"""A model profile is done when it determines every cost table that the run needs, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from dflop.cost.identity import with_table_id
+from dflop.launch import JobHandle, JobSpec, JobState
+from dflop.records import Measurement, ProfileRecord
+from dflop.run.rundir import RunDir
+from dflop.steps import planning, profiling
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_probe, make_specs, make_table, random_batch
+from tests.jobs.configs import make_config
+from tests.jobs.made import run_of
+from tests.jobs.played import PlayedLauncher
+
+ENOUGH, ONE_SIZE, TOO_LARGE = "enough", "one size", "too large"
+Rows = Callable[[str], str]
+
+
+def rows_of(module: str, what: str) -> list[Measurement]:
+    """Of four groups at two depths."""
+    table = dataclasses.replace(make_table(module), profile_key="key", hardware="cpu")
+    sizes = [64] * 4 if what == ONE_SIZE else [64, 128, 256, 512]
+    found = [make_probe(table, depth, 1, size, size**2) for size in sizes for depth in (1, 2)]
+    is_lost = what == TOO_LARGE
+    return [dataclasses.replace(m, forward_s=0.0, status="oom") if is_lost and m.num_tokens > 64 else m for m in found]
+
+
+class Prober(PlayedLauncher):
+    """Jobs that are done at once and leave the rows that a test wants of each."""
+
+    def __init__(self, run: RunDir, rows: Rows) -> None:
+        super().__init__(JobState.DONE)
+        self.run, self.rows, self.jobs = run, rows, list[tuple[str, ...]]()
+        self.values = [{"num_measurements": 8}]
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        tp, *which = spec.args[3:]
+        self.jobs.append((tp, *which[:1], *(["other groups"] if which[1:] not in ([], ["0"]) else [])))
+        of = spec.args[4:5] or [s.module for s in planning.used_modules(planning.bound_family(None), self.run.shapes())]
+        with SpoolWriter(self.run.config().store, self.run.run_id, spec.name) as spool:
+            for module in of:
+                for row in rows_of(module, self.rows(module)):
+                    spool.append(row)
+        return super().submit(spec)
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Begins a run on a dataset with work for some encoders."""
+    specs = make_specs("vision", "audio")
+    monkeypatch.setattr(planning, "bound_family", lambda config: SimpleNamespace(specs=lambda: specs))
+    monkeypatch.setattr(planning, "model_profile_key", lambda config: ("key", "cpu", {}))
+
+    def make(name: str, *encoders: str) -> RunDir:
+        run = run_of(tmp_path / "runs" / name, make_config(tmp_path, "model_profile.links_budget_s=0"))
+        run.write_shapes(random_batch(8, encoders=encoders, seed=0))
+        return run
+
+    return make
+
+
+def profile(run: RunDir, rows: Rows) -> tuple[list[tuple[str, ...]], list[str]]:
+    """(jobs, lines) of profiling for a run."""
+    prober, lines = Prober(run, rows), list[str]()
+    assert asyncio.run(profiling.model_profile(run, prober, lines.append)) == "key"
+    return prober.jobs, lines
+
+
+def fit(run: RunDir) -> set[str]:
+    return {t.module for t in planning.cost_tables(run, run.config(), "key", lambda line: None).tables}
+
+
+@pytest.mark.parametrize("lacking", [ONE_SIZE, TOO_LARGE])
+def test_probes_that_determine_no_table_are_added_to_in_the_same_run_and_in_the_next(begin, lacking):
+    run = begin("first-1", "vision")
+    jobs, lines = profile(run, lambda module: lacking if module == "llm" else ENOUGH)
+    assert jobs == [("1",), ("1", "llm", "other groups")]
+    assert any(
+        "determines no cost table of `llm`, tp 1; needed: two token counts (have [64])" in line for line in lines
+    )
+    # It was of no use; another run does not take the profile for done.
+    again = begin("second-1", "vision")
+    jobs, _ = profile(again, lambda module: ENOUGH)
+    assert jobs == [("1", "llm", "other groups")]
+    assert fit(again) == {"llm", "vision"}
+    assert profile(begin("third-1", "vision"), lambda module: ENOUGH)[0] == []
+
+
+def test_a_module_that_earlier_data_had_nothing_for_is_probed_when_data_has(begin):
+    first, second = begin("first-1", "vision"), begin("second-1", "vision", "audio")
+    assert profile(first, lambda module: ENOUGH)[0] == [("1",)]
+    assert fit(first) == {"llm", "vision"}
+    jobs, lines = profile(second, lambda module: ENOUGH)
+    assert jobs == [("1", "audio")]
+    assert any("of `audio`, tp 1; nothing of it was probed" in line for line in lines)
+    before = {t.module: t.table_id for t in planning.cost_tables(first, first.config(), "key", print).tables}
+    assert fit(second) == {"llm", "vision", "audio"}
+    with Reader(second.config().store) as reader:
+        after = {t.module: t.table_id for t in reader.latest_cost_tables("key")}
+    assert before.items() <= after.items(), "tables that were there stay"
+
+
+def test_tables_without_their_probes_are_good_enough(begin):
+    run = begin("first-1")
+    table = with_table_id(dataclasses.replace(make_table("llm"), profile_key="key"))
+    with SpoolWriter(run.config().store, run.run_id, "fit") as spool:
+        spool.append(table)
+        spool.append(ProfileRecord("key", "model", run.run_id, "{}", 8, 0, 1.0, 1.0))
+    assert profile(run, lambda module: ENOUGH)[0] == []
