@@ -28,14 +28,14 @@ from prefect.states import Failed
 from dflop import errors
 from dflop.config import Config, load_config
 from dflop.errors import ConfigError, DflopError
-from dflop.report.history import markdown_history
-from dflop.run import runs
-from dflop.run.cancelling import cancel_run
+from dflop.report.history_table import markdown_history
+from dflop.run import lifecycle
+from dflop.run.cancel import cancel_run
+from dflop.run.directory import RunDir, open_run
 from dflop.run.find import find_run
-from dflop.run.overview import job_table
-from dflop.run.rundir import RunDir, open_run
+from dflop.run.status import job_table
 from dflop.steps.drive import Drive, begin_or_take_up, driving, finished_text
-from dflop.views import results
+from dflop.views import run_results
 
 MAX_SHOWN_JOBS = 50
 RUN_DIR_LABEL = "dflop.run_dir"
@@ -85,7 +85,7 @@ async def conduct(
             await work()
             return str(outer.drive.run.path)
         meant = await asyncio.to_thread(_run_meant, config, config_path, overrides, run, logger.info)
-        if runs.is_finished(meant):
+        if lifecycle.is_finished(meant):
             logger.info(finished_text(meant))
         else:
             async with _driving(meant, logger.info):
@@ -160,7 +160,7 @@ def _never(_task: Any, _task_run: Any, _state: Any) -> bool:
 
 async def show_history(run: RunDir, page: Page) -> None:
     """What was decided so far."""
-    found = await asyncio.to_thread(results.load_history, run.config().store, run.run_id)
+    found = await asyncio.to_thread(run_results.load_history, run.config().store, run.run_id)
     await page.markdown("history", markdown_history(found), f"what run {run.run_id} noticed and decided")
 
 

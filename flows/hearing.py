@@ -14,9 +14,9 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 
 from dflop.errors import DflopError
-from dflop.run.cancelling import cancel_run
-from dflop.run.rundir import RunDir
-from dflop.run.talk import Say
+from dflop.run.cancel import cancel_run
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
 
 EVERY_S = 10.0
 TIMEOUT_S = 15.0

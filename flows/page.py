@@ -20,7 +20,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from dflop.errors import redacted
 from dflop.launch import JobState, JobStatus
-from dflop.run.talk import Say
+from dflop.run.console import Say
 from dflop.steps.watching import JobProgress
 
 MAX_BARS = 16

@@ -9,7 +9,7 @@ from prefect import State, flow
 
 from dflop.config import Config
 from dflop.records import Plan
-from dflop.steps import parts, showing
+from dflop.steps import parts, plan_page
 
 
 @flow(name="dflop-plan", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])
@@ -38,7 +38,7 @@ async def _show(plans: tuple[Plan, ...]) -> None:
     found = driven()
     run, page = found.drive.run, found.page
     # Cost tables are fitted when the first plan is made.
-    await page.table("model-profile", await asyncio.to_thread(showing.cost_rows, run), "what the modules cost")
+    await page.table("model-profile", await asyncio.to_thread(plan_page.cost_rows, run), "what the modules cost")
     if plans:
-        text = await asyncio.to_thread(showing.plan_page, run, plans)
+        text = await asyncio.to_thread(plan_page.plan_page, run, plans)
         await page.markdown("plan", text, plans[0].reason, keeps_old=True)

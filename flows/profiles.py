@@ -8,7 +8,7 @@ from driving import conduct, driven, empty_the_queue, flow_run_name, step
 from prefect import State, flow
 
 from dflop.config import Config
-from dflop.steps import parts, showing
+from dflop.steps import parts, plan_page
 
 
 @flow(name="dflop-profile", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])
@@ -38,5 +38,5 @@ async def _profile() -> None:
 
 async def _show_data(_: None) -> None:
     found = driven()
-    rows = await asyncio.to_thread(showing.data_rows, found.drive.run)
+    rows = await asyncio.to_thread(plan_page.data_rows, found.drive.run)
     await found.page.table("data-profile", rows, "tokens per kind of sample and module")

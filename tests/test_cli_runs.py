@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dflop.launch import JobState, JobStatus, Journal, log_paths
-from dflop.run import runs
-from dflop.run.driver import drive_alone
+from dflop.run import lifecycle
+from dflop.run.driver_lock import drive_alone
 from tests.forked import Program
 from tests.jobs.made import add_job, begun_at, make_run, save_step
 from tests.launch.helpers import until
@@ -23,9 +23,9 @@ from tests.test_cli import assert_refused, dflop, loaded_by
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A finished run, and a newer one whose training goes on."""
-    old = begun_at(make_run(tmp_path, "demo-20260101-000000", runs.DONE), 1000.0)
+    old = begun_at(make_run(tmp_path, "demo-20260101-000000", lifecycle.DONE), 1000.0)
     save_step(old, 40)
-    new = begun_at(make_run(tmp_path, "demo-20260102-000000", runs.RUNNING), 2000.0)
+    new = begun_at(make_run(tmp_path, "demo-20260102-000000", lifecycle.RUNNING), 2000.0)
     add_job(new, "data-0", JobState.RUNNING, JobState.DONE)
     handle = add_job(new, "train", JobState.RUNNING, num_tasks=2)
     stdout, stderr = log_paths(handle)
@@ -78,7 +78,7 @@ def test_the_end_of_a_log_is_printed(folder):
 
 
 def test_a_log_is_followed_until_its_job_has_ended(folder):
-    run = runs.RunDir(folder / "runs" / "demo-20260102-000000")
+    run = lifecycle.RunDir(folder / "runs" / "demo-20260102-000000")
     handle = add_job(run, "compare", JobState.RUNNING)
     log = log_paths(handle).stderr
     log.write_text("one\n")
@@ -103,12 +103,12 @@ def test_no_run_and_several_are_told_apart(folder):
 
 
 def test_cancelling_a_run_without_jobs_says_so_and_the_run_can_be_taken_up(folder):
-    run = make_run(folder, "idle", runs.RUNNING)
+    run = make_run(folder, "idle", lifecycle.RUNNING)
     for command in (("cancel",), ("runs", "cancel")):
         done = dflop(*command, "idle", cwd=folder)
         assert (done.returncode, done.stdout) == (0, "")
         assert "run idle: 0 jobs cancelled, none is left" in done.stderr
-    assert run.state()["state"] == runs.CANCELLED
+    assert run.state()["state"] == lifecycle.CANCELLED
 
 
 def test_training_a_finished_run_says_so_and_changes_nothing(folder):
@@ -129,7 +129,7 @@ def test_training_wants_a_run_or_a_configuration(folder):
 
 
 def test_a_run_that_is_driven_is_refused_with_who_drives_it(folder):
-    run = runs.RunDir(folder / "runs" / "demo-20260102-000000")
+    run = lifecycle.RunDir(folder / "runs" / "demo-20260102-000000")
     with drive_alone(run, print):
         refused = dflop("train", "latest", cwd=folder)
     assert refused.returncode == 5

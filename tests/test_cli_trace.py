@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from tests.jobs.finished import finished_run
 from tests.report.chrome_trace import problems_of
 from tests.test_cli import assert_refused, dflop

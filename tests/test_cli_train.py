@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dflop.launch import JobState, Journal
-from dflop.run import runs
-from dflop.run.driver import driver_of
-from dflop.run.overview import jobs_of
-from dflop.run.rundir import RunDir
+from dflop.run import lifecycle
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import driver_of
+from dflop.run.status import jobs_of
 from dflop.train.manifest import read_latest
 from tests.jobs.training import fresh, planned_run, profiled
 from tests.launch.helpers import is_gone, until
@@ -104,7 +104,7 @@ def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
     said = second.ends(0)
     assert f"step {NUM_STEPS}/{NUM_STEPS}" in said
     assert [job.state for job in jobs_of(run) if job.name == "train"] == [JobState.DONE], "submitted once"
-    assert run.state()["state"] == runs.DONE
+    assert run.state()["state"] == lifecycle.DONE
     assert run.report_file.is_file()
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     again = dflop("train", "latest", cwd=run.path.parents[1])
@@ -121,7 +121,7 @@ def test_a_cancelled_run_is_left_by_its_driver_and_can_be_taken_up_again(run, st
     assert len(done.stdout.split()) == 1
     assert all(is_gone(pid) for pid in pids)
     assert "was cancelled" in driver.ends(1)
-    assert run.state()["state"] == runs.CANCELLED
+    assert run.state()["state"] == lifecycle.CANCELLED
     saved = read_latest(run.checkpoints)["next_step"]
     said = start().ends(0)
     assert f"step {saved + 1}/{NUM_STEPS}" in said, "goes on from its checkpoint"
@@ -135,7 +135,7 @@ def test_a_driver_that_is_told_to_stop_takes_its_jobs_along(run, start, number, 
     driver.process.send_signal(number)
     driver.ends(code, 60)
     assert all(is_gone(pid) for pid in pids)
-    assert run.state()["state"] == runs.INTERRUPTED
+    assert run.state()["state"] == lifecycle.INTERRUPTED
     assert driver_of(run) is None
 
 
@@ -150,4 +150,4 @@ def test_jobs_of_a_killed_driver_are_reaped(run, start):
     done = dflop("reap", "--format", "json", cwd=run.path.parents[1])
     assert '"fate": "cancelled"' in done.stdout
     assert all(is_gone(pid) for pid in pids)
-    assert run.state()["state"] == runs.CANCELLED
+    assert run.state()["state"] == lifecycle.CANCELLED

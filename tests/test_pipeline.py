@@ -17,7 +17,7 @@ import pytest
 
 from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.store import console
 from dflop.train.manifest import read_latest
 from tests.jobs.training import NARROW_OMNI

@@ -15,13 +15,13 @@ from dflop.cli import (
     cost,
     data,
     doctor,
-    drive,
     export,
     history,
     init,
-    pipeline,
     plan,
     replan,
+    report,
+    run,
     runs,
     sql,
     store,
@@ -41,7 +41,7 @@ app = App(
     default_parameter=Parameter(negative=(), validator=check_value),  # no --no-json
 )
 commands = (
-    drive.run, drive.train, drive.serve, plan.plan, compare.compare, pipeline.report, trace.trace, pipeline.demo_data,
+    run.run, run.train, run.serve, plan.plan, compare.compare, report.report, trace.trace, report.demo_data,
     cost.profile, sql.sql, init.init, doctor.doctor, completion.completion, runs.cancel, runs.reap,
 )  # fmt: skip
 for command in commands:

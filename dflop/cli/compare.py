@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
 from dflop.cli.plan import Device, Gpus, GpusPerNode
-from dflop.run.talk import Say
+from dflop.run.console import Say
 
 if TYPE_CHECKING:
     from dflop.report.comparison_page import ComparisonPage
@@ -53,8 +53,8 @@ def compare(
             "dflop compare wants a configuration or a suite", hint="dflop compare CONFIG, or --suite paper"
         )
     if suite is not None:
-        from dflop.compare.suite.page import suite_page
-        from dflop.compare.suite.run import run_suite
+        from dflop.compare.suite.run_suite import run_suite
+        from dflop.compare.suite.suite_page import suite_page
 
         found = run_suite(suite, say, picture, numbers)
         if html is not None:
@@ -65,9 +65,9 @@ def compare(
         return
     import asyncio
 
-    from dflop.compare.comparing import COLUMNS, compare_on_data, comparison_rows
-    from dflop.compare.comparing_page import data_page
     from dflop.compare.outlook import look_ahead
+    from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows
+    from dflop.compare.trainers_page import data_page
     from dflop.config import load_config
     from dflop.steps.planned_cluster import planned_cluster
 
@@ -85,7 +85,7 @@ def compare(
 
 def _write(path: Path, page: ComparisonPage, say: Say) -> None:
     from dflop.report.comparison_page import render_comparison
-    from dflop.report.page import write_page
+    from dflop.report.html_page import write_page
 
     with writing(path):
         write_page(path, render_comparison(page))

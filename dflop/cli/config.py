@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from dflop.cli.common import ConfigFile, Json, Overrides
-from dflop.run.talk import say
+from dflop.run.console import say
 
 if TYPE_CHECKING:
     from dflop.errors import DflopError
@@ -34,7 +34,7 @@ def show(
     Example: dflop config show configs/demo.yaml --set train.num_steps=20
     """
     from dflop.config import annotated, load_with_origins, shown_config, shown_keys
-    from dflop.steps.limits import with_every_limit
+    from dflop.steps.media_limits import with_every_limit
 
     loaded = load_with_origins(config, overrides)
     if not plain:

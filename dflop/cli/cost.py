@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
-from dflop.run.talk import Say
+from dflop.run.console import Say
 
 if TYPE_CHECKING:
     from dflop.config import Config
@@ -94,7 +94,7 @@ def show(
         table_rows,
     )
     from dflop.report.rows import print_rows
-    from dflop.store.frames import find_profile
+    from dflop.store.profile_frames import find_profile
     from dflop.store.reader import Reader
 
     found = find_profile(store, key, "model")

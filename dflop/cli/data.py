@@ -27,7 +27,7 @@ def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = 
     import asyncio
 
     from dflop.config import load_with_origins
-    from dflop.steps.limits import limit_lines
+    from dflop.steps.media_limits import limit_lines
     from dflop.steps.profiling import forecast_dataset, profile_dataset
 
     given, say = load_with_origins(config, overrides), talk(quiet)
@@ -63,7 +63,7 @@ def show(
     from dflop.data.distribution import summary, tokens_of
     from dflop.report.data_plots import Profile, print_plots, save_plots
     from dflop.report.rows import print_rows
-    from dflop.store.frames import find_profile, profile_frame
+    from dflop.store.profile_frames import find_profile, profile_frame
 
     found = find_profile(store, key)
     frame = profile_frame(store, found["profile_key"])
@@ -105,9 +105,9 @@ def drift(
 
     Example: dflop data drift 1f0c 77ab
     """
-    from dflop.data.drift import drift as measure
+    from dflop.data.profile_distance import drift as measure
     from dflop.report.rows import print_rows
-    from dflop.store.frames import find_profile, profile_frame
+    from dflop.store.profile_frames import find_profile, profile_frame
 
     keys = [find_profile(store, key)["profile_key"] for key in (before, after)]
     found = measure(*(profile_frame(store, key) for key in keys))

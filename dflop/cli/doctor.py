@@ -16,7 +16,7 @@ from dflop.errors import printable, redacted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dflop.doctor.findings import Finding
+    from dflop.doctor.finding import Finding
     from dflop.doctor.flow_server import FlowServer
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
@@ -40,7 +40,7 @@ def doctor(
     from rich.console import Console
 
     from dflop.doctor.examine import examine
-    from dflop.doctor.findings import FAIL, OK, SKIP
+    from dflop.doctor.finding import FAIL, OK, SKIP
 
     server, problem = _flow_server()
     counts: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from dflop.cli.common import DEFAULT_STORE, RUNS, Json, Quiet, Runs, Store, form_of, talk
 
 if TYPE_CHECKING:
-    from dflop.run.rundir import RunDir
+    from dflop.run.directory import RunDir
 
 
 def history(
@@ -34,11 +34,11 @@ def history(
     """
     from rich.console import Console
 
-    from dflop.report.history import COLUMNS, history_rows, history_table, markdown_history
+    from dflop.report.history_table import COLUMNS, history_rows, history_table, markdown_history
     from dflop.report.rows import print_rows
     from dflop.report.terminal import print_table
     from dflop.store.freshen import freshen
-    from dflop.views.results import load_history
+    from dflop.views.run_results import load_history
 
     run_id = run
     if (opened := _directory_of(run, runs)) is not None:
@@ -58,8 +58,8 @@ def history(
 def _directory_of(name: str, runs: Path) -> RunDir | None:
     """The run directory that is meant; None: the name is for the store."""
     from dflop.errors import ConfigError
+    from dflop.run.directory import open_run
     from dflop.run.find import LATEST, find_run
-    from dflop.run.rundir import open_run
 
     if Path(name).is_dir():
         return open_run(name)

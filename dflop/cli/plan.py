@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, talk
-from dflop.run.talk import Say
+from dflop.run.console import Say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def plan(
     else:
         say(plans[0].reason)
     if picture is not None:
-        from dflop.views.explain import save_plan_picture
+        from dflop.views.explain_plan import save_plan_picture
 
         save_plan_picture(problem, plans[0], found.source, picture)
         say(f"picture of a step: {picture}")
@@ -124,8 +124,8 @@ def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: str, sa
 
     from rich.console import Console
 
-    from dflop.report.explain import explanation_json, print_explanation
-    from dflop.views.explain import explain_plan
+    from dflop.report.explain_page import explanation_json, print_explanation
+    from dflop.views.explain_plan import explain_plan
 
     found = explain_plan(problem, plans, say)
     if form == "json":

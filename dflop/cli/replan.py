@@ -30,7 +30,7 @@ def replan(
     from dflop.report.rows import print_rows
     from dflop.report.tables import layout_text
     from dflop.run.find import find_run
-    from dflop.steps.replan import advise_now
+    from dflop.steps.replanning import advise_now
     from dflop.store.freshen import freshen
 
     found, say = find_run(run, runs), talk(quiet)

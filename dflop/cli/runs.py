@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of, talk
 from dflop.errors import printable
-from dflop.run.talk import say
+from dflop.run.console import say
 
 app = App(name="runs", help="Runs: how they stand, their logs, cancelling. RUN is a directory, an id, or `latest`.")
 
@@ -33,7 +33,7 @@ def list_runs(
     Example: dflop runs list --json
     """
     from dflop.report.rows import print_rows
-    from dflop.run.overview import RUN_COLUMNS, run_rows
+    from dflop.run.status import RUN_COLUMNS, run_rows
 
     rows = run_rows(runs, everything=everything)
     if parsable:
@@ -53,7 +53,7 @@ def show(run: Run = "latest", *, runs: Runs = RUNS, form: Form = "table", as_jso
     """
     from dflop.report.rows import print_rows
     from dflop.run.find import find_run
-    from dflop.run.overview import JOB_COLUMNS, job_rows, run_facts
+    from dflop.run.status import JOB_COLUMNS, job_rows, run_facts
 
     found, shape = find_run(run, runs), form_of(form, as_json)
     if shape == "table":
@@ -84,8 +84,8 @@ def logs(
     """
     from dflop.run.find import find_run
     from dflop.run.logs import last_lines, new_lines
-    from dflop.run.overview import log_files
-    from dflop.run.queued import is_over
+    from dflop.run.queue import is_over
+    from dflop.run.status import log_files
 
     found = find_run(run, runs)
     view, files = log_files(found, job, rank)
@@ -118,7 +118,7 @@ def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
 
     Example: dflop cancel latest
     """
-    from dflop.run.cancelling import cancel_run
+    from dflop.run.cancel import cancel_run
     from dflop.run.find import find_run
 
     found, say = find_run(run, runs), talk(quiet)
@@ -139,15 +139,15 @@ def reap(
     Example: dflop reap --dry-run
     """
     from dflop.report.rows import print_rows
-    from dflop.run import leftovers
-    from dflop.run.cancelling import reap as reap_jobs
+    from dflop.run import stray_servers
+    from dflop.run.cancel import reap as reap_jobs
 
     say = talk(quiet)
     found = reap_jobs(runs, say, dry_run=dry_run)
     columns = ("run", "id", "job", "state", "fate")
     print_rows(columns, [(o.run_id, o.job_id, o.name, o.state, o.fate) for o in found], form_of(form, as_json))
-    if servers := leftovers.left_behind():
+    if servers := stray_servers.left_behind():
         pids = ", ".join(str(process.pid) for process in servers)
         if not dry_run:
-            leftovers.end(servers)
+            stray_servers.end(servers)
         say(f"temporary Prefect servers without a driver {'would be ended' if dry_run else 'ended'}: {pids}")

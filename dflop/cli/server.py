@@ -122,7 +122,7 @@ def as_error_of_ours(error: Exception) -> DflopError | None:
 
 def mark_as_driver() -> None:
     """Let a temporary server be known as ours: killed with -9, this process leaves it behind for `dflop reap`."""
-    from dflop.run.leftovers import driver_mark
+    from dflop.run.stray_servers import driver_mark
 
     os.environ |= driver_mark()
 

@@ -30,7 +30,7 @@ def trace(
     from dflop import units
     from dflop.run.find import find_run
     from dflop.store.freshen import freshen
-    from dflop.views.tracing import MANY_EVENTS, write_trace
+    from dflop.views.trace_window import MANY_EVENTS, write_trace
 
     check_folder(out)
     found, say = find_run(run, runs), talk(quiet)

@@ -9,6 +9,7 @@ the configuration (`places.py`), so that what later turns out to be wrong with i
 
 from __future__ import annotations
 
+from dflop.config.json_schema import json_schema
 from dflop.config.load import (
     Loaded,
     dump_config,
@@ -20,7 +21,6 @@ from dflop.config.load import (
     load_with_origins,
 )
 from dflop.config.places import Origins
-from dflop.config.schema import json_schema
 from dflop.config.section import Section
 from dflop.config.sections import (
     ClusterConfig,
@@ -36,7 +36,7 @@ from dflop.config.sections import (
     TrainConfig,
 )
 from dflop.config.show import annotated, shown_config, shown_keys
-from dflop.config.slurm import ContainerConfig, SlurmConfig
+from dflop.config.slurm_section import ContainerConfig, SlurmConfig
 
 __all__ = [
     "ClusterConfig",

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, AliasChoices, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from dflop.config.section import FilePath, Section
-from dflop.config.slurm import SlurmConfig
+from dflop.config.slurm_section import SlurmConfig
 from dflop.errors import printable
 from dflop.records import ClusterSpec
 

@@ -4,7 +4,7 @@ Each series comes standardised: mean 0 and standard deviation 1 while nothing ha
 agree with one another within a step but stray from step to step, which is learnt from successive differences, as those
 stay small when the mean moves. A step adds what lies beyond the slack; what it adds is bounded, so that no single step,
 however wild, can be an alarm. With the constants below, 50 two-sided series together stay silent for more than 10,000
-steps (`tests/correct/test_drift.py`).
+steps (`tests/correct/test_drift_detector.py`).
 """
 
 from __future__ import annotations

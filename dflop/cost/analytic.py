@@ -21,7 +21,7 @@ from dflop.cost import curve
 from dflop.cost.activations import edge_bytes, layer_bytes_per_token
 from dflop.cost.devices import Device
 from dflop.cost.identity import with_table_id
-from dflop.cost.links import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
+from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
 from dflop.cost.tensor_parallel import all_reduces, efficiency
 from dflop.records import LLM, CostTable, CostTerms, LinkCost, ModuleSpec
 

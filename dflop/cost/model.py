@@ -15,8 +15,8 @@ import numpy.typing as npt
 from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
 from dflop.cost.extrapolation import outside_probes, refuse_far
 from dflop.cost.identity import bytes_per_value
-from dflop.cost.links import ALL_REDUCE, P2P, LinkModel
-from dflop.cost.tables import TableSet
+from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
+from dflop.cost.table_lookup import TableSet
 from dflop.cost.tensor_parallel import derive_table
 from dflop.errors import CostError
 from dflop.records import CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec

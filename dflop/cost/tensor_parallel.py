@@ -18,7 +18,7 @@ import numpy as np
 from dflop.cost import curve
 from dflop.cost.activations import layer_bytes_per_token
 from dflop.cost.identity import bytes_per_value, with_table_id
-from dflop.cost.links import ALL_REDUCE, LinkModel
+from dflop.cost.link_costs import ALL_REDUCE, LinkModel
 from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
 
 EFFICIENCY = {1: 1.0, 2: 0.94, 4: 0.85, 8: 0.73}

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from dflop.data.annotations import BadSample
-from dflop.data.probe import Looks, Probe, joins_unseen
 from dflop.data.sandbox import at_most, environment, words
+from dflop.data.template_probe import Looks, Probe, joins_unseen
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import parse_json
 

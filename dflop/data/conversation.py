@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn, printable
-from dflop.data.frames import FrameList, entries_of, take_rates
+from dflop.data.frame_folders import FrameList, entries_of, take_rates
 from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CONVERSATION_KEYS, LISTS, KeyReader
 from dflop.data.media_value import Attached, shortened
 from dflop.data.message import Mark, MessageReader, Said, checked

@@ -25,10 +25,10 @@ from PIL import Image
 
 from dflop.data import demo_media as media
 from dflop.data import demo_text
+from dflop.data.dataset_profile import DatasetRef
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo_sources import CITY_VIDEO, PHOTOS, SOUNDS, Source, find, package_versions
 from dflop.data.headers import read_header
-from dflop.data.profile import DatasetRef
 from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
 

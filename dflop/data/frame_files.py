@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dflop.data.annotations import BadSample, confine, printable
 from dflop.data.decode import decode_image
-from dflop.data.frames import MEDIA, PICTURES, FrameList
+from dflop.data.frame_folders import MEDIA, PICTURES, FrameList
 from dflop.data.headers import BadMedia, MediaHeader, MediaSource, read_header
 from dflop.data.media_value import Attached
 

@@ -18,7 +18,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from dflop.data.probe import watched
+from dflop.data.template_probe import watched
 
 _MAX_CHARACTERS = 100_000
 

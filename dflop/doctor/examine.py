@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dflop.config import Config, load_problems, load_with_origins
-from dflop.doctor import devices, file_system, flow_server, installed, profile_store, slurm_cluster
-from dflop.doctor.findings import FAIL, OK, Finding
+from dflop.doctor import file_system, flow_server, installed, profile_store, slurm_cluster, this_machine
+from dflop.doctor.finding import FAIL, OK, Finding
 from dflop.doctor.flow_server import FlowServer
 from dflop.steps.preflight import problems
 
@@ -44,7 +44,7 @@ def examine(
             config = load_with_origins(config_file, overrides).config
     is_local = config is not None and config.cluster.backend != "slurm"
     wants_gpu = config is not None and is_local and config.cluster.device == "cuda"
-    yield from devices.machine(wants_gpu, config.model.attention if config and is_local else "auto")
+    yield from this_machine.machine(wants_gpu, config.model.attention if config and is_local else "auto")
     yield from slurm_cluster.slurm(config.cluster if config else None)
     yield from flow_server.flow_server(server, settings_problem)
     yield from profile_store.profile_store(config.store if config else store)

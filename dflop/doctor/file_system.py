@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dflop import units
-from dflop.doctor.findings import FAIL, OK, WARN, Finding
+from dflop.doctor.finding import FAIL, OK, WARN, Finding
 from dflop.store import access
 
 AREA = "files"

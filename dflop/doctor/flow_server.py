@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dflop.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.installed import installed_version
 
 AREA = "Prefect"

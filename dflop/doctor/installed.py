@@ -13,8 +13,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 import dflop
-from dflop.doctor.findings import FAIL, OK, SKIP, WARN, Finding
-from dflop.run.runs import code_revision
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
+from dflop.run.lifecycle import code_revision
 
 AREA = "packages"
 EXTRAS = {

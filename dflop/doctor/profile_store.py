@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflop import units
-from dflop.doctor.findings import FAIL, OK, SKIP, WARN, Finding, checked
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding, checked
 from dflop.errors import DflopError
 from dflop.store import access, backlog, health
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from dflop.config import ClusterConfig
-from dflop.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.errors import did_you_mean
 from dflop.launch.answers import time_of_day
 from dflop.launch.commands import Command, run_command

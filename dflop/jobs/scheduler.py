@@ -21,19 +21,19 @@ from typing import Any
 from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError
-from dflop.jobs.beside import die_with_parent, in_thread, num_free_cores
-from dflop.jobs.spooling import PatientWriter
+from dflop.jobs.companion import die_with_parent, in_thread, num_free_cores
+from dflop.jobs.spool_writer import PatientWriter
+from dflop.learn.cost_inputs import read_costs, run_input
 from dflop.learn.crossfit import Packing
-from dflop.learn.findings import JobFacts
-from dflop.learn.inputs import read_costs, run_input
-from dflop.learn.learning import Learner, Row
+from dflop.learn.decisions import JobFacts
+from dflop.learn.learner import Learner, Row
 from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
-from dflop.run.basis import basis_of, factors_text, scenario_batches
-from dflop.run.rundir import RunDir, open_run
-from dflop.run.steps import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
-from dflop.run.talk import say
+from dflop.run.batches import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
+from dflop.run.console import say
+from dflop.run.directory import RunDir, open_run
+from dflop.run.plan_scope import basis_of, factors_text, scenario_batches
 from dflop.schedule.policies import Effort
-from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.schedule.warm import warm
 from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter

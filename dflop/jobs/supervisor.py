@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dflop.jobs.beside import PARENT
+from dflop.jobs.companion import PARENT
 from dflop.launch.kernels import kernel_environment
 
 SCHEDULER_MODULE = "dflop.jobs.scheduler"

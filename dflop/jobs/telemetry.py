@@ -15,16 +15,16 @@ from pathlib import Path
 from dflop.config import Config
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.jobs.metrics import MetricsFile
-from dflop.jobs.scalars import Scalars
-from dflop.jobs.spooling import SpoolThread
+from dflop.jobs.spool_writer import SpoolThread
+from dflop.jobs.tensorboard import Scalars
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
 from dflop.records import LLM, RankMemory, RankSpan, StepFlops, StepObservation
-from dflop.run.rundir import RunDir
-from dflop.run.steps import GlobalBatches, StepSpec
+from dflop.run.batches import GlobalBatches, StepSpec
+from dflop.run.directory import RunDir
 from dflop.train.manifest import read_latest
-from dflop.train.trace import Span
+from dflop.train.step_trace import Span
 from dflop.units import count, percent, seconds
 
 MEMORY_EVERY_STEPS = 20

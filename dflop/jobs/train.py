@@ -20,31 +20,31 @@ import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
-from dflop.jobs.assemble import Place, make_trainer
-from dflop.jobs.begin import begin, reached
-from dflop.jobs.quick import QuickPlanner
-from dflop.jobs.ranks import join, peak_memory, take_device
-from dflop.jobs.scalars import check_tensorboard
-from dflop.jobs.spooling import SpoolThread
+from dflop.jobs.boot import begin, reached
+from dflop.jobs.fallback_plan import QuickPlanner
+from dflop.jobs.rank_setup import join, peak_memory, take_device
+from dflop.jobs.rank_trainer import Place, make_trainer
+from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.jobs.tensorboard import check_tensorboard
 from dflop.launch.marks import note_stop
 from dflop.launch.ranks import srun_environment
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
-from dflop.run.rundir import RunDir, open_run, tokenizer_of, trainable_of
-from dflop.run.steps import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
-from dflop.run.talk import say
+from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
+from dflop.run.console import say
+from dflop.run.directory import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities
 from dflop.train.leave import leave, leave_at_exit
 from dflop.train.listen import master_host
 from dflop.train.loop import Hooks, LoopSettings
-from dflop.train.plans import Guard, Patience, PlanSource
+from dflop.train.plan_source import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
-from dflop.train.watch import Watch
+from dflop.train.watchdog import Watch
 from dflop.train.wire import RankTimes, Store
 from dflop.units import seconds
 

@@ -15,7 +15,7 @@ from dflop.correct.times import Ints, StepTimes
 from dflop.cost.model import CostModel
 from dflop.records import Factors, ModuleFactors, Plan, SampleShape, StepPlan
 from dflop.schedule.policies import Effort
-from dflop.schedule.scheduler import schedule_step, step_seconds
+from dflop.schedule.step_scheduler import schedule_step, step_seconds
 from dflop.simulate.jit import IS_COMPILED
 
 EFFORT = Effort(max_simulations=2000, max_orders=12)

@@ -16,7 +16,7 @@ from typing import Any
 from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_family
 from dflop.models.family import Family, check_depths
-from dflop.models.settings import Settings, read_object, read_settings
+from dflop.models.processor_settings import Settings, read_object, read_settings
 from dflop.models.unsupported import refuse_quantized, unsupported
 
 TYPES: Mapping[str, tuple[str, str]] = {

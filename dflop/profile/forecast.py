@@ -16,7 +16,7 @@ from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
 from dflop.profile.groups import ProbeGroup, load_on, probe_groups
-from dflop.profile.run import MIN_GROUPS, affordable_s, num_runs, used_modules
+from dflop.profile.profiler import MIN_GROUPS, affordable_s, num_runs, used_modules
 from dflop.records import CostTable, ModuleLoad, SampleShape
 
 

@@ -26,7 +26,8 @@ from dflop.records.costs import (
     ModuleSpec,
     ParallelSpec,
 )
-from dflop.records.history import (
+from dflop.records.mapping import from_dict, parse_json, to_dict
+from dflop.records.observations import (
     JobRecord,
     MicrobatchSpan,
     RankMemory,
@@ -37,7 +38,6 @@ from dflop.records.history import (
     StepFlops,
     StepObservation,
 )
-from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 

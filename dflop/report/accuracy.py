@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop import units
-from dflop.report.steps import MeasuredStep
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.tables import Table
 
 

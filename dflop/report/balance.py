@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dflop import units
 from dflop.records import Plan, StepObservation
-from dflop.report.compare import ARRIVAL, BALANCED, BatchPair
-from dflop.report.steps import MeasuredStep
+from dflop.report.comparison import ARRIVAL, BALANCED, BatchPair
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.tables import POLICY_NAMES, Table, stage_name
 
 

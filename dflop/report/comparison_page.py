@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dflop.report.calculator import SCRIPT as CALCULATOR
 from dflop.report.calculator import Calculator
-from dflop.report.page import render_page
+from dflop.report.html_page import render_page
 from dflop.report.tables import Table
 
 

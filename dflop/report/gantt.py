@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dflop import units
 from dflop.records import MediaItem, SampleShape
-from dflop.report.page import json_block
+from dflop.report.html_page import json_block
 from dflop.report.timeline import BACKWARD, FORWARD, UPDATE, Bar, Lane, Timeline, Track
 
 CLASSES = {FORWARD: "f", BACKWARD: "b", UPDATE: "u"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflop.report import accuracy, balance, plots, run_plots, sections, tables
+from dflop.report import accuracy, balance, plots, report_sections, run_plots, tables
 from dflop.report.calculator import SCRIPT as CALCULATOR
-from dflop.report.details import RunDetails
 from dflop.report.gantt import Gantt, draw_gantt
-from dflop.report.history import history_table
-from dflop.report.page import render_page, write_page
+from dflop.report.history_table import history_table
+from dflop.report.html_page import render_page, write_page
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from dflop.report.timeline import batch_timeline
 
@@ -49,7 +49,7 @@ def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
     pair = comparison.typical_pair() if comparison else None
     spans = accuracy.timed_spans(summary.steps)
     shares = balance.stage_shares(pairs, plan)
-    memory = sections.memory_rows(plan, details.peaks)
+    memory = report_sections.memory_rows(plan, details.peaks)
     limit_bytes = details.memory_limit_bytes
     return render_page(
         "report.html.jinja",
@@ -59,10 +59,10 @@ def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
         layout=tables.layout_text(plan),
         verdict=summary.verdict,
         key_numbers=tables.key_numbers(summary),
-        ran=sections.run_facts(summary, details),
+        ran=report_sections.run_facts(summary, details),
         loss=plots.loss_curve(summary.steps) if summary.steps else None,
         throughput=run_plots.throughput_curve(summary.steps, details.plan_steps),
-        plan_facts=sections.plan_facts(summary, details),
+        plan_facts=report_sections.plan_facts(summary, details),
         plan_kinds=("simulated", *["analytic"] * any(source == "analytic" for _, source in details.cost_sources)),
         plan=tables.plan_table(summary.candidates),
         policies=tables.policy_table(summary),
@@ -77,14 +77,14 @@ def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:
         errors=accuracy.error_table(accuracy.errors_by_size(spans)),
         corrections=tables.correction_table(summary),
         correction_curves=run_plots.correction_curves(details.corrections, details.plan_steps),
-        slow_ranks=sections.slow_rank_table(details.rank_factors),
+        slow_ranks=report_sections.slow_rank_table(details.rank_factors),
         history=history_table(details.history),
-        memory=sections.memory_table(memory, limit_bytes, {peak.kind for peak in details.peaks}),
+        memory=report_sections.memory_table(memory, limit_bytes, {peak.kind for peak in details.peaks}),
         memory_kinds=_memory_kinds(memory),
         memory_bars=run_plots.memory_bars(memory, limit_bytes) if limit_bytes else None,
         quarantine=tables.quarantine_table(summary),
-        calculator=sections.run_calculator(summary, details),
-        reproducibility=sections.reproduction(summary, details),
+        calculator=report_sections.run_calculator(summary, details),
+        reproducibility=report_sections.reproduction(summary, details),
         config_text=details.config_text,
         sql_line=tables.SQL_LINE,
     )
@@ -98,7 +98,7 @@ def _gantt(summary: RunSummary, details: RunDetails) -> Gantt | None:
     return draw_gantt(found)
 
 
-def _memory_kinds(rows: tuple[sections.MemoryRow, ...]) -> tuple[str, ...]:
+def _memory_kinds(rows: tuple[report_sections.MemoryRow, ...]) -> tuple[str, ...]:
     if not rows:
         return ()
     is_measured = any(measured is not None for _, _, measured in rows)

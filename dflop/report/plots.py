@@ -22,9 +22,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from dflop import units
-from dflop.report.compare import Comparison, PolicyStats
+from dflop.report.comparison import Comparison, PolicyStats
 from dflop.report.inline_svg import without_styles
-from dflop.report.steps import MeasuredStep
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.tables import POLICY_NAMES
 
 if TYPE_CHECKING:

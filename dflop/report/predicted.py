@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dflop.records import LLM, Plan, StepObservation, StepPlan
-from dflop.simulate.order import Phase
+from dflop.simulate.pipeline_order import Phase
 from dflop.simulate.step import Node, op_id, run_graph, step_graph, step_nodes
 
 Op = tuple[Node, int, Phase]

@@ -15,9 +15,9 @@ from dflop import units
 from dflop.records import LLM, Correction
 from dflop.report.accuracy import TimedSpan
 from dflop.report.balance import Evenness, StageShares
-from dflop.report.compare import ARRIVAL
+from dflop.report.comparison import ARRIVAL
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.plots import BLUE, INK, SKY, UPDATE, markers_of, svg_text
-from dflop.report.steps import MeasuredStep
 from dflop.report.tables import POLICY_NAMES
 
 SIZE = (4.8, 3.0)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from dflop.records import ClusterSpec, Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
 from dflop.records.speedup import NOT_COMPARED, Speedup
-from dflop.report.compare import Comparison, compare_policies, verdict
-from dflop.report.steps import MeasuredStep, measured_steps
+from dflop.report.comparison import Comparison, compare_policies, verdict
+from dflop.report.observed_steps import MeasuredStep, measured_steps
 
 LOSS_WINDOW = 3
 """Steps averaged for the first and the last loss: single steps are different samples, not progress."""

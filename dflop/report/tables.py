@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dflop import units
 from dflop.records import ALL_TOKENS, LLM, Correction, ModulePlan, Plan
 from dflop.records.speedup import NOT_COMPARED, Speedup
-from dflop.report.compare import ARRIVAL, BALANCED
+from dflop.report.comparison import ARRIVAL, BALANCED
 from dflop.report.summary import RunSummary
 
 SQL_LINE = 'dflop sql "select * from v_run_summary"'

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.records import LLM, Plan, SampleShape, StepObservation, StepPlan
-from dflop.report.compare import BatchPair
+from dflop.report.comparison import BatchPair
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.plots import MAX_LANES
 from dflop.report.predicted import PredictedOp, PredictedStep, fits, plan_that_ran, simulate_again
-from dflop.report.steps import MeasuredStep
 from dflop.report.tables import POLICY_NAMES, stage_name
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"

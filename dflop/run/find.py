@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 
 LATEST = "latest"
 _MAX_SHOWN = 5

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dflop.config import Config
 from dflop.launch import Container, Launcher, Site, make_launcher
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 
 
 def launcher_of(run: RunDir, config: Config) -> Launcher:

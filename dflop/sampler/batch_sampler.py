@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.sampler.costs import SampleCosts, sample_costs
+from dflop.sampler.accumulation import Step
+from dflop.sampler.costs_of_samples import SampleCosts, sample_costs
+from dflop.sampler.dp_rank import PlaceUnknown, find_place
 from dflop.sampler.draws import Draws, Progress, Start
 from dflop.sampler.hands import check_hands, refuse_dispatch, who_draws
 from dflop.sampler.numbers import check_positive
-from dflop.sampler.place import PlaceUnknown, find_place
-from dflop.sampler.plans import BatchPlan, Planner, warm_up
-from dflop.sampler.steps import Step
+from dflop.sampler.rank_plans import BatchPlan, Planner, warm_up
 from dflop.schedule.data_parallel import Sync
 
 SYNCS = ("step", "microbatch")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dflop.errors import ConfigError
-from dflop.sampler.plans import BatchPlan
+from dflop.sampler.rank_plans import BatchPlan
 
 
 @dataclass(slots=True)

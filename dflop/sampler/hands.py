@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dflop.errors import ConfigError
-from dflop.sampler.costs import SampleCosts
+from dflop.sampler.costs_of_samples import SampleCosts
 
 _MAX_FRAMES = 60
 _WHERE = "BalancedBatchSampler"

@@ -24,7 +24,7 @@ from dflop.schedule.data_parallel import MAX_EVALS, Sync, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
-from dflop.schedule.order import order_slots
+from dflop.schedule.microbatch_order import order_slots
 from dflop.schedule.pack import pack, token_lpt
 from dflop.schedule.place import split_under_cap
 from dflop.schedule.within_memory import by_shares

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dflop.simulate.events import OpGraph, simulate
 from dflop.simulate.jit import kernel
-from dflop.simulate.order import one_f_one_b
+from dflop.simulate.pipeline_order import one_f_one_b
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from dflop.records import LLM, ModuleWork, Plan
 from dflop.simulate.events import OpGraph, Timeline, simulate, simulate_reference
-from dflop.simulate.order import Phase, one_f_one_b
+from dflop.simulate.pipeline_order import Phase, one_f_one_b
 
 Node = tuple[str, int, int]
 """(module, stage, dp_rank)."""

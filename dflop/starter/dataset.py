@@ -17,7 +17,7 @@ from dflop.config import load_mixture
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.annotation_file import SUFFIXES
 from dflop.data.formats.source import RowSource, open_source
-from dflop.data.frames import PICTURES, NoRate
+from dflop.data.frame_folders import PICTURES, NoRate
 from dflop.data.patterns import beside, expand
 from dflop.errors import ConfigError, DataError
 

@@ -17,7 +17,7 @@ from typing import Any
 from dflop import units
 from dflop.config import dump_yaml
 from dflop.data.annotations import printable
-from dflop.doctor.devices import Gpu, find_gpus, memory_bytes
+from dflop.doctor.this_machine import Gpu, find_gpus, memory_bytes
 from dflop.errors import ConfigError
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset

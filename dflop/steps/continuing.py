@@ -17,13 +17,13 @@ from dflop.config import Config
 from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobState, Journal, Launcher
 from dflop.records import Decision, Plan
-from dflop.run.basis import basis_of
-from dflop.run.rundir import RunDir
-from dflop.run.steps import TRAIN, Stage, stage_at
-from dflop.run.talk import Say
-from dflop.steps import planning, replan, submit
+from dflop.run.batches import TRAIN, Stage, stage_at
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.run.plan_scope import basis_of
+from dflop.steps import planning, replanning, submit
 from dflop.steps.follow import follow_job
-from dflop.steps.replan import Advice
+from dflop.steps.replanning import Advice
 from dflop.steps.rounds import Rounds, Teller
 from dflop.train.manifest import read_latest
 
@@ -91,7 +91,7 @@ def plan_next(run: RunDir, profile_key: str, advice: Advice | None, say: Say) ->
     elif run.is_replanning():
         advice = advice or _asked_again(run, config, say)
         if advice is not None:
-            replan.apply(run, config, advice)
+            replanning.apply(run, config, advice)
             plans = advice.plans
     run.mark_replanning(False)
     return plans
@@ -105,16 +105,16 @@ def _fits(run: RunDir, stage: Stage) -> bool:
 
 def _asked_again(run: RunDir, config: Config, say: Say) -> Advice | None:
     """What the job has made way for, where whoever knew has died; None if it would not pay any more."""
-    advice = replan.advise_now(run, config, say)
-    if advice is None or advice.decision.verdict != replan.ADVISED:
+    advice = replanning.advise_now(run, config, say)
+    if advice is None or advice.decision.verdict != replanning.ADVISED:
         return None
-    return replace(advice, decision=replace(advice.decision, verdict=replan.DONE))
+    return replace(advice, decision=replace(advice.decision, verdict=replanning.DONE))
 
 
 def _came_to_nothing(run: RunDir, config: Config, advice: Advice, why: str) -> None:
     decision = advice.decision
-    failed = replace(decision, verdict=replan.FAILED, detail=f"{why}: {decision.detail}", observed_at_s=time.time())
-    replan.spool_decision(run, config, failed)
+    failed = replace(decision, verdict=replanning.FAILED, detail=f"{why}: {decision.detail}", observed_at_s=time.time())
+    replanning.spool_decision(run, config, failed)
 
 
 def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Plan) -> None:
@@ -126,7 +126,7 @@ def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Pl
         step=stage.first_step,
         kind="stage",
         subject=stage.name,
-        verdict=replan.DONE,
+        verdict=replanning.DONE,
         measured=math.nan,
         expected=plan.predicted_step_s,
         gain_s=math.nan,
@@ -137,7 +137,7 @@ def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Pl
         detail=detail,
         observed_at_s=time.time(),
     )
-    replan.spool_decision(run, config, decision)
+    replanning.spool_decision(run, config, decision)
 
 
 async def train_once(run: RunDir, launcher: Launcher, say: Say, teller: Teller) -> Advice | None:

@@ -15,15 +15,15 @@ from dflop import errors
 from dflop.config import Config, Origins
 from dflop.errors import Cancelled, DflopError, Interrupted, StoreError
 from dflop.launch import Launcher
-from dflop.run import runs
-from dflop.run.driver import check_free, drive_alone
+from dflop.run import lifecycle
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run
 from dflop.run.launcher import launcher_of
-from dflop.run.queued import live_jobs
-from dflop.run.rundir import RunDir
-from dflop.run.talk import Say
+from dflop.run.queue import live_jobs
 from dflop.steps.preflight import preflight
-from dflop.steps.replan import Advice
+from dflop.steps.replanning import Advice
 from dflop.steps.rounds import Teller
 from dflop.store.ingest import ingest
 
@@ -49,7 +49,7 @@ class Drive:
         """Note that nothing is left to do: another run of this configuration begins anew."""
         if self.is_done:
             return
-        runs.note(self.run, self.config, runs.DONE, config_key=runs.key_of(self.run))
+        lifecycle.note(self.run, self.config, lifecycle.DONE, config_key=lifecycle.key_of(self.run))
         self.is_done = True
 
 
@@ -75,7 +75,7 @@ def begin_or_take_up(
         return run
     assert config is not None, "a run is named, or has a configuration"
     preflight(config, config_file)
-    run, is_resumed = runs.begin(config, say)
+    run, is_resumed = lifecycle.begin(config, say)
     say(f"{'resuming' if is_resumed else 'starting'} run {run.run_id} in {run.path}")
     return run
 
@@ -99,18 +99,18 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
         LaunchError: somebody else drives the run.
         DflopError: as the block raised it.
     """
-    config, key = run.config(), runs.key_of(run)
+    config, key = run.config(), lifecycle.key_of(run)
 
     def note_end(state: str) -> None:
         try:
-            runs.note(run, config, state, config_key=key)
+            lifecycle.note(run, config, state, config_key=key)
         except (StoreError, OSError) as error:  # why it ended is the thing to tell, not that the disk is full, too
             say(f"that the run is {state} cannot be noted: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
     with _named_disk(), drive_alone(run, say) as check:
         run.mark_cancelled(False)
-        runs.note(run, config, runs.RUNNING, config_key=key)
+        lifecycle.note(run, config, lifecycle.RUNNING, config_key=key)
         launcher = launcher_of(run, config)
         drive = Drive(run, config, launcher, say, Teller(run, say, show_history), check)
         try:
@@ -129,10 +129,10 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
             if not isinstance(error, Exception | GeneratorExit):
                 _sweep(drive)
             if not drive.is_done:
-                note_end(runs.FAILED if isinstance(error, Exception) else runs.INTERRUPTED)
+                note_end(lifecycle.FAILED if isinstance(error, Exception) else lifecycle.INTERRUPTED)
             raise
         if not drive.is_done:
-            note_end(runs.READY)
+            note_end(lifecycle.READY)
 
 
 @contextlib.contextmanager
@@ -166,5 +166,5 @@ def _as_cancelled(run: RunDir, error: DflopError) -> DflopError:
 
 def _state_after(error: DflopError) -> str:
     if isinstance(error, Cancelled):
-        return runs.CANCELLED
-    return runs.INTERRUPTED if isinstance(error, Interrupted) else runs.FAILED
+        return lifecycle.CANCELLED
+    return lifecycle.INTERRUPTED if isinstance(error, Interrupted) else lifecycle.FAILED

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from dflop.config import Config, shown_config
-from dflop.data.profile import profile_key
+from dflop.data.dataset_profile import profile_key
 from dflop.errors import DflopError, redacted
 from dflop.launch import JobSpec
 from dflop.launch.sbatch import USUAL_MAX_ARRAY_SIZE
 from dflop.launch.script import batches, render
 from dflop.launch.slurm import comment_of
-from dflop.run import runs
+from dflop.run import lifecycle
+from dflop.run.batches import COMPARE, TRAIN
+from dflop.run.directory import RunDir, dataset_ref, family_of, rules_of
 from dflop.run.launcher import site_of
-from dflop.run.rundir import RunDir, dataset_ref, family_of, rules_of
-from dflop.run.steps import COMPARE, TRAIN
 from dflop.steps import planning, preflight, submit
 
 T = TypeVar("T")
@@ -61,11 +61,11 @@ def dry_run(config: Config) -> DryRun:
     Raises:
         LaunchError: the cluster has not as many places as the plan of the run has processes.
     """
-    found = runs.unfinished(config)
+    found = lifecycle.unfinished(config)
     if found is not None:
         run, config = found, found.config()
     else:
-        config = runs.absolute(config)
+        config = lifecycle.absolute(config)
         run = RunDir(config.runs / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     notes = ["what the store holds already is not submitted: finished profiles, shards and modules that are done"]
     groups = _groups(run, config, notes)

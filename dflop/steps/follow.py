@@ -27,9 +27,9 @@ from dflop.launch import (
     run_jobs_async,
 )
 from dflop.records import ProfileRecord
-from dflop.run import runs
-from dflop.run.rundir import RunDir
-from dflop.run.talk import Say
+from dflop.run import lifecycle
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
 from dflop.steps.watching import JobTalk
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -210,7 +210,7 @@ def _without_numbers(error: Exception) -> str:
 async def ingest_run(run: RunDir, say: Say) -> None:
     """Brings what jobs spooled, and the job journal so far, into the database."""
     config = run.config()
-    runs.spool_journal(run, config)
+    lifecycle.spool_journal(run, config)
     report = await asyncio.to_thread(ingest, config.store)
     say(f"ingested {count(report.num_rows)} rows of {report.num_files} files in {seconds(report.elapsed_s)}")
 

@@ -15,18 +15,18 @@ from dflop.errors import ConfigError
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
 from dflop.report.summary import RunSummary
-from dflop.run.rundir import RunDir, rules_of
-from dflop.run.steps import COMPARE, TRAIN
-from dflop.run.talk import Say
+from dflop.run.batches import COMPARE, TRAIN
+from dflop.run.console import Say
+from dflop.run.directory import RunDir, rules_of
 from dflop.steps import continuing, planning, profiling, submit
 from dflop.steps.continuing import Todo
 from dflop.steps.drive import Drive
 from dflop.steps.follow import follow_job, ingest_run, stored_profile
-from dflop.steps.replan import Advice
+from dflop.steps.replanning import Advice
 from dflop.steps.retrying import while_it_gets_on, with_retries
 from dflop.store.freshen import freshen
 from dflop.store.reader import Reader
-from dflop.views import results
+from dflop.views import run_results
 
 
 async def demo_data(drive: Drive) -> None:
@@ -161,7 +161,7 @@ async def finish(drive: Drive) -> None:
 async def report(drive: Drive) -> RunSummary:
     """Last ingest, and report.html from what the store then knows."""
     await ingest_run(drive.run, drive.say)
-    return await asyncio.to_thread(results.write_report, drive.run)
+    return await asyncio.to_thread(run_results.write_report, drive.run)
 
 
 def report_again(run: RunDir, say: Say) -> RunSummary:
@@ -172,7 +172,7 @@ def report_again(run: RunDir, say: Say) -> RunSummary:
     store = run.config().store
     if num_waiting := freshen(store, run.run_id):
         say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
-    return results.write_report(run)
+    return run_results.write_report(run)
 
 
 async def everything(drive: Drive) -> RunSummary:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables, missing_probes
-from dflop.cost.links import fit_link_costs
+from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
 from dflop.errors import StoreError
-from dflop.learn.inputs import planner_factors, run_input
+from dflop.learn.cost_inputs import planner_factors, run_input
 from dflop.models.family import Family
 from dflop.plan.drafts import holding
 from dflop.plan.search import plan_problem
@@ -31,10 +31,10 @@ from dflop.records import (
     Plan,
     SampleShape,
 )
-from dflop.run.basis import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
-from dflop.run.rundir import RunDir, family_of, tokenizer_of
-from dflop.run.steps import profiled_ways, stage_at
-from dflop.run.talk import Say
+from dflop.run.batches import profiled_ways, stage_at
+from dflop.run.console import Say
+from dflop.run.directory import RunDir, family_of, tokenizer_of
+from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
 from dflop.schedule.levels import levelled
 from dflop.steps.planned_cluster import batch_note
 from dflop.store.ingest import ingest

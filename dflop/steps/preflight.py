@@ -16,12 +16,12 @@ from dflop.data.chat import ChatTemplate
 from dflop.data.formats.source import opener_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
-from dflop.jobs.scalars import check_tensorboard
+from dflop.jobs.tensorboard import check_tensorboard
 from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
-from dflop.run.rundir import dataset_ref, trainable_of
-from dflop.run.steps import stages_of
+from dflop.run.batches import stages_of
+from dflop.run.directory import dataset_ref, trainable_of
 
 _SCAN_BYTES = 64 << 20
 

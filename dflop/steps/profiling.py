@@ -10,19 +10,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from dflop.config import Config
+from dflop.data.dataset_profile import profile_key, rows_key
 from dflop.data.demo import make_demo_dataset
-from dflop.data.profile import profile_key, rows_key
 from dflop.errors import DataError, DflopError, StoreError
 from dflop.launch import JobSpec, Launcher
 from dflop.records import ProfileRecord, QuarantinedSample
-from dflop.run import runs
-from dflop.run.driver import drive_alone
+from dflop.run import lifecycle
+from dflop.run.console import Say
+from dflop.run.directory import RunDir, dataset_ref, rules_of
+from dflop.run.driver_lock import drive_alone
 from dflop.run.launcher import launcher_of
-from dflop.run.rundir import RunDir, dataset_ref, rules_of
-from dflop.run.talk import Say
 from dflop.steps import planning, submit
 from dflop.steps.follow import follow_jobs, ingest_run, note_profile, stored_profile
-from dflop.steps.limits import stated_limits
+from dflop.steps.media_limits import stated_limits
 from dflop.store.console import named_query, query
 from dflop.store.reader import Reader
 
@@ -93,19 +93,19 @@ async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir
     if config.dataset.demo:
         d = config.dataset
         make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
-    run, _ = runs.begin(config, say)
+    run, _ = lifecycle.begin(config, say)
     with drive_alone(run, say):
-        _note(run, config, runs.RUNNING)
+        _note(run, config, lifecycle.RUNNING)
         try:
             yield run
         except BaseException as error:
-            _note(run, config, runs.FAILED if isinstance(error, DflopError) else runs.INTERRUPTED)
+            _note(run, config, lifecycle.FAILED if isinstance(error, DflopError) else lifecycle.INTERRUPTED)
             raise
-        _note(run, config, runs.DONE)
+        _note(run, config, lifecycle.DONE)
 
 
 def _note(run: RunDir, config: Config, state: str) -> None:
-    runs.note(run, config, state, config_key=config.key, trains=False)
+    lifecycle.note(run, config, state, config_key=config.key, trains=False)
 
 
 async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:

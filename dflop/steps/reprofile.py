@@ -1,7 +1,7 @@
 """Timing again, beside the training, what predictions are doubtful about: when, and what becomes of it.
 
-The flow asks `doubtful` after each ingest, submits a job per tensor-parallel degree, `dflop.jobs.profile:again`, and
-hands what it leaves to `settle`.
+The flow asks `doubtful` after each ingest, submits a job per tensor-parallel degree
+(`dflop.jobs.model_profile:again`), and hands what it leaves to `settle`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.config import Config
-from dflop.correct.drift import DRIFT_COST
+from dflop.correct.drift_detector import DRIFT_COST
 from dflop.errors import CostError
-from dflop.learn.doubts import Doubt, Judged, find_doubts, judge, new_doubts, read_doubts, write_doubts
+from dflop.learn.remeasure import Doubt, Judged, find_doubts, judge, new_doubts, read_doubts, write_doubts
 from dflop.records import Correction, CostTable, Decision, Measurement, ProfileRecord
-from dflop.run.rundir import RunDir
-from dflop.run.talk import Say
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
 from dflop.steps.planning import bound_family
-from dflop.steps.replan import ADVISED, DONE, FAILED, REPROFILE, STAY, spool_decision
+from dflop.steps.replanning import ADVISED, DONE, FAILED, REPROFILE, STAY, spool_decision
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobHandle, Launcher
 from dflop.records import Decision
-from dflop.run.rundir import RunDir
-from dflop.run.talk import Say
-from dflop.steps import replan, reprofile, submit
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.steps import replanning, reprofile, submit
 from dflop.steps.follow import follow_job, ingest_run
-from dflop.steps.replan import Advice
+from dflop.steps.replanning import Advice
 from dflop.steps.reprofile import Reprofile
 from dflop.store.reader import Reader
 
@@ -71,7 +71,7 @@ class Rounds:
         """One round; a job that is to stop is told so again in each."""
         await self._teller.tell()
         if not self._run.is_replanning():
-            advice = await asyncio.to_thread(replan.consider, self._run, self._config, self._say)
+            advice = await asyncio.to_thread(replanning.consider, self._run, self._config, self._say)
             if advice is not None and advice.is_to_act and self._config.replan.mode == "act":
                 self.advice = advice
                 self._run.mark_replanning(True)

@@ -8,7 +8,7 @@ from dflop.config import Config
 from dflop.errors import LaunchError
 from dflop.launch import JobSpec, Resources
 from dflop.records import Plan
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.steps.planning import Gap
 from dflop.steps.reprofile import Reprofile
 
@@ -28,7 +28,7 @@ def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
     num_shards = config.data_profile.num_shards
     return [
         _job(
-            run, config, f"data-{shard}", "dflop.jobs.data:main", (profile_key, str(shard), str(num_shards)),
+            run, config, f"data-{shard}", "dflop.jobs.data_profile:main", (profile_key, str(shard), str(num_shards)),
             f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=config.data_profile.num_workers,
             array="data",
         )
@@ -58,13 +58,13 @@ def model_jobs(
         if config.cluster.backend == "slurm" and len(modules) > 1:
             groups.append([
                 _job(
-                    run, config, f"{name}-{module}", "dflop.jobs.profile:main", (*args, module), f"{key}/{module}",
-                    num_tasks=tp, array=name,
+                    run, config, f"{name}-{module}", "dflop.jobs.model_profile:main", (*args, module),
+                    f"{key}/{module}", num_tasks=tp, array=name,
                 )
                 for module in modules
             ])  # fmt: skip
         else:
-            groups.append([_job(run, config, name, "dflop.jobs.profile:main", args, key, num_tasks=tp)])
+            groups.append([_job(run, config, name, "dflop.jobs.model_profile:main", args, key, num_tasks=tp)])
     # Two nodes say what a message costs within one and between them.
     num_processes = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
     if num_processes > 1 and config.model_profile.links_budget_s > 0:
@@ -75,7 +75,7 @@ def model_jobs(
                     run,
                     config,
                     "profile-links",
-                    "dflop.jobs.links:main",
+                    "dflop.jobs.link_profile:main",
                     (profile_key, hardware),
                     key,
                     num_tasks=num_processes,
@@ -101,7 +101,7 @@ def missing_jobs(
     return [
         [
             _job(
-                run, config, f"profile-more-tp{gap.tp}-{gap.module}", "dflop.jobs.profile:main",
+                run, config, f"profile-more-tp{gap.tp}-{gap.module}", "dflop.jobs.model_profile:main",
                 (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
                 f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
             )
@@ -114,7 +114,7 @@ def reprofile_jobs(run: RunDir, config: Config, work: Reprofile) -> list[JobSpec
     """The jobs that time again, beside the training, what predictions are doubtful about."""
     return [
         _job(
-            run, config, f"reprofile-{work.file.stem}-tp{tp}", "dflop.jobs.profile:again",
+            run, config, f"reprofile-{work.file.stem}-tp{tp}", "dflop.jobs.model_profile:again",
             (work.profile_key, work.hardware, str(tp), str(work.file)),
             f"{run.run_id}/reprofile/{work.file.stem}/tp{tp}", num_tasks=tp,
         )

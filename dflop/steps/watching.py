@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from dflop.launch import JobHandle, JobState, JobStatus, log_paths
+from dflop.run.console import Say
 from dflop.run.logs import STEP_LINE
-from dflop.run.talk import Say
 
 MAX_LINES, PER_S = 120, 60.0
 """Of a job's log in a run's own log: a log page keeps every line, and its server is shared."""

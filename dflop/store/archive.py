@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from dflop.errors import StoreError
 from dflop.records import parse_json
 from dflop.store import durable, schema
-from dflop.store.check import Good, SpoolFile, with_provenance
+from dflop.store.file_check import Good, SpoolFile, with_provenance
 from dflop.store.spool import NEXT_SEQ_FILE, SpoolKey, read_next_seq
 
 _MEMBERS = b"dflop.archive_members"

@@ -17,8 +17,8 @@ from typing import Any
 import duckdb
 
 from dflop.errors import StoreError
-from dflop.store import access, archive, check, durable, live
-from dflop.store.check import Good, SpoolFile
+from dflop.store import access, archive, durable, file_check, live
+from dflop.store.file_check import Good, SpoolFile
 from dflop.store.ingest import Progress, ingest_pending
 from dflop.store.lease import Lease
 from dflop.store.snapshot import publish_if_stale
@@ -147,12 +147,12 @@ def _read(file: SpoolFile, sha256: str) -> Good:
         raise StoreError("a spool file is not what was ingested", where=str(file.path), hint="run `dflop store verify`")
     key = SpoolKey.parse(file.name)
     assert key is not None
-    return Good(file, key, sha256, check.decode(key, data))
+    return Good(file, key, sha256, file_check.decode(key, data))
 
 
 def _content(con: duckdb.DuckDBPyConnection, files: Sequence[Good]) -> tuple[Any, ...]:
     """Identity of rows and their provenance; unlike Arrow's equality, NaN equals NaN."""
-    with live.registered(con, check.with_provenance(files)) as incoming:
+    with live.registered(con, file_check.with_provenance(files)) as incoming:
         content = f"count(*), sum(hash({incoming})::hugeint)"
         sql = f"select _producer, _seq, {content} from {incoming} group by all order by all"
         return tuple(con.execute(sql).fetchall())

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from dflop import units
 from dflop.errors import StoreError
-from dflop.store import access, archive, check, live, quarantine, rollup, snapshot
-from dflop.store.check import Bad, Denied, Good, Newer, SpoolFile, Touched
+from dflop.store import access, archive, file_check, live, quarantine, rollup, snapshot
+from dflop.store.file_check import Bad, Denied, Good, Newer, SpoolFile, Touched
 from dflop.store.lease import Lease
 from dflop.store.spool import SpoolKey, list_files
 
@@ -139,7 +139,7 @@ def ingest_pending(
     _ingest_archive(con, root, say, lease, manifest, counts, only)
     pending, unreadable = _pending(root, manifest, only)
     known = {key.relative_path: found.sha256 for key, found in manifest.items()}
-    for judged in check.judge_all(pending, known):
+    for judged in file_check.judge_all(pending, known):
         good = [j for j in judged if isinstance(j, Good)]
         bad = [j for j in judged if isinstance(j, Bad)] if only is None else []
         touched = [j for j in judged if isinstance(j, Touched)]
@@ -252,7 +252,7 @@ def _insert(con: duckdb.DuckDBPyConnection, good: Sequence[Good]) -> None:
     if not good:
         return
     for kind in sorted({g.key.kind for g in good}):
-        live.insert_table(con, kind, check.with_provenance(g for g in good if g.key.kind == kind))
+        live.insert_table(con, kind, file_check.with_provenance(g for g in good if g.key.kind == kind))
     live.insert_table(con, "ingest_manifest", _manifest_rows(good))
     run_ids = {g.key.run_id for g in good}
     # Roll-ups of a run may look at its comparison steps, whose run id has the run's as its first part.

@@ -20,7 +20,7 @@ import duckdb
 from dflop.errors import StoreError
 from dflop.records import from_dict, parse_json
 from dflop.store import durable
-from dflop.store.check import Bad
+from dflop.store.file_check import Bad
 
 _REASON = ".reason.json"
 

@@ -23,10 +23,10 @@ from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
-from dflop.train import manifest, state
+from dflop.train import checkpoint_state, manifest
 from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
+from dflop.train.checkpoint_state import HostCopies, OptimizerState
 from dflop.train.index import SafeReader
-from dflop.train.state import HostCopies, OptimizerState
 
 T = TypeVar("T")
 
@@ -80,12 +80,12 @@ class Checkpointer:
         self._join()
         self._failure = None  # has been told; this is the next try
         blocks = [
-            *state.model_blocks(self._stages, self._parts),
-            *state.optimizer_blocks(self._optimizer.state(), self._parts),
-            *state.rng_blocks(self._rank),
+            *checkpoint_state.model_blocks(self._stages, self._parts),
+            *checkpoint_state.optimizer_blocks(self._optimizer.state(), self._parts),
+            *checkpoint_state.rng_blocks(self._rank),
         ]
         if self._mine is None:
-            self._mine = state.share_out(blocks, self._group)
+            self._mine = checkpoint_state.share_out(blocks, self._group)
             self._random_ranks = self._together(lambda: self._random_rank)
         copies = self._host.copy(block for block in blocks if block.id in self._mine)
         about = {
@@ -205,22 +205,24 @@ class Checkpointer:
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
         reader = SafeReader(checkpoint)
-        stored = state.shapes_in(reader.read_metadata())
-        model = list(state.model_blocks(self._stages, self._parts))
+        stored = checkpoint_state.shapes_in(reader.read_metadata())
+        model = list(checkpoint_state.model_blocks(self._stages, self._parts))
         held = self._together(lambda: {block.name: block.shape for block in model})
-        if problem := state.name_problem({n: shape for names in held for n, shape in names.items()}, stored):
+        if problem := checkpoint_state.name_problem({n: shape for names in held for n, shape in names.items()}, stored):
             raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
         wanted = {
-            name: {key: tensor for key, tensor in tensors.items() if f"{state.OPTIMIZER}/{name}/{key}" in stored}
+            name: {
+                key: tensor for key, tensor in tensors.items() if f"{checkpoint_state.OPTIMIZER}/{name}/{key}" in stored
+            }
             for name, tensors in self._optimizer.wanted_state().items()
         }
         # Under another plan, ranks that must draw alike now may have drawn differently.
         is_same_world = meta.get("random_ranks") == self._together(lambda: self._random_rank)
-        random = state.empty_rng(stored, self._rank) if is_same_world else {}
+        random = checkpoint_state.empty_rng(stored, self._rank) if is_same_world else {}
         blocks = [
             *model,
-            *state.optimizer_blocks(wanted, self._parts),
-            *(b for key, t in random.items() for b in blocks_of(f"{state.RNG}/{self._rank}/{key}", t, None)),
+            *checkpoint_state.optimizer_blocks(wanted, self._parts),
+            *(b for key, t in random.items() for b in blocks_of(f"{checkpoint_state.RNG}/{self._rank}/{key}", t, None)),
         ]
         try:
             dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), process_group=self._group)
@@ -228,9 +230,9 @@ class Checkpointer:
             raise TrainError(f"cannot load checkpoint: {_reason(error)}", where=str(checkpoint)) from error
         self._optimizer.load_state(wanted)
         if random:
-            state.restore_rng(random)
+            checkpoint_state.restore_rng(random)
         else:
-            state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
+            checkpoint_state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Results of all ranks' work; what fails on one raises on all."""

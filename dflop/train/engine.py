@@ -21,14 +21,14 @@ from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.parallel.exchange import message_device
 from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
 from dflop.records import LLM, Plan
-from dflop.simulate.order import Action, one_f_one_b
+from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
 from dflop.train.activity import Activity
-from dflop.train.chain import Crossing, Trains, crossings, needs_grad
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.fsdp import before_backward
 from dflop.train.sends import Sends
-from dflop.train.trace import StepTrace, Timing, Visit
+from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
+from dflop.train.step_trace import StepTrace, Timing, Visit
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed, PreparedStep, SampleSource
 from dflop.train.fillers import Fillers
 from dflop.train.optim import Optimizer
-from dflop.train.plans import PlanSource
+from dflop.train.plan_source import PlanSource
 from dflop.train.reduce import GradientReducer
-from dflop.train.trace import WHOLE_STEP, Span, StepTrace, step_spans
+from dflop.train.step_trace import WHOLE_STEP, Span, StepTrace, step_spans
 from dflop.train.wire import PlanMessage
 
 

@@ -16,7 +16,7 @@ from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
 from dflop.records import ModulePlan, Plan
-from dflop.train.chain import Trains
+from dflop.train.stage_edges import Trains
 
 
 def make_stages(

@@ -19,10 +19,10 @@ import numpy as np
 from dflop.cost.model import CostModel
 from dflop.data.demo import make_demo_dataset
 from dflop.records import LLM, GateReading, ModuleFactors, StepObservation, StepPlan
-from dflop.run.rundir import RunDir
-from dflop.run.steps import GlobalBatches
-from dflop.run.talk import say
-from dflop.schedule.scheduler import schedule_step
+from dflop.run.batches import GlobalBatches
+from dflop.run.console import say
+from dflop.run.directory import RunDir
+from dflop.schedule.step_scheduler import schedule_step
 from dflop.steps import planning
 from dflop.store.spool import read_spool
 from tests.bench.jobs import configured, give_steps, profiled_run, train_ranks

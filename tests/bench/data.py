@@ -4,7 +4,7 @@ Every figure is one process on one core, compared with the way that decodes: the
 files in the same run, timed on fewer samples and scaled. Files are warm; each of the samples is a separate file (hard
 links), so nothing is remembered between them. FOLDER holds real images, videos and sounds in any arrangement (without
 it, the demo dataset's, which are tiny: the bounds are for media as they are); FILE is a table of sizes, see
-`dflop/data/sizes.py`.
+`dflop/data/size_table.py`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from dflop.data.chat import BUILT_IN
+from dflop.data.dataset_profile import DatasetRef, profile_shard
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo import make_demo_dataset
 from dflop.data.demo_text import train_tokenizer
 from dflop.data.headers import read_header
-from dflop.data.load import resize
-from dflop.data.profile import DatasetRef, profile_shard
+from dflop.data.load_media import resize
 from dflop.data.shapes import ShapeRules
-from dflop.data.sizes import profile_sizes, read_sizes
+from dflop.data.size_table import profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_family, load_rules
 from dflop.models.media import MediaRules

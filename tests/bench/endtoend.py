@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from dflop.compare.suite.judge import judge
+from dflop.compare.suite.unseen_batches import judge
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import InfeasiblePlanError
 from dflop.launch.kernels import kernel_environment
@@ -41,10 +41,10 @@ from dflop.plan.rank import arrival_step_s, contention
 from dflop.plan.space import Problem
 from dflop.records import Plan
 from dflop.report.tables import layout_text
-from dflop.run.rundir import RunDir
-from dflop.run.steps import GlobalBatches
-from dflop.run.talk import say
-from dflop.schedule.scheduler import schedule_step
+from dflop.run.batches import GlobalBatches
+from dflop.run.console import say
+from dflop.run.directory import RunDir
+from dflop.schedule.step_scheduler import schedule_step
 from dflop.schedule.warm import warm
 from dflop.steps import planning
 from dflop.store.ingest import ingest

@@ -25,9 +25,9 @@ from typing import Any, Self
 
 from dflop.jobs import train
 from dflop.records import StepObservation
-from dflop.run.rundir import RunDir
-from dflop.run.steps import TRAIN
-from dflop.run.talk import say
+from dflop.run.batches import TRAIN
+from dflop.run.console import say
+from dflop.run.directory import RunDir
 from dflop.steps.submit import CPU_ENV
 from dflop.train.activity import Activity
 from tests.bench.jobs import take_given_steps

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dflop.cost.model import CostModel, Floats
 from dflop.models.build import IGNORE_LABEL
 from dflop.records import LLM, Plan, SampleShape, StepPlan
-from dflop.schedule.scheduler import schedule_step
+from dflop.schedule.step_scheduler import schedule_step
 from tests.bench import ranks
 from tests.bench.command import become_a_job, in_ranks, options
 from tests.bench.figures import conclude

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dflop.compare.suite.mixtures import HEAVY, draw_batches
-from dflop.data.sizes import read_sizes
+from dflop.data.size_table import read_sizes
 from dflop.models.family import Family
 from dflop.records import MediaItem, SampleShape
 from tests.gpu.drawn import place

@@ -20,10 +20,10 @@ from pathlib import Path
 from dflop.cost.model import CostModel
 from dflop.jobs import supervisor, train
 from dflop.records import SampleShape, StepObservation, StepPlan, from_dict, to_dict
-from dflop.run import runs
+from dflop.run import lifecycle
+from dflop.run.console import say
+from dflop.run.directory import RunDir, open_run
 from dflop.run.launcher import launcher_of
-from dflop.run.rundir import RunDir, open_run
-from dflop.run.talk import say
 from dflop.steps import planning, profiling
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
@@ -65,7 +65,7 @@ async def profiled_run(
         "train.trace_every_steps=0",
         *overrides,
     )
-    run, _ = runs.begin(config)
+    run, _ = lifecycle.begin(config)
     config, began_s = run.config(), time.perf_counter()
     launcher = launcher_of(run, config)
     data = await profiling.data_profile(run, launcher, say)

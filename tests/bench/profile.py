@@ -22,7 +22,7 @@ from dflop.profile.adaptive import Design
 from dflop.profile.groups import ProbeGroup, make_group, probe_groups, random_groups
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
-from dflop.profile.run import NUM_TARGETS
+from dflop.profile.profiler import NUM_TARGETS
 from dflop.records import CostTable, CostTerms, Measurement, ModuleLoad
 from tests.bench.command import become_a_job, keep_to, options
 from tests.bench.figures import conclude

@@ -19,19 +19,19 @@ import torch.distributed as dist
 from ruamel.yaml import YAML
 
 from dflop.cost.fit import fit_cost_tables
-from dflop.cost.links import fit_link_costs
+from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL, build_model
 from dflop.models.family import Family
 from dflop.profile.hardware import hardware_name, software_name
-from dflop.profile.links import profile_links
+from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
-from dflop.profile.run import profile_model
+from dflop.profile.profiler import profile_model
 from dflop.records import LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
 from dflop.train.feed import PreparedStep, TokenizedSample
 from dflop.train.loop import Hooks, LoopSettings
-from dflop.train.plans import PlanMessage
+from dflop.train.plan_source import PlanMessage
 from tests.bench.command import in_ranks
 from tests.bench.figures import ROOT
 from tests.train.rank import Rank

@@ -27,8 +27,8 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
 from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepObservation, StepPlan
-from dflop.run.talk import say
-from dflop.schedule.scheduler import predicted_spans, schedule_step
+from dflop.run.console import say
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from tests.bench.command import become_a_job, in_ranks, keep_to, options
 from tests.bench.figures import conclude
 from tests.bench.instances import MAX_SMALL_TOKENS, S_PER_FRAME, SIDE_FRAC, SMALL_SHARES, small_batch

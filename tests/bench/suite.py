@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflop.compare.suite.judge import geometric_mean
-from dflop.compare.suite.run import SUITES, run_suite
+from dflop.compare.suite.run_suite import SUITES, run_suite
+from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.records.speedup import speedup
 from dflop.report.rows import print_rows
 from tests.bench.command import options

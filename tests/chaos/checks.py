@@ -14,8 +14,8 @@ from typing import Any
 from dflop.launch import Journal, script
 from dflop.launch.job import JobState
 from dflop.records import JobRecord, QuarantinedSample, SampleShape, StepObservation, StepPlan
-from dflop.run.driver import driver_of
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import driver_of
 from dflop.store import durable, lease
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from tests.chaos.stage import REPO
 
 MARK = "DFLOP_CHAOS"

@@ -9,18 +9,18 @@ import math
 import pytest
 
 from dflop import units
-from dflop.compare.comparing import comparison_rows
-from dflop.compare.comparing_page import data_page
-from dflop.compare.suite import run as suite_run
+from dflop.compare.suite import run_suite as suite_run
 from dflop.compare.suite import sweeps
-from dflop.compare.suite.bound import bound_of_plan_s, bound_s
 from dflop.compare.suite.cases import CASES, make_setting, suite_family
 from dflop.compare.suite.contest import OURS, TUNED, contest, make_contestants
-from dflop.compare.suite.judge import judge
+from dflop.compare.suite.ideal_step import bound_of_plan_s, bound_s
 from dflop.compare.suite.mixtures import MAIN, MIXTURES, draw_batches
-from dflop.compare.suite.page import suite_page
 from dflop.compare.suite.paper import COLUMNS, NOTES, contest_numbers, paper_drawings, paper_rows, save_paper_plot
 from dflop.compare.suite.savings import savings
+from dflop.compare.suite.suite_page import suite_page
+from dflop.compare.suite.unseen_batches import judge
+from dflop.compare.trainers import comparison_rows
+from dflop.compare.trainers_page import data_page
 from dflop.cost.devices import A100
 from dflop.errors import ConfigError
 from dflop.plan.baselines.layers import even_chain

@@ -10,7 +10,7 @@ from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.plan.search import make_plans
 from dflop.plan.space import SearchSpace
-from dflop.schedule.scheduler import predicted_spans, schedule_step
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from tests.builders import make_cluster, make_cost, make_plan, make_specs, random_batch
 
 NARROW = CostModel(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dflop.data.dataset_profile import DatasetRef
 from dflop.data.demo import make_demo_dataset
 from dflop.data.demo_media import write_audio, write_video
 from dflop.data.demo_text import train_tokenizer
-from dflop.data.profile import DatasetRef
 from dflop.data.tokens import ChatTokenizer
 from tests.data.helpers import TinyFamily, WriteRows
 

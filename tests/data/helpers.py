@@ -10,7 +10,7 @@ import numpy as np
 
 from dflop.data.annotations import AnnotatedSample
 from dflop.data.conversation import parse_row
-from dflop.data.profile import DatasetRef
+from dflop.data.dataset_profile import DatasetRef
 from dflop.models.family import Family
 from dflop.models.media import MediaSize, MediaTokens, Placement
 from dflop.records import ModuleSpec

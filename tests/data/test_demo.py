@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dflop.data.annotations import confine
+from dflop.data.dataset_profile import profile_shard
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo import MIXTURE, make_demo_dataset
 from dflop.data.distribution import group_of
 from dflop.data.headers import read_header
-from dflop.data.profile import profile_shard
 from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_rules
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.data.distribution import group_of, quantiles, sample_batches, shapes_frame, summary
-from dflop.data.drift import drift
+from dflop.data.profile_distance import drift
 from dflop.errors import DataError
 from dflop.records import MediaItem, SampleShape
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from dflop.data.dataset_profile import DatasetRef, duplicate_ids, profile_shard
 from dflop.data.headers import BadMedia
-from dflop.data.load import load_item
-from dflop.data.profile import DatasetRef, duplicate_ids, profile_shard
+from dflop.data.load_media import load_item
 from dflop.models import load_family
 
 FINE, DAMAGED = "fine", "damaged"

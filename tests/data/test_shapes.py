@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from dflop.data.annotations import AnnotatedSample, BadSample
+from dflop.data.dataset_profile import DatasetRef
 from dflop.data.header_cache import HeaderCache
-from dflop.data.profile import DatasetRef
 from dflop.data.shapes import ShapeRules, header_of, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.records import QuarantinedSample, SampleShape

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dflop.data.chat import BUILT_IN
+from dflop.data.dataset_profile import profile_shard
 from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
-from dflop.data.profile import profile_shard
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaTokens

@@ -11,7 +11,7 @@ import pytest
 
 from dflop.doctor import file_system as file_system_module
 from dflop.doctor.file_system import file_system
-from dflop.doctor.findings import FAIL, OK, WARN, Finding
+from dflop.doctor.finding import FAIL, OK, WARN, Finding
 
 
 def of(folder: Path) -> dict[str, Finding]:

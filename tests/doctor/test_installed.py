@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dflop.doctor import installed
-from dflop.doctor.findings import FAIL, OK, SKIP, WARN
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN
 
 NEEDED = ["duckdb>=1.5,<3", "numpy>=2.0,<2.6", 'prefect>=3.8; extra == "flows"', 'fastapi<0.151; extra == "flows"',
           'torch>=2.11; extra == "train"', 'oldpython; python_version < "3.0"']  # fmt: skip

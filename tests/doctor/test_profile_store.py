@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.doctor.findings import FAIL, OK, SKIP, Finding
+from dflop.doctor.finding import FAIL, OK, SKIP, Finding
 from dflop.doctor.profile_store import profile_store
 from dflop.records import RunRecord
 from dflop.store import live

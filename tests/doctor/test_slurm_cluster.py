@@ -10,7 +10,7 @@ import pytest
 
 from dflop.config import ClusterConfig
 from dflop.doctor import slurm_cluster
-from dflop.doctor.findings import FAIL, OK, SKIP, WARN, Finding
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 
 PARTITIONS = "debug*|up|4|infinite|gpu:a100:8\nlow|up|2|1-00:00:00|(null)\n"
 TAKEN = "sbatch: Job 2671 to start at 2026-11-23T10:00:00 using 1 processors on nodes node1 in partition debug"

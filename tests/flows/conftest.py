@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dflop.run.rundir import RunDir
-from dflop.steps import continuing, parts, showing
+from dflop.run.directory import RunDir
+from dflop.steps import continuing, parts, plan_page
 from dflop.steps.continuing import Todo
 from dflop.steps.drive import Drive
-from dflop.views import results
+from dflop.views import run_results
 from tests.jobs.made import make_run
 
 
@@ -78,8 +78,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Parts:
     monkeypatch.setattr(parts, "report", found.part("report", summary))
     monkeypatch.setattr(parts, "report_again", lambda run, say: found.calls.append("report again") or summary)
     monkeypatch.setattr(continuing, "what_next", found.what_next)
-    monkeypatch.setattr(showing, "data_rows", lambda run: [{"group": "all", "p50_tokens": 12}])
-    monkeypatch.setattr(showing, "cost_rows", lambda run: [{"module": "llm", "noise": float("nan")}])
-    monkeypatch.setattr(showing, "plan_page", lambda run, plans: "why\n\n![a step](data:image/png;base64,AAAA)")
-    monkeypatch.setattr(results, "load_history", lambda store, run_id: [])
+    monkeypatch.setattr(plan_page, "data_rows", lambda run: [{"group": "all", "p50_tokens": 12}])
+    monkeypatch.setattr(plan_page, "cost_rows", lambda run: [{"module": "llm", "noise": float("nan")}])
+    monkeypatch.setattr(plan_page, "plan_page", lambda run, plans: "why\n\n![a step](data:image/png;base64,AAAA)")
+    monkeypatch.setattr(run_results, "load_history", lambda store, run_id: [])
     return found

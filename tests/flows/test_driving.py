@@ -11,7 +11,7 @@ import pytest
 
 from dflop.config import Config
 from dflop.errors import ConfigError
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from tests.flows.loading import load, load_by_path, module
 from tests.jobs.configs import make_config, make_dataset, write_config
 

@@ -10,8 +10,8 @@ import pytest
 
 from dflop.errors import ConfigError, DataError, InfrastructureError, LaunchError, StoreError
 from dflop.launch import JobState
-from dflop.run import runs
-from dflop.run.driver import driver_of
+from dflop.run import lifecycle
+from dflop.run.driver_lock import driver_of
 from dflop.steps import parts
 from dflop.steps.continuing import Todo
 from tests.flows.loading import artifacts, ask, flow_names, flow_run_id, load, module, read_flow_run, run_flow
@@ -45,7 +45,7 @@ def test_a_flow_run_is_named_after_its_run_shows_its_jobs_and_leads_to_them(fake
     assert {"dflop", "small", "cluster:here"} <= set(found.tags)
     assert found.labels[driving.RUN_DIR_LABEL] == str(run.path)
     assert fake.calls == ["plan"]
-    assert run.state()["state"] == runs.READY
+    assert run.state()["state"] == lifecycle.READY
     shown = artifacts(flow_run_id(state))
     (plan,), (jobs,) = shown["dflop-plan"], shown["dflop-jobs"]
     assert (plan.type, plan.description) == ("markdown", "it is the best")
@@ -74,7 +74,7 @@ def test_the_parts_come_in_order_and_everything_is_on_one_page(fake, tmp_path, s
     state = run_flow(load("pipeline"), run=str(run.path))
     assert state.is_completed(), state
     assert fake.calls == ["demo_data", "data_profile", "model_profile", "plan", "train", "compare", "report"]
-    assert run.state()["state"] == runs.DONE
+    assert run.state()["state"] == lifecycle.DONE
     names = ["dflop-pipeline", "dflop-profile", "dflop-plan", "dflop-train", "dflop-report"]
     assert flow_names()[before:] == names
     shown = artifacts(flow_run_id(state))
@@ -87,7 +87,7 @@ def test_a_report_that_cannot_be_written_undoes_no_training_and_unwanted_compari
     fake.errors["report"] = StoreError("no space")
     assert run_flow(load("pipeline"), run=str(run.path)).is_failed()
     assert fake.calls == ["data_profile", "model_profile", "report"]
-    assert run.state()["state"] == runs.DONE
+    assert run.state()["state"] == lifecycle.DONE
 
 
 def test_planning_and_training_take_turns_and_their_lines_are_in_the_log_of_the_campaign(fake, tmp_path):
@@ -99,7 +99,7 @@ def test_planning_and_training_take_turns_and_their_lines_are_in_the_log_of_the_
     state = run_flow(load("campaign"), run=str(run.path))
     assert state.is_completed()
     assert fake.calls == ["plan", "train", "train", "plan"]
-    assert run.state()["state"] == runs.DONE
+    assert run.state()["state"] == lifecycle.DONE
     assert flow_names()[before:] == ["dflop-campaign", "dflop-plan", "dflop-train", "dflop-train", "dflop-plan"]
     assert len(artifacts(flow_run_id(state))["dflop-plan"]) == 2, "of both plans, on the campaign's own page"
     wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id(state)]))
@@ -119,7 +119,7 @@ def test_a_part_that_fails_ends_the_campaign(fake, run):
     assert state.is_failed()
     assert state.message == "rank 1 raised"
     assert fake.calls == ["train"]
-    assert run.state()["state"] == runs.FAILED
+    assert run.state()["state"] == lifecycle.FAILED
 
 
 @pytest.mark.parametrize(("todo", "overrides"), [([Todo.PLAN], [ALONE]), ([], [])])
@@ -128,7 +128,7 @@ def test_a_run_trains_and_waits_for_a_plan_or_a_comparison_that_is_left(fake, tm
     fake.todo = todo
     assert run_flow(load("train"), run=str(run.path)).is_completed()
     assert fake.calls == ["train"]
-    assert run.state()["state"] == runs.READY
+    assert run.state()["state"] == lifecycle.READY
 
 
 @pytest.mark.parametrize("told", ["Cancelling", "Cancelled"])
@@ -155,7 +155,7 @@ def test_a_flow_run_that_nobody_listens_for_hears_its_cancellation(fake, run, mo
     assert state.is_cancelled()
     assert read_flow_run(state).state.is_cancelled()
     assert "the flow run is cancelled" in log.text
-    assert run.state()["state"] == runs.CANCELLED
+    assert run.state()["state"] == lifecycle.CANCELLED
 
 
 def test_what_cannot_be_meant_fails_a_flow_that_has_no_run(fake, tmp_path, monkeypatch):
@@ -176,18 +176,18 @@ def test_an_error_of_ours_ends_a_flow_as_a_state_without_a_traceback_and_is_not_
     assert "Traceback" not in log.text
     assert not any(record.exc_info for record in log.records)
     assert "hint:  a larger cluster" in log.text
-    assert run.state()["state"] == runs.FAILED
+    assert run.state()["state"] == lifecycle.FAILED
 
 
 def test_a_fault_of_ours_is_raised(fake, run):
     fake.errors["plan"] = ZeroDivisionError("a fault of ours")
     assert isinstance(error_of(run_flow(load("plan"), run=str(run.path))), ZeroDivisionError)
-    assert run.state()["state"] == runs.FAILED
+    assert run.state()["state"] == lifecycle.FAILED
     assert driver_of(run) is None
 
 
 def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log):
-    run = make_run(tmp_path, state=runs.DONE)
+    run = make_run(tmp_path, state=lifecycle.DONE)
     before = run.state()
     state = run_flow(load("plan"), run=str(run.path))
     assert state.is_completed()
@@ -199,7 +199,7 @@ def test_what_cannot_be_shown_was_done_all_the_same(fake, run, monkeypatch, log)
     def broken(_run: Any) -> None:
         raise ConfigError("no tables")
 
-    monkeypatch.setattr("dflop.steps.showing.cost_rows", broken)
+    monkeypatch.setattr("dflop.steps.plan_page.cost_rows", broken)
     state = run_flow(load("plan"), run=str(run.path))
     assert state.is_completed()
     assert "cannot be shown: no tables" in log.text

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from dflop.launch import JobState, Journal
-from dflop.run import leftovers, runs
-from dflop.run.overview import jobs_of
-from dflop.run.rundir import RunDir
+from dflop.run import lifecycle, stray_servers
+from dflop.run.directory import RunDir
+from dflop.run.status import jobs_of
 from tests.jobs.training import fresh, planned_run, profiled, set_config
 from tests.launch.helpers import is_gone, until
 from tests.test_cli import python_path
@@ -182,7 +182,7 @@ def test_cancel_from_the_api_empties_the_queue(server, served, run, tmp_path):
     print(f"queue empty after {time.monotonic() - began:.1f} s")
     assert ended(server, flow_run, served) == "CANCELLED", served.read_text()
     assert [job.state for job in jobs_of(run)][-1] is not JobState.RUNNING
-    until(lambda: run.state()["state"] in (runs.CANCELLED, runs.INTERRUPTED), what="the state of the run")
+    until(lambda: run.state()["state"] in (lifecycle.CANCELLED, lifecycle.INTERRUPTED), what="the state of the run")
 
 
 def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, served, run, tmp_path):
@@ -192,7 +192,7 @@ def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, ser
     time.sleep(20)  # an outage has a length; nothing is waited for
     server.start()
     assert ended(server, flow_run, served) == "COMPLETED", served.read_text()
-    assert run.state()["state"] == runs.DONE
+    assert run.state()["state"] == lifecycle.DONE
     assert [(job.name, job.state) for job in jobs_of(run)] == [("train", JobState.DONE)], "no job was submitted again"
     shown = server.artifacts(flow_run)
     assert shown["dflop-job-train"]["data"] == 100
@@ -225,14 +225,14 @@ def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_pa
         second = server.begin("dflop-report/team", run=str(run.path))  # in no queue behind the run it is about
         assert ended(server, second, log) == "COMPLETED", log.read_text()
         assert ended(server, first, log) == "COMPLETED", log.read_text()
-    assert run.state()["state"] == runs.DONE
+    assert run.state()["state"] == lifecycle.DONE
 
 
 def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
     """And its job goes on, which `dflop train` adopts."""
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(run.config().model_dump(mode="json")))
-    run.write_state({**run.state(), "config_key": run.config().key, "state": runs.READY})
+    run.write_state({**run.state(), "config_key": run.config().key, "state": lifecycle.READY})
     env = {**os.environ, "PYTHONPATH": python_path(), "PREFECT_HOME": str(tmp_path / "prefect")}
     env.pop("PREFECT_API_URL", None)
     with (tmp_path / "run.log").open("w") as out:
@@ -245,7 +245,7 @@ def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
         driver.kill()
         driver.wait()
     home = f"PREFECT_HOME={tmp_path}/prefect"
-    (left,) = [p for p in leftovers.left_behind() if home in Path(f"/proc/{p.pid}/environ").read_text()]
+    (left,) = [p for p in stray_servers.left_behind() if home in Path(f"/proc/{p.pid}/environ").read_text()]
     assert not any(is_gone(pid) for pid in pids)
     handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
     assert handle is not None

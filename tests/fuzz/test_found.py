@@ -24,7 +24,7 @@ from hypothesis import example as explicit
 
 from dflop.cli.common import check_value
 from dflop.config import load_config
-from dflop.data.profile import profile_shard, profile_sizes_shard
+from dflop.data.dataset_profile import profile_shard, profile_sizes_shard
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, StoreError
 from dflop.models import load_family

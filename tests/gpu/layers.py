@@ -22,7 +22,7 @@ from dflop.models.family import Family
 from dflop.models.ways import WAYS
 from dflop.profile.groups import ProbeGroup, probe_groups
 from dflop.profile.probe import ModuleProbe
-from dflop.profile.run import profile_model
+from dflop.profile.profiler import profile_model
 from dflop.profile.timing import time_phases
 from dflop.records import LLM, Measurement, ModuleSpec
 from dflop.store import schema

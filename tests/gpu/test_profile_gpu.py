@@ -10,7 +10,7 @@ from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.profile.run import profile_model
+from dflop.profile.profiler import profile_model
 from dflop.profile.timing import time_phases
 from dflop.records import LLM
 from tests.train import synthetic

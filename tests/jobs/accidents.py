@@ -29,9 +29,9 @@ from typing import Any
 from torch.distributed.checkpoint import FileSystemWriter
 
 from dflop.jobs import supervisor, train
-from dflop.jobs.source import DatasetSource
+from dflop.jobs.sample_source import DatasetSource
 from dflop.records import StepObservation
-from dflop.run.steps import TRAIN
+from dflop.run.batches import TRAIN
 from dflop.train.engine import Engine
 from dflop.train.wire import open_store, plan_key
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dflop.records import Plan, RankSpan, RunRecord, StepObservation, StepPlan
-from dflop.report.details import RunDetails
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_table

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.steps.rounds import Teller
 from tests.data.conftest import shared_media  # noqa: F401, a fixture
 from tests.jobs.finished import finished_run

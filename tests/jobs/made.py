@@ -8,8 +8,8 @@ from typing import Any
 
 from dflop.config import Config, dump_config
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
-from dflop.run import runs
-from dflop.run.rundir import RunDir
+from dflop.run import lifecycle
+from dflop.run.directory import RunDir
 from dflop.train.manifest import TMP_PREFIX, name_of, publish
 from tests.jobs.configs import make_config
 
@@ -22,7 +22,9 @@ def run_of(path: Path, config: Config) -> RunDir:
     return run
 
 
-def make_run(folder: Path, run_id: str = "small-1", state: str = runs.READY, *overrides: str, **facts: Any) -> RunDir:
+def make_run(
+    folder: Path, run_id: str = "small-1", state: str = lifecycle.READY, *overrides: str, **facts: Any
+) -> RunDir:
     """A run of the configuration of `make_config(folder)`; `facts` replace what run.json says."""
     config = make_config(folder, *overrides)
     run = run_of(folder / "runs" / run_id, config)

@@ -12,11 +12,11 @@ from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
 from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
 from dflop.records import LLM, Decision
-from dflop.run.rundir import RunDir
-from dflop.run.steps import TRAIN
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
 from dflop.steps import submit
 from dflop.steps.continuing import train_once
-from dflop.steps.replan import Advice
+from dflop.steps.replanning import Advice
 from dflop.steps.rounds import Teller
 from dflop.store.spool import read_spool
 from tests.builders import make_decision, make_plan

@@ -7,7 +7,7 @@ import dataclasses
 from dflop.jobs.scheduler import Scheduler
 from dflop.parallel.topology import seats
 from dflop.records import LLM
-from dflop.run.steps import TRAIN, GlobalBatches
+from dflop.run.batches import TRAIN, GlobalBatches
 from dflop.schedule.attribution import bucket_seconds
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter

@@ -21,8 +21,8 @@ from dflop.cost.model import CostModel, has_edge
 from dflop.jobs import train
 from dflop.parallel.topology import Seat
 from dflop.records import LLM, Plan, SampleShape, StepPlan
-from dflop.run.rundir import open_run
-from dflop.run.steps import TRAIN
+from dflop.run.batches import TRAIN
+from dflop.run.directory import open_run
 from dflop.train.engine import Engine
 from dflop.train.loop import Trainer
 

@@ -13,9 +13,9 @@ import pytest
 from dflop.errors import Interrupted
 from dflop.launch import Journal, adopt_or_submit, log_paths, run_job
 from dflop.records import LLM, RunEvent
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
-from dflop.run.rundir import RunDir
-from dflop.run.steps import TRAIN
 from dflop.steps import submit
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest

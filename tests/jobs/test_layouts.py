@@ -12,8 +12,8 @@ import pytest
 
 from dflop.parallel.topology import seats
 from dflop.records import LLM, Plan, StepObservation, StepPlan
-from dflop.run.rundir import RunDir
-from dflop.run.steps import QUICK
+from dflop.run.batches import QUICK
+from dflop.run.directory import RunDir
 from dflop.steps.planning import bound_family
 from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, give_plan, losses_of, set_config, train

@@ -14,8 +14,8 @@ from dflop.jobs.metrics import METRICS, MetricsFile, render
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM, StepFlops, StepObservation
-from dflop.run.rundir import RunDir, trainable_of
-from dflop.run.steps import TRAIN, GlobalBatches, job_steps
+from dflop.run.batches import TRAIN, GlobalBatches, job_steps
+from dflop.run.directory import RunDir, trainable_of
 from tests.builders import make_plan, random_batch
 from tests.jobs.configs import make_config
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from dflop.jobs.beside import PARENT
+from dflop.jobs.companion import PARENT
 from dflop.launch.process import ProcessId
-from dflop.run import leftovers
+from dflop.run import stray_servers
 from tests.launch.helpers import is_gone, until
 
-LIVES = "from dflop.jobs.beside import die_with_parent; die_with_parent(); print('lives', flush=True); import time; "
+LIVES = "from dflop.jobs.companion import die_with_parent; die_with_parent(); print('lives', flush=True); import time; "
 PARENT_OF_ONE = (
     "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-1); "
     "child.stdout.readline(); print(child.pid, flush=True); import time; time.sleep(60)"
@@ -50,17 +50,17 @@ def test_it_ends_when_its_parent_is_killed():
 
 
 def test_only_servers_whose_driver_is_gone_are_left_behind():
-    mine = leftovers.driver_mark()
-    pid, _, ticks = mine[leftovers.VARIABLE].partition(":")
-    dead = {leftovers.VARIABLE: f"{pid}:{int(ticks) + 1}"}
+    mine = stray_servers.driver_mark()
+    pid, _, ticks = mine[stray_servers.VARIABLE].partition(":")
+    dead = {stray_servers.VARIABLE: f"{pid}:{int(ticks) + 1}"}
     marked = [(mine, SERVER), (dead, SERVER), (dead, "a job of it"), ({}, SERVER)]
     started = [run("import time; print(flush=True); time.sleep(600)", name, mark=mark) for mark, name in marked]
     try:
         for process in started:
             process.stdout.readline()
-        found = [process for process in leftovers.left_behind() if process.pid in {p.pid for p in started}]
+        found = [process for process in stray_servers.left_behind() if process.pid in {p.pid for p in started}]
         assert [process.pid for process in found] == [started[1].pid]
-        leftovers.end(found)
+        stray_servers.end(found)
         assert started[1].wait(10) == -9
         assert all(process.poll() is None for process in (started[0], *started[2:]))
         assert ProcessId.of(started[1].pid) is None

@@ -8,8 +8,8 @@ import pytest
 
 from dflop.jobs.scheduler import Scheduler
 from dflop.records import LLM, Correction, RunEvent, StepPlan
-from dflop.run.steps import COMPARE, QUICK, TRAIN, GlobalBatches
-from dflop.schedule.scheduler import schedule_step
+from dflop.run.batches import COMPARE, QUICK, TRAIN, GlobalBatches
+from dflop.schedule.step_scheduler import schedule_step
 from dflop.store.spool import read_spool
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, publish

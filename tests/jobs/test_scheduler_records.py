@@ -10,7 +10,7 @@ import pytest
 from dflop.errors import StoreError
 from dflop.jobs.scheduler import Scheduler
 from dflop.records import RunInput, StepPlan
-from dflop.run.steps import TRAIN
+from dflop.run.batches import TRAIN
 from dflop.store import durable
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool

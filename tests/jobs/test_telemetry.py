@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflop.records import RankSpan, StepObservation
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, set_config, train
 
@@ -42,7 +42,7 @@ def spans(run: RunDir, step: int, rank: int) -> list[RankSpan]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_spans_are_told_of_every_traced_step_and_checkpoints_of_every_step(trained, rank):
-    """That they tile the step: `tests/train/test_trace.py`."""
+    """That they tile the step: `tests/train/test_step_trace.py`."""
     run, _ = trained
     seen = observations(run)
     told = {step: spans(run, step, rank) for step in range(NUM_STEPS)}

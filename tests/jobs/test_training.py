@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dflop.records import QuarantinedSample, RunEvent, StepObservation, StepPlan
-from dflop.run.rundir import RunDir
-from dflop.run.steps import QUICK
+from dflop.run.batches import QUICK
+from dflop.run.directory import RunDir
 from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, losses_of, run_ranks, set_config
 

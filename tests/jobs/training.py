@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.config import dump_config, load_config
+from dflop.data.dataset_profile import profile_key
 from dflop.data.demo import make_demo_dataset
-from dflop.data.profile import profile_key
-from dflop.jobs import data
+from dflop.jobs import data_profile
 from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
-from dflop.run.rundir import RunDir, dataset_ref, rules_of
-from dflop.run.steps import TRAIN
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir, dataset_ref, rules_of
 from dflop.steps.follow import note_profile
 from dflop.steps.planning import bound_family, model_profile_key
 from dflop.store.ingest import ingest
@@ -66,7 +66,7 @@ def planned_run(
     )
     run = run_of(folder / "runs" / "small-1", config)
     key = profile_key(dataset_ref(config), rules_of(config))
-    data.main(str(run.path), key, "0", "1")
+    data_profile.main(str(run.path), key, "0", "1")
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
         for table in TABLES.values():
             spool.append(table)

@@ -26,8 +26,8 @@ SHARDS = Resources(cpus_per_task=2, time_limit_min=30)
 
 def spec_of(folder: Path, number: int = 0, **fields: object) -> JobSpec:
     spec = JobSpec(
-        name=f"run-data-{number}", entry="dflop.jobs.data:main", args=("/runs/run", str(number)), key=f"k{number}",
-        folder=folder, resources=SHARDS, array="run-data",
+        name=f"run-data-{number}", entry="dflop.jobs.data_profile:main", args=("/runs/run", str(number)),
+        key=f"k{number}", folder=folder, resources=SHARDS, array="run-data",
     )  # fmt: skip
     return dataclasses.replace(spec, **fields)
 
@@ -95,7 +95,7 @@ def test_an_array_says_what_each_element_does(tmp_path):
     assert (found["--job-name"], found["--array"]) == ("run-data", "0-2%2")
     assert found["--output"] == f"{tmp_path}/%A_%a_batch.log"
     assert "job=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}\n" in text
-    assert "1) set -- dflop.jobs.data:main /runs/run 1 ;;  # run-data-1\n" in text
+    assert "1) set -- dflop.jobs.data_profile:main /runs/run 1 ;;  # run-data-1\n" in text
     assert [h.job_id for h in batch.handles("7", 0.0)] == ["7_0", "7_1", "7_2"]
     assert [h.name for h in batch.handles("7", 0.0)] == [s.name for s in specs]
     assert "requeue" not in text.partition("#!/bin/bash")[2].partition("#SBATCH --requeue")[2], "nothing to go on from"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dflop.data.demo_media import write_video
-from dflop.data.load import load_item, resize
+from dflop.data.load_media import load_item, resize
 from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_family, load_rules, load_trainable
 from dflop.models.arrays import (

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dflop.cost.links import ALL_REDUCE
+from dflop.cost.link_costs import ALL_REDUCE
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import chain_peaks, fits, inline_draft, largest_loads, split_draft
 from dflop.plan.space import Problem

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dflop.cost.links import ALL_REDUCE
+from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import has_edge
 from dflop.plan.candidates import Candidate, Candidates
 from dflop.plan.drafts import fits, split_draft

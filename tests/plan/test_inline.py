@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.cost.model import has_edge
-from dflop.plan.check import check_plan
 from dflop.plan.drafts import fits
 from dflop.plan.inline import inline_choices
 from dflop.plan.partition import best_cuts
+from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan
 from tests.plan.problems import make_problem

@@ -15,7 +15,7 @@ from dflop.plan.search import make_plans
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, Plan
 from dflop.schedule.policies import QUICK
-from dflop.schedule.scheduler import schedule_step
+from dflop.schedule.step_scheduler import schedule_step
 from tests.builders import make_cluster, make_cost, make_sample, make_specs, random_batch
 
 ENCODERS = ("vision", "audio")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflop.profile import run
+from dflop.profile import profiler
 from dflop.profile.groups import make_group, probe_groups
 from dflop.profile.probe import ModuleProbe, is_out_of_memory
 from dflop.records import LLM
@@ -78,7 +78,7 @@ def limited_profile(monkeypatch, num_probes, num_fitting, depths):
             if self._num_layers in depths:
                 tried[self._num_layers] = limit_tokens(self, most, MemoryError())
 
-    monkeypatch.setattr(run, "ModuleProbe", Limited)
+    monkeypatch.setattr(profiler, "ModuleProbe", Limited)
     found, lines = profile(shapes, num_probes=num_probes, max_samples=8, target_frac=None, only=LLM)
     return most, groups, found, tried, lines
 

@@ -10,7 +10,7 @@ from dflop.errors import DataError
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group, probe_groups
 from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.profile.run import MIN_GROUPS, POOL_FACTOR, profile_model
+from dflop.profile.profiler import MIN_GROUPS, POOL_FACTOR, profile_model
 from dflop.records import LLM
 from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family, make_shapes
 

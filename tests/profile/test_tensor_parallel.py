@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import make_group
-from dflop.profile.run import MIN_GROUPS
+from dflop.profile.profiler import MIN_GROUPS
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, SETTINGS, new_probe, profile, users
 from tests.train import synthetic

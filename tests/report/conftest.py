@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from dflop.report.details import RunDetails
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from tests.report.detailed import detailed
 

@@ -25,11 +25,11 @@ from dflop.records import (
     StepObservation,
     StepPlan,
 )
-from dflop.report.details import RunDetails
-from dflop.report.history import HistoryEntry
+from dflop.report.history_table import HistoryEntry
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary, summarise
-from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans
-from dflop.simulate.order import one_f_one_b
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.simulate.pipeline_order import one_f_one_b
 from dflop.simulate.step import Node, num_stages_after, op_id, run_graph, step_graph, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
 from tests.report.runs import HOSTILE, make_run, observe, speedups_of

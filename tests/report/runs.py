@@ -12,8 +12,8 @@ import numpy as np
 
 from dflop.records import ClusterSpec, MicrobatchSpan, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
-from dflop.report.compare import compare_policies
-from dflop.report.steps import measured_steps
+from dflop.report.comparison import compare_policies
+from dflop.report.observed_steps import measured_steps
 from dflop.report.summary import RunSummary, summarise
 from tests.builders import make_cluster, make_corrections, make_plan
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dflop.report.accuracy import TimedSpan, error_table, errors_by_size, timed_spans
-from dflop.report.steps import measured_steps
+from dflop.report.observed_steps import measured_steps
 from tests.report.runs import make_span, observe
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dflop.report.balance import evenness, evenness_table, shares_table, stage_shares
-from dflop.report.compare import BatchPair
-from dflop.report.steps import MeasuredStep
+from dflop.report.comparison import BatchPair
+from dflop.report.observed_steps import MeasuredStep
 from tests.builders import make_plan
 from tests.report.runs import make_span, observe
 

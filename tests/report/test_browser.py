@@ -15,7 +15,7 @@ import pytest
 
 from dflop.report.comparison_page import render_comparison
 from dflop.report.html import CONTENTS, write_report
-from dflop.report.page import write_page
+from dflop.report.html_page import write_page
 from dflop.report.worth import WorthInputs, amount, worth
 from tests.browser import Browser, Page, browser_path, opened
 from tests.report.detailed import detailed

@@ -11,11 +11,11 @@ import pytest
 
 from dflop.records import LLM
 from dflop.report import gantt
-from dflop.report.compare import BatchPair
-from dflop.report.details import RunDetails
+from dflop.report.comparison import BatchPair
 from dflop.report.gantt import draw_gantt
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.plots import MAX_LANES
-from dflop.report.steps import MeasuredStep
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from dflop.report.timeline import Timeline, batch_timeline
 from tests.builders import make_plan

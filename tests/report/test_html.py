@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dflop.report.details import RunDetails
 from dflop.report.html import CONTENTS, render_report, write_report
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary, summarise
 from tests.builders import make_cluster, make_plan
 from tests.report.runs import HOSTILE, make_run, realistic
@@ -149,7 +149,7 @@ def test_writing_replaces_the_file_or_keeps_it_and_leaves_nothing_else(
     path = tmp_path / "report.html"
     path.write_text("old")
     with monkeypatch.context() as broken:
-        broken.setattr("dflop.report.page.os.replace", full)
+        broken.setattr("dflop.report.html_page.os.replace", full)
         with pytest.raises(OSError, match="No space left"):
             write_report(path, empty)
     assert path.read_text() == "old"

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from dflop.report import run_plots
 from dflop.report.accuracy import timed_spans
-from dflop.report.details import RunDetails
-from dflop.report.steps import MeasuredStep
+from dflop.report.observed_steps import MeasuredStep
+from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from tests.report.runs import observe
 

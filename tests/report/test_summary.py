@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dflop.records import StepObservation
+from dflop.report.observed_steps import MeasuredStep
 from dflop.report.plots import loss_curve
-from dflop.report.steps import MeasuredStep
 from dflop.report.summary import RunSummary, summarise
 from dflop.report.tables import key_numbers
 from tests.builders import make_cluster, make_corrections, make_plan

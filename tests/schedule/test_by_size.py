@@ -15,7 +15,7 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.schedule.levels import levelled
 from dflop.schedule.policies import Effort
-from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
 from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches

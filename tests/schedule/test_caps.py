@@ -13,7 +13,7 @@ from dflop.schedule.caps import exceeded, fullest, keeps, plan_caps
 from dflop.schedule.items import module_items
 from dflop.schedule.pack import token_cap, token_lpt
 from dflop.schedule.policies import Effort, StepJob
-from dflop.schedule.scheduler import schedule_step
+from dflop.schedule.step_scheduler import schedule_step
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
 
 

@@ -16,7 +16,7 @@ from tests.schedule.test_scheduler import cases, schedule
 
 SETUP = """
 from tests.builders import LLM, make_cost, make_plan, random_batch
-from dflop.schedule.scheduler import schedule_step
+from dflop.schedule.step_scheduler import schedule_step
 from dflop.schedule.policies import Effort
 
 plan = make_plan({"vision": 2, "audio": 1, LLM: 2}, llm_pp=2, encoder_pp=2, num_microbatches=4)

@@ -21,7 +21,7 @@ from dflop.schedule.assignment import assignment_of
 from dflop.schedule.caps import keeps, plan_caps
 from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort
-from dflop.schedule.scheduler import schedule_step
+from dflop.schedule.step_scheduler import schedule_step
 from dflop.simulate.jit import IS_COMPILED
 from tests.builders import make_inline_plan, make_plan, make_sample, make_table
 

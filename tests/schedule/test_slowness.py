@@ -16,7 +16,7 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items, stage_durations
 from dflop.schedule.pack import token_cap
 from dflop.schedule.policies import Effort, StepJob
-from dflop.schedule.scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
 from dflop.simulate.step import simulate_step, step_nodes
 from tests.builders import make_cost, make_plan, random_batch
 from tests.schedule.steps import plans_with_batches

@@ -13,7 +13,7 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items, stage_durations
 from dflop.simulate.events import simulate
 from dflop.simulate.kernel import action_at, run_step
-from dflop.simulate.order import one_f_one_b
+from dflop.simulate.pipeline_order import one_f_one_b
 from dflop.simulate.step import step_graph, step_nodes
 from tests.builders import make_cost, make_link, make_plan, make_specs, random_batch
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dflop.records import LLM, ModuleWork, Plan
-from dflop.simulate.order import one_f_one_b
+from dflop.simulate.pipeline_order import one_f_one_b
 from dflop.simulate.step import Durations, num_stages_after, op_id, simulate_step, step_graph, step_nodes
 from tests.builders import make_plan
 

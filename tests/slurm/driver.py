@@ -11,7 +11,7 @@ import sys
 import time
 
 from dflop.errors import DflopError
-from dflop.run.rundir import open_run
+from dflop.run.directory import open_run
 from dflop.steps import parts, submit
 from dflop.steps.drive import driving
 from tests.jobs.slow_steps import with_slow_steps

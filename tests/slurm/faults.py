@@ -14,8 +14,8 @@ from typing import Any
 
 from dflop.launch import JobHandle, Journal
 from dflop.records import LLM, StepObservation
-from dflop.run.rundir import RunDir
-from dflop.run.steps import TRAIN
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
 from dflop.steps import submit
 from dflop.steps.planning import bound_family
 from dflop.store.spool import read_spool

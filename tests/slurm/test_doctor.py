@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from dflop.config import ClusterConfig
-from dflop.doctor.findings import FAIL, OK
+from dflop.doctor.finding import FAIL, OK
 from dflop.doctor.slurm_cluster import slurm
 
 

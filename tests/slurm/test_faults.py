@@ -18,7 +18,7 @@ import pytest
 from dflop.errors import Cancelled, LaunchError
 from dflop.launch import JobHandle, JobState, Journal
 from dflop.records import StepObservation
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.store import settings
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from dflop.launch import JobHandle, Journal
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from tests.jobs.training import fresh, losses_of, run_ranks, set_config
 from tests.launch.helpers import until
 from tests.slurm.faults import (

@@ -20,8 +20,8 @@ import pytest
 from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
 from dflop.records import JobRecord
-from dflop.run import runs
-from dflop.run.rundir import RunDir, open_run
+from dflop.run import lifecycle
+from dflop.run.directory import RunDir, open_run
 from dflop.store import console
 from tests.flows.test_served import Server, background, ended
 from tests.launch.helpers import REPO, until
@@ -128,7 +128,7 @@ def sbatch(folder: Path, log: Path, *args: str) -> str:
 def test_all_three_are_done(pipelines):
     assert pipelines.states == dict.fromkeys(pipelines.runs, "COMPLETED")
     for name, run in pipelines.runs.items():
-        assert run.state()["state"] == runs.DONE, pipelines.said[name]
+        assert run.state()["state"] == lifecycle.DONE, pipelines.said[name]
         assert {job.state for job in pipelines.jobs(name).values()} == {"done"}
         assert (run.path / "report.html").stat().st_size > 10_000
 

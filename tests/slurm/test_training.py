@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from dflop.config import load_config
+from dflop.data.dataset_profile import profile_key
 from dflop.data.demo import make_demo_dataset
-from dflop.data.profile import profile_key
 from dflop.launch import Journal, run_job, run_jobs_async
 from dflop.records import StepObservation, StepPlan
-from dflop.run import runs
+from dflop.run import lifecycle
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.launcher import launcher_of
-from dflop.run.rundir import RunDir, dataset_ref, family_of
-from dflop.run.steps import TRAIN
 from dflop.steps import planning, submit
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -46,7 +46,7 @@ def trained(folder: Path) -> RunDir:
         model_profile={"budget_s": 8, "num_probes": 8, "num_repeats": 1}, plan={"global_batch_size": 8},
         train={"num_steps": 5, "checkpoint_every": 2},
     )  # fmt: skip
-    run, _ = runs.begin(load_config(folder / "run.yaml"))
+    run, _ = lifecycle.begin(load_config(folder / "run.yaml"))
     config = run.config()
     launcher, journal = launcher_of(run, config), Journal(run.path, run.run_id)
     data_key = profile_key(dataset_ref(config), family_of(config))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dflop.errors import ConfigError
-from dflop.models.settings import read_object
+from dflop.models.processor_settings import read_object
 from dflop.starter.dataset import find_dataset
 from tests.data.containers import jsonl_of
 from tests.data.helpers import chat
@@ -28,7 +28,7 @@ SUFFIXES = ("json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "tar", "yaml")
     [
         ("a.json", b"", "a.json: "), ("a.json", b'{"conversations": [', "a.json: "), ("a.jsonl", b"{", "not JSON"),
         ("a.jsonl", b"\0" * 99, "row 0"), ("a.jsonl", ROW.encode("utf-16"), "row 0"), ("a.json", b"3", "a.json: "),
-        ("a.jsonl", b"[" * 9999, "row 0"), ("a.jsonl.gz", gzip.compress(ROW.encode())[:20], "a.jsonl.gz: "),
+        ("a.jsonl", b"[" * 9999, "row 0"), ("a.jsonl.gz", gzip.compress(ROW.encode(), mtime=0)[:20], "a.jsonl.gz: "),
         ("a.parquet", b"PAR1xxxxPAR1", "Parquet file cannot be read"), ("a.tar", b"x" * 999, "shard cannot be read"),
         ("a.yaml", b"datasets: 3", "a.yaml: "), ("a.txt", b"hi", "unknown suffix"), ("a.jsonl", b"1\n2\n", "row 0"),
     ],

@@ -11,9 +11,9 @@ from PIL import Image
 
 from dflop.data.demo_text import train_tokenizer
 from dflop.errors import DataError
-from dflop.run import runs
+from dflop.run import lifecycle
+from dflop.run.batches import TRAIN
 from dflop.run.launcher import launcher_of
-from dflop.run.steps import TRAIN
 from dflop.steps import parts
 from dflop.steps.drive import Drive
 from tests.jobs.configs import make_config
@@ -34,7 +34,7 @@ def drive(tmp_path: Path) -> Drive:
     (tmp_path / "data" / "a.jsonl").write_text("".join(rows))
     train_tokenizer(["a picture of a cat\n"], tmp_path / "data" / "tokenizer.json")
     config = make_config(tmp_path, "cluster.backend=inline", "data_profile.max_bad_frac=0.5")
-    run, _ = runs.begin(config)
+    run, _ = lifecycle.begin(config)
     drive = Drive(run, run.config(), launcher_of(run, run.config()), print, None, lambda: None)
     asyncio.run(parts.data_profile(drive))
     assert len(run.shapes()) == NUM_ROWS

@@ -7,11 +7,11 @@ import pytest
 from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.launch import JobState, Journal
 from dflop.records import Plan
-from dflop.run.basis import PlanBasis, write_basis
-from dflop.run.rundir import RunDir
-from dflop.steps import planning, replan
+from dflop.run.directory import RunDir
+from dflop.run.plan_scope import PlanBasis, write_basis
+from dflop.steps import planning, replanning
 from dflop.steps.continuing import Todo, plan_next, what_next
-from dflop.steps.replan import Advice
+from dflop.steps.replanning import Advice
 from tests.jobs.made import save_step
 from tests.jobs.played import PLANS, STAGES, PlayedLauncher, advice, decisions, submitted, train
 
@@ -27,7 +27,7 @@ def applied(monkeypatch):
         run.write_plan(advice.plans[0], [])
         found.append(advice)
 
-    monkeypatch.setattr(replan, "apply", apply)
+    monkeypatch.setattr(replanning, "apply", apply)
     return found
 
 
@@ -80,7 +80,7 @@ def test_every_stage_is_planned_once(make_run, monkeypatch):
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.QUEUED])
 def test_a_job_makes_way_and_is_told_until_it_does(run, applied, monkeypatch, state):
     launcher, wanted = PlayedLauncher(state), advice("done")
-    monkeypatch.setattr(replan, "consider", lambda *_: wanted)
+    monkeypatch.setattr(replanning, "consider", lambda *_: wanted)
     assert train(run, launcher) is wanted
     assert launcher.told >= 2
     assert run.plan() == PLANS[0], "the plan of a job that lives was changed"
@@ -99,12 +99,12 @@ def test_who_finds_a_marked_job_stops_it_and_asks_again_what_for(run, applied, m
     run.mark_replanning(True)
     if was_told:
         launcher.interrupt(handle)
-    monkeypatch.setattr(replan, "consider", lambda *_: pytest.fail("it has been decided"))
+    monkeypatch.setattr(replanning, "consider", lambda *_: pytest.fail("it has been decided"))
     assert what_next(run, launcher) is Todo.TRAIN
     assert train(run, launcher) is None
     assert len(launcher.state) == 1, "another job was started beside it"
     assert what_next(run, launcher) is Todo.PLAN
-    monkeypatch.setattr(replan, "advise_now", lambda *_: advice("advised"))
+    monkeypatch.setattr(replanning, "advise_now", lambda *_: advice("advised"))
     assert plan_next(run, "key", None, str) == (PLANS[1],)
     assert [a.decision.verdict for a in applied] == ["done"]
     assert what_next(run, launcher) is Todo.TRAIN
@@ -122,7 +122,7 @@ def test_a_driver_that_dies_behind_the_change_does_no_harm_and_no_other_is_made_
         with pytest.raises(KeyboardInterrupt):
             plan_next(run, "key", advice("done"), str)
     assert run.plan() == PLANS[1]
-    monkeypatch.setattr(replan, "advise_now", lambda *_: advice("stay"))
+    monkeypatch.setattr(replanning, "advise_now", lambda *_: advice("stay"))
     assert what_next(run, PlayedLauncher()) is Todo.PLAN
     assert plan_next(run, "key", None, str) == ()
     assert (run.plan(), len(applied), run.is_replanning()) == (PLANS[1], 1, False)
@@ -154,7 +154,7 @@ def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
             launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
         return advice(verdict)
 
-    monkeypatch.setattr(replan, "consider", consider)
+    monkeypatch.setattr(replanning, "consider", consider)
     assert train(run, launcher) is None
     assert (launcher.told, run.is_replanning()) == (0, False)
 
@@ -175,7 +175,7 @@ def test_a_job_that_ends_as_it_is_asked_to_make_way_ends_the_run(run, monkeypatc
         launcher.state = dict.fromkeys(launcher.state, state)
         return advice(verdict) if verdict else None
 
-    monkeypatch.setattr(replan, "consider", consider)
+    monkeypatch.setattr(replanning, "consider", consider)
     if error is not None:
         with pytest.raises(error):
             train(run, launcher)

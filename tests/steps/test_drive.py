@@ -12,9 +12,9 @@ import pytest
 from dflop.errors import Cancelled, ConfigError, Interrupted, LaunchError, StoreError
 from dflop.launch import Journal
 from dflop.records import RunRecord
-from dflop.run import runs
-from dflop.run.driver import driver_of
-from dflop.run.rundir import RunDir
+from dflop.run import lifecycle
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import driver_of
 from dflop.steps import drive as drive_module
 from dflop.steps.drive import Drive, begin_or_take_up, driving
 from dflop.store.console import query
@@ -46,7 +46,7 @@ def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = Fal
         async with driving(run, print, show_history=nothing) as found:
             assert isinstance(found, Drive)
             assert driver_of(run).pid == os.getpid()
-            assert run.state()["state"] == runs.RUNNING
+            assert run.state()["state"] == lifecycle.RUNNING
             if done:
                 found.done()
                 found.done()
@@ -60,22 +60,22 @@ def states(run: RunDir) -> list[str]:
     return [r.state for r in read_spool(run.config().store, RunRecord)]
 
 
-@pytest.mark.parametrize(("done", "state"), [(False, runs.READY), (True, runs.DONE)])
+@pytest.mark.parametrize(("done", "state"), [(False, lifecycle.READY), (True, lifecycle.DONE)])
 def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, done, state):
     drive(run, done=done)
-    assert (run.state()["state"], states(run)) == (state, [runs.RUNNING, state])
+    assert (run.state()["state"], states(run)) == (state, [lifecycle.RUNNING, state])
     assert driver_of(run) is None
 
 
 @pytest.mark.parametrize(
     ("error", "is_done", "state"),
     [
-        (LaunchError("a rank raised"), False, runs.FAILED),
-        (LaunchError("the report cannot be written"), True, runs.DONE),
-        (Interrupted("told to stop"), False, runs.INTERRUPTED),
-        (Cancelled("by somebody"), False, runs.CANCELLED),
-        (ZeroDivisionError("a fault of ours"), False, runs.FAILED),
-        (asyncio.CancelledError(), False, runs.INTERRUPTED),
+        (LaunchError("a rank raised"), False, lifecycle.FAILED),
+        (LaunchError("the report cannot be written"), True, lifecycle.DONE),
+        (Interrupted("told to stop"), False, lifecycle.INTERRUPTED),
+        (Cancelled("by somebody"), False, lifecycle.CANCELLED),
+        (ZeroDivisionError("a fault of ours"), False, lifecycle.FAILED),
+        (asyncio.CancelledError(), False, lifecycle.INTERRUPTED),
     ],
 )
 def test_how_a_driver_ends_is_noted(run, error, is_done, state):
@@ -93,20 +93,20 @@ def test_a_failed_run_is_in_the_database_at_once(run, monkeypatch):
 
 
 def test_neither_a_store_that_fails_nor_a_disk_that_is_full_hides_an_error(run, monkeypatch, capsys):
-    note = runs.note
+    note = lifecycle.note
 
     def broken(_store):
         raise StoreError("no space")
 
     def full(found, config, state, **key):
-        if state != runs.RUNNING:
+        if state != lifecycle.RUNNING:
             raise StoreError("no space")
         note(found, config, state, **key)
 
     monkeypatch.setattr(drive_module, "ingest", broken)
     with pytest.raises(StoreError, match="locked"):
         drive(run, StoreError("locked"))
-    monkeypatch.setattr(runs, "note", full)
+    monkeypatch.setattr(lifecycle, "note", full)
     with pytest.raises(LaunchError, match="a rank raised"):
         drive(run, LaunchError("a rank raised"))
     assert "that the run is failed cannot be noted: no space" in capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
     run.mark_cancelled(True)
     with pytest.raises(Cancelled, match=r"was cancelled: job `train` \(slurm 7\) cancelled\n"):
         asyncio.run(main())
-    assert run.state()["state"] == runs.CANCELLED
+    assert run.state()["state"] == lifecycle.CANCELLED
 
 
 def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_o
         drive(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "jobs.jsonl"))
     assert caught.value.where == "jobs.jsonl"
     assert "free space" in caught.value.hint
-    assert (run.state()["state"], driver_of(run)) == (runs.FAILED, None)
+    assert (run.state()["state"], driver_of(run)) == (lifecycle.FAILED, None)
     with pytest.raises(FileNotFoundError):
         drive(run, FileNotFoundError(errno.ENOENT, "gone", "x"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from dflop.config import Config, load_config
 from dflop.records import LLM
-from dflop.run import runs
+from dflop.run import lifecycle
 from dflop.run.launcher import launcher_of
 from dflop.steps import submit
 from dflop.steps.dry_run import dry_run
@@ -50,7 +50,7 @@ def test_every_job_of_a_run_that_has_not_begun(config, tmp_path):
 
 
 def test_a_run_with_a_plan_shows_what_it_submits_next(config, tmp_path, monkeypatch):
-    run, _ = runs.begin(config)
+    run, _ = lifecycle.begin(config)
     run.write_plan(make_plan({"vision": 1, LLM: 1}), [])
     found = dry_run(config)
     assert (found.is_resumed, found.run_id) == (True, run.run_id)

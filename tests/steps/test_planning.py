@@ -17,13 +17,13 @@ from dflop.data.distribution import sample_batches
 from dflop.parallel.topology import seats
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.candidates import module_candidates
-from dflop.plan.check import check_plan
 from dflop.plan.drafts import split_draft
 from dflop.plan.inline import inline_choices
+from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import Plan, SampleShape
-from dflop.run.basis import PlanBasis, basis_of, planned_steps, scenario_batches
-from dflop.run.steps import GlobalBatches
+from dflop.run.batches import GlobalBatches
+from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
 from dflop.steps.planning import plan_run
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter

@@ -4,7 +4,7 @@ import pytest
 
 from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.records import LLM
-from dflop.run.rundir import family_of
+from dflop.run.directory import family_of
 from dflop.steps.preflight import modules_named, preflight
 from tests.jobs.configs import make_config, make_dataset, write_config
 

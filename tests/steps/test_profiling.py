@@ -12,7 +12,7 @@ import pytest
 from dflop.cost.identity import with_table_id
 from dflop.launch import JobHandle, JobSpec, JobState
 from dflop.records import Measurement, ProfileRecord
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.steps import planning, profiling
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter

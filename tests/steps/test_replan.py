@@ -13,12 +13,12 @@ from dflop.cli.replan import replan as replan_command
 from dflop.config import Config
 from dflop.errors import ConfigError
 from dflop.records import LLM, Correction, Decision, JobRecord, Plan, RankFactor, RankSpan, StepObservation
-from dflop.run.basis import basis_of
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
+from dflop.run.plan_scope import basis_of
 from dflop.steps.follow import LOCAL_POLL_S
 from dflop.steps.planning import plan_run
 from dflop.steps.progress import progress_of, restart_cost_s
-from dflop.steps.replan import advise_now, apply, consider
+from dflop.steps.replanning import advise_now, apply, consider
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dflop.records import LLM, Plan, SampleShape, StepObservation, StepPlan
-from dflop.run.basis import basis_of
+from dflop.run.batches import GlobalBatches
+from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
-from dflop.run.rundir import RunDir
-from dflop.run.steps import GlobalBatches
+from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
 from dflop.steps.continuing import Todo, plan_next, train_once, what_next
 from dflop.steps.rounds import Teller

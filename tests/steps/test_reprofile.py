@@ -11,12 +11,12 @@ import pytest
 from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables
 from dflop.errors import CostError
-from dflop.jobs import profile
-from dflop.learn.doubts import DOUBTED, Doubt, find_doubts, judge, read_doubts, samples_of
+from dflop.jobs import model_profile
+from dflop.learn.remeasure import DOUBTED, Doubt, find_doubts, judge, read_doubts, samples_of
 from dflop.records import ALL_TOKENS, LLM, Correction, Decision, Measurement
-from dflop.run.rundir import RunDir
+from dflop.run.directory import RunDir
 from dflop.steps.planning import model_profile_key
-from dflop.steps.replan import consider
+from dflop.steps.replanning import consider
 from dflop.steps.reprofile import doubtful, settle
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -155,7 +155,7 @@ def test_a_job_times_what_is_doubtful_and_settles_it_once(run):
     assert doubtful(run, config) is None
     assert doubtful(run, replan_as(run, mode="advise")) is None
 
-    counted = profile.again(str(run.path), key, hardware, "1", str(work.file))
+    counted = model_profile.again(str(run.path), key, hardware, "1", str(work.file))
     assert counted["num_measurements"] >= 12
     said: list[str] = []
     (decision,) = settle(run, config, work, said.append)

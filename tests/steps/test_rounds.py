@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dflop.launch import JobHandle, JobSpec, JobState
-from dflop.run.rundir import RunDir
-from dflop.steps import replan, reprofile, submit
+from dflop.run.directory import RunDir
+from dflop.steps import replanning, reprofile, submit
 from dflop.steps.continuing import train_once
 from dflop.steps.reprofile import Reprofile
 from dflop.steps.rounds import Rounds, Teller
@@ -27,7 +27,7 @@ def test_decisions_are_told_once(run, monkeypatch):
     def consider(*_: object) -> None:
         rounds.append(1)
         if len(rounds) == 1:
-            replan.spool_decision(run, run.config(), decision("stay"))
+            replanning.spool_decision(run, run.config(), decision("stay"))
         if len(rounds) == 3:
             save_step(run, 10)
             launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
@@ -35,8 +35,8 @@ def test_decisions_are_told_once(run, monkeypatch):
     async def show() -> None:
         shown.append(len(lines))
 
-    replan.spool_decision(run, run.config(), decision("advised", at_s=1.0))  # long before this driver began
-    monkeypatch.setattr(replan, "consider", consider)
+    replanning.spool_decision(run, run.config(), decision("advised", at_s=1.0))  # long before this driver began
+    monkeypatch.setattr(replanning, "consider", consider)
     asyncio.run(train_once(run, launcher, str, Teller(run, lines.append, show)))
     told = [line for line in lines if "replan" in line]
     assert told == ["step 4: replan, layout: stay: "]
@@ -54,7 +54,7 @@ def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch)
         launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
     run.write_plan(PLANS[0], [])
-    replan.spool_decision(run, run.config(), decision("noticed"))
+    replanning.spool_decision(run, run.config(), decision("noticed"))
     asyncio.run(train_once(run, launcher, str, Teller(run, str, round_ends)))
     assert [d.verdict for d in seen] == ["noticed"]
 
@@ -64,7 +64,7 @@ def doubtful(monkeypatch, tmp_path):
     """Something is, once."""
     doubts = [Reprofile(tmp_path / "1.json", "profile", "H200", (1, 2))]
     monkeypatch.setattr(reprofile, "doubtful", lambda *_: doubts.pop() if doubts else None)
-    monkeypatch.setattr(replan, "consider", lambda *_: None)
+    monkeypatch.setattr(replanning, "consider", lambda *_: None)
 
 
 class BusyLauncher(PlayedLauncher):
@@ -110,7 +110,7 @@ def test_a_probing_job_ends_with_the_training(make_run, doubtful, monkeypatch):
         if len(launcher.state) == 2:
             launcher.end_training()
 
-    monkeypatch.setattr(replan, "consider", consider)
+    monkeypatch.setattr(replanning, "consider", consider)
     assert train(run, launcher) is None
     assert sorted(launcher.state.values()) == [JobState.CANCELLED, JobState.DONE]
 

@@ -12,17 +12,17 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from dflop.cost.curve import ZERO, edge_part
-from dflop.jobs.building import full_config
+from dflop.jobs.configured_model import full_config
 from dflop.models.build import build_model
 from dflop.records import LLM, CostTable, Plan
-from dflop.run.rundir import RunDir, tokenizer_of, trainable_of
+from dflop.run.directory import RunDir, tokenizer_of, trainable_of
 from dflop.steps import planning
 from dflop.steps.planning import bound_family
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
+from dflop.train.checkpoint_state import OPTIMIZER, read_model, shapes_in
 from dflop.train.manifest import name_of, read_latest
-from dflop.train.state import OPTIMIZER, read_model, shapes_in
 from tests.builders import make_table
 from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config, train
 from tests.train.parity import is_frozen

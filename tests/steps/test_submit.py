@@ -8,9 +8,9 @@ from dflop.config import ModelProfileConfig
 from dflop.errors import LaunchError
 from dflop.launch.payload import load_entry
 from dflop.launch.script import batches
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
 from dflop.run.launcher import site_of
-from dflop.run.rundir import RunDir
-from dflop.run.steps import TRAIN
 from dflop.steps.submit import data_jobs, model_jobs, spread, train_job
 from tests.jobs.configs import make_config
 

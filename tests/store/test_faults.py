@@ -50,7 +50,7 @@ from tests.store.asking import fill, rows, stored, write
 KILL = """
 import os, signal, sys
 from pathlib import Path
-from dflop.store import check, durable, ingest, live, publishes, quarantine, rollup, snapshot, spool
+from dflop.store import file_check, durable, ingest, live, publishes, quarantine, rollup, snapshot, spool
 from dflop.records import Correction
 root = Path(sys.argv[1])
 
@@ -74,7 +74,7 @@ for step in range(1000):
 """
 
 INGEST = """
-check.BATCH_FILES = 2
+file_check.BATCH_FILES = 2
 {trap}
 ingest.ingest(root)
 """

@@ -10,7 +10,7 @@ import pytest
 
 from dflop.errors import StoreError
 from dflop.records import Correction
-from dflop.store import check, live, schema
+from dflop.store import file_check, live, schema
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolKey, encode
 from tests.store.asking import fill, rows, stored, write
@@ -21,7 +21,7 @@ def files(root: Path, area: str) -> list[str]:
 
 
 def test_many_files_go_through_several_batches(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "BATCH_FILES", 2)
+    monkeypatch.setattr(file_check, "BATCH_FILES", 2)
     written = [make.correction(i) for i in range(5)]
     for row in written:
         write(tmp_path, row)

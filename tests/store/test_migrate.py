@@ -9,7 +9,7 @@ import pytest
 from dflop import resources
 from dflop.errors import StoreError
 from dflop.records import StepObservation
-from dflop.store import check, live, migrate, schema
+from dflop.store import file_check, live, migrate, schema
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolKey
@@ -76,10 +76,10 @@ def test_a_store_of_the_first_release_grows_into_today_s(tmp_path: Path, make, m
         shutil.copy(path, old / "migrations")
     root = tmp_path / "store"
     (root / "live").mkdir(parents=True)
-    table = check.with_provenance(
+    table = file_check.with_provenance(
         [
-            check.Good(
-                check.SpoolFile("x", tmp_path, 1, 1),
+            file_check.Good(
+                file_check.SpoolFile("x", tmp_path, 1, 1),
                 SpoolKey("step_observation", "run", "p", 0),
                 "0" * 64,
                 schema.to_table(StepObservation, [make.observation(step) for step in range(3)]),

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from dflop.data.order import SampleOrder
+from dflop.data.sample_order import SampleOrder
 from dflop.records import Plan, SampleShape, StepObservation
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.plans import PlanMessage
+from dflop.train.plan_source import PlanMessage
 from tests.train.rank import Rank
 from tests.train.ranks import PRELOAD
 from tests.train.synthetic import SyntheticSource, family, make_shapes, make_step_plan, tiny_model

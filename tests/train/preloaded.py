@@ -13,7 +13,7 @@ from dflop.jobs import train  # noqa: F401, with numba and SciPy
 from dflop.report import html  # noqa: F401, with matplotlib
 from dflop.steps import parts  # noqa: F401, with numba and SciPy
 from dflop.store import console  # noqa: F401, with DuckDB and Arrow
-from dflop.views import explain  # noqa: F401, with numba and SciPy
+from dflop.views import explain_plan  # noqa: F401, with numba and SciPy
 from tests.train import synthetic  # noqa: F401
 
 for family in (

@@ -18,7 +18,7 @@ from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
 from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
-from dflop.train.trace import StepTrace
+from dflop.train.step_trace import StepTrace
 
 TIMEOUT_S = 120
 

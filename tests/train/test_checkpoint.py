@@ -17,9 +17,9 @@ from dflop.parallel.topology import make_groups
 from dflop.records import LLM
 from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
 from dflop.train.checkpoint import Checkpointer
+from dflop.train.checkpoint_state import read_model
 from dflop.train.index import SafeReader
 from dflop.train.optim import Optimizer, OptimizerSettings
-from dflop.train.state import read_model
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks

@@ -13,14 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflop.errors import ConfigError
-from dflop.models.export import write_folder
+from dflop.models.hf_folder import write_folder
 from dflop.models.weights import WeightFolder, build_empty
 from dflop.parallel.part import even_part
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
+from dflop.train.checkpoint_state import read_model
 from dflop.train.manifest import read_latest
 from dflop.train.stage_weights import fill_stages
-from dflop.train.state import read_model
 from tests.models.tiny_families import CASES
 from tests.train import synthetic
 from tests.train.parity import Omni

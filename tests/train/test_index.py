@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 
 from dflop.errors import TrainError
-from dflop.train import manifest, state
+from dflop.train import checkpoint_state, manifest
 from dflop.train.blocks import BlockSavePlanner, BlockWriter, blocks_of
 from dflop.train.index import SafeReader, read_index
 from dflop.train.manifest import INDEX
@@ -54,7 +54,7 @@ def test_it_says_what_torch_reads(checkpoint):
     assert ours.storage_data == theirs.storage_data
     reader = SafeReader(checkpoint)
     assert reader.read_metadata().storage_meta == StorageMeta(load_id=reader.load_id)
-    assert torch.equal(state.read_model(checkpoint)["w"], TENSORS["model/w"])
+    assert torch.equal(checkpoint_state.read_model(checkpoint)["w"], TENSORS["model/w"])
 
 
 def test_every_element_type_of_weights(tmp_path):
@@ -62,7 +62,7 @@ def test_every_element_type_of_weights(tmp_path):
     tensors = {f"model/{n}": torch.zeros(3, 2).to(dtype) for n, dtype in enumerate(dtypes)}
     blocks = [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)]
     dcp.save({}, storage_writer=BlockWriter(tmp_path), planner=BlockSavePlanner(blocks), no_dist=True)
-    assert [tensor.dtype for tensor in state.read_model(tmp_path).values()] == list(dtypes)
+    assert [tensor.dtype for tensor in checkpoint_state.read_model(tmp_path).values()] == list(dtypes)
 
 
 class Runs:
@@ -85,7 +85,7 @@ def test_nothing_in_it_runs(checkpoint, tmp_path, function, named):
     announced(checkpoint.rename(tmp_path / ".tmp-again"), tmp_path)  # checksums keep nobody from this
     assert manifest.newest_sound(tmp_path)[0]["next_step"] == 1
     with pytest.raises(TrainError, match=f"refused: it names `{named}`"):
-        state.read_model(checkpoint)
+        checkpoint_state.read_model(checkpoint)
     assert not (tmp_path / "ran").exists()
 
 
@@ -208,5 +208,5 @@ def test_tensors_are_read_weights_only(checkpoint):
 
     changed(checkpoint, moved)
     with pytest.raises(TrainError, match="cannot read checkpoint"):
-        state.read_model(checkpoint)
+        checkpoint_state.read_model(checkpoint)
     assert not target.exists()

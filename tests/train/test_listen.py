@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dflop.jobs.ranks import joined
+from dflop.jobs.rank_setup import joined
 from dflop.train import listen, wire
 from tests.train.ranks import start
 

@@ -15,7 +15,7 @@ from dflop.train.checkpoint import Checkpointer
 from dflop.train.decode_worker import MediaError
 from dflop.train.loop import Hooks, LoopSettings, learning_rate
 from dflop.train.manifest import read_latest
-from dflop.train.plans import PlanMessage
+from dflop.train.plan_source import PlanMessage
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks

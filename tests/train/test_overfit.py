@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from dflop.data.dataset_profile import DatasetRef, profile_shard
 from dflop.data.demo import make_demo_dataset
-from dflop.data.order import SampleOrder
-from dflop.data.profile import DatasetRef, profile_shard
+from dflop.data.sample_order import SampleOrder
 from dflop.data.tokens import ChatTokenizer
-from dflop.jobs.source import DatasetSource
+from dflop.jobs.sample_source import DatasetSource
 from dflop.models import load_trainable
 from dflop.models.build import build_model
 from dflop.models.family import TrainableFamily

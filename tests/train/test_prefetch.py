@@ -190,5 +190,5 @@ def wait_for_end_of(process: int) -> None:
 
 
 def test_workers_import_no_torch():
-    program = "import sys, dflop.train.decode_worker, dflop.jobs.reader; assert 'torch' not in sys.modules"
+    program = "import sys, dflop.train.decode_worker, dflop.jobs.media_reader; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dflop.compare.suite.bound import bound_of_plan_s, bound_s, module_gpu_seconds
 from dflop.compare.suite.cases import Setting
-from dflop.compare.suite.judge import TRAINING_EFFORT, Noise, Steps, judge
+from dflop.compare.suite.ideal_step import bound_of_plan_s, bound_s, module_gpu_seconds
+from dflop.compare.suite.unseen_batches import TRAINING_EFFORT, Noise, Steps, judge
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
@@ -18,7 +18,7 @@ from dflop.plan.space import Problem
 from dflop.plan.worst import without_beyond
 from dflop.records import Plan
 from dflop.records.speedup import Speedup, speedup
-from dflop.run.talk import Say
+from dflop.run.console import Say
 from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"

@@ -21,13 +21,13 @@ from dflop.compare.suite.contest import (
     by_mixture,
     contest,
 )
-from dflop.compare.suite.judge import geometric_mean
 from dflop.compare.suite.mixtures import MIXTURES
+from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.errors import InfeasiblePlanError
 from dflop.report.comparison_page import Drawing
 from dflop.report.suite_plots import Series, bars_svg, save_bars
 from dflop.report.tables import layout_text
-from dflop.run.talk import Say
+from dflop.run.console import Say
 from dflop.units import percent, ratio, seconds
 
 COLUMNS = (

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from dflop.data.annotations import BadSample, MediaRef, confine
 from dflop.data.conversation import ReadRow
 from dflop.data.frame_files import AnySource, FrameFiles, open_frames
-from dflop.data.frames import FrameList
+from dflop.data.frame_folders import FrameList
 from dflop.data.media_value import Attached
 from dflop.errors import DataError
 

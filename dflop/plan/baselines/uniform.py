@@ -16,9 +16,9 @@ from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import layer_and_edge_seconds, recompute_ways
-from dflop.plan.check import can_cut
 from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.memory import ends_and_edge
+from dflop.plan.runnable import can_cut
 from dflop.plan.space import Problem
 from dflop.plan.sync import chain_sync_s
 from dflop.records import ParallelSpec, Plan

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.plan.emit.ranks import stage_layers, stage_ranks
+from dflop.plan.emit.rank_places import stage_layers, stage_ranks
 from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_json
 
 SCHEMA = "dflop.plan"

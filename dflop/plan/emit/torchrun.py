@@ -11,7 +11,7 @@ import re
 
 from dflop import units
 from dflop.errors import ConfigError
-from dflop.plan.emit.ranks import Place, places
+from dflop.plan.emit.rank_places import Place, places
 from dflop.records import ClusterSpec, Plan
 
 HEADER = ("rank", "node", "local", "stage", "dp_rank", "tp_rank", "layers")

@@ -15,7 +15,7 @@ from dflop import resources
 from dflop.config import annotated, dump_config, load_config, load_mixture, load_problems, load_with_origins, shown_keys
 from dflop.models import FAMILIES, load_family
 from dflop.models.hub import TYPES, read_hub_model
-from dflop.run.rundir import dataset_ref
+from dflop.run.directory import dataset_ref
 from dflop.steps.preflight import problems
 from tests.fuzz import hostile
 from tests.fuzz.target import Target, attempt, check_words

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import zstandard
 from hypothesis import strategies as st
 
-from dflop.data.profile import DatasetRef, profile_shard, profile_sizes_shard
+from dflop.data.dataset_profile import DatasetRef, profile_shard, profile_sizes_shard
 from dflop.records import QuarantinedSample, SampleShape
 from dflop.store import schema
 from tests.data.containers import write_tar

@@ -17,13 +17,13 @@ from dflop.launch.answers import epoch_s, sacct_rows, scontrol_rows, squeue_rows
 from dflop.launch.ranks import srun_environment
 from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
-from dflop.run import overview
-from dflop.run.basis import basis_of
+from dflop.run import status
+from dflop.run.directory import RunDir
 from dflop.run.find import find_run
-from dflop.run.rundir import RunDir
+from dflop.run.plan_scope import basis_of
 from dflop.sampler.batch_sampler import BalancedBatchSampler
-from dflop.sampler.costs import SampleCosts, sample_costs_from_tables
-from dflop.sampler.plans import warm_up
+from dflop.sampler.costs_of_samples import SampleCosts, sample_costs_from_tables
+from dflop.sampler.rank_plans import warm_up
 from dflop.train import manifest
 from tests.builders import make_cluster, make_sample, make_table
 from tests.fuzz import hostile
@@ -101,7 +101,7 @@ def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
     (run.path / example[0]).write_bytes(example[1])
     journal = Journal(run.path, run.run_id)
     for ask, *words in (
-        (overview.run_rows, run.path.parent), (overview.job_rows, run), (overview.log_files, run, "", 0),
+        (status.run_rows, run.path.parent), (status.job_rows, run), (status.log_files, run, "", 0),
         (find_run, "small", run.path.parent), (run.config,), (run.plan,), (run.cost_tables,), (run.shapes,),
         (run.profile_key,), (run.state,), (basis_of, run), (journal.records,), (journal.live, "small-1/train"),
         (journal.ended, "small-1/data-0"),

@@ -21,10 +21,10 @@ from dflop import cli
 from dflop.cli.usage import subcommands
 from dflop.data.annotations import printable
 from dflop.records import QuarantinedSample
+from dflop.report.chrome_trace import chrome_trace
 from dflop.report.html import render_report
 from dflop.report.rows import write_rows
 from dflop.report.terminal import markdown_summary, print_summary
-from dflop.report.trace import chrome_trace
 from dflop.store import bounds
 from tests.fuzz import hostile
 from tests.fuzz.target import EXIT_CODES, Strategy, Target, attempt

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from dflop.records import Correction
 from dflop.report.rows import write_rows
 from dflop.store import console, lease, schema, settings, snapshot
-from dflop.store.check import Bad, Good, SpoolFile, judge, with_provenance
 from dflop.store.collect import gc
 from dflop.store.compact import compact
+from dflop.store.file_check import Bad, Good, SpoolFile, judge, with_provenance
 from dflop.store.health import lease_health, live_health, snapshot_health
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from dflop.errors import ConfigError
 from dflop.parallel.topology import seats
-from dflop.plan.emit.ranks import places
+from dflop.plan.emit.rank_places import places
 from dflop.plan.emit.torchrun import emit_torchrun
 from dflop.records import LLM, ClusterSpec, Plan
 from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans

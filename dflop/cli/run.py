@@ -1,0 +1,192 @@
+"""Commands that drive runs: with Prefect (`run`, `serve`) and without (`train`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from dflop.cli.common import RUNS, ConfigFile, Overrides, Runs
+from dflop.run.console import say
+
+if TYPE_CHECKING:
+    from dflop.config import Config
+    from dflop.run.directory import RunDir
+
+FLOWS = {
+    "pipeline": "pipeline.py", "profile": "profiles.py", "plan": "plans.py", "train": "training.py",
+    "campaign": "campaign.py", "report": "reports.py",
+}  # fmt: skip
+"""Flows that are served, and where each is in `flows/`."""
+
+
+def run(
+    config: ConfigFile,
+    *,
+    overrides: Overrides = (),
+    dry_run: Annotated[
+        bool, Parameter(name=("--dry-run", "-n"), help="Print configuration and jobs, do nothing.")
+    ] = False,
+) -> None:
+    """Run the whole pipeline of a configuration, or go on with its unfinished run.
+
+    Uses the Prefect server of PREFECT_API_URL, or a temporary one; `dflop train` needs none. Ctrl-C cancels its jobs.
+    With --dry-run, what would be submitted goes to stdout, to the letter.
+
+    Example: dflop run configs/demo.yaml
+    """
+    _prepare_kernels()
+    from dflop.config import load_with_origins
+    from dflop.steps.preflight import preflight
+
+    loaded = load_with_origins(config, overrides)
+    preflight(loaded.config, loaded.origins)
+    if dry_run:
+        _show_dry_run(loaded.config)
+        return
+    _run_flow(config, overrides, loaded.config)
+
+
+def _show_dry_run(config: Config) -> None:
+    from dflop.steps.dry_run import dry_run
+
+    found = dry_run(config)
+    say(f"would {'go on with' if found.is_resumed else 'begin'} run {found.run_id}")
+    for note in found.notes:
+        say(note)
+    print(found.config)
+    for job in found.jobs:
+        print(f"# {job.script or job.name}\n{job.text}")
+
+
+def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
+    from dflop.cli import server
+    from dflop.run import lifecycle
+
+    lifecycle.check_free(loaded, say)
+    server.prepare()
+    server.mark_as_driver()
+    # Prefect hands SIGTERM on when it has ended the flow: without this one, its temporary server would be left behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    import asyncio
+
+    from dflop.run.directory import open_run
+
+    if not server.check_server():
+        server.lock_temporary_server()
+    flow = server.load_flow(FLOWS["pipeline"], "pipeline")
+    try:
+        path = asyncio.run(flow(config_path=str(config), overrides=list(overrides)))
+    except Exception as error:
+        if (ours := server.as_error_of_ours(error)) is None:
+            raise
+        raise ours from None
+    _tell(open_run(path))
+
+
+def train(
+    run: Annotated[str, Parameter(help="Run directory, id, beginning of one, `latest`; or a configuration file.")],
+    *,
+    overrides: Overrides = (),
+    runs: Runs = RUNS,
+) -> None:
+    """Do all that is left of a run in this process, without Prefect.
+
+    Profile, plan, train, compare, report. With a configuration file, its unfinished run or a new one. Ctrl-C cancels
+    the jobs; kill -9 leaves them, and the same command adopts them.
+
+    Example: dflop train latest
+    """
+    _prepare_kernels()
+    import asyncio
+
+    from dflop.config import load_with_origins
+    from dflop.errors import ConfigError
+    from dflop.run.lifecycle import is_finished
+    from dflop.steps.drive import begin_or_take_up, finished_text
+
+    is_file = run.endswith((".yaml", ".yml", ".json")) and not Path(run).is_dir()
+    if is_file:
+        loaded = load_with_origins(Path(run), overrides)
+        taken_up = begin_or_take_up(loaded.config, loaded.origins, say=say)
+    elif overrides:
+        raise ConfigError(
+            "a run that exists keeps its configuration", where="--set", hint="dflop train CONFIG --set ..."
+        )
+    else:
+        taken_up = begin_or_take_up(None, Path(), name=run, folder=runs, say=say)
+    if is_finished(taken_up):
+        say(finished_text(taken_up))
+        return
+    asyncio.run(_drive(taken_up))
+    _tell(taken_up)
+
+
+async def _drive(run: RunDir) -> None:
+    from dflop.cli.sigterm import ends_on_sigterm
+    from dflop.steps import parts
+    from dflop.steps.drive import driving
+
+    async def told_already() -> None:
+        """Decisions are lines here, and no page."""
+
+    with ends_on_sigterm():
+        async with driving(run, say, show_history=told_already) as drive:
+            await parts.everything(drive)
+
+
+def serve(
+    *,
+    name: Annotated[str, Parameter(help="Name of the deployments.")] = "here",
+    limit: Annotated[int, Parameter(help="Flow runs at the same time; others wait.")] = 1,
+) -> None:
+    """Offer the flows on a Prefect server, and run them here when its UI starts them.
+
+    Start a server first, `prefect server start` in another terminal, and name it here:
+    `export PREFECT_API_URL=http://127.0.0.1:4200/api`. For a team, with workers and schedules, see prefect.yaml and
+    docs/operating.md.
+
+    Example: dflop serve --limit 4
+    """
+    _prepare_kernels()
+    from dflop.cli import server
+    from dflop.errors import ConfigError
+
+    server.prepare()
+    import prefect
+
+    if limit < 1:
+        raise ConfigError(f"cannot run {limit} flows at the same time", where="--limit", hint="1 or more")
+    if not (url := server.check_server()):
+        raise ConfigError(
+            "flows are served to a Prefect server, and PREFECT_API_URL names none",
+            where="PREFECT_API_URL",
+            hint="prefect server start; then export PREFECT_API_URL=http://127.0.0.1:4200/api",
+        )
+    deployments: list[Any] = []
+    for flow_name, file in FLOWS.items():
+        flow = server.load_flow(file, flow_name)
+        deployments.append(flow.to_deployment(name=name, tags=["dflop"]))
+    say(f"serving {', '.join(f'dflop-{flow}/{name}' for flow in FLOWS)} to {url}; Ctrl-C ends it and cancels its runs")
+    prefect.serve(*deployments, limit=limit, print_starting_message=False)
+
+
+def _tell(run: RunDir) -> None:
+    from rich.console import Console
+
+    from dflop.report.terminal import print_summary
+    from dflop.views.run_results import load_summary
+
+    print_summary(load_summary(run), Console())
+    print(f"report: {run.report_file}", file=sys.stderr)
+
+
+def _prepare_kernels() -> None:
+    """Before anything is imported that has kernels."""
+    from dflop.launch.kernels import kernel_environment
+
+    os.environ |= kernel_environment(os.environ)

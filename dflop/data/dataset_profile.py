@@ -1,0 +1,296 @@
+"""Profile a dataset in shards that need no coordination, under a key that says exactly what was profiled.
+
+Shards are contiguous ranges of rows, so their results laid end to end are the profile, whatever the number of shards,
+and of processes within a shard. The key covers content (annotations, tokenizer, template, family rules, limits) and,
+for media, path, size and mtime: hashing a terabyte of video to notice an edit is not worth the hours, `touch` causing
+one re-profile is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from dflop.data.annotations import AnnotatedSample, BadSample
+from dflop.data.chat import ChatTemplate
+from dflop.data.header_cache import HeaderCache, HeaderRow
+from dflop.data.mixture import Dataset, MixtureEntry
+from dflop.data.shapes import ShapeRules, shapes_of
+from dflop.data.size_table import is_table_of_sizes, profile_sizes, read_sizes
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import DataError
+from dflop.models.media import MediaRules
+from dflop.records import QuarantinedSample, SampleShape
+
+RULES_VERSION = 11
+"""Raise when this room reads the same row differently: old profiles then no longer match."""
+
+BLOCK_ROWS = 256
+"""Rows a worker takes at a time: enough to keep the tokenizer's batches full."""
+_REPORT_EVERY_BLOCKS = 8
+_MAX_KEYS_SHOWN = 20
+
+Result = SampleShape | QuarantinedSample
+_Done = tuple[list[Result], list[HeaderRow], Counter[str], Counter[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRef:
+    """Where a dataset lies, and how its samples are read."""
+
+    entries: tuple[MixtureEntry, ...]
+    tokenizer: Path
+    max_llm_tokens: int
+    chat_template: str = "chatml"
+    """Name or file, see `ChatTemplate.load`."""
+    overlong: tuple[str, ...] = ()
+    """What to do with samples of more tokens than that, see `shapes.py`."""
+    min_side_px: int = 2
+    """Pictures with a shorter side are quarantined."""
+    seed: int = 0
+    """Which rows entries with a random strategy take."""
+    special_tokens: tuple[str, ...] = ()
+    """Special tokens of the tokenizer that texts may name."""
+
+    @classmethod
+    def of_file(cls, path: Path, media_root: Path, tokenizer: Path, max_llm_tokens: int) -> DatasetRef:
+        """All rows of one file."""
+        return cls((MixtureEntry(path.name, (path,), media_root),), tokenizer, max_llm_tokens)
+
+    def open(self) -> Dataset:
+        """The rows.
+
+        Raises:
+            ConfigError: an unknown suffix or strategy.
+            DataError: a file or folder cannot be read.
+        """
+        for entry in self.entries:
+            if not entry.media_root.is_dir():
+                raise DataError("media root is not a folder", where=str(entry.media_root))
+        return Dataset.open(self.entries, self.seed)
+
+    def chat_tokenizer(self, media: MediaRules) -> ChatTokenizer:
+        """What turns its texts into tokens.
+
+        Raises:
+            ConfigError: tokenizer or chat template do not fit the family.
+        """
+        return ChatTokenizer(self.tokenizer, media, self.chat_template, self.special_tokens)
+
+    @property
+    def sizes(self) -> Path | None:
+        """The table of sizes this is, if it is one: shapes without texts and media, see `sizes.py`."""
+        (path, *more) = self.entries[0].paths
+        alone = len(self.entries) == 1 and not more and self.entries[0].strategy == "all"
+        return path if alone and is_table_of_sizes(path) else None
+
+
+def profile_shard(
+    dataset: DatasetRef,
+    media: MediaRules,
+    shard_index: int,
+    num_shards: int,
+    progress: Callable[[str], None] | None = None,
+    *,
+    key: str = "",
+    num_workers: int = 1,
+    cache: Path | None = None,
+) -> tuple[list[SampleShape], list[QuarantinedSample]]:
+    """Shapes and quarantine rows of one contiguous shard, both in order of `sample_index`.
+
+    Every row of the shard is in exactly one of the two lists.
+
+    Args:
+        dataset: What to profile.
+        media: The family's rules, which turn sizes into tokens.
+        shard_index: 0 .. num_shards - 1.
+        num_shards: Into how many shards the rows are cut; some may be empty.
+        progress: Told how far the shard is.
+        key: `profile_key(dataset, media)` where the caller has it already; it reads every row.
+        num_workers: Processes to spread the shard over; 1: this one.
+        cache: Folder with headers that were read before, see `HeaderCache`.
+
+    Raises:
+        DataError: a file or folder cannot be read.
+        ConfigError: tokenizer or chat template do not fit the family.
+        ValueError: there is no such shard.
+    """
+    if not 0 <= shard_index < num_shards:
+        raise ValueError(f"shard_index {shard_index} is not in 0..{num_shards - 1}")
+    key = key or profile_key(dataset, media)
+    work = _Work(dataset, media, key, cache)
+    rows = shard_rows(len(work.rows), shard_index, num_shards)
+    tell = progress or (lambda _: None)
+    label = f"data profile, shard {shard_index + 1} of {num_shards}"
+    results: list[Result] = []
+    headers: list[HeaderRow] = []
+    unknown_keys: Counter[str] = Counter()
+    named_tokens: Counter[str] = Counter()
+    num_bad = 0
+    for number, (found, new, unknown, named) in enumerate(_run(work, rows, num_workers)):
+        results += found
+        headers += new
+        unknown_keys += unknown
+        named_tokens += named
+        num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
+        if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
+            tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
+    work.headers.save(headers)
+    tell(f"{label}: {len(rows)} rows, {num_bad} quarantined, {len(headers)} media files read")
+    if unknown_keys:
+        keys = ", ".join(f"{key} ({count} rows)" for key, count in unknown_keys.most_common(_MAX_KEYS_SHOWN))
+        tell(f"{label}: keys that are not read and not known to mean anything: {keys}")
+    if named_tokens:
+        tokens = ", ".join(f"{token} ({count} rows)" for token, count in named_tokens.most_common(_MAX_KEYS_SHOWN))
+        tell(f"{label}: special tokens that texts name, encoded as characters (dataset.special_tokens): {tokens}")
+    shapes = [r for r in results if isinstance(r, SampleShape)]
+    return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
+
+
+def shard_rows(num_rows: int, shard_index: int, num_shards: int) -> range:
+    """Rows of one shard: contiguous, and no two shards differ by more than one row."""
+    return range(num_rows * shard_index // num_shards, num_rows * (shard_index + 1) // num_shards)
+
+
+def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
+    """Identity of a data profile, as 16 hex digits; equal keys mean equal shapes.
+
+    Raises:
+        DataError: a file cannot be read.
+        ConfigError: the chat template cannot be read.
+    """
+    digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n{' '.join(dataset.special_tokens)}\n".encode())
+    template = ChatTemplate.load(dataset.chat_template).source
+    limits = f"{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}\n{dataset.min_side_px}"
+    digest.update(f"{_file_hash(dataset.tokenizer)}\n{media.rules_key}\n{template}\n{limits}\n".encode())
+    if dataset.sizes is not None:
+        digest.update(_file_hash(dataset.sizes).encode())
+        return digest.hexdigest()[:16]
+    rows = dataset.open()
+    digest.update(f"{rows.fingerprint()}\n".encode())
+    for line in sorted(set(_media_lines(rows))):
+        digest.update(line.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
+
+
+def rows_key(dataset: DatasetRef) -> str:
+    """Identity of what texts and rows a dataset has, its media files left out; part of what `profile_key` covers.
+
+    Raises:
+        ConfigError: the chat template cannot be read.
+        DataError: a file cannot be read.
+    """
+    digest = hashlib.sha256(f"{_file_hash(dataset.tokenizer)}\n".encode())
+    digest.update(ChatTemplate.load(dataset.chat_template).source.encode())
+    rows = _file_hash(dataset.sizes) if dataset.sizes is not None else dataset.open().fingerprint()
+    digest.update(f"\n{rows}".encode())
+    return digest.hexdigest()[:16]
+
+
+def profile_sizes_shard(
+    dataset: DatasetRef, media: MediaRules, shard_index: int, num_shards: int, *, key: str = "", run_id: str = ""
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`profile_shard` for a table of sizes: columns of `SampleShape` and of `QuarantinedSample`.
+
+    Raises:
+        DataError: the table cannot be read, or lacks a column.
+        ConfigError: tokenizer or chat template do not fit the family, or a step of `overlong` needs texts.
+        ValueError: the dataset is no table of sizes.
+    """
+    if dataset.sizes is None:
+        raise ValueError("the dataset is no table of sizes")
+    key = key or profile_key(dataset, media)
+    tokenizer = dataset.chat_tokenizer(media)
+    table = read_sizes(dataset.sizes)
+    rows = shard_rows(len(table), shard_index, num_shards)
+    rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
+    shapes, bad = profile_sizes(table[rows.start : rows.stop], rules, rows.start)
+    return shapes, bad.with_columns(run_id=pl.lit(run_id))
+
+
+def duplicate_ids(results: list[Result]) -> list[str]:
+    """Ids that occur more than once, sorted. All such rows are kept: the row, not the id, identifies a sample."""
+    counts = Counter(r.sample_id for r in results if r.sample_id)
+    return sorted(sample_id for sample_id, count in counts.items() if count > 1)
+
+
+class _Work:
+    """What a process needs to turn rows into shapes."""
+
+    def __init__(self, dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:
+        self.given = (dataset, media, key, cache)
+        self.rows = dataset.open()
+        self.headers = HeaderCache(self.rows, cache)
+        self._weights = self.rows.weights()
+        tokenizer = dataset.chat_tokenizer(media)
+        self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
+
+    def do(self, rows: range) -> _Done:
+        """Results of some rows, in order, the headers read for them; rows per unknown key and per token they name."""
+        samples = [(i, self._sample(i)) for i in rows]
+        found = shapes_of(samples, self._rules, self.headers.read)
+        good = [sample for _, sample in samples if isinstance(sample, AnnotatedSample)]
+        unknown = Counter(key for sample in good for key in sample.unknown_keys)
+        named = Counter(token for sample in good for token in self._rules.tokenizer.spelled_out(sample))
+        return [self._weighted(r) for r in found], self.headers.take_new(), unknown, named
+
+    def _weighted(self, result: Result) -> Result:
+        weight = float(self._weights[result.sample_index])
+        return replace(result, weight=weight) if isinstance(result, SampleShape) and weight != 1 else result
+
+    def _sample(self, index: int) -> AnnotatedSample | BadSample:
+        try:
+            return self.rows.sample(index)
+        except BadSample as error:
+            return error
+
+
+def _run(work: _Work, rows: range, num_workers: int) -> Iterator[_Done]:
+    blocks = [rows[at : at + BLOCK_ROWS] for at in range(0, len(rows), BLOCK_ROWS)]
+    if num_workers <= 1 or len(blocks) <= 1:
+        yield from map(work.do, blocks)
+        return
+    # Spawned: a forked tokenizer may hang on threads that were not forked with it.
+    with ProcessPoolExecutor(
+        min(num_workers, len(blocks)), multiprocessing.get_context("spawn"), _begin, work.given
+    ) as pool:
+        yield from pool.map(_do, blocks)
+
+
+_process: list[_Work] = []
+"""Of a worker process: its one `_Work`, made when it starts."""
+
+
+def _begin(dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the pool is the parallelism
+    _process.append(_Work(dataset, media, key, cache))
+
+
+def _do(rows: range) -> _Done:
+    return _process[0].do(rows)
+
+
+def _media_lines(rows: Dataset) -> Iterator[str]:
+    for index in range(len(rows)):
+        try:
+            sample = rows.sample(index)
+        except BadSample:
+            continue  # the fingerprint of the rows covers those without readable media
+        for ref in sample.media:
+            yield f"{ref.path}\t{rows.media_fingerprint(index, ref)}\n"
+
+
+def _file_hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"file cannot be read: {error.strerror}", where=str(path)) from error

@@ -1,0 +1,44 @@
+"""Media of a dataset on disk to encoder inputs; what decode workers run, so it imports no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.data.annotations import BadSample, MediaRef
+from dflop.data.dataset_profile import DatasetRef
+from dflop.data.headers import BadMedia
+from dflop.data.load_media import load_item
+from dflop.models.family import TrainableFamily
+from dflop.records import MediaItem
+from dflop.train.decode_worker import MediaError
+
+
+class DatasetReader:
+    """Decodes media items of profiled samples.
+
+    Pickled, it is a reference to the dataset, which is opened again where it arrives.
+
+    Args:
+        dataset: Where the dataset lies.
+        family: Family the items were profiled for.
+    """
+
+    def __init__(self, dataset: DatasetRef, family: TrainableFamily) -> None:
+        self._dataset, self._family = dataset, family
+        self.rows = dataset.open()
+
+    def __reduce__(self) -> tuple[type[DatasetReader], tuple[DatasetRef, TrainableFamily]]:
+        return DatasetReader, (self._dataset, self._family)
+
+    def __call__(self, sample_index: int, item: MediaItem, level: int) -> npt.NDArray[np.float32]:
+        """Encoder input of one item.
+
+        Raises:
+            MediaError: the file is missing, damaged, or not what was profiled.
+        """
+        try:
+            source = self.rows.open_media(sample_index, MediaRef(item.kind, item.path))
+            return load_item(source, item, self._family, level)
+        except (BadMedia, BadSample, ValueError) as error:
+            raise MediaError(str(error)) from error

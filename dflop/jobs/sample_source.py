@@ -1,0 +1,65 @@
+"""Tokens and media of a dataset on disk, for the training ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dflop.config import Config
+from dflop.data.dataset_profile import DatasetRef
+from dflop.data.shapes import header_of, place
+from dflop.jobs.media_reader import DatasetReader
+from dflop.models.family import TrainableFamily
+from dflop.records import SampleShape
+from dflop.train.feed import TokenizedSample
+from dflop.train.prefetch import Prefetcher
+
+_NUM_WORKERS_BESIDE_GPU = 4
+
+
+class DatasetSource:
+    """A `SampleSource` over profiled samples of one dataset.
+
+    Args:
+        dataset: Where the dataset lies.
+        family: Family the shapes were profiled for.
+        shapes: Healthy samples.
+    """
+
+    def __init__(self, dataset: DatasetRef, family: TrainableFamily, shapes: Sequence[SampleShape]) -> None:
+        self._family = family
+        self.reader = DatasetReader(dataset, family)
+        self._rows = self.reader.rows
+        self._tokenizer = dataset.chat_tokenizer(family)
+        self._shapes = {s.sample_index: s for s in shapes}
+
+    def shape(self, sample_index: int) -> SampleShape:
+        return self._shapes[sample_index]
+
+    def tokens(self, sample_index: int) -> TokenizedSample:
+        shape = self._shapes[sample_index]
+        num_images = sum(item.kind == "image" for item in shape.items)
+        layouts = [place(self._family, header_of(item), num_images, shape.media_level).layout for item in shape.items]
+        encoded = self._tokenizer.encode(self._rows.sample(sample_index), layouts, shape.num_llm_tokens)
+        return TokenizedSample(encoded.input_ids, encoded.labels, encoded.media_positions)
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        shape = self._shapes[sample_index]
+        return self.reader(sample_index, shape.items[item], shape.media_level)
+
+
+def make_prefetcher(config: Config, source: DatasetSource, device: torch.device) -> Prefetcher | None:
+    """The workers of one rank as the configuration has them; None: the rank decodes for itself."""
+    t, cluster = config.train, config.cluster.spec()
+    num_workers = t.num_workers
+    if num_workers is None:
+        # One core is the rank's own.
+        spare_cores = cluster.num_cores_per_node // cluster.num_processes_per_node - 1
+        num_workers = max(1, min(_NUM_WORKERS_BESIDE_GPU, spare_cores)) if device.type == "cuda" else 0
+    if not num_workers:
+        return None
+    # Other ranks wait for this one, and none may take the job for stuck.
+    timeout_s = min(t.decode_timeout_s, t.timeout_s / 2, *([t.stall_s / 2] if t.stall_s else []))
+    return Prefetcher(source.reader, num_workers, timeout_s=timeout_s, max_ahead_bytes=int(t.prefetch_gib * 2**30))

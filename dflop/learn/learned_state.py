@@ -1,0 +1,95 @@
+"""All that a job knows of how far predictions are off; it outlives its scheduler process, the job, and its plan.
+
+A state goes on as it is under the same plan. Under another one the ranks have other work, but a module is as it was as
+long as its cost table is the same; where that is another one, what the store knows of the module counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflop.correct.estimate import Estimator, Prior
+from dflop.correct.gate import Gate
+from dflop.learn.cost_inputs import LEAST_PRIOR_SD, EarlierRuns
+from dflop.learn.crossfit import CrossFit, Packing
+from dflop.records import Plan
+
+STATE_VERSION = 2
+PARTS = ("full", "planner", "judge")
+"""The estimator whose factors are applied, and those of the cross-fit."""
+
+
+class Knowledge:
+    """Estimators and gate of one job.
+
+    Args:
+        packing: Of the job.
+        edges: Of the buckets, per module of its plan.
+        table_ids: Cost table in use, per module.
+        earlier: What earlier runs learnt.
+        learned: What `state` gave before; anything else is not used.
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        edges: Mapping[str, tuple[int, ...]],
+        table_ids: Mapping[str, str],
+        earlier: EarlierRuns,
+        learned: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._plan, self.edges, self._table_ids = packing.plan, dict(edges), dict(table_ids)
+        state = learned if learned and learned.get("version") == STATE_VERSION else {}
+        shared = groups(packing.plan)
+        self._parts = {
+            part: Estimator(edges, shared, {**earlier.priors, **self._priors(state, part)}) for part in PARTS
+        }
+        self.full = self._parts["full"]
+        self.halves = CrossFit(self._parts["planner"], self._parts["judge"], packing)
+        self.gate = Gate(earlier.by_size)
+        if state:
+            self.gate.load(state["gate"])
+        if self._is_mine(state):
+            for part, estimator in self._parts.items():
+                estimator.load(state["parts"][part])
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "version": STATE_VERSION,
+            "plan_id": self._plan.plan_id,
+            "tables": self._table_ids,
+            "edges": {module: list(edges) for module, edges in self.edges.items()},
+            "beliefs": {
+                part: {m: [list(b.factors), list(b.sd), b.level] for m, b in estimator.beliefs().items()}
+                for part, estimator in self._parts.items()
+            },
+            "parts": {part: estimator.state() for part, estimator in self._parts.items()},
+            "gate": self.gate.state(),
+        }
+
+    def _is_mine(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state was left by the same plan of the same data."""
+        edges = {module: list(found) for module, found in self.edges.items()}
+        return (
+            bool(state)
+            and (state["plan_id"], state["tables"]) == (self._plan.plan_id, self._table_ids)
+            and state["edges"] == edges
+        )
+
+    def _priors(self, state: Mapping[str, Any], part: str) -> dict[str, Prior]:
+        """What a state says of modules whose cost table is still the same."""
+        return {
+            module: Prior(
+                tuple(state["edges"][module]), tuple(factors), tuple(max(s, LEAST_PRIOR_SD) for s in sd), level
+            )
+            for module, (factors, sd, level) in (state["beliefs"][part] if state else {}).items()
+            if state["tables"][module] == self._table_ids.get(module)
+        }
+
+
+def groups(plan: Plan) -> list[tuple[str, ...]]:
+    """Modules that share stages: all of an inline plan, each for itself of a split one."""
+    modules = tuple(m.module for m in plan.modules)
+    return [modules] if plan.is_inline else [(module,) for module in modules]

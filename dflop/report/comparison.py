@@ -1,0 +1,177 @@
+"""Did balancing help? The same global batches, trained in arrival order and balanced, side by side.
+
+Batches differ far more from one another than the policies do, so steps are paired by global batch before anything is
+averaged. The speedup is not computed here: it is that of the store's view `v_speedup`, so that everybody who asks gets
+the same figure with the same interval. With fewer than 3 batches there is no interval, and no winner is named.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflop import units
+from dflop.records import StepPlan
+from dflop.records.speedup import MIN_BATCHES, Speedup
+from dflop.report.observed_steps import MeasuredStep
+
+ARRIVAL, BALANCED = "arrival", "balanced"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStats:
+    """Comparison steps of one policy, all batches together."""
+
+    policy: str
+    num_steps: int
+    step_s: float
+    """Median, measured."""
+    step_q1_s: float
+    step_q3_s: float
+    pipeline_s: float
+    """Median, measured, forward and backward only: the counterpart of `predicted_step_s`."""
+    predicted_step_s: float
+    """Median, simulated."""
+    idle_frac: float
+    """Mean, measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPair:
+    """The steps of one global batch under both policies, at least one each."""
+
+    sample_index: tuple[int, ...]
+    arrival: tuple[MeasuredStep, ...]
+    balanced: tuple[MeasuredStep, ...]
+
+    @property
+    def speedup(self) -> float:
+        """Measured arrival / balanced, medians over repeats."""
+        return statistics.median(s.step_s for s in self.arrival) / statistics.median(s.step_s for s in self.balanced)
+
+    def typical(self) -> tuple[MeasuredStep, MeasuredStep]:
+        """The arrival and the balanced step nearest to their medians."""
+        return _nearest_median(self.arrival), _nearest_median(self.balanced)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the comparison job measured, warm-up left out."""
+
+    policies: tuple[PolicyStats, ...]
+    """`arrival`, `balanced`; a policy without steps is absent."""
+    pairs: tuple[BatchPair, ...]
+    measured: Speedup
+    """Arrival / balanced step time, above 1 when balancing helped."""
+    predicted: Speedup
+    """Of the simulated steps of the same batches."""
+
+    def typical_pair(self) -> BatchPair | None:
+        """The batch of median speedup (not the best one), to show as an example."""
+        ranked = sorted(self.pairs, key=lambda p: (p.speedup, p.sample_index))
+        return ranked[(len(ranked) - 1) // 2] if ranked else None
+
+
+def compare_policies(
+    steps: Sequence[MeasuredStep], plans: Sequence[StepPlan], measured: Speedup, predicted: Speedup
+) -> Comparison | None:
+    """Comparison of the two policies; None when neither has a step.
+
+    Args:
+        steps: Of the comparison job, warm-up included (it is left out here).
+        plans: Step plans of the same job; a step without one cannot be paired.
+        measured: Row of `v_speedup`.
+        predicted: Of the same row.
+    """
+    # A comparison that was started again counts with its last attempt, in the store as here.
+    steps = [s for s in steps if s.policy in (ARRIVAL, BALANCED)]
+    last = max((s.ranks[0].attempt for s in steps), default=0)
+    steps = [s for s in steps if s.ranks[0].attempt == last]
+    policies = tuple(_stats(p, [s for s in steps if s.policy == p]) for p in (ARRIVAL, BALANCED))
+    policies = tuple(p for p in policies if p.num_steps)
+    if not policies:
+        return None
+    return Comparison(policies, _pair(steps, plans), measured, predicted)
+
+
+def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int | None) -> str:
+    """One or two plain sentences: who won, by how much, and whether that is more than noise.
+
+    Args:
+        comparison: None when the run compared nothing.
+        num_processes: Of the plan.
+        num_cores: Cores they share; None when every process has a device of its own.
+    """
+    sentences = [_outcome(comparison)]
+    if comparison and comparison.predicted.num_batches:
+        sentences.append(f"The simulation expected {_text(comparison.predicted)}.")
+    if num_cores is not None and num_cores < num_processes:
+        sentences.append(
+            f"Note: {num_processes} processes share {num_cores} core{'s' if num_cores > 1 else ''}, so idle processes "
+            "give their core to busy ones: balance gains less here than with a device each."
+        )
+    return " ".join(sentences)
+
+
+def _outcome(found: Comparison | None) -> str:
+    if found is None:
+        return "Not compared: no global batch was trained in data-blind (arrival) order, so no gain is claimed."
+    speedup = found.measured
+    if not speedup.num_batches:
+        return "Not compared: no global batch has measured steps under both policies, so no gain is claimed."
+    batches = f"{speedup.num_batches} global batch{'es' if speedup.num_batches > 1 else ''}"
+    measured = f"measured speedup {_text(speedup)}"
+    if not speedup.has_interval:
+        return (
+            f"Undecided: only {batches} ran under both policies ({measured}), too few to tell a gain from noise; "
+            f"{MIN_BATCHES} are needed."
+        )
+    if not speedup.is_conclusive:
+        return f"No difference beyond noise between balanced and data-blind steps on the same {batches}: {measured}."
+    if speedup.mean > 1:
+        saved = units.percent(1 - 1 / speedup.mean)
+        return f"Balanced won: its steps took {saved} less time than data-blind ones on the same {batches}: {measured}."
+    lost = units.percent(1 / speedup.mean - 1)
+    return f"Data-blind won: balanced steps took {lost} more time on the same {batches}: {measured}."
+
+
+def _text(found: Speedup) -> str:
+    return units.speedup(found.mean, found.low, found.high)
+
+
+def _stats(policy: str, steps: Sequence[MeasuredStep]) -> PolicyStats:
+    if not steps:
+        return PolicyStats(policy, 0, *[math.nan] * 6)
+    q1, median, q3 = np.quantile([s.step_s for s in steps], [0.25, 0.5, 0.75]).tolist()
+    return PolicyStats(
+        policy=policy,
+        num_steps=len(steps),
+        step_s=median,
+        step_q1_s=q1,
+        step_q3_s=q3,
+        pipeline_s=statistics.median(s.pipeline_s for s in steps),
+        predicted_step_s=statistics.median(s.predicted_step_s for s in steps),
+        idle_frac=statistics.fmean(s.idle_frac for s in steps),
+    )
+
+
+def _pair(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan]) -> tuple[BatchPair, ...]:
+    batch_of = {plan.step: plan.sample_index for plan in plans}
+    sides: dict[tuple[int, ...], dict[str, list[MeasuredStep]]] = {}
+    for s in steps:
+        if s.step in batch_of and s.step_s > 0:
+            sides.setdefault(batch_of[s.step], {ARRIVAL: [], BALANCED: []})[s.policy].append(s)
+    return tuple(
+        BatchPair(batch, tuple(found[ARRIVAL]), tuple(found[BALANCED]))
+        for batch, found in sides.items()
+        if found[ARRIVAL] and found[BALANCED]
+    )
+
+
+def _nearest_median(side: Sequence[MeasuredStep]) -> MeasuredStep:
+    median_s = statistics.median(s.step_s for s in side)
+    return min(side, key=lambda s: (abs(s.step_s - median_s), s.step))

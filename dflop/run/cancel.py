@@ -1,0 +1,137 @@
+"""Cancelling a run, and reaping jobs whose driver is gone: afterwards their queue is provably empty.
+
+The mark in the run directory comes first, so that a driver that lives, on whatever node, submits nothing more; it ends
+when it sees its job cancelled. On Slurm the queue itself is asked for jobs, by their comment: a driver that was killed
+between sbatch and journal leaves a job that only the queue knows. On this machine the journal knows all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.errors import DflopError, LaunchError
+from dflop.launch import JobState
+from dflop.run import lifecycle
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import driver_of
+from dflop.run.find import all_runs
+from dflop.run.launcher import launcher_of
+from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, journalled, live_jobs, scancel
+
+LIMIT_S = 60.0
+"""For jobs to leave the queue; Slurm gives a job KillWait (30 s by default) to end."""
+POLL_S = 1.0
+
+
+def cancel_run(
+    run: RunDir, say: Say, *, limit_s: float = LIMIT_S, sleep: Callable[[float], None] = time.sleep
+) -> list[str]:
+    """Cancel every job of a run and wait until none is left.
+
+    Args:
+        run: The run; whether it has a driver makes no difference.
+        say: Told what is cancelled, and what its driver does.
+        limit_s: How long to wait.
+        sleep: Replaced in tests.
+
+    Returns:
+        Ids of the jobs that were cancelled.
+
+    Raises:
+        LaunchError: jobs are left, or are processes of another machine.
+    """
+    check_reach(run)
+    run.mark_cancelled(True)
+    told, deadline_s = dict[str, str](), time.monotonic() + limit_s
+    while jobs := _remaining(run):
+        if time.monotonic() >= deadline_s:
+            left = ", ".join(f"{job.name} ({job.job_id})" for job in jobs)
+            raise LaunchError(
+                f"still there after {limit_s:g} s: {left}", where=str(run.path), hint="dflop cancel again"
+            )
+        for job in jobs:
+            if job.job_id not in told:
+                told[job.job_id] = job.name
+                say(f"cancelling job `{job.name}` ({job.job_id}), {job.state}")
+        _cancel(run, jobs)
+        sleep(POLL_S)
+    driver = driver_of(run)
+    if driver is not None:
+        say(f"{driver} ends by itself: it submits nothing more")
+    elif run.state().get("state") != lifecycle.DONE:
+        lifecycle.note(run, run.config(), lifecycle.CANCELLED, config_key=lifecycle.key_of(run))
+    return list(told)
+
+
+def _remaining(run: RunDir) -> list[QueuedJob]:
+    """Jobs of a run that have not ended and are not about to."""
+    if backend_of(run) == "slurm":
+        return [job for job in jobs_in_queue() if job.run_id == run.run_id and job.state != "completing"]
+    live = live_jobs(run, launcher_of(run, run.config()))
+    return [QueuedJob(handle.job_id, run.run_id, status.state.value, handle.name) for handle, status in live]
+
+
+def _cancel(run: RunDir, jobs: list[QueuedJob]) -> None:
+    if backend_of(run) == "slurm":
+        scancel(jobs)
+        return
+    launcher, wanted = launcher_of(run, run.config()), {job.job_id for job in jobs}
+    for handle, _ in live_jobs(run, launcher):
+        if handle.job_id in wanted:
+            launcher.cancel(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A job that has not ended although nobody drives its run."""
+
+    run_id: str
+    job_id: str
+    name: str
+    state: str
+    fate: str
+    """What became of it, or would."""
+
+
+def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[Orphan]:
+    """Cancel the jobs of runs that nobody drives.
+
+    A run that is taken up again adopts its jobs, so this is for runs that nobody means to take up.
+
+    Args:
+        folder: Of run directories. Jobs in the queue whose run is not there are told of and left alone.
+        say: Told what could not be judged.
+        dry_run: Only say what would be cancelled.
+    """
+    found: list[Orphan] = []
+    known = all_runs(folder)
+    for run in known:
+        if driver_of(run) is None:
+            found += _reap_run(run, say, dry_run)
+    if any(backend_of(run) == "slurm" for run in known):
+        ids = {run.run_id for run in known}
+        fate = f"left alone: its run is not in {folder}"
+        found += [_orphan(job, fate) for job in jobs_in_queue() if job.run_id not in ids]
+    return found
+
+
+def _reap_run(run: RunDir, say: Say, dry_run: bool) -> list[Orphan]:
+    try:
+        if all(JobState(last.state).is_final for _, last in journalled(run)) and backend_of(run) != "slurm":
+            return []
+        check_reach(run)
+        orphans = [_orphan(job, "would be cancelled" if dry_run else "cancelled") for job in _remaining(run)]
+        if orphans and not dry_run:
+            cancel_run(run, say)
+    except DflopError as error:
+        say(f"run {run.run_id}: {error.what}")
+        return []
+    return orphans
+
+
+def _orphan(job: QueuedJob, fate: str) -> Orphan:
+    return Orphan(job.run_id, job.job_id, job.name, job.state, fate)

@@ -1,0 +1,280 @@
+"""The run directory: every file of a run has one name, and jobs find their inputs here and nowhere else.
+
+run.json               which run this is and how it stands
+driver.lock, driver/   who drives it, see driver.py
+config.resolved.yaml   the configuration with every default filled in
+jobs.jsonl, jobs/      journal of submissions; logs and results per job
+shapes.parquet         healthy samples in training order of the annotation file
+cost_tables.json       tables the plan was made from (training falls back on them; the scheduler reads the store)
+plan.json              the plan that runs; changes only while no training job does
+plans/                 the plans that ran before it, numbered from 1
+replanning             there while a training job makes way for another plan
+cancelled              there from `dflop cancel` until the run is taken up again
+checkpoints/           see train/checkpoint.py
+report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.config import Config, DatasetConfig, load_config, load_mixture
+from dflop.data.dataset_profile import DatasetRef
+from dflop.data.mixture import MixtureEntry, make_entry
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import ConfigError
+from dflop.models import load_family, load_rules, load_trainable
+from dflop.models.family import Family, TrainableFamily
+from dflop.models.media import MediaRules
+from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths and typed reads and writes of one run directory."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.resolved.yaml"
+
+    @property
+    def journal_file(self) -> Path:
+        return self.path / "jobs.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def job_folder(self, name: str) -> Path:
+        return self.path / "jobs" / name
+
+    def config(self) -> Config:
+        return load_config(self.config_file)
+
+    def state(self) -> dict[str, Any]:
+        """Content of run.json; empty for a directory that is not a run."""
+        try:
+            data = parse_json((self.path / "run.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        write_atomically(self.path / "run.json", json.dumps(state, indent=2))
+
+    def plan(self) -> Plan:
+        with _named(self.path / "plan.json", "the run is planned anew"):
+            return from_dict(Plan, parse_json((self.path / "plan.json").read_bytes()))
+
+    def write_plan(self, plan: Plan, tables: Sequence[CostTable]) -> None:
+        """Make this the plan that runs, and keep the one before it."""
+        if self.has_plan() and self.plan() != plan:
+            folder = self.path / "plans"
+            folder.mkdir(exist_ok=True)
+            number = 1 + len(list(folder.glob("plan-*.json")))
+            write_atomically(folder / f"plan-{number}.json", (self.path / "plan.json").read_text())
+        write_atomically(self.path / "cost_tables.json", json.dumps([to_dict(t) for t in tables], indent=2))
+        write_atomically(self.path / "plan.json", json.dumps(to_dict(plan), indent=2))
+
+    def has_plan(self) -> bool:
+        return (self.path / "plan.json").is_file() and (self.path / "cost_tables.json").is_file()
+
+    def mark_replanning(self, is_replanning: bool) -> None:
+        """Note that the training job is to make way for another plan, or that the plan has been changed."""
+        self._mark("replanning", is_replanning)
+
+    def is_replanning(self) -> bool:
+        return (self.path / "replanning").exists()
+
+    def mark_cancelled(self, is_cancelled: bool) -> None:
+        """Note that no more jobs are to be submitted, or that the run is taken up again."""
+        self._mark("cancelled", is_cancelled)
+
+    def is_cancelled(self) -> bool:
+        return (self.path / "cancelled").exists()
+
+    def _mark(self, name: str, is_set: bool) -> None:
+        if is_set:
+            write_atomically(self.path / name, "")
+        else:
+            (self.path / name).unlink(missing_ok=True)
+
+    def cost_tables(self) -> list[CostTable]:
+        with _named(self.path / "cost_tables.json", "the run is planned anew"):
+            return [from_dict(CostTable, t) for t in parse_json((self.path / "cost_tables.json").read_bytes())]
+
+    def shapes(self) -> list[SampleShape]:
+        """Healthy samples in training order.
+
+        Raises:
+            ConfigError: the file is missing or damaged.
+        """
+        import pyarrow.parquet as pq
+
+        from dflop.store import schema
+
+        with _named(self.path / "shapes.parquet", "it is made again from the store"):
+            return schema.from_table(SampleShape, pq.read_table(self.path / "shapes.parquet"))
+
+    def write_shapes(self, shapes: Sequence[SampleShape]) -> None:
+        import pyarrow.parquet as pq
+
+        from dflop.store import schema
+
+        temporary = self.path / ".tmp-shapes.parquet"
+        pq.write_table(schema.to_table(SampleShape, list(shapes)), temporary)
+        os.replace(temporary, self.path / "shapes.parquet")
+
+    def profile_key(self) -> str:
+        """Data profile the run's samples come from."""
+        import pyarrow.parquet as pq
+
+        with _named(self.path / "shapes.parquet", "it is made again from the store"):
+            keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
+        return str(keys[0]) if len(keys) else ""
+
+    def num_attempts(self, job: str) -> int:
+        """How often `job` has been started."""
+        return len(list((self.path / "attempts").glob(f"{job}-*")))
+
+    def claim_attempt(self, job: str) -> int:
+        """Number of this start of `job`, from 1; two starts never get the same one."""
+        folder = self.path / "attempts"
+        folder.mkdir(exist_ok=True)
+        attempt = 1
+        while True:
+            try:
+                (folder / f"{job}-{attempt}").touch(exist_ok=False)
+                return attempt
+            except FileExistsError:
+                attempt += 1
+
+
+@contextlib.contextmanager
+def _named(path: Path, what_then: str) -> Iterator[None]:
+    """A file of a run that is missing or cannot be understood is named, with what becomes of the run without it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the run has no {path.name}", where=str(path), hint=f"start the run again: {what_then}"
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        NotImplementedError,  # Arrow's, of a type or codec that it does not read
+    ) as error:  # Arrow's other ones are ValueErrors, and OSErrors without a number
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk fails, which says nothing of the file
+        raise ConfigError(
+            f"{path.name} of the run is damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            where=str(path),
+            hint=f"remove it: {what_then} when the run is started again",
+        ) from error
+
+
+def dataset_ref(config: Config) -> DatasetRef:
+    """The dataset as the data room takes it."""
+    d = config.dataset
+    return DatasetRef(
+        _entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.min_side_px, d.seed, d.special_tokens
+    )
+
+
+def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
+    if d.annotations.suffix not in (".yaml", ".yml"):
+        return (make_entry(str(d.annotations), d.media_root, folder=Path.cwd(), ignored_keys=d.ignored_keys),)
+    folder = d.annotations.absolute().parent
+    return tuple(
+        make_entry(
+            e.path,
+            e.media_root or d.media_root,
+            folder=folder,
+            strategy=e.sampling_strategy,
+            weight=e.weight,
+            ignored_keys=d.ignored_keys,
+        )
+        for e in load_mixture(d.annotations).datasets
+    )
+
+
+def family_of(config: Config, vocab_size: int | None = None) -> Family:
+    """The model family of a run.
+
+    Args:
+        config: The run's configuration.
+        vocab_size: Tokens of the tokenizer where that is at hand; the embedding has as many rows, or as many as
+            `hf_config` states if those are more. Profiles of data do not need it.
+    """
+    return load_family(config.model.family, _hf_config(config, vocab_size), config.model.media)
+
+
+def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFamily:
+    """As `family_of`, of a run that trains.
+
+    Raises:
+        ConfigError: the family cannot be trained.
+    """
+    return load_trainable(config.model.family, _hf_config(config, vocab_size), config.model.media)
+
+
+def _hf_config(config: Config, vocab_size: int | None) -> dict[str, Any]:
+    hf_config = dict(config.model.hf_config)
+    # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows; a configuration may
+    # state one that has.
+    if vocab_size is not None and config.model.weights is None:
+        text = hf_config.get("text_config") or {}
+        hf_config["text_config"] = {**text, "vocab_size": max(vocab_size, text.get("vocab_size") or 0)}
+    return hf_config
+
+
+def rules_of(config: Config) -> MediaRules:
+    """The media rules of a run's family, which need no model: enough to profile data."""
+    return load_rules(config.model.family, config.model.hf_config, config.model.media)
+
+
+def tokenizer_of(config: Config) -> ChatTokenizer:
+    """The dataset's tokenizer with its chat template, bound to the family's special tokens."""
+    d = config.dataset
+    return ChatTokenizer(d.tokenizer, rules_of(config), d.chat_template, d.special_tokens)
+
+
+def open_run(path: str | Path) -> RunDir:
+    """An existing run directory.
+
+    Raises:
+        ConfigError: there is no run at `path`.
+    """
+    run_dir = RunDir(Path(path).absolute())
+    if not run_dir.config_file.is_file():
+        raise ConfigError("not a run directory: config.resolved.yaml is missing", where=str(path))
+    return run_dir
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small text file so that readers see the old or the new content, never half of it."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    with open(temporary, "w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)

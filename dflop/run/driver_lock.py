@@ -1,0 +1,191 @@
+"""Who drives a run: one process at a time, known by host, pid and since when.
+
+    <run>/driver.lock               flock; decisive on one machine, released by the kernel whatever kills its holder
+    <run>/driver/<epoch>.json       numbered claims with a heartbeat, for drivers on different nodes (`store/lease.py`)
+
+A driver that was killed is replaced at once on its own machine and after `LEASE_S` of silence elsewhere, which whoever
+wants to take over waits for: a controller job that is requeued on another node finds its own traces. Jobs know nothing
+of this: they outlive their driver, and the next one adopts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflop.errors import LaunchError, StoreError
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.store.lease import Claim, Lease, newest_claim
+from dflop.units import seconds
+
+LEASE_S = 60.0
+"""A driver on another node that was silent for so long is dead; it speaks six times as often."""
+FOLDER, LOCK = "driver", "driver.lock"
+_POLL_S = 1.0
+_LOOK_S = 1.0
+"""How long somebody who only looks may hold the lock, at most."""
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The process that drives a run."""
+
+    host: str
+    pid: int
+    since: str
+    """UTC, `2026-11-20T12:00:00Z`."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
+
+
+def driver_of(run: RunDir) -> Driver | None:
+    """Who drives a run now, or None."""
+    claim = newest_claim(run.path / FOLDER)
+    if claim is None or not _is_alive(run, claim):
+        return None
+    return Driver(claim.host, claim.pid, claim.since)
+
+
+def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Refuse a run that somebody drives.
+
+    A driver on another node is waited for until it gives a sign of life, seconds, or has been silent for too long.
+
+    Args:
+        run: The run.
+        say: Told that it is waited for.
+        sleep: Replaced in tests.
+
+    Raises:
+        LaunchError: naming who drives it.
+    """
+    driver = driver_of(run)
+    if driver is not None and not _falls_silent(run, driver, say, sleep):
+        raise _refusal(run, driver)
+
+
+@contextlib.contextmanager
+def drive_alone(run: RunDir, say: Say) -> Iterator[Callable[[], None]]:
+    """Be the driver of a run for the length of the block.
+
+    Args:
+        run: The run.
+        say: Told if a driver on another node has to be waited for.
+
+    Yields:
+        Raises a LaunchError when another node has taken over, because this process gave no sign of life for too long;
+        to be called before anything is submitted.
+
+    Raises:
+        LaunchError: somebody else drives it, or files cannot be locked there.
+    """
+    check_free(run, say)
+    path = run.path / LOCK
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _lock(fd, path, lambda: _refusal(run, driver_of(run)))
+        lease = _lease(run)
+        lease.__enter__()
+        try:
+            yield lambda: _check(run, lease)
+        finally:
+            # A full disk: the claim is then not released, but old, before anybody else can need it.
+            with contextlib.suppress(OSError):
+                lease.__exit__(None, None, None)
+    finally:
+        os.close(fd)  # releases the lock
+
+
+def _lease(run: RunDir) -> Lease:
+    try:
+        return Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
+    except StoreError:
+        raise _refusal(run, driver_of(run)) from None
+    except OSError as error:
+        raise LaunchError(f"cannot note who drives the run: {error.strerror}", where=str(run.path / FOLDER)) from error
+
+
+def _check(run: RunDir, lease: Lease) -> None:
+    try:
+        lease.check()
+    except StoreError:
+        raise LaunchError(
+            f"run `{run.run_id}` is driven by somebody else by now: {driver_of(run) or 'who has ended, too'}",
+            where=str(run.path),
+            hint="this process was silent for too long; its jobs are followed by the other one",
+        ) from None
+
+
+def _falls_silent(run: RunDir, driver: Driver, say: Say, sleep: Callable[[float], None]) -> bool:
+    """Whether a driver that may be dead is."""
+    before = newest_claim(run.path / FOLDER)
+    if before is None or before.is_of_this_machine:
+        return False
+    say(f"run {run.run_id} was driven by {driver}, heard of {seconds(before.age_s)} ago; waiting for a sign of life")
+    while True:
+        sleep(_POLL_S)
+        now = newest_claim(run.path / FOLDER)
+        if now is None or not _is_alive(run, now):
+            return True
+        if now.age_s < before.age_s:  # it gave one; or somebody else has taken over
+            return False
+        before = now
+
+
+def _is_alive(run: RunDir, claim: Claim) -> bool:
+    if claim.is_released:
+        return False
+    if claim.is_of_this_machine:
+        return _is_locked(run.path / LOCK)
+    return claim.age_s <= LEASE_S
+
+
+def _lock(fd: int, path: Path, refusal: Callable[[], LaunchError]) -> None:
+    deadline_s = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise refusal() from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise LaunchError(
+                f"the file system cannot lock files ({error.strerror})",
+                where=str(path),
+                hint="put `runs` on a file system with flock (Lustre: mount with -o flock; NFS: v4)",
+            ) from error
+        time.sleep(0.05)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _refusal(run: RunDir, driver: Driver | None) -> LaunchError:
+    return LaunchError(
+        f"run `{run.run_id}` is being driven by {driver or 'a process that has not written its name yet'}",
+        where=str(run.path),
+        hint="wait for it, or stop it: dflop cancel; a run beside it wants another `name` in its configuration",
+    )

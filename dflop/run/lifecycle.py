@@ -1,0 +1,218 @@
+"""Begin, resume and end runs: which directory a configuration belongs to, and what the store knows about it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from dflop.config import Config, dump_config
+from dflop.launch import Journal
+from dflop.profile.hardware import hardware_name, software_name
+from dflop.records import JobRecord, RunRecord
+from dflop.run import driver_lock
+from dflop.run.console import Say
+from dflop.run.directory import RunDir, write_atomically
+from dflop.store.spool import SpoolWriter, next_seq
+
+RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
+CANCELLED = "cancelled"
+_JOURNAL, _SPOOLED = "journal", "jobs.spooled"
+"""Producer of the journal's rows; file that says how many there are, or, while they are written, `before after seq`."""
+READY = "ready"
+"""A part of it was asked for and is done; the next one waits to be asked for."""
+
+
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+def begin(config: Config, say: Say = _say_nothing) -> tuple[RunDir, bool]:
+    """The run directory for `config`: the newest unfinished run of the same configuration, else a new one.
+
+    Args:
+        config: As loaded, without absolute paths: its key is that of the run.
+        say: Told if somebody who may be dead has to be waited for.
+
+    Returns:
+        The directory and whether an earlier run is being resumed.
+
+    Raises:
+        LaunchError: somebody drives that run.
+    """
+    found = unfinished(config)
+    if found is not None:
+        driver_lock.check_free(found, say)
+        return found, True
+    run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+    write_atomically(run.config_file, dump_config(absolute(config)))
+    # From here on it is found again, whatever becomes of this process; the resolved configuration has another key.
+    run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
+    return run, False
+
+
+def key_of(run: RunDir) -> str:
+    """Key of the configuration that a run was begun with."""
+    return str(run.state().get("config_key") or run.config().key)
+
+
+def is_finished(run: RunDir) -> bool:
+    """Whether nothing is left to do of a run."""
+    return run.state().get("state") == DONE
+
+
+def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
+    """What `dflop runs list` says of a run without reading its configuration, which takes a tenth of a second."""
+    return {
+        "run_id": run.run_id,
+        "config_key": config_key,
+        "num_steps": config.train.num_steps,
+        "backend": config.cluster.backend,
+    }
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """A folder nobody else has: runs of several configurations may begin within one second."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(mode=0o700)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def unfinished(config: Config) -> RunDir | None:
+    """The newest run of the same configuration that has not ended well."""
+    folder = config.runs.absolute()
+    runs = [RunDir(p) for p in sorted(folder.iterdir(), reverse=True)] if folder.is_dir() else []
+    for run in runs:
+        state = run.state()
+        if state.get("config_key") == config.key and state.get("state") != DONE:
+            return run
+    return None
+
+
+def note(run: RunDir, config: Config, state: str, *, config_key: str, trains: bool = True) -> None:
+    """Record a change of state in run.json and in the spool.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        state: What it is in from now on.
+        config_key: By which it is found again.
+        trains: Whether it is there to train, and not for a profile or a plan alone.
+    """
+    by = {"host": socket.gethostname(), "pid": os.getpid()}
+    run.write_state(_facts(run, config, config_key) | {"state": state, "at_s": time.time(), "trains": trains, "by": by})
+    hardware = config.cluster.hardware
+    with SpoolWriter(config.store, run.run_id, "flow") as spool:
+        spool.append(
+            RunRecord(
+                run_id=run.run_id,
+                name=config.name,
+                config_key=config_key,
+                state=state,
+                hardware=hardware_name("cpu") if hardware == "auto" and config.cluster.device == "cpu" else hardware,
+                software=software_name(),
+                code_rev=code_revision(),
+                run_dir=str(run.path),
+                observed_at_s=time.time(),
+            )
+        )
+
+
+def check_free(config: Config, say: Say = _say_nothing) -> None:
+    """Refuse to take up a run that somebody drives; `dflop run` asks before it starts a server.
+
+    Args:
+        config: Of the run, as loaded.
+        say: Told if somebody who may be dead has to be waited for.
+
+    Raises:
+        LaunchError: the unfinished run of this configuration has a driver.
+    """
+    if (run := unfinished(config)) is not None:
+        driver_lock.check_free(run, say)
+
+
+def spool_journal(run: RunDir, config: Config) -> None:
+    """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed."""
+    records, mark = Journal(run.path, run.run_id).records(), run.path / _SPOOLED
+    seq = next_seq(config.store, JobRecord, run.run_id, _JOURNAL)
+    before = _num_spooled(mark, seq)
+    if before is None:
+        # The note stays as it is until there are rows, so that the next driver asks the store as well.
+        known = _stored_entries(run, config)
+        new = [record for record in records if record not in known]
+    else:
+        new = records[before:]
+        if not new:
+            return
+        # What is to be done is noted before: a file of this number is there only if it was.
+        write_atomically(mark, f"{before} {len(records)} {seq}")
+    with SpoolWriter(config.store, run.run_id, _JOURNAL, flush_rows=len(new) + 1) as spool:
+        for record in new:
+            spool.append(record)
+    write_atomically(mark, str(len(records)))
+
+
+def _num_spooled(mark: Path, next_seq: int) -> int | None:
+    """Entries of the job journal that are in the spool, by the note of it; None where that is lost or damaged."""
+    if not mark.exists():
+        return 0 if next_seq == 0 else None
+    try:
+        before, *unsure = map(int, mark.read_text().split())
+        if not unsure:
+            return before
+        after, seq = unsure
+    except ValueError:
+        return None
+    return after if next_seq > seq else before
+
+
+def _stored_entries(run: RunDir, config: Config) -> set[JobRecord]:
+    """Entries of the job journal that are in the store."""
+    from dflop.store.ingest import ingest
+    from dflop.store.reader import Reader
+
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        return set(reader.records(JobRecord, where={"run_id": run.run_id}))
+
+
+def code_revision() -> str:
+    """Commit of the checkout dflop runs from, with `-dirty` when it was changed; the version outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        from dflop import __version__
+
+        return f"v{__version__}"
+    return found.stdout.strip()
+
+
+def absolute(config: Config) -> Config:
+    """The same configuration with absolute paths: jobs may start in another working directory."""
+    dataset, metrics_dir = config.dataset, config.train.metrics_dir
+    paths = {name: getattr(dataset, name).absolute() for name in ("annotations", "media_root", "tokenizer")}
+    return config.model_copy(
+        update={
+            "dataset": dataset.model_copy(update=paths),
+            "store": config.store.absolute(),
+            "runs": config.runs.absolute(),
+            "train": config.train.model_copy(update={"metrics_dir": metrics_dir.absolute() if metrics_dir else None}),
+        }
+    )

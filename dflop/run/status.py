@@ -1,0 +1,160 @@
+"""How runs and their jobs stand, from run directories alone: no store, no cluster is asked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ConfigError, did_you_mean
+from dflop.launch import JobState, log_paths
+from dflop.launch.job import JobHandle
+from dflop.records import JobRecord
+from dflop.report.tables import layout_text
+from dflop.run import lifecycle
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import driver_of
+from dflop.run.find import all_runs, training_runs
+from dflop.run.logs import steps_logged
+from dflop.run.queue import journalled
+from dflop.train.manifest import read_latest
+from dflop.units import seconds
+
+RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
+JOB_COLUMNS = ("job", "id", "state", "reason", "attempt", "submitted", "took_s", "log")
+SCHEDULER = "scheduler"
+"""Name for the log of what runs beside rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job of a run, as its journal tells it."""
+
+    name: str
+    handle: JobHandle
+    state: JobState
+    reason: str
+    attempt: int
+    changed_at_s: float
+
+    @property
+    def took_s(self) -> float | None:
+        """From submission to its last change of state; None while it lives."""
+        return self.changed_at_s - self.handle.submitted_at_s if self.state.is_final else None
+
+
+def jobs_of(run: RunDir) -> list[JobView]:
+    """Jobs of a run in the order of their submission."""
+    return [_view(run, first, last) for first, last in journalled(run)]
+
+
+def run_rows(folder: Path, *, everything: bool = False) -> list[tuple[Any, ...]]:
+    """Rows of `RUN_COLUMNS`, the run that began last first.
+
+    Args:
+        folder: Of run directories.
+        everything: Also runs that are there for a profile or a plan alone.
+    """
+    found = all_runs(folder) if everything else training_runs(folder)
+    return [tuple(run_facts(run).values()) for run in found]
+
+
+def run_facts(run: RunDir) -> dict[str, Any]:
+    """How one run stands, by the names of `RUN_COLUMNS`."""
+    state, driver = run.state(), driver_of(run)
+    word = str(state.get("state", lifecycle.READY))
+    live = [job for job in jobs_of(run) if not job.state.is_final]
+    if word == lifecycle.RUNNING and driver is None:
+        word = "abandoned"  # its driver was killed; taken up again it goes on, and adopts its jobs
+    return {
+        "run": run.run_id,
+        "state": word,
+        "step": steps_done(run),
+        "num_steps": state.get("num_steps") or run.config().train.num_steps,
+        "jobs": ", ".join(f"{job.name} {job.state}" for job in live),
+        "plan": layout_text(run.plan()) if run.has_plan() else "",
+        "begun": _clock(run.config_file.stat().st_mtime),
+        "driver": str(driver or ""),
+    }
+
+
+def job_rows(run: RunDir) -> list[tuple[Any, ...]]:
+    """Rows of `JOB_COLUMNS`."""
+    return [
+        (
+            job.name, job.handle.job_id, job.state.value, job.reason, job.attempt, _clock(job.handle.submitted_at_s),
+            job.took_s, str(log_paths(job.handle).stderr),
+        )
+        for job in jobs_of(run)
+    ]  # fmt: skip
+
+
+def job_table(run: RunDir, most: int) -> list[dict[str, str]]:
+    """The newest jobs of a run in words, for a page; logs by their place in the run directory."""
+    return [
+        {
+            "job": job.name,
+            "id": job.handle.job_id,
+            "state": str(job.state),
+            "why": job.reason.splitlines()[0] if job.reason else "",
+            "took": "" if job.took_s is None else seconds(job.took_s),
+            "log": _shortened(log_paths(job.handle).stderr, run.path),
+        }
+        for job in jobs_of(run)[-most:]
+    ]
+
+
+def _shortened(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
+def steps_done(run: RunDir) -> int:
+    """Optimizer steps behind a run: by its checkpoints, or by the log of the job that runs, which knows more."""
+    latest = read_latest(run.checkpoints)
+    saved = int(latest["next_step"]) if latest else 0
+    training = [job for job in jobs_of(run) if job.name == TRAIN and job.state is JobState.RUNNING]
+    return max([saved, *(steps_logged(log_paths(job.handle).stderr)[0] for job in training)])
+
+
+def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Path]]:
+    """The job that is meant and its log files.
+
+    Args:
+        run: The run.
+        job: Name or id of a job, `scheduler`, or empty: the job that was submitted last.
+        rank: Task of the job.
+
+    Raises:
+        ConfigError: there is no such job, or none at all.
+    """
+    views = jobs_of(run)
+    beside = sorted((run.path / "log").glob(f"{SCHEDULER}-*.log"), key=lambda path: path.stat().st_mtime)
+    if job == SCHEDULER and beside:
+        return None, beside[-1:]
+    found = [view for view in views if job in ("", view.name, view.handle.job_id)]
+    if not found:
+        names = [*dict.fromkeys(view.name for view in views), *([SCHEDULER] if beside else [])]
+        raise ConfigError(
+            f"run `{run.run_id}` has no job `{job}`" if names else f"run `{run.run_id}` has submitted no job yet",
+            where=str(run.journal_file),
+            hint=did_you_mean(job, names) if names else "",
+        )
+    view = found[-1]
+    if not 0 <= rank < view.handle.num_tasks:
+        raise ConfigError(f"job `{view.name}` has no rank {rank}", hint=f"0 to {view.handle.num_tasks - 1}")
+    return view, list(log_paths(view.handle, rank))
+
+
+def _view(run: RunDir, first: JobRecord, last: JobRecord) -> JobView:
+    handle = JobHandle(
+        first.backend, first.job_id, first.job_name, first.job_key, Path(first.folder), first.num_tasks,
+        first.observed_at_s,
+    )  # fmt: skip
+    name = first.job_name.removeprefix(f"{run.run_id}-")
+    return JobView(name, handle, JobState(last.state), last.reason, last.attempt, last.observed_at_s)
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

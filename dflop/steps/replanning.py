@@ -1,0 +1,265 @@
+"""Whether a run should go on under another plan: asked when something has changed, answered in seconds.
+
+The present plan and new ones run the batches that are to come, under the same costs, as far as corrected by what the
+run has measured, the same scheduler and the same simulator. What the better one saves over the steps that are left,
+scaled by how measured steps compare with simulated ones, is held against what stopping and starting again takes.
+
+Ranks that are slow are taken to be slow under any plan, by their number: places of ranks are given in order, so the
+same number is most likely the same device. Nobody can promise it, and where it matters the decision says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dflop.config import Config
+from dflop.errors import InfeasiblePlanError
+from dflop.plan.rank import scheduled_step_s
+from dflop.plan.space import Problem
+from dflop.records import Decision, Plan, RankFactor
+from dflop.report.tables import layout_text
+from dflop.run.batches import stage_at
+from dflop.run.console import Say
+from dflop.run.directory import RunDir, write_atomically
+from dflop.simulate.step import Node, step_nodes
+from dflop.steps.follow import poll_interval_s
+from dflop.steps.planning import Task, find_plans, keep_plans, planning_task
+from dflop.steps.progress import Progress, progress_of, restart_cost_s
+from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
+from dflop.units import count, percent, ratio, seconds
+
+REPLAN, REPROFILE = "replan", "reprofile"
+NOTICED, STAY, ADVISED, DONE, FAILED = "noticed", "stay", "advised", "done", "failed"
+"""Verdicts of `Decision`."""
+SLOW_FACTOR = 1.05
+NUM_WEIGHED = 4
+"""Candidates that are simulated again where ranks are slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What should be done about a run's plan."""
+
+    decision: Decision
+    task: Task | None = None
+    plans: tuple[Plan, ...] = ()
+    """New ones, the one to run first; empty where none was looked for or found."""
+
+    @property
+    def is_to_act(self) -> bool:
+        """Whether the job is to leave a checkpoint and to go on under the new plan; see `apply`."""
+        return self.decision.verdict == DONE
+
+
+def consider(run: RunDir, config: Config, say: Say) -> Advice | None:
+    """Looks whether anything calls for another plan, and decides; None where nothing does, or not yet.
+
+    Reads what is in the store, so rows should have been ingested just before. Searching takes seconds: call it in a
+    thread. A decision not to act is spooled here; one to act by `apply`. What was noticed is asked about once.
+    """
+    rules = config.replan
+    if rules.mode == "off":
+        return None
+    with Reader(config.store) as reader:
+        progress = progress_of(reader, run.run_id, run.plan().sync_s)
+        decisions = reader.decisions(run.run_id)
+    if progress is None:
+        return None
+    done = [d.step for d in decisions if d.kind in (REPLAN, "stage") and d.verdict == DONE]
+    noticed = unanswered(run, decisions)
+    num_replans = sum(d.kind == REPLAN and d.verdict == DONE for d in decisions)
+    if not noticed or progress.num_since(max(done, default=0)) < rules.min_steps or num_replans >= rules.max_replans:
+        return None
+    advice = advise(run, config, progress, noticed, say)
+    _answer(run, noticed)
+    if not advice.is_to_act:
+        spool_decision(run, config, advice.decision)
+    return advice
+
+
+def advise_now(run: RunDir, config: Config, say: Say) -> Advice | None:
+    """The same advice for a run as it stands, asked for by nobody but the caller; changes nothing.
+
+    None before the first step is in the store.
+    """
+    with Reader(config.store) as reader:
+        progress = progress_of(reader, run.run_id, run.plan().sync_s)
+        decisions = reader.decisions(run.run_id)
+    if progress is None:
+        return None
+    dry = config.model_copy(update={"replan": config.replan.model_copy(update={"mode": "advise"})})
+    return advise(run, dry, progress, unanswered(run, decisions), say)
+
+
+def unanswered(run: RunDir, decisions: Sequence[Decision]) -> list[Decision]:
+    """What was noticed, or measured anew, and not yet asked about."""
+    answered = {tuple(key) for key in _answered(run)}
+    news = [d for d in decisions if d.verdict == NOTICED or (d.kind == REPROFILE and d.verdict == DONE)]
+    return [d for d in news if _key(d) not in answered]
+
+
+def advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[Decision], say: Say) -> Advice:
+    """Searches for another plan and weighs it against the one that runs; writes nothing.
+
+    Args:
+        run: The run.
+        config: Of the run.
+        progress: Where it stands.
+        noticed: Why it is asked.
+        say: Told what the search finds, and the answer.
+    """
+    plan = run.plan()
+    num_left = stage_at(config, progress.step).end_step - progress.next_step
+    why = f" ({'; '.join(d.detail for d in noticed)})" if noticed else ""
+
+    def decided(verdict: str, detail: str, new: Plan | None = None, **numbers: float) -> Decision:
+        say(f"re-planning: {detail}")
+        known = {"measured": math.nan, "expected": math.nan, "gain_s": math.nan, "cost_s": math.nan} | numbers
+        return Decision(
+            run_id=run.run_id,
+            attempt=progress.attempt,
+            step=progress.step,
+            kind=REPLAN,
+            subject=layout_text(new or plan),
+            verdict=verdict,
+            num_steps_left=max(num_left, 0),
+            plan_id=plan.plan_id,
+            new_plan_id=new.plan_id if new else "",
+            detail=detail + why,
+            observed_at_s=time.time(),
+            **known,
+        )
+
+    if num_left <= 0:
+        return Advice(decided(STAY, "stays: no steps are left to plan for"))
+    key = run.cost_tables()[0].profile_key
+    task = planning_task(run, config, key, lambda _: None, from_step=progress.next_step)
+    try:
+        plans = find_plans(task, config, lambda _: None)
+    except InfeasiblePlanError as error:
+        return Advice(decided(STAY, f"stays: no plan fits what comes next, {error.what}"))
+    with Reader(config.store) as reader:
+        slow = slow_nodes(reader, run.run_id, progress.attempt)
+        cost_s = config.replan.restart_cost_s
+        if cost_s is None:
+            # That a job has stopped is noticed by the next look at it.
+            cost_s = restart_cost_s(reader, run.run_id, progress) + poll_interval_s(config)
+    old_s, new_s, plans = _weighed(task.problem, plan, plans, slow)
+    num_counted = min(num_left, task.basis.num_steps)
+    gain_s = (old_s - new_s) * progress.time_ratio * num_counted
+    verdict, detail = _verdict(config, plan, plans[0], old_s, new_s, gain_s, cost_s, num_counted)
+    if slow:
+        detail += f"; slow ranks ({_slow_text(plan, slow)}) are taken to be slow under the new plan, too"
+    numbers = {"measured": old_s, "expected": new_s, "gain_s": gain_s, "cost_s": cost_s}
+    return Advice(decided(verdict, detail, plans[0], **numbers), task, plans)
+
+
+def apply(run: RunDir, config: Config, advice: Advice) -> None:
+    """Makes the new plan the run's plan and keeps the old one as `plans/plan-<n>.json`.
+
+    Call it when the training job has ended: its scheduler may start again meanwhile and reads the plan. The next start
+    of the job goes on from the checkpoint under the new plan.
+    """
+    assert advice.task is not None, "there is no plan to go on with"
+    keep_plans(run, config, advice.task, advice.plans)
+    spool_decision(run, config, advice.decision)
+
+
+def spool_decision(run: RunDir, config: Config, decision: Decision) -> None:
+    """Writes a decision to the spool; of one to act that came to nothing, with the verdict `failed`."""
+    with SpoolWriter(config.store, run.run_id, "replan") as spool:
+        spool.append(decision)
+
+
+def slow_nodes(reader: Reader, run_id: str, attempt: int) -> dict[Node, float]:
+    """Factors of the ranks of a start of the job that are surely slow, whether or not its plans reckon with them."""
+    rows = reader.records(RankFactor, where={"run_id": run_id, "attempt": attempt})
+    newest = {(r.module, r.stage, r.dp_rank): r for r in sorted(rows, key=lambda r: r.observed_at_s)}
+    return {node: r.factor for node, r in newest.items() if r.factor > max(SLOW_FACTOR, 1 + 2 * r.sd_frac)}
+
+
+def _weighed(
+    problem: Problem, plan: Plan, plans: Sequence[Plan], slow: Mapping[Node, float]
+) -> tuple[float, float, tuple[Plan, ...]]:
+    """(seconds per step of the present plan, of the best new one, the new ones with that one in front)."""
+    old_s = scheduled_step_s(problem, plan, slow)
+    if not slow:
+        return old_s, plans[0].predicted_step_s, tuple(plans)
+    found = [(scheduled_step_s(problem, p, _moved(plan, p, slow)), i) for i, p in enumerate(plans[:NUM_WEIGHED])]
+    new_s, best = min(found)
+    ordered = [plans[best], *plans[:best], *plans[best + 1 :]]
+    return old_s, new_s, tuple(replace(p, candidate_rank=i) for i, p in enumerate(ordered))
+
+
+def _moved(plan: Plan, other: Plan, slow: Mapping[Node, float]) -> dict[Node, float]:
+    """What slow ranks of a plan are under another: a group of tensor-parallel ranks is as slow as its slowest."""
+    by_rank = {rank: factor for node, factor in slow.items() for rank in _ranks(plan, node)}
+    found = {node: max(by_rank.get(rank, 1.0) for rank in _ranks(other, node)) for node in step_nodes(other)}
+    return {node: factor for node, factor in found.items() if factor > 1}
+
+
+def _ranks(plan: Plan, node: Node) -> list[int]:
+    module, stage, dp_rank = node
+    part = plan.module(module)
+    first = part.first_rank + (stage * part.parallel.dp + dp_rank) * part.parallel.tp
+    return list(range(first, first + part.parallel.tp))
+
+
+def _verdict(
+    config: Config, plan: Plan, new: Plan, old_s: float, new_s: float, gain_s: float, cost_s: float, num_steps: int
+) -> tuple[str, str]:
+    """(verdict, why, in words)."""
+    steps = f"{count(num_steps)} steps"
+    if _layout(new) == _layout(plan):
+        return STAY, f"stays: {layout_text(plan)} is still the best plan for the next {steps}"
+    gain_frac = 1 - new_s / old_s
+    change = (
+        f"{layout_text(new)} in place of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)} a "
+        f"step, simulated"
+    )
+    if gain_s <= 0:
+        return STAY, f"stays: nothing beats {layout_text(plan)} on the next {steps}; {change}"
+    if math.isnan(cost_s):
+        return STAY, f"stays: {steps} would save {seconds(gain_s)}, but what a restart costs is not known; {change}"
+    if gain_s <= cost_s:
+        return STAY, f"stays: {steps} left save {seconds(gain_s)}, a restart costs {seconds(cost_s)}; {change}"
+    if gain_frac < config.replan.min_gain_frac:
+        least = percent(config.replan.min_gain_frac)
+        return STAY, f"stays: {steps} left save {percent(gain_frac)}, less than {least}; {change}"
+    saved = f"{steps} left save {seconds(gain_s)} ({percent(gain_frac)}), a restart costs {seconds(cost_s)}; {change}"
+    if config.replan.mode == "act":
+        return DONE, f"goes on under a new plan: {saved}"
+    return ADVISED, f"a new plan would pay: {saved}"
+
+
+def _layout(plan: Plan) -> object:
+    """What two plans have in common that run alike, whatever they were predicted to take."""
+    modules = [replace(m, stage_memory_bytes=(), max_tokens=0) for m in plan.modules]
+    return plan.layout, plan.num_microbatches, modules
+
+
+def _slow_text(plan: Plan, slow: Mapping[Node, float]) -> str:
+    return ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
+
+
+def _key(decision: Decision) -> tuple[int, int, str, str]:
+    return decision.attempt, decision.step, decision.kind, decision.subject
+
+
+def _answered(run: RunDir) -> list[list[object]]:
+    try:
+        found: list[list[object]] = json.loads((run.path / "answered.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return found
+
+
+def _answer(run: RunDir, noticed: Sequence[Decision]) -> None:
+    """Notes that these were asked about; kept in the run directory, as rows take a while to be seen in the store."""
+    known = [*_answered(run), *(list(_key(d)) for d in noticed)]
+    write_atomically(run.path / "answered.json", json.dumps(known))

@@ -1,0 +1,168 @@
+"""CUSUM charts of costs and of shapes: silent for long while nothing changes, quick when something does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflop.correct.cusum import Cusum
+from dflop.correct.drift_detector import CostDrift, Found, ShapeDrift, Usual, module_of, usual_of
+from dflop.correct.times import StageTime, StepTimes
+from dflop.records import LLM, Factors, ModuleFactors
+
+EDGES = {"vision": (64, 256, 1024), LLM: tuple(range(100, 1200, 100))}
+SHARED = [("vision",), (LLM,)]
+NUM_MICROBATCHES, NOISE = 16, 0.05
+
+
+class Machine:
+    """Steps of two modules on ranks of their own, with factors that a test may change while it runs."""
+
+    def __init__(self, seed: int, *, num_ranks: int = 2, noise: float = NOISE, is_inline: bool = False) -> None:
+        self.rng, self.noise, self.num_ranks, self.is_inline = np.random.default_rng(seed), noise, num_ranks, is_inline
+        self.factors = {m: np.ones(len(EDGES[m]) + 1) for m in EDGES}
+        self.slow: dict[tuple[str, int, int], float] = {}
+
+    def step(self) -> list[StageTime]:
+        found = []
+        for module in (LLM,) if self.is_inline else EDGES:
+            for dp_rank in range(self.num_ranks):
+                for _ in range(NUM_MICROBATCHES):
+                    expected = {m: self.seconds(m) for m in (EDGES if self.is_inline else [module])}
+                    true_s = sum(float(e @ self.factors[m]) for m, e in expected.items())
+                    node = (module, 0, dp_rank)
+                    measured_s = true_s * self.slow.get(node, 1.0) * np.exp(self.noise * self.rng.standard_normal())
+                    found.append(StageTime(node, measured_s, expected))
+        return found
+
+    def seconds(self, module: str) -> np.ndarray:
+        """A few items of random sizes: most buckets are empty in most microbatches."""
+        num_buckets = len(EDGES[module]) + 1
+        return self.rng.multinomial(8, np.full(num_buckets, 1 / num_buckets)) * self.rng.uniform(0.5, 1.5, num_buckets)
+
+
+def first(drift: CostDrift, machine: Machine, num_steps: int) -> tuple[int, Found] | None:
+    """(steps until the first finding, it)."""
+    for step in range(1, num_steps + 1):
+        if found := drift.observe(StepTimes.of(machine.step())):
+            return step, found[0]
+    return None
+
+
+def test_fifty_charts_of_noise_are_silent_for_ten_thousand_steps():
+    scores = np.random.default_rng(0).standard_normal((10_000, 50))
+    charts = Cusum(50)
+    for row in scores:
+        charts.observe(row, np.ones(50))
+        assert charts.alarm() is None
+    # And it is not deaf: without the slack it would have spoken.
+    assert np.abs(scores.cumsum(axis=0)).max() > 50
+
+
+def test_a_single_wild_step_is_no_alarm_and_four_are():
+    charts = Cusum(1)
+    for score in (0.0, 1000.0, 0.0, 0.0):
+        charts.observe(np.array([score]), np.ones(1))
+        assert charts.alarm() is None
+    charts = Cusum(1)
+    alarms = []
+    for _ in range(6):
+        charts.observe(np.array([20.0]), np.ones(1))
+        alarms.append(charts.alarm())
+    assert alarms.index(0) == 4
+
+
+def test_noise_of_five_per_cent_is_no_drift():
+    assert first(CostDrift(EDGES, SHARED), Machine(0), 300) is None
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+def test_a_module_that_slows_down_is_named_within_ten_steps(is_inline):
+    machine = Machine(0, is_inline=is_inline)
+    drift = CostDrift(EDGES, [tuple(EDGES)] if is_inline else SHARED)
+    assert first(drift, machine, 50) is None
+    machine.factors["vision"] *= 1.3
+    _, found = first(drift, machine, 10)
+    assert (found.kind, found.subject, found.expected) == ("drift_cost", "vision", pytest.approx(1.0))
+    assert found.measured == pytest.approx(1.3, rel=0.08)
+    assert found.statistic > found.threshold
+    # What was found is taken for granted from now on.
+    assert first(drift, machine, 100) is None
+
+
+@pytest.mark.parametrize("factor", [1.3, 2.0])
+def test_a_size_that_slows_down_is_named_within_ten_steps(factor):
+    machine, drift = Machine(0), CostDrift(EDGES, SHARED)
+    assert first(drift, machine, 50) is None
+    machine.factors[LLM][3] *= factor
+    _, found = first(drift, machine, 12 if factor < 2 else 6)
+    assert found.subject == "llm of 300 to 399 tokens"
+    assert module_of(found.subject) == LLM
+    assert found.measured == pytest.approx(factor, rel=0.15)
+    assert first(drift, machine, 100) is None
+
+
+def test_what_is_in_force_already_is_no_drift():
+    machine = Machine(1)
+    machine.factors["vision"] *= 1.8
+    machine.factors[LLM][:6] *= 1.5
+    llm = ModuleFactors(LLM, 1.25, (600,), (1.5, 1.0))  # other buckets than the charts have
+    in_force = Factors((ModuleFactors("vision", 1.8, (), (1.8,)), llm))
+    assert first(CostDrift(EDGES, SHARED, in_force), machine, 300) is None
+    _, found = first(CostDrift(EDGES, SHARED), machine, 10)
+    assert found.measured > 1.3
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_neither_slow_ranks_nor_stragglers_are_drifts(num_ranks):
+    machine, drift = Machine(num_ranks, num_ranks=num_ranks), CostDrift(EDGES, SHARED)
+    machine.slow[LLM, 0, 1] = 2.0
+    for _ in range(200):
+        times = machine.step()
+        late = times[machine.rng.integers(len(times))]
+        times.append(StageTime(late.node, 10 * late.measured_s, late.expected_s))
+        assert drift.observe(StepTimes.of(times)) == []
+
+
+def batches(rng, num, *, media=1.0):
+    """Seconds per module and shares per bucket of some global batches."""
+    for _ in range(num):
+        seconds = {"vision": media * rng.normal(2.0, 0.2), LLM: rng.normal(5.0, 0.4)}
+        yield seconds, {m: rng.dirichlet(np.full(len(EDGES[m]) + 1, 20.0)) for m in EDGES}
+
+
+def usual(rng) -> dict[str, Usual]:
+    seen = list(batches(rng, 64))
+    return {m: usual_of(np.array([s[m] for s, _ in seen]), np.array([p[m] for _, p in seen])) for m in EDGES}
+
+
+def test_more_media_are_noticed_and_then_taken_for_granted():
+    rng = np.random.default_rng(0)
+    drift = ShapeDrift(EDGES, usual(rng))
+    assert not any(drift.observe(*batch) for batch in batches(rng, 3000)), "like those planned for"
+    found = [f for batch in batches(rng, 40, media=2.0) for f in drift.observe(*batch)]
+    assert [(f.kind, f.subject) for f in found] == [("drift_shapes", "vision")]
+    assert found[0].measured == pytest.approx(4.0, rel=0.1)
+    assert found[0].expected == pytest.approx(2.0, rel=0.1)
+
+
+def test_other_sizes_in_the_same_seconds_are_noticed():
+    rng = np.random.default_rng(5)
+    drift = ShapeDrift(EDGES, usual(rng))
+    found = []
+    for seconds, shares in batches(rng, 40):
+        longer = 0.7 * shares[LLM]
+        longer[-1] += 0.3
+        found += drift.observe(seconds, shares | {LLM: longer})
+    assert found[0].subject == "llm from 1100 tokens on"
+    assert found[0].measured > 0.25
+
+
+def test_work_for_a_module_that_had_none_is_noticed():
+    usual_ = {m: Usual(0.0, 0.0, np.zeros(len(EDGES[m]) + 1), np.zeros(len(EDGES[m]) + 1)) for m in EDGES}
+    usual_[LLM] = Usual(5.0, 0.2, usual_[LLM].shares, usual_[LLM].share_sds)
+    drift = ShapeDrift(EDGES, usual_)
+    for _ in range(10):
+        assert drift.observe({LLM: 5.0}, {}) == []
+    found = [f for _ in range(8) for f in drift.observe({LLM: 5.0, "vision": 3.0}, {})]
+    assert [(f.subject, f.measured, f.expected) for f in found] == [("vision", pytest.approx(3.0), 0.0)]

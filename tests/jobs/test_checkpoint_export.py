@@ -1,0 +1,94 @@
+"""Whole jobs: what one run exports, another run starts from, and losses tell whether it is the same model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dflop.config import load_config
+from dflop.errors import ConfigError, TrainError
+from dflop.jobs.checkpoint_export import export_run
+from dflop.jobs.configured_model import build_stages
+from dflop.parallel.topology import seat_of
+from dflop.run.directory import RunDir, tokenizer_of, trainable_of
+from tests.jobs.training import fresh, losses_of, set_config
+from tests.jobs.training import train as train_to_the_end
+from tests.test_cli import dflop
+
+NUM_STEPS = 3
+
+pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def train(planned, tmp_path_factory) -> Callable[..., RunDir]:
+    """Trains a copy of the run under other settings to its end."""
+
+    def run(*overrides: str) -> RunDir:
+        copy = fresh(planned, tmp_path_factory.mktemp("run"))
+        set_config(copy, f"train.num_steps={NUM_STEPS}", "train.checkpoint_every=2", *overrides)
+        train_to_the_end(copy)
+        return copy
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(train) -> RunDir:
+    """Steps too small to change a loss."""
+    return train("train.learning_rate=1e-20", "train.weight_decay=0")
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    out = tmp_path_factory.mktemp("model") / "out"
+    done = dflop("export", trained.path, "--out", out, cwd=out.parent)
+    assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
+    assert f"model after {NUM_STEPS} steps" in done.stderr
+    assert "not trained, since the data has nothing for it: audio" in done.stderr
+    assert os.listdir(out.parent) == ["out"]
+    assert {p.name for p in out.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    return out
+
+
+def test_a_run_starts_from_what_another_exported(trained, exported, train):
+    vocabulary = tokenizer_of(trained.config()).vocab_size
+    unchanged = ("train.learning_rate=1e-20", "train.weight_decay=0", "model.seed=1")
+    other = train(*unchanged)
+    started = train(
+        *unchanged, f"model.weights={exported}", f"model.hf_config.text_config.vocab_size={vocabulary}"
+    )  # fmt: skip
+    losses = losses_of(trained)
+    assert losses_of(started) == pytest.approx(losses, rel=1e-6)
+    assert losses_of(other) != pytest.approx(losses, rel=1e-4)
+
+
+def test_a_damaged_checkpoint_is_not_exported(trained, tmp_path):
+    run, said = fresh(trained, tmp_path), []
+    newest, older = sorted(run.checkpoints.glob("step-*"), reverse=True)
+    (newest / "__0_0.distcp").write_bytes(b"")
+    assert export_run(run, tmp_path / "out", said.append, max_shard_bytes=1_000_000) == 2
+    assert "damaged checkpoint passed over: step-00000003: __0_0.distcp has 0 bytes" in said[0]
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
+    (older / "manifest.json").unlink()
+    with pytest.raises(TrainError, match="every checkpoint is damaged"):
+        export_run(run, tmp_path / "other", said.append)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "runs", "store"]
+
+
+def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, exported, tmp_path):
+    no_checkpoint = fresh(planned, tmp_path / "none")
+    with pytest.raises(ConfigError, match="the run has no checkpoint yet"):
+        export_run(no_checkpoint, tmp_path / "x", print)
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ConfigError, match="there is something there already"):
+        export_run(trained, exported, print)
+    too_small = (f"model.weights={exported}", "model.hf_config.text_config.vocab_size=64")
+    config = load_config(planned.config_file, too_small)
+    tokenizer = tokenizer_of(config)
+    family, seat = trainable_of(config, tokenizer.vocab_size), seat_of(planned.plan(), 0)
+    with pytest.raises(ConfigError, match=f"{tokenizer.vocab_size} tokens, the weights have room for 64"):
+        build_stages(config, family, tokenizer, seat, None, torch.device("cpu"))

@@ -1,0 +1,65 @@
+"""Plans that somebody wrote or changed by hand: refused with everything that is wrong, before a rank builds a model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflop.errors import ConfigError
+from dflop.plan.runnable import check_plan
+from dflop.records import LLM, ParallelSpec, Plan
+from tests.builders import make_inline_plan, make_plan, make_specs
+
+SPECS = tuple(dataclasses.replace(s, max_pp=3, tp_choices=(1, 2)) for s in make_specs("vision"))
+"""Modules of four layers."""
+ENTRY = (SPECS[0], dataclasses.replace(SPECS[1], num_entry_layers=2))
+
+
+def changed(plan: Plan, name: str, **fields: object) -> Plan:
+    modules = (dataclasses.replace(m, **fields) if m.module == name else m for m in plan.modules)
+    return dataclasses.replace(plan, modules=tuple(modules))
+
+
+SPLIT, INLINE = make_plan({"vision": 2, LLM: 2}, llm_pp=2), make_inline_plan(2, pp=2)
+MIXED = changed(changed(INLINE, "vision", layers_per_stage=(3, 1)), LLM, layers_per_stage=(0, 4))
+WRONG = {
+    "tp": (changed(SPLIT, LLM, parallel=ParallelSpec(4, 2, 2)), r"`llm` cannot be shared by 4 .* only by \[1, 2\]"),
+    "layers": (changed(SPLIT, LLM, layers_per_stage=(2, 3)), r"`llm` has 4 layers for 2 stages, .* \[2, 3\]"),
+    "stages": (changed(SPLIT, LLM, layers_per_stage=(4,)), r"`llm` has 4 layers for 2 stages, .* \[4\]"),
+    "deep": (make_plan({"vision": 1, LLM: 1}, encoder_pp=4), r"`vision` can be cut into 3 stages at most; .*"),
+    "empty": (changed(SPLIT, LLM, layers_per_stage=(0, 4)), "a stage of `llm` holds no layer"),
+    "overlap": (changed(SPLIT, LLM, first_rank=1), "processes of the modules overlap"),
+    "unknown": (make_plan({"audio": 1, LLM: 1}), "the model has no module `audio`"),
+    "no llm": (make_plan({"vision": 1}), "modules are vision: .* `llm` is the last"),
+    "grids": (changed(INLINE, "vision", parallel=ParallelSpec(1, 2, 1)), "modules of an inline plan have one grid"),
+    "backwards": (changed(MIXED, LLM, layers_per_stage=(4, 0)), r"`vision` ends .* behind .* `llm` begins"),
+    "idle": (changed(INLINE, LLM, layers_per_stage=(4, 0)), "a stage holds no layer"),
+}
+
+
+@pytest.mark.parametrize("plan", [SPLIT, INLINE, MIXED, make_inline_plan(1), make_plan({LLM: 3}, llm_pp=3)])
+def test_what_the_engine_can_run_passes(plan):
+    check_plan(plan, SPECS)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_it_cannot_run_is_named(name):
+    plan, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_plan(plan, SPECS)
+    assert caught.value.where == "plan plan"
+
+
+def test_first_layers_that_belong_together_are_not_parted():
+    early = changed(SPLIT, LLM, layers_per_stage=(1, 3))
+    check_plan(early, SPECS)
+    with pytest.raises(ConfigError, match="the first with 2 layers; the plan has"):
+        check_plan(early, ENTRY)
+    check_plan(SPLIT, ENTRY)
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    plan = changed(changed(SPLIT, LLM, layers_per_stage=(1, 1)), "vision", parallel=ParallelSpec(8, 1, 2))
+    with pytest.raises(ConfigError, match=r"`vision` cannot be shared.*; `llm` has 4 layers"):
+        check_plan(plan, SPECS)

@@ -1,0 +1,71 @@
+"""An explanation as people read it: every number with its unit, nothing cut off, simulated and with its source."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from dflop.plan.search import plan_problem
+from dflop.report.explain_page import MAX_CANDIDATES, Explanation, explanation_json, paragraph, print_explanation
+from dflop.report.tables import layout_text
+from dflop.views.explain_plan import explain_plan
+from tests.plan.problems import make_problem
+
+SOURCE = "analytic, X100: never measured"
+
+
+@pytest.fixture(scope="module")
+def found() -> Explanation:
+    problem = make_problem("vision", num_processes=4, optimizer_s_per_param=1e-9, microbatches=(4,))
+    return explain_plan(problem, plan_problem(problem), lambda _: None)
+
+
+def printed(found: Explanation, **console: object) -> str:
+    out = io.StringIO()
+    print_explanation(found, SOURCE, Console(file=out, **console))  # type: ignore[arg-type]  # keywords of a test
+    return out.getvalue()
+
+
+def test_a_log_gets_whole_lines(found: Explanation) -> None:
+    text = printed(found, width=40)
+    lines = text.splitlines()
+    assert "…" not in text
+    assert paragraph(found) in lines
+    for plan in found.plans[:MAX_CANDIDATES]:
+        assert any(layout_text(plan) in line and f" {plan.num_microbatches} " in line for line in lines)
+    for limit in found.limits:
+        assert any(limit.name in line and limit.text in line for line in lines)
+    for name in ("half the node", "one node more", "half the batch", "double the batch", "double the memory"):
+        assert any(line.startswith(name) for line in lines)
+    assert f"{len(found.plans) - MAX_CANDIDATES} more" in text
+
+
+def test_it_says_that_it_is_simulated_and_where_costs_come_from(found: Explanation) -> None:
+    last = printed(found).splitlines()[-1]
+    assert last.startswith(f"Simulated; costs {SOURCE} (")
+    for m in found.plans[0].modules:
+        assert f"{m.module} tp{m.parallel.tp} analytic" in last
+
+
+def test_the_paragraph_says_what_binds(found: Explanation) -> None:
+    binding = [limit.name for limit in found.limits if limit.is_binding]
+    assert binding
+    assert f"At or near its end: {', '.join(binding)}." in paragraph(found)
+    free = replace(found, limits=tuple(replace(limit, used_frac=0.5) for limit in found.limits))
+    assert "No limit is near its end." in paragraph(free)
+    seated = replace(found, time=replace(found.time, unused_frac=0.0))
+    assert "has no seat" not in paragraph(seated)
+    assert "25.0 % has no seat" in paragraph(replace(found, time=replace(found.time, unused_frac=0.25)))
+
+
+def test_per_gpu_counts_gpus_without_a_seat(found: Explanation) -> None:
+    base = found.variations[0]
+    twice = replace(base, name="twice the GPUs, the same step", num_gpus=2 * base.num_gpus)
+    both = replace(found, variations=(base, twice))
+    assert json.loads(explanation_json(both, SOURCE))["variations"][1]["relative"] == pytest.approx(0.5)
+    line = next(line for line in printed(both).splitlines() if line.startswith("twice the GPUs"))
+    assert "0.50x" in line

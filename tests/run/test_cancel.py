@@ -1,0 +1,161 @@
+"""Cancelling with real jobs of this machine, and with clients of Slurm that are shell scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from dflop.errors import Cancelled, LaunchError
+from dflop.launch import JobHandle, JobState, Journal, make_launcher
+from dflop.run import cancel, lifecycle
+from dflop.run.cancel import cancel_run, reap
+from dflop.run.directory import RunDir
+from dflop.run.driver_lock import drive_alone
+from dflop.run.launcher import launcher_of
+from dflop.steps.follow import refuse_if_cancelled
+from tests.jobs.made import add_job, make_run
+from tests.launch.helpers import is_gone, make_spec, pids_of_hang, until
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel, "POLL_S", 0.05)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path, state=lifecycle.RUNNING)
+
+
+def start(run: RunDir, name: str, function: str, *args: str) -> JobHandle:
+    """A job of the run, submitted and journalled by a driver that is gone."""
+    spec = make_spec(run.job_folder(name), function, *args)
+    spec = dataclasses.replace(spec, name=f"{run.run_id}-{name}", key=f"{run.run_id}/{name}")
+    handle = make_launcher("local", max_jobs=9).submit(spec)
+    Journal(run.path, run.run_id).submitted(handle)
+    return handle
+
+
+def test_every_job_of_a_run_is_ended_with_all_it_started_and_one_that_does_not_go_is_named(run, tmp_path, monkeypatch):
+    done = start(run, "data-0", "report", "x")
+    handle = start(run, "train", "hang", str(tmp_path))
+    pids = pids_of_hang(tmp_path, 0)
+    launcher = launcher_of(run, run.config())
+    until(lambda: launcher.poll(done).state.is_final, what="the other job")
+    with monkeypatch.context() as patch:
+        patch.setattr("dflop.launch.local.LocalLauncher.cancel", lambda *_: None)
+        with pytest.raises(LaunchError, match=rf"still there after 0.2 s: small-1-train \({handle.job_id}\)"):
+            cancel_run(run, str, limit_s=0.2)
+    said: list[str] = []
+    assert cancel_run(run, said.append) == [handle.job_id]
+    assert all(is_gone(pid) for pid in pids)
+    assert said == [f"cancelling job `small-1-train` ({handle.job_id}), running"]
+    last = {r.job_id: r.state for r in Journal(run.path, run.run_id).records()}
+    assert last == {done.job_id: "done", handle.job_id: "cancelled"}
+    assert run.state()["state"] == lifecycle.CANCELLED
+    with pytest.raises(Cancelled, match="was cancelled"):
+        refuse_if_cancelled(run)
+
+
+def test_a_finished_run_stays_finished_and_jobs_of_another_machine_are_not_judged(tmp_path):
+    run = make_run(tmp_path, state=lifecycle.DONE)
+    assert cancel_run(run, str) == []
+    assert run.state()["state"] == lifecycle.DONE
+    run = make_run(tmp_path, "other", by={"host": f"not-{socket.gethostname()}", "pid": 1})
+    with pytest.raises(LaunchError, match="are processes of not-"):
+        cancel_run(run, str)
+    assert not run.is_cancelled()
+
+
+def test_its_driver_is_told_of_and_left_to_end(run):
+    said: list[str] = []
+    with drive_alone(run, print):
+        assert cancel_run(run, said.append) == []
+        assert "ends by itself" in said[0]
+        assert run.is_cancelled()
+        assert run.state()["state"] == lifecycle.RUNNING, "the driver says how it ended"
+
+
+def test_reaping_spares_runs_that_are_driven_and_says_what_it_would_do(tmp_path):
+    orphan, driven = make_run(tmp_path, "orphan", lifecycle.RUNNING), make_run(tmp_path, "driven", lifecycle.RUNNING)
+    handles = {}
+    for run in (orphan, driven):
+        folder = tmp_path / f"of-{run.run_id}"
+        folder.mkdir()
+        handles[run.run_id] = start(run, "train", "hang", str(folder))
+        pids_of_hang(folder, 0)
+    launcher = launcher_of(orphan, orphan.config())
+    with drive_alone(driven, print):
+        for dry_run, fate in ((True, "would be cancelled"), (False, "cancelled")):
+            found = reap(tmp_path / "runs", str, dry_run=dry_run)
+            assert [(o.run_id, o.job_id, o.state, o.fate) for o in found] == [
+                ("orphan", handles["orphan"].job_id, "running", fate)
+            ]
+            is_running = launcher.poll(handles["orphan"]).state is JobState.RUNNING
+            assert is_running == dry_run
+        assert launcher.poll(handles["driven"]).state is JobState.RUNNING
+        assert reap(tmp_path / "runs", str) == []
+    assert orphan.state()["state"] == lifecycle.CANCELLED
+    cancel_run(driven, str)
+
+
+SQUEUE = "#!/bin/sh\ncat {queue}\n"
+SCANCEL = """#!/bin/sh
+echo "$@" >> {log}
+for id in "$@"; do
+  awk -F'|' -v id="$id" '$1 != id' {queue} > {queue}.new; mv {queue}.new {queue}
+done
+"""
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm as it looks from here: a file with what squeue prints, out of which scancel takes lines."""
+    folder, queue = tmp_path / "bin", tmp_path / "queue"
+    folder.mkdir()
+    queue.write_text("")
+    for name, text in (("squeue", SQUEUE), ("scancel", SCANCEL), ("sbatch", "#!/bin/sh\nexit 1\n")):
+        (folder / name).write_text(text.format(queue=queue, log=tmp_path / "scancelled"))
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return queue
+
+
+SLURM = ("cluster.backend=slurm", "cluster.hardware=test", "cluster.device=cpu")
+
+
+def test_on_slurm_the_queue_is_the_truth_and_empty_afterwards(tmp_path, queue):
+    run = make_run(tmp_path, "slurm-1", lifecycle.RUNNING, *SLURM)
+    add_job(run, "train", JobState.RUNNING, job_id="7", backend="slurm")
+    queue.write_text(
+        "7|RUNNING|dflop:slurm-1|slurm-1-train\n"
+        "8_[0-3]|PENDING|dflop:slurm-1|slurm-1-data, which no journal knows\n"
+        "9|RUNNING|dflop:slurm-10|another run\n"
+        "10|RUNNING|(null)|nobody|else\n"
+        "11|COMPLETING|dflop:slurm-1|slurm-1-data\n"
+    )
+    assert cancel_run(run, str) == ["7", "8_[0-3]"]
+    assert (tmp_path / "scancelled").read_text() == "7 8_[0-3]\n", "one command, and no more"
+    assert [line.split("|")[0] for line in queue.read_text().splitlines()] == ["9", "10", "11"]
+    assert run.state()["state"] == lifecycle.CANCELLED
+
+
+def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not_answer(tmp_path, queue):
+    run = make_run(tmp_path, "slurm-1", lifecycle.RUNNING, *SLURM)
+    queue.write_text("7|RUNNING|dflop:slurm-1|slurm-1-train\n9|PENDING|dflop:elsewhere|e\n")
+    found = reap(tmp_path / "runs", str)
+    assert [(o.job_id, o.state, o.fate.split(":")[0]) for o in found] == [
+        ("7", "running", "cancelled"),
+        ("9", "pending", "left alone"),
+    ]
+    assert queue.read_text().startswith("9|")
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2; exit 1\n")
+    with pytest.raises(LaunchError, match="`squeue` failed: slurm_load_jobs error"):
+        cancel_run(run, str)
+    said: list[str] = []
+    with pytest.raises(LaunchError):
+        reap(tmp_path / "runs", said.append)
+    assert "run slurm-1: `squeue` failed" in said[0]

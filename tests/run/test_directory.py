@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflop.config import dump_config
+from dflop.errors import ConfigError
+from dflop.records import LLM, Plan, from_dict
+from dflop.run.directory import RunDir, open_run, write_atomically
+from tests.builders import make_plan, make_table, random_batch
+from tests.jobs.configs import make_config
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir(tmp_path / "run-1")
+    run.path.mkdir()
+    return run
+
+
+def test_what_is_written_is_read_back(run):
+    plan, tables = make_plan({"vision": 2, LLM: 1}, llm_pp=2), [make_table("vision"), make_table(LLM)]
+    shapes = random_batch(7, seed=1)
+    assert not run.has_plan()
+    run.write_plan(plan, tables)
+    run.write_shapes(shapes)
+    run.write_state({"state": "running"})
+    assert run.has_plan()
+    assert run.plan() == plan
+    assert run.cost_tables() == tables
+    assert run.shapes() == list(shapes)
+    assert run.profile_key() == "data"
+    assert run.state() == {"state": "running"}
+    assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
+    (run.path / "cost_tables.json").unlink()
+    assert not run.has_plan(), "it was made from them"
+
+
+def test_plans_that_ran_before_are_kept(run):
+    plans = [make_plan({"vision": 1, LLM: 1}, num_microbatches=n) for n in (2, 4, 8)]
+    for plan in (plans[0], plans[0], *plans[1:]):
+        run.write_plan(plan, [])
+    assert run.plan() == plans[2]
+    kept = sorted((run.path / "plans").iterdir())
+    assert [p.name for p in kept] == ["plan-1.json", "plan-2.json"]
+    assert [from_dict(Plan, json.loads(p.read_text())) for p in kept] == plans[:2]
+
+
+def test_attempts_are_numbered_from_one_per_job(run):
+    assert [run.claim_attempt(job) for job in ("train", "train", "compare", "train")] == [1, 2, 1, 3]
+    again = RunDir(run.path)
+    assert again.claim_attempt("train") == 4
+
+
+def test_only_a_run_directory_is_opened(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"config\.resolved\.yaml is missing") as caught:
+        open_run(tmp_path / "nothing")
+    assert caught.value.where == str(tmp_path / "nothing")
+    (tmp_path / "run").mkdir()
+    config = make_config(tmp_path)
+    (tmp_path / "run" / "config.resolved.yaml").write_text(dump_config(config))
+    monkeypatch.chdir(tmp_path)
+    opened = open_run("run")
+    assert opened.path == tmp_path / "run"
+    assert opened.run_id == "run"
+    assert opened.config() == config
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+
+    def fail(_fd):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_atomically(path, "new")
+    assert path.read_text() == "old"
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("plan.json", RunDir.plan),
+        ("cost_tables.json", RunDir.cost_tables),
+        ("shapes.parquet", RunDir.shapes),
+        ("shapes.parquet", RunDir.profile_key),
+    ],
+)
+def test_a_missing_or_damaged_file_is_named_with_what_to_do(run, name, read):
+    with pytest.raises(ConfigError, match="the run has no ") as caught:
+        read(run)
+    assert caught.value.hint.startswith("start the run again: ")
+    for content in (b"", b"\xff\x00noise", b"[{}]" if name == "cost_tables.json" else b"{}", b"[1]", b"PAR1"):
+        (run.path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=f"{name} of the run is damaged: .") as caught:
+            read(run)
+        assert caught.value.where == str(run.path / name)
+        assert caught.value.hint.startswith("remove it: ")
+
+
+def test_a_folder_without_a_readable_state_is_no_run(run):
+    for content in (None, "", "{half"):
+        if content is not None:
+            (run.path / "run.json").write_text(content)
+        assert run.state() == {}
+    run.write_shapes([])
+    assert (run.shapes(), run.profile_key()) == ([], "")

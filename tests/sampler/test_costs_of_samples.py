@@ -1,0 +1,131 @@
+"""Costs of samples, from a function, from tables and from a store."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dflop.cost.model import CostModel
+from dflop.errors import ConfigError, DataError
+from dflop.records import LLM, Correction, ProfileRecord, to_dict
+from dflop.sampler.costs_of_samples import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables
+from dflop.store.ingest import ingest
+from dflop.store.spool import SpoolWriter
+from tests.builders import make_corrections, make_sample, make_table, random_batch
+
+TABLES = [make_table(LLM, per_token_s=3e-5), make_table("vision"), make_table("audio")]
+KEYS = {"data": "data", TABLES[0].profile_key: "model"}
+PROFILES = [ProfileRecord(key, kind, "run", "{}", 20, 0, time.time(), 1.0) for key, kind in KEYS.items()]
+
+
+def test_a_sample_costs_its_tokens_what_a_function_says_or_what_a_list_holds():
+    lengths = [10, 400, 30]
+    costs = sample_costs(lengths, cost=lambda i: lengths[i] ** 1.5, supervised=[5, 6, 7])
+    assert costs.seconds == pytest.approx([10**1.5, 8000, 30**1.5])
+    assert costs.tokens.tolist() == lengths
+    assert costs.supervised.tolist() == [5, 6, 7]
+    assert sample_costs(iter([3, 4])).seconds.tolist() == [3.0, 4.0]
+    assert sample_costs([3, 4], cost=[1.5, 2.5]).seconds.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"lengths": []}, "no samples"),
+        ({"lengths": [1, 2], "cost": [1.0]}, "shape"),
+        ({"lengths": [1, 2], "cost": [1.0, float("nan")]}, "sample 1 is nan"),
+        ({"lengths": [1, 2], "cost": lambda i: -1.0}, "sample 0 is -1"),
+        ({"lengths": [1, 2], "supervised": [1]}, "supervised"),
+    ],
+)
+def test_costs_that_are_none_are_refused(given, word):
+    with pytest.raises(ConfigError, match=word):
+        sample_costs(**given)
+
+
+def test_a_file_of_costs_holds_everything(tmp_path):
+    costs = SampleCosts(
+        np.array([1.0, 2.0]), np.array([3, 4]), np.array([1, 1]), np.array([7, 9]), np.array([1.0, 2.0]), 0.25, "x"
+    )
+    costs.save(tmp_path / "costs.npz")
+    found = SampleCosts.load(tmp_path / "costs.npz")
+    assert (found.key, found.fixed_s, found.origin, found.index.tolist()) == (costs.key, 0.25, "x", [7, 9])
+    sample_costs([1, 2]).save(tmp_path / "bare.npz")
+    assert SampleCosts.load(tmp_path / "bare.npz").supervised is None
+
+
+def test_the_key_sees_every_number():
+    base = {"lengths": [1, 2], "cost": [1.0, 2.0], "supervised": [1, 1], "fixed": 0.5}
+    changes = [{}, {"lengths": [1, 3]}, {"cost": [1.0, 2.5]}, {"supervised": None}, {"fixed": 0.25}]
+    assert len({sample_costs(**{**base, **change}).key for change in changes}) == len(changes)
+    assert sample_costs(**base).key == sample_costs(**base).key
+
+
+def test_by_tables_a_sample_costs_what_the_cost_model_says_in_all_modules(tmp_path):
+    shapes = random_batch(20, seed=3)
+    (tmp_path / "cost_tables.json").write_text(json.dumps([to_dict(t) for t in TABLES]))
+    costs = sample_costs_from_tables(tmp_path / "cost_tables.json", shapes)
+    model = CostModel(TABLES, extrapolate=True)
+    for i, shape in enumerate(shapes):
+        expected = 0.0
+        for table in TABLES:
+            load = shape.load(table.module)
+            args = (load.num_items, load.num_tokens, load.sum_sq_tokens)
+            expected += model.item_seconds(table.module, *args, num_layers=table.num_layers, edge=True)
+        assert costs.seconds[i] == pytest.approx(float(expected))
+    assert costs.tokens.tolist() == [s.num_llm_tokens for s in shapes]
+    assert costs.supervised.tolist() == [s.num_supervised_tokens for s in shapes]
+    assert costs.fixed_s > 0
+    assert costs.weights is None
+
+
+def test_a_file_that_holds_no_tables_is_refused(tmp_path):
+    (tmp_path / "plan.json").write_text('{"schema": "dflop.plan"}')
+    with pytest.raises(ConfigError, match="cost tables"):
+        sample_costs_from_tables(tmp_path / "plan.json", random_batch(2))
+
+
+def store(folder, process, *records):
+    with SpoolWriter(folder, "run", process) as spool:
+        for record in records:
+            spool.append(record)
+    ingest(folder)
+
+
+def seconds_of(module, tables, shapes, **how):
+    """What one module takes of every sample: the others take nothing."""
+    free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
+    part = [t if t.module == module else replace(make_table(t.module, **free), is_frozen=t.is_frozen) for t in tables]
+    return sample_costs_from_tables(part, shapes, **how).seconds
+
+
+def test_a_store_gives_the_same_costs_and_the_corrections_in_force(tmp_path):
+    shapes = random_batch(20, seed=3)
+    store(tmp_path, "p", *shapes[::-1], *TABLES, *PROFILES)
+    plain, by_tables = sample_costs_from_store(tmp_path), sample_costs_from_tables(TABLES, shapes)
+    assert plain.key == by_tables.key
+    store(tmp_path, "q", Correction("run", 3, LLM, TABLES[0].table_id, 2.0, 0.1, 8, time.time()))
+    corrected = sample_costs_from_store(tmp_path, data_profile="da", model_profile=TABLES[0].profile_key)
+    assert corrected.seconds == pytest.approx(plain.seconds + seconds_of(LLM, TABLES, shapes))
+    with pytest.raises(DataError, match="no data profile"):
+        sample_costs_from_store(tmp_path, data_profile="zz")
+
+
+def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(tmp_path):
+    shapes = [make_sample(0, 50), make_sample(1, 150), make_sample(2, 150, [("vision", 40), ("vision", 80)])]
+    trained, frozen = make_table("vision"), make_table("vision", table_id="vision-frozen", is_frozen=True)
+    tables = [make_table(LLM), trained, frozen]
+    rows = [
+        *make_corrections(LLM, (1.5, 3.0), (100,), level=2.0),
+        *make_corrections("vision", (2.0, 9.0), (100,), table_id=frozen.table_id),
+        *make_corrections("vision", (5.0, 5.0), (100,), table_id=trained.table_id, is_in_force=False, level=4.0),
+    ]
+    store(tmp_path, "p", *shapes, *tables, *PROFILES, *rows)
+    for way, times in ((("vision",), 2.0), ((), 4.0)):
+        found = sample_costs_from_store(tmp_path, frozen=way).seconds
+        llm_s, vision_s = (seconds_of(module, tables, shapes, frozen=way) for module in (LLM, "vision"))
+        assert found == pytest.approx(llm_s * [1.5, 3.0, 3.0] + vision_s * times)

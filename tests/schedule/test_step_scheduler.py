@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflop.records import LLM, ModuleLoad
+from dflop.schedule.pack import token_cap
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
+from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
+from tests.schedule.steps import plans_with_batches
+
+ENCODERS = ("vision", "audio")
+
+
+@st.composite
+def cases(draw: st.DrawFn):
+    """(plan, batch, cost, max_concurrency); the batch may be shorter than the plan's."""
+    plan, batch = draw(plans_with_batches())
+    cost = make_cost(*(m.module for m in plan.encoders), scale={LLM: draw(st.sampled_from([0.2, 1.0, 3.0]))})
+    return plan, batch, cost, draw(st.sampled_from([None, 2]))
+
+
+def schedule(plan, batch, cost, max_concurrency=None, **kwargs):
+    return schedule_step(
+        run_id="run", step=7, plan=plan, batch=batch, cost=cost, max_concurrency=max_concurrency, **kwargs
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases(), st.sampled_from(["balanced", "arrival"]))
+def test_a_step_plan_tells_which_items_there_are_and_what_the_batch_holds(case, policy):
+    plan, batch, cost, _ = case
+    step_plan = schedule(plan, batch, cost, policy=policy)
+    assert [w.module for w in step_plan.work] == [m.module for m in plan.modules]
+    for encoder in plan.encoders:
+        work = step_plan.of(encoder.module)
+        wanted = [
+            (s, r) for s, x in enumerate(batch) for r, item in enumerate(x.items) if item.module == encoder.module
+        ]
+        assert list(zip(work.item_sample, work.item_rank_in_sample, strict=True)) == wanted
+        assert list(work.item_rows) == [batch[s].items[r].num_rows for s, r in wanted]
+    for w in step_plan.work:
+        assert len(w.owner) == plan.num_microbatches
+        assert {len(ranks) for ranks in w.owner} == {plan.module(w.module).parallel.dp}
+    assert (step_plan.run_id, step_plan.step, step_plan.num_microbatches) == ("run", 7, plan.num_microbatches)
+    assert step_plan.num_supervised_tokens == sum(s.num_supervised_tokens for s in batch)
+    assert step_plan.sample_index == tuple(s.sample_index for s in batch)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_never_worse_than_arrival_and_within_the_token_cap(case):
+    plan, batch, cost, max_concurrency = case
+    balanced = schedule(plan, batch, cost, max_concurrency)
+    arrival = schedule(plan, batch, cost, max_concurrency, policy="arrival")
+    assert balanced.arrival_step_s == arrival.arrival_step_s == arrival.predicted_step_s
+    lengths = [s.num_llm_tokens for s in batch]
+    buckets = plan.num_microbatches * plan.module(LLM).parallel.dp
+    cap = token_cap(np.array(lengths), buckets)
+
+    def largest(step_plan):
+        return max(sum(lengths[i] for i in ids) for ranks in step_plan.of(LLM).owner for ids in ranks)
+
+    assert largest(balanced) <= cap
+    if largest(arrival) <= cap:
+        assert balanced.predicted_step_s <= balanced.arrival_step_s
+    if balanced.policy == "arrival":
+        assert balanced.work == arrival.work
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_spans_hold_the_loads_of_their_items_and_their_cost(case):
+    plan, batch, cost, _ = case
+    step_plan = schedule(plan, batch, cost)
+    spans = predicted_spans(plan, step_plan, batch, cost)
+    for (module, stage, rank), found in spans.items():
+        work = step_plan.of(module)
+        for k, span in enumerate(found):
+            load = ModuleLoad(0, 0, 0)
+            for i in work.owner[k][rank]:
+                sample = batch[work.item_sample[i]]
+                load += sample.load(LLM) if module == LLM else sample.items[work.item_rank_in_sample[i]].load
+            assert (span.microbatch, ModuleLoad(span.num_items, span.num_tokens, span.sum_sq_tokens)) == (k, load)
+            seconds = cost.stage_seconds(plan.module(module), stage, load)
+            assert (span.forward_s, span.backward_s) == pytest.approx(seconds)
+
+
+def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them_do():
+    plan = make_inline_plan(2, pp=2, modules=(*ENCODERS, LLM))
+    batch, cost = random_batch(16), make_cost(*ENCODERS)
+    step_plan = schedule(plan, batch, cost)
+    spans = predicted_spans(plan, step_plan, batch, cost)
+    stages, shares = stage_spans(plan, spans), stage_shares(plan, spans)
+    assert set(stages) == {(LLM, stage, rank) for stage in (0, 1) for rank in (0, 1)}
+    for node, found in stages.items():
+        for k, span in enumerate(found):
+            of = {m.module: spans[m.module, *node[1:]][k] for m in plan.modules}
+            assert span.forward_s == pytest.approx(sum(s.forward_s for s in of.values()))
+            assert sum(shares[*node, k].values()) == pytest.approx(span.forward_s + span.backward_s)
+            assert (span.num_items, span.num_tokens) == (of[LLM].num_items, of[LLM].num_tokens)
+    # 12 layers in two stages: the encoders' first 6, the other 2 before those of the LLM.
+    assert all(LLM not in shares[LLM, 0, rank, k] for rank in (0, 1) for k in range(4))
+    assert any(set(shares[LLM, 1, rank, k]) == {"audio", LLM} for rank in (0, 1) for k in range(4))
+    busy_s = max(sum(s.forward_s + s.backward_s for s in found) for found in stages.values())
+    assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
+
+
+def test_arrival_cuts_by_count():
+    plan = make_plan({"vision": 2, LLM: 2}, num_microbatches=2)
+    batch = [make_sample(i, 10, [("vision", 40)] * (i % 2)) for i in range(7)]
+    arrival = schedule(plan, batch, make_cost("vision"), policy="arrival")
+    assert arrival.of(LLM).owner == (((0, 1), (2, 3)), ((4, 5), (6,)))
+    assert arrival.of("vision").item_sample == (1, 3, 5)
+    assert arrival.of("vision").owner == (((0,), (1,)), ((2,), ()))
+
+
+def test_skewed_batch_is_balanced_and_faster():
+    plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=4)
+    batch = [make_sample(i, 2000 if i < 2 else 50, [("vision", 1000)] if i % 8 > 5 else []) for i in range(16)]
+    step_plan = schedule(plan, batch, make_cost("vision"))
+    assert step_plan.policy == "balanced"
+    assert step_plan.predicted_step_s < 0.9 * step_plan.arrival_step_s
+
+
+def test_nothing_to_gain_keeps_the_arrival_order():
+    plan = make_plan({LLM: 1}, num_microbatches=4)
+    batch = [make_sample(i, 100) for i in range(8)]
+    assert schedule(plan, batch, make_cost()).policy == "arrival"
+
+
+def test_contention_is_part_of_the_prediction():
+    plan, batch = make_plan({"vision": 1, "audio": 1, LLM: 2}), random_batch(16)
+    cost = make_cost(*ENCODERS)
+    free, contended = schedule(plan, batch, cost), schedule(plan, batch, cost, 1)
+    spans = predicted_spans(plan, contended, batch, cost)
+    compute_s = sum(s.forward_s + s.backward_s for node in spans.values() for s in node)
+    assert contended.predicted_step_s >= compute_s * (1 - 1e-9) > free.predicted_step_s
