@@ -1,0 +1,70 @@
+"""Files that are replaced as a whole: readers see the old one or the new one, whoever else writes, whatever is killed.
+
+Jobs and drivers on several nodes write and read the same small files. Each writer has a temporary name of its own in
+the same folder, and `rename` is one step on every file system that dflop runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+TMP_PREFIX = ".tmp-"
+
+
+def tmp_path(final: Path) -> Path:
+    """A name beside `final` that no other process, host or thread can pick."""
+    return final.with_name(f"{TMP_PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}")
+
+
+@contextlib.contextmanager
+def replacing(final: Path, *, is_durable: bool = False) -> Iterator[Path]:
+    """For the length of the block a path to write to; behind it that file stands in the place of `final`.
+
+    Args:
+        final: What is replaced; need not exist.
+        is_durable: The bytes and the name are on disk behind the block: two fsyncs.
+
+    Raises:
+        OSError: The folder is missing, or the disk is full or failing; the old file stays, nothing is left behind.
+    """
+    tmp = tmp_path(final)
+    try:
+        yield tmp
+        if is_durable:
+            fsync(tmp)
+        os.replace(tmp, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            tmp.unlink()
+        raise
+    if is_durable:
+        fsync(final.parent)
+
+
+def replace(final: Path, content: str | bytes, *, is_durable: bool = False) -> None:
+    """Replace a file by this content.
+
+    Args:
+        final: What is replaced; need not exist.
+        content: Text becomes UTF-8.
+        is_durable: See `replacing`.
+
+    Raises:
+        OSError: As `replacing`.
+    """
+    with replacing(final, is_durable=is_durable) as tmp:
+        tmp.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def fsync(path: Path) -> None:
+    """Force the bytes of a file, or the names in a folder, to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
