@@ -47,7 +47,7 @@ test: setup clients references
 WORKERS := 2
 lane-served lane-slurm: WORKERS := 0
 $(LANES:%=lane-%): lane-%: setup clients references
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --lane $*
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --lane=$*
 
 test-all: test $(LANES:%=lane-%) test-duckdb2 mutants
 
