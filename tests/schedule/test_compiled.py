@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dflop.schedule.policies import Effort, StepJob
 from dflop.simulate import jit
-from tests.schedule.test_scheduler import cases, schedule
+from tests.schedule.test_step_scheduler import cases, schedule
 
 SETUP = """
 from tests.builders import LLM, make_cost, make_plan, random_batch
