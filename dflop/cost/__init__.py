@@ -1,0 +1,20 @@
+"""Measurements or a data sheet -> cost tables -> seconds and bytes of any microbatch of any module.
+
+    Measurement --fit.py------> CostTable --+
+    data sheet ---analytic.py-> CostTable --+--> CostModel (model.py) --> seconds, bytes
+
+`curve.py` says what the terms of a table mean, `variants.py` and `towers.py` derive tables of frozen and recomputed
+modules, `tensor_parallel.py` those of a degree that nobody measured, `link_costs.py` fits messages.
+
+The model is asked in two ways. Packing needs loads that add up and takes the mean slope; judging takes the curve. Far
+outside the probes the model refuses; planner and scheduler, which may never stand in the way, ask it to extrapolate
+and say so.
+
+Two kinds of seconds are kept apart, because a laptop has fewer cores than the demo has processes. *Compute seconds*
+are thread CPU time on a CPU and wall time on a GPU: probes measure them, tables predict them, corrections compare
+them. *Wall seconds* are what a step takes; how processes share cores is the simulator's business
+(`ClusterSpec.max_concurrency`, `simulate/events.py`). `busy_s` of an observation is wall time, so waiting for a core
+counts as busy; decoding the next step's media is in no predicted step.
+
+scipy is imported for one call, non-negative least squares in `regression.py`.
+"""

@@ -1,1 +1,5 @@
-"""What is installed, reachable and healthy here, and what to do about the rest: `dflop doctor`."""
+"""What is installed, reachable and healthy here, and what to do about the rest: `dflop doctor`.
+
+`examine.py` has the order in which things are looked at; each file gives `Finding`s of one kind of thing. packaging
+compares versions in `installed.py`.
+"""

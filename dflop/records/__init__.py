@@ -1,6 +1,6 @@
 """The values that travel round the loop, one frozen dataclass per noun.
 
-Every value is also a table in the store (same name in snake_case, same field names), a JSON object and a paragraph in
+Every value is also a table in the store (same name in snake_case, same field names), a JSON object and a line in
 ARCHITECTURE.md. Fields are limited to int, float, str, bool, nested records and tuples of these, so that one generic
 mapping serves Parquet, DuckDB and JSON alike. Units are in the names: `_s` seconds, `_bytes`, `_tokens`, `_px`,
 `_frac` ratios in 0..1, `num_` counts.

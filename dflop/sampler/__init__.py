@@ -1,4 +1,9 @@
-"""What any PyTorch trainer can use by itself: balanced batches and exact losses, nothing else to adopt."""
+"""What any PyTorch trainer can use by itself: balanced batches and exact losses, nothing else to adopt.
+
+A torch batch sampler, costs from a store, a file or a function, and the loss scaling that uneven microbatches need.
+Every rank makes the same plan for itself: global batches are a function of (seed, epoch, step), and dealing out counts
+in integers, so that ranks with and without numba agree.
+"""
 
 from dflop.sampler.accumulation import Step, sum_over_ranks
 from dflop.sampler.batch_sampler import BalancedBatchSampler

@@ -2,7 +2,18 @@
 
 The file is YAML laid out like MIMO's own run configuration. What a plan says and MIMO has no field for stands in
 comments at the top: token caps, which samples run together, and ZeRO-1 where modules differ. What MIMO would silently
-do otherwise, `mimo_rules` refuses.
+do otherwise, `mimo_rules` refuses. How MIMO's fields are filled:
+
+    tp, pp, dp, first rank    `module_parallelisms`, an entry per module; `llm` is `language`, `vision` `images`,
+                              `audio` `audios`
+    microbatches              `train.micro_batch_size`, which counts all replicas together
+    uneven layers of the LLM  layers of the first and of the last stage; other splits are refused, and `nearest_layers`
+                              gives the nearest
+    recompute                 full, uniform, one layer; encoders take it over from the LLM, so plans in which modules
+                              differ are refused
+    ZeRO-1                    one switch for all modules, on when one asks for it: it costs the others no memory
+    token caps, packing       no field: comments
+    layout `inline`           refused: ranks of modules may not overlap
 """
 
 from __future__ import annotations
