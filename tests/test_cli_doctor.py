@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dflop.store.ingest import ingest
+from tests.doctor.test_profile_store import overwrite, write
 from tests.jobs.configs import make_dataset, write_config
-from tests.jobs.doctor.test_profile_store import overwrite, write
 from tests.test_cli import dflop
 
 

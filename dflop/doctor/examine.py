@@ -45,7 +45,7 @@ def examine(
     is_local = config is not None and config.cluster.backend != "slurm"
     wants_gpu = config is not None and is_local and config.cluster.device == "cuda"
     yield from this_machine.machine(wants_gpu, config.model.attention if config and is_local else "auto")
-    yield from slurm_cluster.slurm(config.cluster if config else None)
+    yield from slurm_cluster.slurm(config)
     yield from flow_server.flow_server(server, settings_problem)
     yield from profile_store.profile_store(config.store if config else store)
     yield from _folders(config, store)

@@ -1,8 +1,8 @@
 """Whether a folder's file system does what store, runs and checkpoints rely on, tried in a folder that goes away.
 
 Locks between processes (one ingester at a time), `link` that refuses to overwrite (spool files, claims), `rename` that
-replaces in one step (CURRENT, plans), links (`current.duckdb`), fsync of folders. What a mount does between nodes can
-only be told by its kind.
+replaces in one step, with fsync of files and folders (CURRENT, plans), links (`current.duckdb`). What a mount does
+between nodes can only be told by its kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dflop import units
+from dflop import files, units
 from dflop.doctor.finding import FAIL, OK, WARN, Finding
 from dflop.store import access
 
@@ -47,7 +47,6 @@ def _trials(what: str, folder: Path) -> Iterator[Finding]:
         ("locks", _try_lock, _NO_LOCKS),
         ("rename", _try_rename, _MOVE),
         ("link", _try_link, _MOVE),
-        ("fsync", _try_fsync, _MOVE),
     )
     for name, trial, advice in trials:
         try:
@@ -73,10 +72,9 @@ def _try_lock(folder: Path) -> None:
 
 
 def _try_rename(folder: Path) -> None:
-    (folder / "old").write_text("old")
-    (folder / "new").write_text("new")
-    os.replace(folder / "new", folder / "old")
-    if (folder / "old").read_text() != "new" or (folder / "new").exists():
+    for text in ("old", "new"):
+        files.replace(folder / "file", text, is_durable=True)
+    if (folder / "file").read_text() != "new":
         raise AssertionError("a rename did not replace the file")
 
 
@@ -91,14 +89,6 @@ def _try_link(folder: Path) -> None:
     except FileExistsError:
         return
     raise AssertionError("a hard link replaced a file")
-
-
-def _try_fsync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _kind(what: str, folder: Path) -> Finding:

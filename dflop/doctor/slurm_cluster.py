@@ -1,25 +1,48 @@
-"""The Slurm that this machine's clients know: partitions, GPUs, whether a job would be taken, what happens to it then.
+"""The Slurm that this machine's clients know: partitions, GPUs, whether the jobs of a configuration would start there.
 
-Nothing is submitted: `sbatch --test-only` answers when a job would start, and makes none. Clients that know no cluster
-are one finding; that each of them says so in its own words helps nobody.
+Nothing is submitted: `sbatch --test-only` gets the options with which the launcher submits, answers when a job would
+start, and makes none. What it says yes to although it never starts is found by `partition_limits.py`. Clients that know
+no cluster are one finding; that each of them says so in its own words helps nobody.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import time
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
-from dflop.config import ClusterConfig
+from dflop.config import ClusterConfig, Config
+from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
-from dflop.errors import did_you_mean
-from dflop.launch.answers import time_of_day
-from dflop.launch.commands import Command, run_command
-from dflop.launch.site import Site
+from dflop.doctor.partition_limits import NodeGroup
+from dflop.errors import DflopError, did_you_mean
+from dflop.launch import JobSpec, Site
+from dflop.launch.commands import run_command, submit_environment
+from dflop.launch.script import batches, options
+from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
+from dflop.run.launcher import site_of
+from dflop.run.lifecycle import absolute
+from dflop.run.queue import COMMENT
+from dflop.steps import submit
 
 AREA = "Slurm"
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+_KEYS_OF_REFUSALS = (
+    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site wants memory by CPU or GPU"),
+    ("memory", "cluster.memory_per_process_gib, or cluster.slurm.ask_for_memory: false"),
+    ("account", "cluster.slurm.account"),
+    ("partition", "cluster.slurm.partition"),
+    ("qos", "cluster.slurm.qos"),
+    ("feature", "cluster.slurm.constraint"),
+    ("generic resource", "cluster.slurm.gpus, cluster.slurm.gpu_type"),
+    ("time limit", "cluster.slurm.time_limit_min"),
+    ("node configuration", "cluster.num_nodes, cluster.num_processes_per_node"),
+)
+"""(in sbatch's words, what to look at)."""
 _NO_SLURM = "jobs run on this machine then: cluster.backend local"
 _NO_CLUSTER = (
     "run on a login node, or say in SLURM_CONF where the cluster's slurm.conf is; without a cluster, jobs run on this "
@@ -27,30 +50,41 @@ _NO_CLUSTER = (
 )
 
 
-def slurm(cluster: ClusterConfig | None = None, command: Command = run_command) -> Iterator[Finding]:
+class Command(Protocol):
+    """Runs a client of Slurm."""
+
+    def __call__(
+        self, args: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+def slurm(config: Config | None = None, command: Command = run_command) -> Iterator[Finding]:
     """Findings about Slurm.
 
     Args:
-        cluster: Of a configuration, whose partition and options are tried; None: the site's defaults.
+        config: Whose jobs are tried; None: the site's defaults.
         command: Runs a client; replaced in tests.
     """
-    is_wanted = cluster is not None and cluster.backend == "slurm"
+    is_wanted = config is not None and config.cluster.backend == "slurm"
     missing = [name for name in CLIENTS if shutil.which(name) is None]
     if missing:
         status = FAIL if is_wanted else SKIP
         advice = "run on a login node of the cluster" if is_wanted else _NO_SLURM
         yield Finding(AREA, "commands", status, f"not on PATH: {', '.join(missing)}", advice)
         return
-    info = command(["sinfo", "--noheader", "--format=%P|%a|%D|%l|%G"])
+    info = command(partition_limits.SINFO)
     if info.returncode != 0:
         yield _no_answer(_first_line(info.stderr), is_wanted)
         return
     version = _first_line(command(["sbatch", "--version"]).stdout)
     yield Finding(AREA, "commands", OK, version or "installed")
-    rows = [line.split("|") for line in info.stdout.splitlines() if line.count("|") == 4]
-    yield _partitions(rows, cluster if is_wanted else None)
-    yield _gres(rows, cluster if is_wanted else None)
-    yield _submitting(cluster if is_wanted else None, command)
+    groups, cluster = partition_limits.node_groups(info.stdout), config.cluster if config and is_wanted else None
+    yield _partitions(groups, cluster)
+    yield _gres(groups, cluster)
+    if config is None or cluster is None:
+        yield _site_default(command)
+    else:
+        yield from _jobs(config, groups, command)
     yield _accounting(command)
     yield _requeueing(command)
 
@@ -63,20 +97,24 @@ def _no_answer(said: str, is_wanted: bool) -> Finding:
     return Finding(AREA, "commands", status, f"know no cluster: {said}", _NO_CLUSTER)
 
 
-def _partitions(rows: Sequence[Sequence[str]], cluster: ClusterConfig | None) -> Finding:
-    shown = [f"{name} {state} {nodes} nodes, limit {limit}" for name, state, nodes, limit, _ in rows]
-    names = [row[0].rstrip("*") for row in rows]
-    wanted = cluster.slurm.partition if cluster else ""
-    if wanted and wanted not in names:
-        detail = f"no partition `{wanted}`"
-        return Finding(AREA, "partitions", FAIL, detail, f"cluster.slurm.partition: {did_you_mean(wanted, set(names))}")
-    if not any(state == "up" for _, state, *_ in rows):
-        return Finding(AREA, "partitions", FAIL, ", ".join(shown) or "none", "ask the cluster's operator")
-    return Finding(AREA, "partitions", OK, ", ".join(shown))
+def _partitions(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> Finding:
+    by_name = {name: [g for g in groups if g.partition == name] for name in dict.fromkeys(g.partition for g in groups)}
+    shown = ", ".join(
+        f"{name}{'*' * of[0].is_default} {of[0].state} {sum(g.num_nodes for g in of)} nodes, limit {of[0].time_limit}"
+        for name, of in by_name.items()
+    )
+    wanted = cluster.slurm.partition.split(",") if cluster and cluster.slurm.partition else []
+    for name in wanted:
+        if name not in by_name:
+            advice = f"cluster.slurm.partition: {did_you_mean(name, set(by_name))}"
+            return Finding(AREA, "partitions", FAIL, f"no partition `{name}`", advice)
+    if not any(group.state == "up" for group in groups):
+        return Finding(AREA, "partitions", FAIL, shown or "none", "ask the cluster's operator")
+    return Finding(AREA, "partitions", OK, shown)
 
 
-def _gres(rows: Sequence[Sequence[str]], cluster: ClusterConfig | None) -> Finding:
-    found = sorted({row[4] for row in rows if row[4] not in ("", "(null)")})
+def _gres(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> Finding:
+    found = sorted({group.gres for group in groups if group.gres not in ("", "(null)")})
     if found:
         return Finding(AREA, "GRES", OK, ", ".join(found))
     if cluster is not None and cluster.device == "cuda":
@@ -85,30 +123,66 @@ def _gres(rows: Sequence[Sequence[str]], cluster: ClusterConfig | None) -> Findi
     return Finding(AREA, "GRES", OK, "none: no partition counts GPUs")
 
 
-def _submitting(cluster: ClusterConfig | None, command: Command) -> Finding:
-    options = ["--job-name=dflop-doctor", "--time=1"]
-    if cluster is not None:
-        options += [f"--nodes={cluster.num_nodes}", f"--ntasks-per-node={cluster.num_processes_per_node}"]
-        s = cluster.slurm
-        named = {"partition": s.partition, "account": s.account, "qos": s.qos, "constraint": s.constraint}
-        num_gpus = cluster.num_processes_per_node if cluster.device == "cuda" else 0
-        gpus = Site(gpus=s.gpus, gpu_type=s.gpu_type).gpu_options(num_gpus)
-        for name, value in {**{n: v for n, v in named.items() if v}, **gpus, **s.extra}.items():
-            options.append(f"--{name}={value}" if value else f"--{name}")
-    done = command(["sbatch", "--test-only", *options, "--wrap=true"])
+def _site_default(command: Command) -> Finding:
+    ok, said = _test_only({"job-name": "dflop-doctor", "time": "1"}, command)
+    if ok:
+        return Finding(AREA, "submitting", OK, said)
+    # Sites may want an account or a partition of everybody, which only a configuration knows.
+    return Finding(AREA, "submitting", WARN, said, "give the configuration: dflop doctor CONFIG")
+
+
+def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iterator[Finding]:
+    """A finding or more per shape of job that a run of this configuration submits."""
+    config = absolute(config)
+    run, tried = RunDir(config.runs / "doctor"), list[Mapping[str, str]]()
+    try:
+        training = submit.train_job(run, config, TRAIN, config.cluster.spec().num_processes)
+        profiles = submit.model_jobs(run, config, "", "", ("llm",))
+        specs = [submit.data_jobs(run, config, "")[0], *(jobs[0] for jobs in profiles), training]
+    except DflopError as error:
+        yield Finding(AREA, "submitting", FAIL, error.what, error.hint)
+        return
+    for spec in specs:
+        name = f"submitting {spec.name.removeprefix(f'{run.run_id}-')}"
+        wanted = sbatch_options(spec, site_of(run, config))
+        shape = {option: value for option, value in wanted.items() if option not in ("job-name", "output")}
+        if shape not in tried:
+            tried.append(shape)
+            yield from _job(name, wanted, config, groups, command)
+
+
+def sbatch_options(spec: JobSpec, site: Site) -> Mapping[str, str]:
+    """Options with which the launcher submits a job, without dashes; flags have empty values."""
+    (batch,) = batches([spec], 1)
+    return options(batch, site, f"{COMMENT}doctor")
+
+
+def _job(
+    name: str, wanted: Mapping[str, str], config: Config, groups: Sequence[NodeGroup], command: Command
+) -> Iterator[Finding]:
+    ok, said = _test_only(wanted, command)
+    obstacles = partition_limits.obstacles(wanted, groups)
+    extra = "; or cluster.slurm.extra" if config.cluster.slurm.extra else ""
+    for obstacle in obstacles:
+        what = f"{obstacle.what}{': it would never start' if obstacle.is_for_ever else ''}"
+        yield Finding(AREA, name, FAIL if obstacle.is_for_ever else WARN, what, f"{obstacle.hint}{extra}")
+    if not ok:
+        keys = next((keys for said_, keys in _KEYS_OF_REFUSALS if said_ in said.lower()), "the cluster section")
+        tried = " ".join(_flags(wanted))
+        yield Finding(AREA, name, FAIL, said, f"check {keys}{extra}; the options tried: {tried}")
+    elif not obstacles:
+        yield Finding(AREA, name, OK, said)
+
+
+def _test_only(wanted: Mapping[str, str], command: Command) -> tuple[bool, str]:
+    """(whether a job would be taken, what sbatch says of it)."""
+    done = command(["sbatch", "--test-only", *_flags(wanted), "--wrap=true"], submit_environment(os.environ, wanted))
     said = _first_line(done.stderr or done.stdout).removeprefix("sbatch: ")
-    if done.returncode == 0:
-        return Finding(AREA, "submitting", OK, _with_time_of_day(said) or "a job would be taken")
-    if cluster is None:
-        # Sites may want an account or a partition of everybody, which only a configuration knows.
-        return Finding(AREA, "submitting", WARN, said, "give the configuration: dflop doctor CONFIG")
-    advice = "check nodes, partition and options in the cluster section; the options tried: " + " ".join(options)
-    return Finding(AREA, "submitting", FAIL, said, advice)
+    return done.returncode == 0, said or "a job would be taken"
 
 
-def _with_time_of_day(said: str) -> str:
-    """Slurm's clients are asked for seconds since the epoch, which people do not read."""
-    return re.sub(r"(?<=to start at )\d+", lambda m: time_of_day(float(m[0]), time.time()), said)
+def _flags(wanted: Mapping[str, str]) -> list[str]:
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in wanted.items()]
 
 
 def _accounting(command: Command) -> Finding:
