@@ -63,8 +63,7 @@ def compare(
         for note in found.notes:
             say(note)
         return
-    import asyncio
-
+    from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_ahead
     from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows
     from dflop.compare.trainers_page import data_page
@@ -74,7 +73,7 @@ def compare(
     assert config is not None
     loaded = load_config(config, overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
-    outlook = asyncio.run(look_ahead(loaded, device, cluster, say))
+    outlook = run_driver(look_ahead(loaded, device, cluster, say))
     contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say)
     if html is not None:
         _write(html, data_page(contest, loaded, config, num_steps, usd_per_gpu_hour), say)
@@ -84,9 +83,9 @@ def compare(
 
 
 def _write(path: Path, page: ComparisonPage, say: Say) -> None:
+    from dflop import files
     from dflop.report.comparison_page import render_comparison
-    from dflop.report.html_page import write_page
 
     with writing(path):
-        write_page(path, render_comparison(page))
+        files.replace(path, render_comparison(page))
     say(f"page: {path}")

@@ -34,8 +34,7 @@ def profile(
 
     Example: dflop profile configs/demo.yaml; dflop profile configs/demo.yaml -n --device h100
     """
-    import asyncio
-
+    from dflop.cli.sigterm import run_driver
     from dflop.config import load_config
 
     loaded = load_config(config, overrides)
@@ -45,19 +44,18 @@ def profile(
         return
     from dflop.steps.profiling import profile_modules
 
-    key = asyncio.run(profile_modules(loaded, say))
+    key = run_driver(profile_modules(loaded, say))
     say(f"dflop cost show {key}")
     print(key)
 
 
 def _show_probes(config: Config, device: str, form: str, say: Say) -> None:
-    import asyncio
-
+    from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_at_probes
     from dflop.report.rows import print_rows
     from dflop.units import seconds
 
-    probes = asyncio.run(look_at_probes(config, device, say))
+    probes = run_driver(look_at_probes(config, device, say))
     rows = [
         (p.module, p.way.name, p.tp, p.num_layers, p.group, p.num_samples, p.load.num_tokens,
          "" if p.seconds is None else seconds(p.seconds))

@@ -24,8 +24,7 @@ def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = 
 
     Example: dflop data profile configs/demo.yaml
     """
-    import asyncio
-
+    from dflop.cli.sigterm import run_driver
     from dflop.config import load_with_origins
     from dflop.steps.media_limits import limit_lines
     from dflop.steps.profiling import forecast_dataset, profile_dataset
@@ -38,7 +37,7 @@ def profile(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = 
         if key := forecast_dataset(loaded, say):
             print(key)
         return
-    found = asyncio.run(profile_dataset(loaded, say))
+    found = run_driver(profile_dataset(loaded, say))
     say(f"{found.num_rows} samples, {found.num_quarantined} quarantined; dflop data show {found.profile_key}")
     print(found.profile_key)
 

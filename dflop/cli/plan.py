@@ -43,7 +43,6 @@ def plan(
 
     Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
-    import asyncio
     import os
     from dataclasses import replace
 
@@ -51,6 +50,7 @@ def plan(
 
     os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
 
+    from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_ahead
     from dflop.config import load_config
     from dflop.plan.emit import RULES, emitter
@@ -65,7 +65,7 @@ def plan(
     _check(explain, picture, wanted)
     loaded = load_config(config, overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
-    found = asyncio.run(look_ahead(loaded, device, cluster, say))
+    found = run_driver(look_ahead(loaded, device, cluster, say))
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
     plans = plan_problem(problem, top=loaded.plan.top, progress=say)
     nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"

@@ -102,8 +102,7 @@ def train(
     Example: dflop train latest
     """
     _prepare_kernels()
-    import asyncio
-
+    from dflop.cli.sigterm import run_driver
     from dflop.config import load_with_origins
     from dflop.errors import ConfigError
     from dflop.run.lifecycle import is_finished
@@ -122,21 +121,19 @@ def train(
     if is_finished(taken_up):
         say(finished_text(taken_up))
         return
-    asyncio.run(_drive(taken_up))
+    run_driver(_drive(taken_up))
     _tell(taken_up)
 
 
 async def _drive(run: RunDir) -> None:
-    from dflop.cli.sigterm import ends_on_sigterm
     from dflop.steps import parts
     from dflop.steps.drive import driving
 
     async def told_already() -> None:
         """Decisions are lines here, and no page."""
 
-    with ends_on_sigterm():
-        async with driving(run, say, show_history=told_already) as drive:
-            await parts.everything(drive)
+    async with driving(run, say, show_history=told_already) as drive:
+        await parts.everything(drive)
 
 
 def serve(

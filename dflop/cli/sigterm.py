@@ -1,37 +1,43 @@
-"""SIGTERM ends a driver as Ctrl-C does: its jobs are cancelled, and how the run stands is noted."""
+"""Drivers, which follow jobs: SIGTERM ends them as Ctrl-C does, so that no job is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def ends_on_sigterm() -> Iterator[None]:
-    """Cancel the task that this is called in on SIGTERM; the process then ends with 128 + 15.
+def run_driver(driver: Coroutine[Any, Any, T]) -> T:
+    """Result of a coroutine that follows jobs; on SIGTERM it is cancelled, which cancels its jobs.
 
     asyncio does so with SIGINT by itself, after which KeyboardInterrupt is raised.
 
     Raises:
-        SystemExit: there was a SIGTERM.
+        SystemExit: there was a SIGTERM; the process ends with 128 + 15.
     """
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
     was_told = False
 
-    def stop() -> None:
-        nonlocal was_told
-        was_told = True
-        task.cancel()
+    async def listening() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
 
-    loop.add_signal_handler(signal.SIGTERM, stop)
+        def stop() -> None:
+            nonlocal was_told
+            was_told = True
+            task.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, stop)
+        try:
+            return await driver
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
     try:
-        yield
+        return asyncio.run(listening())
     except asyncio.CancelledError:
         if was_told:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)

@@ -5,6 +5,7 @@ A whole pipeline is in test_pipeline.py, training in test_training.py.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
 from dflop.store import console
-from tests.launch.helpers import REPO
+from tests.launch.helpers import REPO, until
 from tests.slurm.faults import end_of, make_environment, write_config
 
 
@@ -49,7 +50,7 @@ def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder):
     ((key,),) = rows(folder, "select profile_key from profile_record where kind = 'data'")
     assert said.splitlines()[-1] == key
     assert rows(folder, "select count(*) from v_sample_shape") == [(48,)]
-    (run,) = (folder / "runs").iterdir()
+    (run,) = (folder / "runs").glob("[!.]*")
     assert {r.backend for r in Journal(run, run.name).records()} == {"local"}
 
 
@@ -67,3 +68,22 @@ def test_a_plan_is_made_from_what_was_measured(folder):
     state, said = submit(folder, "plan")
     assert state == "COMPLETED", said
     assert "costs measured on test" in said
+
+
+def test_jobs_of_a_driver_that_is_cancelled_or_told_to_stop_are_cancelled(folder):
+    waiting = ["run.yaml", "--set", "cluster.slurm.extra={hold: ''}", "--set", "store=another"]
+    command = ["sbatch", "--parsable", "--mem=900M", REPO / "slurm/profile_model.sbatch", *waiting]
+    job_id = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    until(lambda: len(queued()) > 1, what="the array of the profile")
+    subprocess.run(["scancel", job_id], check=True)
+    until(lambda: not queued(), what="an empty queue", limit_s=60)
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    driver = subprocess.Popen([folder / ".venv/bin/dflop", "data", "profile", *waiting], cwd=folder, env=env)
+    until(queued, what="the array of the profile")
+    driver.terminate()
+    assert driver.wait(60) == 143
+    until(lambda: not queued(), what="an empty queue", limit_s=60)
+
+
+def queued() -> list[str]:
+    return subprocess.run(["squeue", "-h", "-o", "%i"], capture_output=True, text=True, check=True).stdout.split()
