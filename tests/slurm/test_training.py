@@ -144,7 +144,8 @@ def set_num_steps(run: RunDir, num_steps: int) -> None:
 def sbatch(folder: Path, run: RunDir) -> str:
     """Job id of train.sbatch as it stands, submitted from a folder with a `.venv`; its log is cleared first."""
     (folder / "train.log").unlink(missing_ok=True)
-    command = ["sbatch", "--parsable", "--output=train.log", REPO / "slurm" / "train.sbatch", run.path]
+    tasks = f"--ntasks={run.plan().num_processes}"
+    command = ["sbatch", "--parsable", "--output=train.log", tasks, REPO / "slurm" / "train.sbatch", run.path]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
