@@ -21,7 +21,9 @@ FOLLOW_S = 1.0
 def list_runs(
     *,
     runs: Runs = RUNS,
-    everything: Annotated[bool, Parameter(name="--all", help="Also those for a profile or a plan alone.")] = False,
+    everything: Annotated[
+        bool, Parameter(name="--all", help="Also those for a profile or a plan alone that have ended.")
+    ] = False,
     form: Form = "table",
     as_json: Json = False,
     parsable: Annotated[bool, Parameter(help="Print ids alone.")] = False,

@@ -89,10 +89,7 @@ def drive_alone(run: RunDir, say: Say) -> Iterator[Callable[[], None]]:
         LaunchError: somebody else drives it, or files cannot be locked there.
     """
     check_free(run, say)
-    path = run.path / LOCK
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        _lock(fd, path, lambda: _refusal(run, driver_of(run)))
+    with locked(run.path / LOCK, lambda: _refusal(run, driver_of(run))):
         lease = _lease(run)
         lease.__enter__()
         try:
@@ -101,8 +98,45 @@ def drive_alone(run: RunDir, say: Say) -> Iterator[Callable[[], None]]:
             # A full disk: the claim is then not released, but old, before anybody else can need it.
             with contextlib.suppress(OSError):
                 lease.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: Callable[[], LaunchError], timeout_s: float = _LOOK_S) -> Iterator[None]:
+    """Hold a lock file for the length of the block; the kernel releases it, whatever kills this process.
+
+    Args:
+        path: The file; made where it is not there, and left.
+        refusal: What is raised when somebody else holds it for too long.
+        timeout_s: How long that is.
+
+    Raises:
+        LaunchError: somebody else holds it, or files cannot be locked there.
+    """
+    fd, deadline_s = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + timeout_s
+    try:
+        while not _is_ours(fd, path):
+            if time.monotonic() >= deadline_s:
+                raise refusal()
+            time.sleep(0.05)
+        yield
     finally:
-        os.close(fd)  # releases the lock
+        os.close(fd)
+
+
+def _is_ours(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise LaunchError(
+            f"the file system cannot lock files ({error.strerror})",
+            where=str(path),
+            hint="put `runs` on a file system with flock (Lustre: mount with -o flock; NFS: v4)",
+        ) from error
+    return True
 
 
 def _lease(run: RunDir) -> Lease:
@@ -147,26 +181,6 @@ def _is_alive(run: RunDir, claim: Claim) -> bool:
     if claim.is_of_this_machine:
         return _is_locked(run.path / LOCK)
     return claim.age_s <= LEASE_S
-
-
-def _lock(fd: int, path: Path, refusal: Callable[[], LaunchError]) -> None:
-    deadline_s = time.monotonic() + _LOOK_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                raise refusal() from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise LaunchError(
-                f"the file system cannot lock files ({error.strerror})",
-                where=str(path),
-                hint="put `runs` on a file system with flock (Lustre: mount with -o flock; NFS: v4)",
-            ) from error
-        time.sleep(0.05)
 
 
 def _is_locked(path: Path) -> bool:

@@ -9,19 +9,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dflop import files
 from dflop.config import Config, dump_config
+from dflop.errors import LaunchError
 from dflop.launch import Journal
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import JobRecord, RunRecord
 from dflop.run import driver_lock
 from dflop.run.console import Say
-from dflop.run.directory import RunDir, write_atomically
+from dflop.run.directory import RunDir
 from dflop.store.spool import SpoolWriter, next_seq
 
+BEGINS_WITHIN_S = 60.0
 RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
 CANCELLED = "cancelled"
-_JOURNAL, _SPOOLED = "journal", "jobs.spooled"
-"""Producer of the journal's rows; file that says how many there are, or, while they are written, `before after seq`."""
+_JOURNAL = "journal"
+"""Producer of the journal's rows."""
 READY = "ready"
 """A part of it was asked for and is done; the next one waits to be asked for."""
 
@@ -41,17 +44,30 @@ def begin(config: Config, say: Say = _say_nothing) -> tuple[RunDir, bool]:
         The directory and whether an earlier run is being resumed.
 
     Raises:
-        LaunchError: somebody drives that run.
+        LaunchError: somebody drives that run, or files cannot be locked in the folder of runs.
     """
-    found = unfinished(config)
+    folder = config.runs.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    # Two drivers that look at once would both see no run, and make two.
+    with driver_lock.locked(folder / f".begin-{os.getuid()}.lock", lambda: _is_busy(folder), BEGINS_WITHIN_S):
+        found = unfinished(config)
+        run = found or _new_run(folder, config)
     if found is not None:
         driver_lock.check_free(found, say)
-        return found, True
-    run = RunDir(_new_folder(config.runs.absolute(), f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
-    write_atomically(run.config_file, dump_config(absolute(config)))
+    return run, found is not None
+
+
+def _new_run(folder: Path, config: Config) -> RunDir:
+    run = RunDir(_new_folder(folder, f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+    files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
     # From here on it is found again, whatever becomes of this process; the resolved configuration has another key.
     run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
-    return run, False
+    return run
+
+
+def _is_busy(folder: Path) -> LaunchError:
+    what = f"another process has been beginning a run for {BEGINS_WITHIN_S:g} s"
+    return LaunchError(what, where=str(folder), hint="try again; is the file system slow?")
 
 
 def key_of(run: RunDir) -> str:
@@ -76,7 +92,6 @@ def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
 
 def _new_folder(parent: Path, name: str) -> Path:
     """A folder nobody else has: runs of several configurations may begin within one second."""
-    parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -142,48 +157,18 @@ def check_free(config: Config, say: Say = _say_nothing) -> None:
 
 
 def spool_journal(run: RunDir, config: Config) -> None:
-    """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed."""
-    records, mark = Journal(run.path, run.run_id).records(), run.path / _SPOOLED
-    seq = next_seq(config.store, JobRecord, run.run_id, _JOURNAL)
-    before = _num_spooled(mark, seq)
-    if before is None:
-        # The note stays as it is until there are rows, so that the next driver asks the store as well.
-        known = _stored_entries(run, config)
-        new = [record for record in records if record not in known]
-    else:
-        new = records[before:]
-        if not new:
-            return
-        # What is to be done is noted before: a file of this number is there only if it was.
-        write_atomically(mark, f"{before} {len(records)} {seq}")
+    """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed.
+
+    A file has the number of its last entry, so that the next number is how many are spooled.
+    """
+    records = Journal(run.path, run.run_id).records()
+    new = records[next_seq(config.store, JobRecord, run.run_id, _JOURNAL) :]
+    if not new:
+        return
     with SpoolWriter(config.store, run.run_id, _JOURNAL, flush_rows=len(new) + 1) as spool:
+        spool.number(JobRecord, len(records) - 1)
         for record in new:
             spool.append(record)
-    write_atomically(mark, str(len(records)))
-
-
-def _num_spooled(mark: Path, next_seq: int) -> int | None:
-    """Entries of the job journal that are in the spool, by the note of it; None where that is lost or damaged."""
-    if not mark.exists():
-        return 0 if next_seq == 0 else None
-    try:
-        before, *unsure = map(int, mark.read_text().split())
-        if not unsure:
-            return before
-        after, seq = unsure
-    except ValueError:
-        return None
-    return after if next_seq > seq else before
-
-
-def _stored_entries(run: RunDir, config: Config) -> set[JobRecord]:
-    """Entries of the job journal that are in the store."""
-    from dflop.store.ingest import ingest
-    from dflop.store.reader import Reader
-
-    ingest(config.store)
-    with Reader(config.store) as reader:
-        return set(reader.records(JobRecord, where={"run_id": run.run_id}))
 
 
 def code_revision() -> str:

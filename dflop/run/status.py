@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
-from dflop.run.find import all_runs, training_runs
+from dflop.run.find import all_runs
 from dflop.run.logs import steps_logged
 from dflop.run.queue import journalled
 from dflop.train.manifest import read_latest
@@ -55,10 +56,15 @@ def run_rows(folder: Path, *, everything: bool = False) -> list[tuple[Any, ...]]
 
     Args:
         folder: Of run directories.
-        everything: Also runs that are there for a profile or a plan alone.
+        everything: Also runs that are there for a profile or a plan alone and have ended.
     """
-    found = all_runs(folder) if everything else training_runs(folder)
+    found = [run for run in all_runs(folder) if everything or _is_of_interest(run.state())]
     return [tuple(run_facts(run).values()) for run in found]
+
+
+def _is_of_interest(state: Mapping[str, Any]) -> bool:
+    # A driver that was killed while it profiled may have left jobs, too.
+    return bool(state.get("trains", True)) or state.get("state") == lifecycle.RUNNING
 
 
 def run_facts(run: RunDir) -> dict[str, Any]:

@@ -119,6 +119,10 @@ class SpoolWriter:
         elif len(buffer) >= self._flush_rows:
             self._flush_kind(cls)
 
+    def number(self, cls: type[Any], seq: int) -> None:
+        """Gives the next file of a class this number; a number that was used before becomes the next free one."""
+        self._next_seq[schema.kind_of(cls)] = seq
+
     def append_table(self, cls: type[Any], table: pa.Table) -> None:
         """Writes many rows that are columns already; on return they are acknowledged.
 

@@ -87,7 +87,7 @@ def campaign(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     unharmed = play_run(folder / "undisturbed", dataset, [], random.Random(0), None, changes)
     if unharmed["problems"]:
         raise RuntimeError(f"a run that nothing happened to: {unharmed}")
-    losses = checks.losses_of(next((folder / "undisturbed" / "runs").iterdir()))
+    losses = checks.losses_of(next((folder / "undisturbed" / "runs").glob("[!.]*")))
     ends_s = time.monotonic() + 60 * args.minutes
     for number in [args.run] if args.run is not None else range(args.runs):
         if time.monotonic() > ends_s:

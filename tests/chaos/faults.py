@@ -190,7 +190,7 @@ ENGINE = (
     _dying(_engine, "driver dies before it notes a probing job", "launch.journal:Journal.submitted:before:2"),
     _dying(_engine, "driver dies before it notes the training", "launch.journal:Journal.submitted:before:4"),
     _dying(_engine, "driver dies behind the rows of its journal", "run.lifecycle:SpoolWriter.close:behind:3"),
-    _dying(_engine, "driver dies between tables and plan", "run.directory:write_atomically:behind:3"),
+    _dying(_engine, "driver dies between tables and plan", "run.directory:_write:behind:3"),
     *(_engine(name, "between", by(do.edit_checkpoint, what), _DAMAGED, "checkpoint") for name, what in (
         ("checkpoint cut in half", "cut in half"), ("a byte of a checkpoint is another one", "a byte is another one"),
     )),
@@ -198,7 +198,6 @@ ENGINE = (
         ("latest.json lost", "lost", "checkpoints/latest.json", "checkpoint"),
         ("latest.json overwritten", "of noise", "checkpoints/latest.json", "checkpoint"),
         ("journal torn", "torn", "jobs.jsonl", "journal"),
-        ("jobs.spooled overwritten", "of noise", "jobs.spooled", "run file"),
     )),
     # The file is named, and made again once it is gone.
     *(_engine(f"{file} overwritten", "between", by(do.edit, f"runs/*/{file}", "of noise"),

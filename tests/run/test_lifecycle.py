@@ -3,11 +3,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dflop.config import Config
 from dflop.errors import LaunchError
 from dflop.launch import Journal
 from dflop.launch.job import JobHandle, JobState, JobStatus
@@ -77,6 +78,28 @@ def test_a_run_that_somebody_drives_is_not_taken_up(config):
     assert lifecycle.begin(config) == (run, True)
 
 
+def test_drivers_of_one_configuration_that_begin_at_once_share_a_run_and_one_of_them_drives_it(config):
+    """Threads are as good as processes: each opens the lock's file, and the lock is the open file's."""
+    start, done = threading.Barrier(6), threading.Barrier(6)
+
+    def drive(_number: int) -> str:
+        start.wait(60)
+        try:
+            run, _ = lifecycle.begin(config)
+            with drive_alone(run, print):
+                done.wait(60)
+                return "drives"
+        except LaunchError as error:
+            done.wait(60)
+            return error.what
+
+    with ThreadPoolExecutor(6) as pool:
+        said = sorted(pool.map(drive, range(6)))
+    (run,) = config.runs.glob("small-*")
+    assert said[0] == "drives"
+    assert all(what.startswith(f"run `{run.name}` is being driven by ") for what in said[1:])
+
+
 def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
     run, _ = lifecycle.begin(config)
     note(run, config, lifecycle.RUNNING)
@@ -91,85 +114,25 @@ def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
     assert all(r.hardware.startswith("cpu: ") and "torch" in r.software and r.code_rev for r in records)
 
 
-class Killed(BaseException):
-    """In place of a signal that nobody can catch."""
+@pytest.mark.parametrize("is_written", [False, True])
+def test_journal_entries_are_spooled_once_whether_or_not_their_driver_is_killed(config, monkeypatch, is_written):
+    run, _ = lifecycle.begin(config)
+    journal, handle = Journal(run.path, run.run_id), JobHandle("local", "1", "n", "k", run.path / "jobs/n", 1, 5.0)
+    close = SpoolWriter.close
 
+    def dies(writer: SpoolWriter) -> None:
+        if is_written:
+            close(writer)
+        raise KeyboardInterrupt
 
-class Journalled:
-    """A run with a job, whose journal goes to the spool."""
-
-    def __init__(self, config: Config) -> None:
-        self.config, (self.run, _) = config, lifecycle.begin(config)
-        self.mark = self.run.path / "jobs.spooled"
-        self._journal = Journal(self.run.path, self.run.run_id)
-        self._handle = JobHandle("local", "1", "n", "key", self.run.path / "jobs" / "n", 1, 5.0)
-
-    def note(self, *states: JobState) -> None:
-        for state in states:
-            if state is JobState.QUEUED:
-                self._journal.submitted(self._handle)
-            else:
-                self._journal.changed(self._handle, JobStatus(state))
-
-    def spool(self) -> list[str]:
-        """What the spool has afterwards."""
-        lifecycle.spool_journal(self.run, self.config)
-        return [r.state for r in read_spool(self.config.store, JobRecord)]
-
-    def die(self, monkeypatch: pytest.MonkeyPatch, *, is_written: bool) -> None:
-        """The process is killed before or behind the rows."""
-        close = SpoolWriter.close
-
-        def dies(writer: SpoolWriter) -> None:
-            if is_written:
-                close(writer)
-            raise Killed
-
+    journal.submitted(handle)
+    lifecycle.spool_journal(run, config)
+    for state in (JobState.RUNNING, JobState.DONE):
+        journal.changed(handle, JobStatus(state))
         with monkeypatch.context() as patch:
             patch.setattr(SpoolWriter, "close", dies)
-            with pytest.raises(Killed):
-                self.spool()
-
-
-@pytest.fixture
-def journalled(config: Config) -> Journalled:
-    return Journalled(config)
-
-
-@pytest.mark.parametrize("is_written", [None, False, True])
-def test_journal_entries_are_spooled_once_whether_or_not_their_driver_is_killed(journalled, monkeypatch, is_written):
-    assert journalled.spool() == []
-    journalled.note(JobState.QUEUED)
-    assert journalled.spool() == ["queued"]
-    journalled.note(JobState.RUNNING)
-    if is_written is not None:
-        journalled.die(monkeypatch, is_written=is_written)
-    journalled.note(JobState.DONE)
+            with pytest.raises(KeyboardInterrupt):
+                lifecycle.spool_journal(run, config)
     for _ in range(2):
-        assert journalled.spool() == ["queued", "running", "done"]
-
-
-def test_where_the_note_of_what_was_spooled_is_lost_or_damaged_the_store_is_asked(journalled):
-    journalled.note(JobState.QUEUED)
-    journalled.spool()
-    expected = ["queued"]
-    for note in (None, b"", b"12 x", b"1 2 3 4", b"\xff\x00"):
-        journalled.mark.unlink()
-        if note is not None:
-            journalled.mark.write_bytes(note)
-        if note == b"\xff\x00":
-            journalled.note(JobState.RUNNING)
-            expected.append("running")
-        for _ in range(2):
-            assert journalled.spool() == expected
-    assert journalled.mark.read_text() == "2"
-
-
-def test_a_driver_that_is_killed_while_the_store_knows_what_its_note_does_not_loses_nothing(journalled, monkeypatch):
-    journalled.note(JobState.QUEUED)
-    journalled.spool()
-    journalled.note(JobState.RUNNING)
-    journalled.mark.write_text("?")
-    for is_written in (False, True):
-        journalled.die(monkeypatch, is_written=is_written)
-    assert journalled.spool() == ["queued", "running"]
+        lifecycle.spool_journal(run, config)
+        assert [r.state for r in read_spool(config.store, JobRecord)] == ["queued", "running", "done"]

@@ -17,6 +17,7 @@ def test_runs_are_told_from_their_directories_alone(tmp_path):
     old = begun_at(make_run(tmp_path, "old", lifecycle.DONE), 1000.0)
     new = begun_at(make_run(tmp_path, "new", lifecycle.RUNNING), 2000.0)
     begun_at(make_run(tmp_path, "new-data", lifecycle.DONE, trains=False), 3000.0)
+    begun_at(make_run(tmp_path, "killed-data", lifecycle.RUNNING, trains=False), 500.0)
     save_step(old, 40)
     save_step(new, 12)
     add_job(new, "train", JobState.RUNNING)
@@ -25,10 +26,11 @@ def test_runs_are_told_from_their_directories_alone(tmp_path):
     assert [(f["run"], f["state"], f["step"], f["num_steps"], f["jobs"]) for f in found] == [
         ("new", "running", 12, 40, "train running"),
         ("old", "done", 40, 40, ""),
+        ("killed-data", "abandoned", 0, 40, ""),
     ]
     assert found[0]["driver"].startswith("process ")
     assert found[1]["driver"] == ""
-    assert len(run_rows(tmp_path / "runs", everything=True)) == 3
+    assert len(run_rows(tmp_path / "runs", everything=True)) == 4
     assert run_rows(tmp_path / "nowhere") == []
 
 
