@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from dflop import files
 from dflop.data.annotations import MediaRef
 from dflop.data.frame_files import header_of_source
 from dflop.data.headers import BadMedia, MediaHeader, read_header
@@ -100,9 +101,8 @@ class HeaderCache:
             return
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = self._folder / f".tmp-{uuid.uuid4().hex}"
-            pl.DataFrame(rows, schema=_SCHEMA, orient="row").write_parquet(temporary)
-            os.replace(temporary, self._folder / f"{uuid.uuid4().hex}.parquet")
+            with files.replacing(self._folder / f"{uuid.uuid4().hex}.parquet") as temporary:
+                pl.DataFrame(rows, schema=_SCHEMA, orient="row").write_parquet(temporary)
 
     def _read(self, index: int, ref: MediaRef, stat: os.stat_result) -> _Known:
         try:

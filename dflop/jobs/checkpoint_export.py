@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dflop import files
 from dflop.config import Config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.configured_model import full_config, untrained_weights
@@ -52,7 +53,7 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
     progress(f"checkpoint after step {step} of {config.train.num_steps}")
     weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
     trained = {module.module for module in run.plan().modules}
-    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
+    temporary = files.tmp_path(out)
     try:
         left_out = _write(config, weights, trained, temporary, max_shard_bytes)
         if out.exists():

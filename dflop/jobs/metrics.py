@@ -7,11 +7,12 @@ the node exporter reports (`node_textfile_mtime_seconds`).
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from dflop import files
 
 WRITE_EVERY_S = 5.0
 END_S = 5.0
@@ -85,15 +86,13 @@ class MetricsFile:
         self._write()
 
     def _write(self) -> None:
-        # The collector reads every file that ends in .prom, finished or not.
-        temporary = self._path.with_name(f"{self._path.name}.tmp")
         try:
             looked = self._look()
             with self._lock:
                 text = render({**self._values, **looked}, self._labels)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self._path)
+            # The collector reads every file that ends in .prom, finished or not.
+            files.replace(self._path, text)
         except OSError as error:
             if not self._has_failed:
                 print(f"metrics cannot be written, training goes on: {error}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dflop import files
 from dflop.correct.drift_detector import DRIFT_COST, module_of
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.model import CostModel, Floats
@@ -32,7 +33,7 @@ from dflop.records import (
     from_dict,
     to_dict,
 )
-from dflop.run.directory import RunDir, write_atomically
+from dflop.run.directory import RunDir
 
 Ranges = tuple[tuple[int, int], ...]
 """First tokens and first tokens beyond, ascending."""
@@ -114,7 +115,7 @@ def write_doubts(run: RunDir, doubts: Sequence[Doubt]) -> Path:
     """What the probing job reads; also the note that these were asked about."""
     _folder(run).mkdir(exist_ok=True)
     file = _folder(run) / f"{1 + len(list(_folder(run).glob('*.json')))}.json"
-    write_atomically(file, json.dumps([to_dict(d) for d in doubts], indent=2))
+    files.replace(file, json.dumps([to_dict(d) for d in doubts], indent=2), is_durable=True)
     return file
 
 

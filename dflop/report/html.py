@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dflop import files
 from dflop.report import accuracy, balance, plots, report_sections, run_plots, tables
 from dflop.report.calculator import SCRIPT as CALCULATOR
 from dflop.report.gantt import Gantt, draw_gantt
 from dflop.report.history_table import history_table
-from dflop.report.html_page import render_page, write_page
+from dflop.report.html_page import render_page
 from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from dflop.report.timeline import batch_timeline
@@ -39,7 +40,7 @@ def write_report(path: Path, summary: RunSummary, details: RunDetails = NOTHING)
     Raises:
         OSError: The folder is missing or not writable; nothing is left behind.
     """
-    write_page(path, render_report(summary, details))
+    files.replace(path, render_report(summary, details))
 
 
 def render_report(summary: RunSummary, details: RunDetails = NOTHING) -> str:

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,21 +61,6 @@ def json_block(value: Any) -> str:
     for mark, escape in _JSON_ESCAPES.items():
         text = text.replace(mark, escape)
     return text
-
-
-def write_page(path: Path, text: str) -> None:
-    """Writes a document; a reader sees the old file or the new one, never a part.
-
-    Raises:
-        OSError: The folder is missing or not writable; nothing is left behind.
-    """
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        tmp.write_text(text, encoding="utf-8")
-        os.replace(tmp, path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
-        raise
 
 
 def _hash(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dflop import files
 from dflop.errors import ConfigError, printable
 
 Row = Sequence[Any]
@@ -71,13 +71,8 @@ def _target(output: Path | None) -> Iterator[IO[str]]:
         with open(output, "w", encoding="utf-8", newline="") as file:
             yield file
         return
-    tmp = output.with_name(f".tmp-{os.getpid()}-{output.name}")
-    try:
-        with open(tmp, "w", encoding="utf-8", newline="") as file:  # the CSV writer ends its own lines
-            yield file
-        os.replace(tmp, output)
-    finally:
-        tmp.unlink(missing_ok=True)
+    with files.replacing(output) as tmp, open(tmp, "w", encoding="utf-8", newline="") as file:
+        yield file  # the CSV writer ends its own lines
 
 
 def _write_text(columns: Sequence[str], given: Iterable[Row], form: str, file: IO[str]) -> int:

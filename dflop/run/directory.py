@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflop import files
 from dflop.config import Config, DatasetConfig, load_config, load_mixture
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.mixture import MixtureEntry, make_entry
@@ -76,7 +76,7 @@ class RunDir:
         return data if isinstance(data, dict) else {}
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        write_atomically(self.path / "run.json", json.dumps(state, indent=2))
+        _write(self.path / "run.json", json.dumps(state, indent=2))
 
     def plan(self) -> Plan:
         with _named(self.path / "plan.json", "the run is planned anew"):
@@ -88,9 +88,9 @@ class RunDir:
             folder = self.path / "plans"
             folder.mkdir(exist_ok=True)
             number = 1 + len(list(folder.glob("plan-*.json")))
-            write_atomically(folder / f"plan-{number}.json", (self.path / "plan.json").read_text())
-        write_atomically(self.path / "cost_tables.json", json.dumps([to_dict(t) for t in tables], indent=2))
-        write_atomically(self.path / "plan.json", json.dumps(to_dict(plan), indent=2))
+            _write(folder / f"plan-{number}.json", (self.path / "plan.json").read_text())
+        _write(self.path / "cost_tables.json", json.dumps([to_dict(t) for t in tables], indent=2))
+        _write(self.path / "plan.json", json.dumps(to_dict(plan), indent=2))
 
     def has_plan(self) -> bool:
         return (self.path / "plan.json").is_file() and (self.path / "cost_tables.json").is_file()
@@ -111,7 +111,7 @@ class RunDir:
 
     def _mark(self, name: str, is_set: bool) -> None:
         if is_set:
-            write_atomically(self.path / name, "")
+            _write(self.path / name, "")
         else:
             (self.path / name).unlink(missing_ok=True)
 
@@ -137,9 +137,8 @@ class RunDir:
 
         from dflop.store import schema
 
-        temporary = self.path / ".tmp-shapes.parquet"
-        pq.write_table(schema.to_table(SampleShape, list(shapes)), temporary)
-        os.replace(temporary, self.path / "shapes.parquet")
+        with files.replacing(self.path / "shapes.parquet") as temporary:
+            pq.write_table(schema.to_table(SampleShape, list(shapes)), temporary)
 
     def profile_key(self) -> str:
         """Data profile the run's samples come from."""
@@ -164,6 +163,10 @@ class RunDir:
                 return attempt
             except FileExistsError:
                 attempt += 1
+
+
+def _write(path: Path, text: str) -> None:
+    files.replace(path, text, is_durable=True)
 
 
 @contextlib.contextmanager
@@ -268,13 +271,3 @@ def open_run(path: str | Path) -> RunDir:
     if not run_dir.config_file.is_file():
         raise ConfigError("not a run directory: config.resolved.yaml is missing", where=str(path))
     return run_dir
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file so that readers see the old or the new content, never half of it."""
-    temporary = path.with_name(f".tmp-{path.name}")
-    with open(temporary, "w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflop import files
 from dflop.config import Config
 from dflop.data.distribution import sample_batches
 from dflop.records import ModuleFactors, SampleShape, from_dict, parse_json, to_dict
 from dflop.run.batches import GlobalBatches, stage_at
-from dflop.run.directory import RunDir, write_atomically
+from dflop.run.directory import RunDir
 from dflop.units import ratio
 
 Batches = tuple[tuple[SampleShape, ...], ...]
@@ -46,7 +47,7 @@ def basis_of(run: RunDir) -> PlanBasis:
 
 def write_basis(run: RunDir, basis: PlanBasis) -> None:
     """Keeps it beside the plan; to be written before the plan itself."""
-    write_atomically(_file(run), json.dumps(to_dict(basis), indent=2))
+    files.replace(_file(run), json.dumps(to_dict(basis), indent=2), is_durable=True)
 
 
 def planned_steps(config: Config, from_step: int | None) -> tuple[int, int]:

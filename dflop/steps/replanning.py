@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dflop import files
 from dflop.config import Config
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.rank import scheduled_step_s
@@ -24,7 +25,7 @@ from dflop.records import Decision, Plan, RankFactor
 from dflop.report.tables import layout_text
 from dflop.run.batches import stage_at
 from dflop.run.console import Say
-from dflop.run.directory import RunDir, write_atomically
+from dflop.run.directory import RunDir
 from dflop.simulate.step import Node, step_nodes
 from dflop.steps.follow import poll_interval_s
 from dflop.steps.planning import Task, find_plans, keep_plans, planning_task
@@ -262,4 +263,4 @@ def _answered(run: RunDir) -> list[list[object]]:
 def _answer(run: RunDir, noticed: Sequence[Decision]) -> None:
     """Notes that these were asked about; kept in the run directory, as rows take a while to be seen in the store."""
     known = [*_answered(run), *(list(_key(d)) for d in noticed)]
-    write_atomically(run.path / "answered.json", json.dumps(known))
+    files.replace(run.path / "answered.json", json.dumps(known), is_durable=True)

@@ -9,8 +9,8 @@ import stat
 from pathlib import Path
 
 from dflop.errors import StoreError
+from dflop.files import TMP_PREFIX
 from dflop.store import sharing
-from dflop.store.durable import TMP_PREFIX
 
 _DENIED = {os.strerror(code): code for code in (errno.EACCES, errno.EPERM, errno.EROFS)}
 _OF_DUCKDB = re.compile(rf'file "(?P<path>[^"]+)".*?(?P<reason>{"|".join(_DENIED)})', re.DOTALL)

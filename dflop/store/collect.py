@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.store import access, durable, live, snapshot
+from dflop import files
+from dflop.store import access, live, snapshot
 from dflop.store.ingest import Progress
 
 TMP_AGE_S = 86_400.0
@@ -53,7 +54,7 @@ def gc(store_root: Path | str, *, dry_run: bool = False, progress: Progress | No
 def _leftovers(root: Path) -> Iterator[Path]:
     oldest_s = time.time() - TMP_AGE_S
     for folder in (root, live.live_file(root).parent):
-        for path in sorted(folder.rglob(f"{durable.TMP_PREFIX}*")):
+        for path in sorted(folder.rglob(f"{files.TMP_PREFIX}*")):
             try:
                 if path.lstat().st_mtime < oldest_s:
                     yield path

@@ -9,7 +9,6 @@ process can always open the file without it, so paths of the store, which that p
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +21,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dflop import resources
+from dflop import files, resources
 from dflop.errors import ConfigError, StoreError, did_you_mean
-from dflop.store import durable, refusal, snapshot
+from dflop.store import refusal, snapshot
 from dflop.store.snapshot import Current
 
 TIMEOUT_S = 60.0
@@ -116,13 +115,8 @@ class Result:
         """
         if path.exists() and not path.is_file():
             return self._write_parquet(path)  # a pipe or a device: it must not be replaced by a file
-        tmp = durable.tmp_path(path)
-        try:
-            num_rows = self._write_parquet(tmp)
-            os.replace(tmp, path)
-        finally:
-            tmp.unlink(missing_ok=True)
-        return num_rows
+        with files.replacing(path) as tmp:
+            return self._write_parquet(tmp)
 
     def _write_parquet(self, path: Path) -> int:
         num_rows = 0

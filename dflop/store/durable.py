@@ -10,19 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from dflop import files
 from dflop.store import sharing
-
-TMP_PREFIX = ".tmp-"
-
-
-def tmp_path(final: Path) -> Path:
-    """A name beside `final` that no other process, host or thread can pick."""
-    return final.with_name(f"{TMP_PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
 def write_new(final: Path, data: bytes) -> None:
@@ -55,13 +47,9 @@ def replace(final: Path, data: bytes) -> None:
     Raises:
         OSError: The disk is full, over quota or failing; the old file stays.
     """
-    tmp = _write_tmp(final, data)
-    try:
-        os.replace(tmp, final)
-    except OSError:
-        tmp.unlink(missing_ok=True)
-        raise
-    fsync_folder(final.parent)
+    with files.replacing(final, is_durable=True) as tmp:
+        tmp.write_bytes(data)
+        sharing.hand_on(tmp)
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -70,7 +58,7 @@ def replace_link(link: Path, target: str) -> None:
     Raises:
         OSError: The file system has no symbolic links, or is full.
     """
-    tmp = tmp_path(link)
+    tmp = files.tmp_path(link)
     os.symlink(target, tmp)
     try:
         os.replace(tmp, link)
@@ -116,7 +104,9 @@ def list_parquet(folder: Path, on_error: Callable[[OSError], None] | None = None
 
     found = []
     for place, _, names in os.walk(folder, onerror=fail):
-        found += [Path(place, name) for name in names if name.endswith(".parquet") and not name.startswith(TMP_PREFIX)]
+        found += [
+            Path(place, name) for name in names if name.endswith(".parquet") and not name.startswith(files.TMP_PREFIX)
+        ]
     return sorted(found)
 
 
@@ -146,7 +136,7 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 def _write_tmp(final: Path, data: bytes) -> Path:
-    tmp = tmp_path(final)
+    tmp = files.tmp_path(final)
     try:
         with open(tmp, "xb") as file:
             sharing.hand_on(tmp)

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dflop import files
 from dflop.errors import StoreError
 from dflop.records import parse_json
 from dflop.store import durable
@@ -194,7 +195,7 @@ def _newest_epoch(folder: Path) -> int:
 
 def _now_s(folder: Path) -> float:
     """What the clock says that dates the files in a folder."""
-    probe = durable.tmp_path(folder / "now")
+    probe = files.tmp_path(folder / "now")
     probe.touch()
     try:
         return probe.stat().st_mtime

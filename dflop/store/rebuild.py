@@ -16,6 +16,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from dflop import files
 from dflop.errors import ConfigError, StoreError
 from dflop.store import access, durable, live, publishes, snapshot
 from dflop.store.ingest import Counts, Progress, ingest_pending
@@ -100,7 +101,7 @@ def rebuild_snapshot(
                     hint="restore the missing spool or archive files from a backup",
                 )
             with live.connect(path) as con:
-                final = durable.tmp_path(target)
+                final = files.tmp_path(target)
                 snapshot.copy_database(con, final)
             durable.fsync_file(final)
             os.chmod(final, 0o444)
@@ -125,7 +126,7 @@ def fill(path: Path, root: Path, say: Progress, *, only: set[SpoolKey] | None = 
 def scratch(folder: Path) -> Iterator[Path]:
     """A name for a database that is gone, with its log, when the block ends; unless it was renamed."""
     durable.make_folder(folder)
-    path = durable.tmp_path(folder / "rebuild.duckdb")
+    path = files.tmp_path(folder / "rebuild.duckdb")
     try:
         yield path
     finally:

@@ -29,6 +29,7 @@ from typing import Any
 
 import duckdb
 
+from dflop import files
 from dflop.errors import StoreError
 from dflop.records import from_dict, parse_json
 from dflop.store import access, durable, live, publishes, settings
@@ -306,10 +307,10 @@ def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current
 def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease | None) -> Current:
     final = store_root / "snapshots" / f"dflop-{seq:06d}.duckdb"
     durable.make_folder(final.parent)
-    for leftover in final.parent.glob(f"{durable.TMP_PREFIX}*"):
+    for leftover in final.parent.glob(f"{files.TMP_PREFIX}*"):
         leftover.unlink()  # of an ingester that died: we hold its lock now
     publish = _log(con, store_root, seq, lease)
-    tmp = durable.tmp_path(final)
+    tmp = files.tmp_path(final)
     try:
         copy_database(con, tmp)
         durable.fsync_file(tmp)

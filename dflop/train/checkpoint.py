@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from dflop.errors import TrainError
+from dflop.files import TMP_PREFIX
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
@@ -155,7 +156,7 @@ class Checkpointer:
 
     def _write(self, copies: Sequence[Block], about: Mapping[str, Any]) -> None:
         """Body of the thread."""
-        temporary = self._folder / f"{manifest.TMP_PREFIX}{about['name']}"
+        temporary = self._folder / f"{TMP_PREFIX}{about['name']}"
         try:
             self._together(lambda: self._make(temporary))
             planner = BlockSavePlanner(copies)

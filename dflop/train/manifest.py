@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dflop.files import TMP_PREFIX, fsync, replace, replacing
 from dflop.records import parse_json
 
 MANIFEST, LATEST = "manifest.json", "latest.json"
 INDEX = ".metadata"
 """Of the tensors, by torch; see `index.py`."""
-TMP_PREFIX = ".tmp-"
 _CHUNK_BYTES = 4 << 20
 
 FileState = tuple[int, int]
@@ -165,14 +165,13 @@ def publish(temporary: Path, meta: Mapping[str, Any], files: Mapping[str, FileSt
     """
     folder, name = temporary.parent, str(meta["name"])
     write_json(temporary / MANIFEST, {"meta": dict(meta), "files": dict(files)})
-    # All bytes are on disk before the first name changes: a full disk changes nothing.
-    write_json(folder / f"{TMP_PREFIX}{LATEST}", meta)
-    _fsync_folder(temporary)
-    if (folder / name).exists():
-        os.replace(folder / name, folder / f"{TMP_PREFIX}old-{name}")
-    os.replace(temporary, folder / name)
-    os.replace(folder / f"{TMP_PREFIX}{LATEST}", folder / LATEST)
-    _fsync_folder(folder)
+    with replacing(folder / LATEST, is_durable=True) as latest:
+        # All bytes are on disk before the first name changes: a full disk changes nothing.
+        write_json(latest, meta)
+        fsync(temporary)
+        if (folder / name).exists():
+            os.replace(folder / name, folder / f"{TMP_PREFIX}old-{name}")
+        os.replace(temporary, folder / name)
     # A folder that is newer was never announced, or fell to damage; it must not push out the one just written.
     older = sorted(path for path in folder.glob("step-*") if path.name < name)
     for old in older[: max(0, len(older) + 1 - keep)]:
@@ -186,9 +185,7 @@ def announce(folder: Path, meta: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    write_json(folder / f"{TMP_PREFIX}{LATEST}", meta)
-    os.replace(folder / f"{TMP_PREFIX}{LATEST}", folder / LATEST)
-    _fsync_folder(folder)
+    replace(folder / LATEST, json.dumps(meta), is_durable=True)
 
 
 def sweep(folder: Path) -> None:
@@ -198,12 +195,3 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

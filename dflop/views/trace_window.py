@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dflop import files
 from dflop.errors import ConfigError
 from dflop.records import Plan, RankSpan, StepObservation, StepPlan
 from dflop.report.chrome_trace import TracedStep, chrome_trace
@@ -165,10 +165,4 @@ def _layout(step: MeasuredStep, step_plan: StepPlan | None, plans: Sequence[tupl
 
 
 def _write(path: Path, text: str) -> None:
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        data = text.encode()
-        tmp.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-        os.replace(tmp, path)
-    finally:
-        tmp.unlink(missing_ok=True)
+    files.replace(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text)

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dflop import files
 from dflop.launch import Journal, script
 from dflop.launch.job import JobState
 from dflop.records import JobRecord, QuarantinedSample, SampleShape, StepObservation, StepPlan
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
-from dflop.store import durable, lease
+from dflop.store import lease
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
@@ -83,7 +84,7 @@ def _of_directory(run: RunDir) -> Iterator[str]:
         "report": (run.report_file.is_file(), True),
         "step of the newest checkpoint": (latest.get("next_step"), NUM_STEPS),
         "driver": (driver_of(run), None),
-        "left in checkpoints": (list(run.checkpoints.glob(f"{durable.TMP_PREFIX}*")), []),
+        "left in checkpoints": (list(run.checkpoints.glob(f"{files.TMP_PREFIX}*")), []),
         "jobs that have not ended": ([job for job, state in jobs.items() if not state.is_final], []),
     }
     yield from (f"{what}: {found}, not {wanted}" for what, (found, wanted) in facts.items() if found != wanted)
@@ -147,7 +148,7 @@ def _of_store(play: Play, run: RunDir) -> Iterator[str]:
     stored, written = (Counter((r.job_id, r.state, r.observed_at_s) for r in found) for found in (rows, noted))
     if stored != written:
         yield f"the store has {len(rows)} rows of {len(noted)} entries of the journal"
-    for path in store.rglob(f"{durable.TMP_PREFIX}*"):  # rubbish once it is old: no writer that lives has one so long
+    for path in store.rglob(f"{files.TMP_PREFIX}*"):  # rubbish once it is old: no writer that lives has one so long
         os.utime(path, (time.time() - 2 * 86_400,) * 2, follow_symlinks=False)
     for word in ("ingest", "verify", "rebuild", "verify", "gc"):
         done = play.dflop("store", word, "--store", str(store))
@@ -156,4 +157,4 @@ def _of_store(play: Play, run: RunDir) -> Iterator[str]:
     claim = lease.newest_claim(store / lease.FOLDER)
     if claim is not None and not claim.is_released:
         yield f"the lease is held by process {claim.pid}"
-    yield from (f"left in the store: {path.relative_to(store)}" for path in store.rglob(f"{durable.TMP_PREFIX}*"))
+    yield from (f"left in the store: {path.relative_to(store)}" for path in store.rglob(f"{files.TMP_PREFIX}*"))

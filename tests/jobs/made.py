@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dflop.config import Config, dump_config
+from dflop.files import TMP_PREFIX
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
-from dflop.train.manifest import TMP_PREFIX, name_of, publish
+from dflop.train.manifest import name_of, publish
 from tests.jobs.configs import make_config
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from dflop import files
 from dflop.report.comparison_page import render_comparison
 from dflop.report.html import CONTENTS, write_report
-from dflop.report.html_page import write_page
 from dflop.report.worth import WorthInputs, amount, worth
 from tests.browser import Browser, Page, browser_path, opened
 from tests.report.detailed import detailed
@@ -60,7 +60,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("compared") / "compared.html"
-    write_page(path, render_comparison(comparison()))
+    files.replace(path, render_comparison(comparison()))
     return path
 
 

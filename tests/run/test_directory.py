@@ -7,7 +7,7 @@ import pytest
 from dflop.config import dump_config
 from dflop.errors import ConfigError
 from dflop.records import LLM, Plan, from_dict
-from dflop.run.directory import RunDir, open_run, write_atomically
+from dflop.run.directory import RunDir, open_run
 from tests.builders import make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
 
@@ -65,22 +65,6 @@ def test_only_a_run_directory_is_opened(tmp_path, monkeypatch):
     assert opened.path == tmp_path / "run"
     assert opened.run_id == "run"
     assert opened.config() == config
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
-    path = tmp_path / "file.json"
-    write_atomically(path, "old")
-
-    def fail(_fd):
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", fail)
-        with pytest.raises(OSError, match="disk full"):
-            write_atomically(path, "new")
-    assert path.read_text() == "old"
-    write_atomically(path, "new")
-    assert path.read_text() == "new"
 
 
 @pytest.mark.parametrize(

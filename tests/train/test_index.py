@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 
 from dflop.errors import TrainError
+from dflop.files import TMP_PREFIX
 from dflop.train import checkpoint_state, manifest
 from dflop.train.blocks import BlockSavePlanner, BlockWriter, blocks_of
 from dflop.train.index import SafeReader, read_index
@@ -25,7 +26,7 @@ TENSORS = {"model/w": torch.arange(12.0).reshape(3, 4), "optimizer/w/step": torc
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as `Checkpointer` writes it."""
-    folder = tmp_path / manifest.TMP_PREFIX
+    folder = tmp_path / TMP_PREFIX
     blocks = [block for name, tensor in TENSORS.items() for block in blocks_of(name, tensor, None)]
     dcp.save({}, storage_writer=BlockWriter(folder), planner=BlockSavePlanner(blocks), no_dist=True)
     return announced(folder, tmp_path)
