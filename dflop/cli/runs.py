@@ -147,7 +147,7 @@ def reap(
     say = talk(quiet)
     found = reap_jobs(runs, say, dry_run=dry_run)
     columns = ("run", "id", "job", "state", "fate")
-    print_rows(columns, [(o.run_id, o.job_id, o.name, o.state, o.fate) for o in found], form_of(form, as_json))
+    print_rows(columns, [(j.run_id, j.job_id, j.name, j.state, fate) for j, fate in found], form_of(form, as_json))
     if servers := stray_servers.left_behind():
         pids = ", ".join(str(process.pid) for process in servers)
         if not dry_run:

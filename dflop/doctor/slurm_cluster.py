@@ -161,7 +161,8 @@ def _job(
     name: str, wanted: Mapping[str, str], config: Config, groups: Sequence[NodeGroup], command: Command
 ) -> Iterator[Finding]:
     ok, said = _test_only(wanted, command)
-    obstacles = partition_limits.obstacles(wanted, groups)
+    usual = {"partition": os.environ.get("SBATCH_PARTITION", "")}  # which sbatch goes by where nothing else is said
+    obstacles = partition_limits.obstacles(usual | dict(wanted), groups)
     extra = "; or cluster.slurm.extra" if config.cluster.slurm.extra else ""
     for obstacle in obstacles:
         what = f"{obstacle.what}{': it would never start' if obstacle.is_for_ever else ''}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.errors import DflopError, LaunchError
@@ -85,19 +84,7 @@ def _cancel(run: RunDir, jobs: list[QueuedJob]) -> None:
             launcher.cancel(handle)
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """A job that has not ended although nobody drives its run."""
-
-    run_id: str
-    job_id: str
-    name: str
-    state: str
-    fate: str
-    """What became of it, or would."""
-
-
-def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[Orphan]:
+def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJob, str]]:
     """Cancel the jobs of runs that nobody drives.
 
     A run that is taken up again adopts its jobs, so this is for runs that nobody means to take up.
@@ -106,32 +93,28 @@ def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[Orphan]:
         folder: Of run directories. Jobs in the queue whose run is not there are told of and left alone.
         say: Told what could not be judged.
         dry_run: Only say what would be cancelled.
+
+    Returns:
+        Jobs that had not ended although nobody drives their run, and what became of each, or would.
     """
-    found: list[Orphan] = []
     known = all_runs(folder)
-    for run in known:
-        if driver_of(run) is None:
-            found += _reap_run(run, say, dry_run)
+    fate = "would be cancelled" if dry_run else "cancelled"
+    found = [(job, fate) for run in known if driver_of(run) is None for job in _reap_run(run, say, dry_run)]
     if any(backend_of(run) == "slurm" for run in known):
         ids = {run.run_id for run in known}
-        fate = f"left alone: its run is not in {folder}"
-        found += [_orphan(job, fate) for job in jobs_in_queue() if job.run_id not in ids]
+        found += [(job, f"left alone: its run is not in {folder}") for job in jobs_in_queue() if job.run_id not in ids]
     return found
 
 
-def _reap_run(run: RunDir, say: Say, dry_run: bool) -> list[Orphan]:
+def _reap_run(run: RunDir, say: Say, dry_run: bool) -> list[QueuedJob]:
     try:
         if all(JobState(last.state).is_final for _, last in journalled(run)) and backend_of(run) != "slurm":
             return []
         check_reach(run)
-        orphans = [_orphan(job, "would be cancelled" if dry_run else "cancelled") for job in _remaining(run)]
+        orphans = _remaining(run)
         if orphans and not dry_run:
             cancel_run(run, say)
     except DflopError as error:
         say(f"run {run.run_id}: {error.what}")
         return []
     return orphans
-
-
-def _orphan(job: QueuedJob, fate: str) -> Orphan:
-    return Orphan(job.run_id, job.job_id, job.name, job.state, fate)

@@ -89,10 +89,10 @@ def test_reaping_spares_runs_that_are_driven_and_says_what_it_would_do(tmp_path)
         pids_of_hang(folder, 0)
     launcher = launcher_of(orphan, orphan.config())
     with drive_alone(driven, print):
-        for dry_run, fate in ((True, "would be cancelled"), (False, "cancelled")):
+        for dry_run, expected in ((True, "would be cancelled"), (False, "cancelled")):
             found = reap(tmp_path / "runs", str, dry_run=dry_run)
-            assert [(o.run_id, o.job_id, o.state, o.fate) for o in found] == [
-                ("orphan", handles["orphan"].job_id, "running", fate)
+            assert [(job.run_id, job.job_id, job.state, fate) for job, fate in found] == [
+                ("orphan", handles["orphan"].job_id, "running", expected)
             ]
             is_running = launcher.poll(handles["orphan"]).state is JobState.RUNNING
             assert is_running == dry_run
@@ -147,7 +147,7 @@ def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not
     run = make_run(tmp_path, "slurm-1", lifecycle.RUNNING, *SLURM)
     queue.write_text("7|RUNNING|dflop:slurm-1|slurm-1-train\n9|PENDING|dflop:elsewhere|e\n")
     found = reap(tmp_path / "runs", str)
-    assert [(o.job_id, o.state, o.fate.split(":")[0]) for o in found] == [
+    assert [(job.job_id, job.state, fate.split(":")[0]) for job, fate in found] == [
         ("7", "running", "cancelled"),
         ("9", "pending", "left alone"),
     ]

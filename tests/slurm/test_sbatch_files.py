@@ -74,16 +74,18 @@ def test_jobs_of_a_driver_that_is_cancelled_or_told_to_stop_are_cancelled(folder
     waiting = ["run.yaml", "--set", "cluster.slurm.extra={hold: ''}", "--set", "store=another"]
     command = ["sbatch", "--parsable", "--mem=900M", REPO / "slurm/profile_model.sbatch", *waiting]
     job_id = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-    until(lambda: len(queued()) > 1, what="the array of the profile")
+    until(queued, what="the array of the profile", limit_s=180)
     subprocess.run(["scancel", job_id], check=True)
     until(lambda: not queued(), what="an empty queue", limit_s=60)
     env = {**os.environ, "PYTHONPATH": str(REPO)}
     driver = subprocess.Popen([folder / ".venv/bin/dflop", "data", "profile", *waiting], cwd=folder, env=env)
-    until(queued, what="the array of the profile")
+    until(queued, what="the array of the profile", limit_s=180)
     driver.terminate()
     assert driver.wait(60) == 143
     until(lambda: not queued(), what="an empty queue", limit_s=60)
 
 
 def queued() -> list[str]:
-    return subprocess.run(["squeue", "-h", "-o", "%i"], capture_output=True, text=True, check=True).stdout.split()
+    """Names of this module's jobs that have not ended."""
+    names = subprocess.run(["squeue", "-h", "-o", "%j"], capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if name.startswith("by-hand-")]
