@@ -12,7 +12,7 @@ from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.console import Say
 
 if TYPE_CHECKING:
-    from dflop.report.comparison_page import ComparisonPage
+    from dflop.report.html_page import Page
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
 
@@ -82,10 +82,10 @@ def compare(
     say(contest.plans.ours.reason)
 
 
-def _write(path: Path, page: ComparisonPage, say: Say) -> None:
+def _write(path: Path, page: Page, say: Say) -> None:
     from dflop import files
-    from dflop.report.comparison_page import render_comparison
+    from dflop.report.html_page import render_page
 
     with writing(path):
-        files.replace(path, render_comparison(page))
+        files.replace(path, render_page(page))
     say(f"page: {path}")

@@ -36,7 +36,7 @@ def history(
 
     from dflop.report.history_table import COLUMNS, history_rows, history_table, markdown_history
     from dflop.report.rows import print_rows
-    from dflop.report.terminal import print_table
+    from dflop.report.table_text import print_table
     from dflop.store.freshen import freshen
     from dflop.views.run_results import load_history
 

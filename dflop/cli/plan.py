@@ -100,7 +100,7 @@ def _check(explain: bool, picture: Path | None, form: str) -> None:
             "an explanation is several tables, CSV holds one", where="--format csv", hint="--format table or json"
         )
     if picture is not None:
-        from dflop.report.data_plots import check_suffix
+        from dflop.report.plots import check_suffix
 
         check_suffix(picture)
 

@@ -9,11 +9,9 @@ from dflop import __version__, units
 from dflop.compare.suite.contest import OURS, TUNED, Contest
 from dflop.compare.trainers import BOUND, comparison_rows
 from dflop.config import Config
-from dflop.report.calculator import USD_PER_GPU_HOUR, Calculator, make_calculator
-from dflop.report.comparison_page import ComparisonPage, Drawing
+from dflop.report.html_page import Drawing, Page, Section
 from dflop.report.suite_plots import competitors_svg
 from dflop.report.tables import Table
-from dflop.report.worth import WorthInputs
 
 NOTES = (
     "Simulated: every number. Plans were made on some batches of your data and judged on others.",
@@ -24,9 +22,7 @@ NOTES = (
 )
 
 
-def data_page(
-    found: Contest, config: Config, config_file: Path, num_steps: int, usd_per_gpu_hour: float
-) -> ComparisonPage:
+def data_page(found: Contest, config: Config, config_file: Path, num_steps: int, usd_per_gpu_hour: float) -> Page:
     """The page.
 
     Args:
@@ -34,30 +30,36 @@ def data_page(
         config: Of the run that it is about.
         config_file: Where that lies.
         num_steps: Optimizer steps of the training whose cost is told.
-        usd_per_gpu_hour: Price; 0: not named, a guess stands in the calculator.
+        usd_per_gpu_hour: Price; 0: not named, and no price is told.
     """
     rows = comparison_rows(found, num_steps, usd_per_gpu_hour)
-    ours = found.speedup(OURS)
-    assert ours is not None
     bars = [(str(row[0]), _number(row[4]), _number(row[5]), _number(row[6])) for row in rows if row[0] != BOUND]
     caption = "Times as fast as the tuned uniform plan; whiskers: 95 % intervals; dashed: the bound"
-    return ComparisonPage(
+    facts = (
+        ("command", f"dflop compare {config_file}"),
+        ("configuration key", config.key),
+        ("costs", found.setting.cost_name),
+        ("batches", f"{len(found.setting.unseen)}, none of which was planned for"),
+        ("plan", f"{found.plans.ours.plan_id}: {found.plans.ours.reason}"),
+        ("dflop", __version__),
+    )
+    return Page(
         title="dflop on your data",
         subtitle=f"{config.name}: {found.setting.num_gpus} devices, costs {found.setting.cost_name}.",
+        kinds=("simulated",),
         verdict=_verdict(found),
         numbers=_numbers(found),
-        drawings=(Drawing(competitors_svg("competitors", caption, bars, found.bound_speedup), f"{caption}."),),
-        tables=(_table(rows, num_steps, usd_per_gpu_hour),),
-        notes=NOTES,
-        facts=(
-            ("command", f"dflop compare {config_file}"),
-            ("configuration key", config.key),
-            ("costs", found.setting.cost_name),
-            ("batches", f"{len(found.setting.unseen)}, none of which was planned for"),
-            ("plan", f"{found.plans.ours.plan_id}: {found.plans.ours.reason}"),
-            ("dflop", __version__),
+        sections=(
+            Section(
+                "speedups",
+                "Speed-ups, their bound and what they are worth",
+                ("simulated",),
+                drawings=(Drawing(competitors_svg("competitors", caption, bars, found.bound_speedup), f"{caption}."),),
+                tables=(_table(rows, num_steps, usd_per_gpu_hour),),
+            ),
+            Section("how", "How to read this", notes=NOTES),
+            Section("reproduce", "To reproduce", facts=facts),
         ),
-        calculator=_calculator(found, num_steps, usd_per_gpu_hour),
     )
 
 
@@ -105,32 +107,6 @@ def _cells(row: tuple[object, ...]) -> tuple[str, ...]:
         units.speedup(speedup, math.nan, math.nan), interval, units.percent(idle_frac),
         f"{gpu_hours:,.1f}", f"{usd:,.0f}",
     )  # fmt: skip
-
-
-def _calculator(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> Calculator:
-    ours = found.speedup(OURS)
-    assert ours is not None
-    given = WorthInputs(
-        num_gpus=found.setting.num_gpus,
-        num_steps=num_steps,
-        step_s=found.steps[OURS].mean_s,
-        speedup=ours.mean,
-        speedup_low=ours.low,
-        speedup_high=ours.high,
-        usd_per_gpu_hour=usd_per_gpu_hour or USD_PER_GPU_HOUR,
-        once_gpu_hours=0.0,
-    )
-    origins = {
-        "num_gpus": "of the configuration's cluster",
-        "num_steps": "as asked for (--num-steps)",
-        "step_s": "simulated, mean over batches",
-        "speedup": "simulated, over the tuned uniform plan",
-        "speedup_low": "simulated, 95 % interval over batches",
-        "speedup_high": "simulated, 95 % interval over batches",
-        "usd_per_gpu_hour": "as named (--usd-per-gpu-hour)" if usd_per_gpu_hour else "a guess: put in yours",
-        "once_gpu_hours": "not known here: a run's report tells what its profiling took",
-    }
-    return make_calculator(given, origins)
 
 
 def _number(value: object) -> float:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from dflop import units
 from dflop.cost.model import CostModel
 from dflop.records import CostTable, Measurement
-from dflop.report.data_plots import check_suffix
+from dflop.report.plots import check_suffix
 
 # Okabe-Ito, one colour and one mark per probe group.
 GROUP_MARKS = {

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from dflop import units
 from dflop.data.distribution import quantiles
-from dflop.errors import ConfigError
 from dflop.records import LLM
+from dflop.report.plots import check_suffix
 
 # Okabe-Ito: told apart with any common kind of colour blindness. One colour per modality group.
 GROUP_COLOURS = {
@@ -29,7 +29,6 @@ GROUP_COLOURS = {
     "audio": "#009E73",
     "mixed": "#CC79A7",
 }
-SUFFIXES = (".png", ".svg", ".pdf")
 BAR_WIDTH = 40
 SHADES = " ░▒▓█"
 
@@ -51,16 +50,6 @@ class Profile:
     @property
     def encoders(self) -> list[str]:
         return [module for module in self.tokens if module != LLM]
-
-
-def check_suffix(path: Path) -> None:
-    """Refuses what cannot be drawn, before anything is computed.
-
-    Raises:
-        ConfigError: the suffix is none of `SUFFIXES`.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"cannot draw a `{path.suffix}` file", where=str(path), hint=f"valid: {', '.join(SUFFIXES)}")
 
 
 def save_plots(profile: Profile, path: Path) -> None:

@@ -13,8 +13,8 @@ from rich.text import Text
 from dflop import units
 from dflop.plan.limits import BINDING_FRAC, Limit
 from dflop.records import Plan, to_dict
-from dflop.report.tables import Table, layout_text
-from dflop.report.terminal import print_table
+from dflop.report.table_text import print_table
+from dflop.report.tables import Table, layout_text, make_table
 
 MAX_CANDIDATES = 8
 """Plans shown to people; programs get all."""
@@ -128,26 +128,20 @@ def print_explanation(found: Explanation, source: str, console: Console) -> None
 def explanation_json(found: Explanation, source: str) -> str:
     """The explanation as one JSON object, numbers in full; what is not known is null."""
     base = found.variations[0].samples_per_gpu_s
-    content = {
+    content = dataclasses.asdict(found) | {
         "simulated": True,
         "source": source,
         "costs": dict(found.costs),
         "paragraph": paragraph(found),
         "plans": [to_dict(plan) for plan in found.plans],
         "limits": [{**dataclasses.asdict(x), "is_binding": x.is_binding} for x in found.limits],
-        "time": dataclasses.asdict(found.time),
-        "stages": [dataclasses.asdict(stage) for stage in found.stages],
         "variations": [
             {
-                "name": v.name,
-                "num_gpus": v.num_gpus,
-                "num_samples": v.num_samples,
+                **{key: getattr(v, key) for key in ("name", "num_gpus", "num_samples", "samples_per_gpu_s", "note")},
                 "layout": v.plan and layout_text(v.plan),
                 "num_microbatches": v.plan and v.plan.num_microbatches,
                 "step_s": v.plan and v.plan.predicted_step_s,
-                "samples_per_gpu_s": v.samples_per_gpu_s,
                 "relative": v.samples_per_gpu_s / base,
-                "note": v.note,
             }
             for v in found.variations
         ],
@@ -159,25 +153,24 @@ def _candidates(found: Explanation) -> Table:
     usable_bytes = found.stages[0].usable_bytes
     shown = found.plans[:MAX_CANDIDATES]
     more = len(found.plans) - len(shown)
-    return Table(
+    return make_table(
         "Candidates, simulated",
-        ("rank", "layout", "layers", "micro-batches", "step", "peak memory", "over data-blind", "over uniform"),
-        tuple(
-            (
-                str(p.candidate_rank),
-                layout_text(p),
-                layers_text(p),
-                str(p.num_microbatches),
-                units.seconds(p.predicted_step_s),
-                _memory(max(b for m in p.modules for b in m.stage_memory_bytes), usable_bytes),
-                units.ratio(p.planned_speedup),
-                units.ratio(p.planned_speedup_over_uniform),
-            )
-            for p in shown
-        ),
-        frozenset({"layout", "layers"}),
-        "Over data-blind: the same layout in arrival order. Over uniform: the best data-blind plan with one layout for "
-        "the whole model. Memory of the fullest stage, with its share of the usable." + f" {more} more." * (more > 0),
+        shown,
+        {
+            "rank": lambda p: str(p.candidate_rank),
+            "layout": layout_text,
+            "layers": layers_text,
+            "micro-batches": lambda p: str(p.num_microbatches),
+            "step": lambda p: units.seconds(p.predicted_step_s),
+            "peak memory": lambda p: _memory(max(b for m in p.modules for b in m.stage_memory_bytes), usable_bytes),
+            "over data-blind": lambda p: units.ratio(p.planned_speedup),
+            "over uniform": lambda p: units.ratio(p.planned_speedup_over_uniform),
+        },
+        text={"layout", "layers"},
+        note="Over data-blind: the same layout in arrival order. Over uniform: the best data-blind plan with one "
+        "layout for the whole model. Memory of the fullest stage, with its share of the usable."
+        + f" {more} more."
+        * (more > 0),
     )
 
 
@@ -187,62 +180,58 @@ def layers_text(plan: Plan) -> str:
 
 
 def _limits(found: Explanation) -> Table:
-    return Table(
+    return make_table(
         "What limits the plan",
-        ("limit", "used", "", "in numbers"),
-        tuple((x.name, units.percent(x.used_frac), "binding" * x.is_binding, x.text) for x in found.limits),
-        frozenset({"limit", "", "in numbers"}),
-        f"Binding: from {units.percent(BINDING_FRAC)} on. What more memory is worth stands below.",
+        found.limits,
+        {
+            "limit": lambda x: x.name,
+            "used": lambda x: units.percent(x.used_frac),
+            "": lambda x: "binding" * x.is_binding,
+            "in numbers": lambda x: x.text,
+        },
+        text={"limit", "", "in numbers"},
+        note=f"Binding: from {units.percent(BINDING_FRAC)} on. What more memory is worth stands below.",
     )
 
 
 def _stages(found: Explanation) -> Table:
-    step_s = found.plans[0].predicted_step_s
-    return Table(
+    step_s, sync_s = found.plans[0].predicted_step_s, found.plans[0].sync_s
+    return make_table(
         "Where the step goes, simulated",
-        ("stage", "layers", "GPUs", "busy", "busy share", "idle", "idle share", "peak memory"),
-        tuple(
-            (
-                s.stage,
-                s.layers,
-                str(s.num_gpus),
-                units.seconds(s.busy_s),
-                units.percent(s.busy_s / step_s),
-                units.seconds(s.idle_s),
-                units.percent(s.idle_s / step_s),
-                _memory(s.memory_bytes, s.usable_bytes),
-            )
-            for s in found.stages
-        ),
-        frozenset({"stage", "layers"}),
-        f"Means over replicas and sampled batches, of a step of {units.seconds(step_s)}, of which gradient "
-        f"synchronisation and optimizer take {units.seconds(found.plans[0].sync_s)}.",
+        found.stages,
+        {
+            "stage": lambda s: s.stage,
+            "layers": lambda s: s.layers,
+            "GPUs": lambda s: str(s.num_gpus),
+            "busy": lambda s: units.seconds(s.busy_s),
+            "busy share": lambda s: units.percent(s.busy_s / step_s),
+            "idle": lambda s: units.seconds(s.idle_s),
+            "idle share": lambda s: units.percent(s.idle_s / step_s),
+            "peak memory": lambda s: _memory(s.memory_bytes, s.usable_bytes),
+        },
+        text={"stage", "layers"},
+        note=f"Means over replicas and sampled batches, of a step of {units.seconds(step_s)}, of which gradient "
+        f"synchronisation and optimizer take {units.seconds(sync_s)}.",
     )
 
 
 def _variations(found: Explanation) -> Table:
     base = found.variations[0]
-
-    def row(v: Variation) -> tuple[str, ...]:
-        if v.plan is None:
-            return v.name, str(v.num_gpus), f"{v.num_samples:g}", "-", "-", "-", "-", v.note
-        return (
-            v.name,
-            str(v.num_gpus),
-            f"{v.num_samples:g}",
-            layout_text(v.plan),
-            str(v.plan.num_microbatches),
-            units.seconds(v.plan.predicted_step_s),
-            units.ratio(v.samples_per_gpu_s / base.samples_per_gpu_s),
-            v.note,
-        )
-
-    return Table(
+    return make_table(
         "Other circumstances, planned anew and simulated",
-        ("", "GPUs", "samples", "layout", "micro-batches", "step", "per GPU", "note"),
-        tuple(row(v) for v in found.variations),
-        frozenset({"", "layout", "note"}),
-        "Per GPU: samples per second and GPU, over those of the plan.",
+        found.variations,
+        {
+            "": lambda v: v.name,
+            "GPUs": lambda v: str(v.num_gpus),
+            "samples": lambda v: f"{v.num_samples:g}",
+            "layout": lambda v: layout_text(v.plan) if v.plan else "-",
+            "micro-batches": lambda v: str(v.plan.num_microbatches) if v.plan else "-",
+            "step": lambda v: units.seconds(v.plan.predicted_step_s) if v.plan else "-",
+            "per GPU": lambda v: units.ratio(v.samples_per_gpu_s / base.samples_per_gpu_s),
+            "note": lambda v: v.note,
+        },
+        text={"", "layout", "note"},
+        note="Per GPU: samples per second and GPU, over those of the plan.",
     )
 
 

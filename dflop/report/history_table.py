@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from dflop import units
-from dflop.report.tables import Table
-from dflop.report.terminal import markdown_table
+from dflop.report.table_text import markdown_table
+from dflop.report.tables import Table, make_table
 
 COMMAND = "dflop history RUN --format json"
 MAX_LINES = 200
@@ -57,28 +57,23 @@ def history_table(entries: Sequence[HistoryEntry]) -> Table:
         notes.append("Nothing was decided: nothing that would have called for it was noticed.")
     if len(shown) < len(entries):
         notes.append(f"{len(entries) - len(shown)} earlier lines: {COMMAND}")
-    return Table(
+    return make_table(
         "History",
-        ("time", "step", "kind", "verdict", "what happened"),
-        tuple(
-            (
-                units.clock(entry.elapsed_s),
-                "" if entry.step is None else str(entry.step),
-                entry.kind.replace("_", " "),
-                entry.verdict,
-                _what(entry),
-            )
-            for entry in shown
-        ),
-        frozenset({"kind", "verdict", "what happened"}),
-        " ".join(notes),
+        shown,
+        {
+            "time": lambda e: units.clock(e.elapsed_s),
+            "step": lambda e: "" if e.step is None else str(e.step),
+            "kind": lambda e: e.kind.replace("_", " "),
+            "verdict": lambda e: e.verdict,
+            "what happened": lambda e: e.detail if e.subject in e.detail else f"{e.subject}: {e.detail}",
+        },
+        text={"kind", "verdict", "what happened"},
+        note=" ".join(notes),
+        empty="Nothing is known of how this run went.",
+        num_shown=20,
     )
 
 
 def markdown_history(entries: Sequence[HistoryEntry]) -> str:
     """The history as a Markdown table, for a Prefect artifact."""
     return markdown_table(history_table(entries)) + "\n"
-
-
-def _what(entry: HistoryEntry) -> str:
-    return entry.detail if entry.subject in entry.detail else f"{entry.subject}: {entry.detail}"

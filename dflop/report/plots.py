@@ -1,42 +1,31 @@
-"""Plots of a run as inline SVG: no files, no scripts, no network, the same bytes for the same values.
+"""Drawings as inline SVG: no files, no scripts, no network, the same bytes for the same values.
 
 Text stays text (selectable, small) and ink becomes `currentColor`, so that one SVG serves light and dark pages. Ids
-are prefixed with the plot's name because several plots share one HTML document. Colours are from the Okabe-Ito set,
-which all common kinds of colour blindness tell apart; hatching and labels repeat what colour says.
+are prefixed with the drawing's name because several share one HTML document. The page's policy forbids styles, so what
+matplotlib says in `style` attributes is said in SVG's own attributes. Colours are from the Okabe-Ito set, which all
+common kinds of colour blindness tell apart; hatching, marks and labels repeat what colour says.
 """
 
 from __future__ import annotations
 
 import html
 import io
-import math
 import re
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
-from dflop import units
-from dflop.report.comparison import Comparison, PolicyStats
-from dflop.report.inline_svg import without_styles
-from dflop.report.observed_steps import MeasuredStep
-from dflop.report.tables import POLICY_NAMES
+from dflop.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#56B4E9", "#999999"
-FORWARD, BACKWARD, UPDATE = BLUE, ORANGE, GREY
-SMOOTHED_STEPS = 5
-MAX_MARKERS = 1500
-"""Of a line."""
-MAX_LANES = 24
-"""Ranks a timeline shows; more would not be readable."""
+SUFFIXES = (".png", ".svg", ".pdf")
+"""Of files that can be drawn."""
 
 INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
@@ -60,81 +49,47 @@ STYLE: dict[RcKeyType, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
+PAGES_OWN = frozenset({"font-family", "font-stretch", "font-variant"})
+"""Properties that are the page's business."""
+# On a page of its own a drawing brings its page's colours along.
+_OWN_PAGE = (
+    "<style>svg { color: #1b1f24; background: #ffffff; font-family: sans-serif } "
+    "@media (prefers-color-scheme: dark) { svg { color: #e6e8ea; background: #14171a } }</style>"
+)
+_SHEET = re.compile(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", re.DOTALL)
+_STYLE = re.compile(r'(<[a-z][^<>]*?)\sstyle="([^"]*)"')
+_FONT_SIZE = re.compile(r"(?:^|\s)([\d.]+px)(?:\s|$)")
+_PATH = re.compile(r"(<path\b[^>]*)/>")
 
 
-def loss_curve(steps: Sequence[MeasuredStep]) -> str:
-    """SVG of the measured loss per training step; there is a gap where a step has none."""
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        x, y = [s.step + 1 for s in steps], [math.nan if s.loss is None else s.loss for s in steps]
-        every = markers_of(len(x))
-        axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, markevery=every, label="step")
-        if len(y) >= 4 * SMOOTHED_STEPS:
-            known = [(s.step + 1, s.loss) for s in steps if s.loss is not None]
-            mean = _rolling_mean([loss for _, loss in known], SMOOTHED_STEPS)
-            axes.plot([at for at, _ in known], mean, color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}")
-            figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-        axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="y")
-
-    return svg_text("loss", "Loss per optimizer step, measured", (5.2, 3.0), draw)
+class Hints(dict[str, Sequence[str]]):
+    """By the `gid` of a collection what a page tells of each of its paths when it is pointed at."""
 
 
-def step_time_bars(comparison: Comparison) -> str:
-    """SVG of the median step time of both policies, measured beside simulated, in ms."""
+def check_suffix(path: Path) -> None:
+    """Refuses what cannot be drawn, before anything is computed.
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        ends = [end for i, p in enumerate(comparison.policies) for end in _policy_bars(axes, 3 * i, p)]
-        positions = [3 * i + bar for i in range(len(comparison.policies)) for bar in (0, 1)]
-        labels = [f"{POLICY_NAMES[p.policy]}\n{how}" for p in comparison.policies for how in ("measured", "simulated")]
-        axes.set_yticks(positions, labels)
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.set(xlabel="time per step (ms), median", xlim=(0, 1.22 * max(ends)))
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        handles = [
-            Patch(facecolor=BLUE, label="forward + backward"),
-            Patch(facecolor=UPDATE, label="reduction + optimizer (not simulated)"),
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
-
-    return svg_text("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw)
+    Raises:
+        ConfigError: the suffix is none of `SUFFIXES`.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"cannot draw a `{path.suffix}` file", where=str(path), hint=f"valid: {', '.join(SUFFIXES)}")
 
 
-def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> tuple[float, float]:
-    """Draws the measured and the simulated bar; returns where they end, error bar included."""
-    pipeline_ms, step_ms, predicted_ms = 1e3 * policy.pipeline_s, 1e3 * policy.step_s, 1e3 * policy.predicted_step_s
-    q1_ms, q3_ms = 1e3 * policy.step_q1_s, 1e3 * policy.step_q3_s
-    axes.barh(y, pipeline_ms, color=BLUE)
-    axes.barh(y, max(0.0, step_ms - pipeline_ms), left=pipeline_ms, color=UPDATE)
-    axes.errorbar(step_ms, y, xerr=[[step_ms - q1_ms], [q3_ms - step_ms]], color=INK, capsize=3, linewidth=1)
-    axes.barh(y + 1, predicted_ms, facecolor="none", edgecolor=BLUE, hatch="///", linewidth=1.5)
-    for bar, end_ms, value_ms in ((y, max(step_ms, q3_ms), step_ms), (y + 1, predicted_ms, predicted_ms)):
-        axes.annotate(units.seconds(value_ms / 1e3), (end_ms, bar), (5, 0), textcoords="offset points", va="center")
-    return max(step_ms, q3_ms), predicted_ms
-
-
-def markers_of(num_points: int) -> int:
-    """Every which point of a line gets a marker: a marker is a hundred bytes, and thousands hide one another."""
-    return max(1, -(-num_points // MAX_MARKERS))
-
-
-def _rolling_mean(values: Sequence[float], window: int) -> list[float]:
-    return [statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
-
-
-def svg_text(name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+def svg_text(
+    name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None], hints: Mapping[str, Any] = {}
+) -> str:
     """Runs `draw` on a figure of `size` inches and returns one `<svg class="plot">`, as wide as that at 96 px an inch.
 
     Args:
         name: Of the drawing, unlike all others of the page.
         label: What it shows, for those who cannot see it.
         size: Width and height.
-        draw: Draws.
+        draw: Draws, and fills `hints`.
+        hints: See `Hints`.
+
+    Raises:
+        ValueError: a style that no attribute can take the place of.
     """
     out = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -143,9 +98,54 @@ def svg_text(name: str, label: str, size: tuple[float, float], draw: Callable[[F
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=no_metadata)
     svg = out.getvalue()
-    svg = svg[svg.index("<svg") :].strip().replace(INK, "currentColor")
-    svg = without_styles(re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg))
+    svg = _SHEET.sub("", svg[svg.index("<svg") :].strip().replace(INK, "currentColor"), count=1)
+    for gid, of_paths in hints.items():
+        svg = _with_titles(svg, gid, of_paths)
+    svg = _STYLE.sub(lambda found: found[1] + _attributes(found[2]), svg)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     # Height follows from the width, which the page may make smaller.
     opening, rest = svg.split(">", 1)
     opening = re.sub(r' (width|height)="[^"]*"', "", opening)
-    return f'{opening} class="plot" role="img" aria-label="{html.escape(label)}" width="{96 * size[0]:.0f}">{rest}'
+    about = f'class="plot" role="img" aria-label="{html.escape(label)}" width="{96 * size[0]:.0f}"'
+    return f'{opening} stroke-linejoin="round" stroke-linecap="butt" {about}>{rest}'
+
+
+def save_drawing(path: Path, name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    """The same as a file of its own: .png and .pdf, or an .svg that is light or dark as its reader's screen is.
+
+    Raises:
+        ConfigError: the suffix of the path is none that can be drawn.
+        OSError: the file cannot be written.
+    """
+    check_suffix(path)
+    if path.suffix.lower() == ".svg":
+        opening, rest = svg_text(name, label, size, draw).split(">", 1)
+        path.write_text(f"{opening}>{_OWN_PAGE}{rest}\n", encoding="utf-8")
+        return
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        figure.savefig(path, dpi=125)
+
+
+def _with_titles(svg: str, gid: str, titles: Sequence[str]) -> str:
+    """SVG's own way to tell something of what is pointed at: a `<title>` in each path of a group."""
+    start = svg.index(f'<g id="{gid}">')
+    end = svg.index("</g>", start)
+    of_paths = iter(titles)
+    told = _PATH.sub(lambda path: f"{path[1]}><title>{html.escape(next(of_paths))}</title></path>", svg[start:end])
+    return svg[:start] + told + svg[end:]
+
+
+def _attributes(style: str) -> str:
+    found: dict[str, str] = {}
+    for declaration in html.unescape(style).split(";"):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name == "font":
+            size = _FONT_SIZE.search(value)
+            found |= {"font-size": size[1]} if size else {}
+        elif name and name not in PAGES_OWN:
+            if not re.fullmatch(r"(fill|stroke|opacity|font|text-anchor)[a-z-]*", name):
+                raise ValueError(f"a drawing uses the style `{name}: {value}`, which no attribute can say")
+            found[name] = value
+    return "".join(f' {name}="{html.escape(value)}"' for name, value in found.items())

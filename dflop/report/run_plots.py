@@ -1,4 +1,4 @@
-"""Plots of how a run went: throughput, predictions, corrections, stages, balance. SVG as in `plots.py`."""
+"""How a run went, as drawings for its page: loss, throughput, policies, predictions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,41 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from dflop import units
-from dflop.records import LLM, Correction
-from dflop.report.accuracy import TimedSpan
-from dflop.report.balance import Evenness, StageShares
-from dflop.report.comparison import ARRIVAL
+from dflop.records import LLM
+from dflop.report.comparison import Comparison, PolicyStats
 from dflop.report.observed_steps import MeasuredStep
-from dflop.report.plots import BLUE, INK, SKY, UPDATE, markers_of, svg_text
+from dflop.report.plots import BLUE, GREY, INK, SKY, svg_text
+from dflop.report.stage_stats import TimedSpan
 from dflop.report.tables import POLICY_NAMES
 
 SIZE = (4.8, 3.0)
+SMOOTHED_STEPS = 5
 RECENT_STEPS = 10
 """As `recent_llm_tokens_per_s` of the view `v_throughput`."""
-MAX_POINTS = 1500
-"""Of a scatter: more hide one another, and make a large page."""
-MAX_LINE_POINTS = 300
-"""Of a line of corrections, which a running job writes again and again."""
-WAIT_ALPHA = 0.12
+MAX_MARKERS = 1500
+"""Of a line or a scatter: a marker is a hundred bytes, and thousands hide one another."""
 MODULE_STYLES = {"llm": ("#0072B2", "o"), "vision": ("#D55E00", "s"), "audio": ("#009E73", "^")}
 OTHER_STYLES = (("#CC79A7", "D"), ("#E69F00", "P"), ("#56B4E9", "X"))
+
+
+def loss_curve(steps: Sequence[MeasuredStep]) -> str | None:
+    """SVG of the measured loss per training step, with a gap where a step has none; None without a step."""
+    if not steps:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        x, y = [s.step + 1 for s in steps], [math.nan if s.loss is None else s.loss for s in steps]
+        axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, markevery=_every(x), label="step")
+        if len(y) >= 4 * SMOOTHED_STEPS:
+            known = [(s.step + 1, s.loss) for s in steps if s.loss is not None]
+            at, loss = [step for step, _ in known], [value for _, value in known]
+            mean = [np.mean(loss[max(0, i + 1 - SMOOTHED_STEPS) : i + 1]) for i in range(len(loss))]
+            axes.plot(at, mean, color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}")
+        axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
+        _steps_axis(figure, axes)
+
+    return svg_text("loss", "Loss per optimizer step, measured", SIZE, draw)
 
 
 def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = ()) -> str | None:
@@ -46,8 +63,7 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         x, speed, step_s = (np.array(column, dtype=float) for column in zip(*known, strict=True))
-        every = markers_of(len(x))
-        axes.plot(x, speed, color=SKY, linewidth=0, marker=".", markersize=5, markevery=every, label="step")
+        axes.plot(x, speed, color=SKY, linewidth=0, marker=".", markersize=5, markevery=_every(known), label="step")
         if len(x) >= 2 * RECENT_STEPS:
             tokens, at_s = np.cumsum(speed * step_s), np.cumsum(step_s)
             recent = (tokens[RECENT_STEPS:] - tokens[:-RECENT_STEPS]) / (at_s[RECENT_STEPS:] - at_s[:-RECENT_STEPS])
@@ -63,11 +79,34 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
     return svg_text("throughput", "LLM tokens per second over optimizer steps, measured", SIZE, draw)
 
 
+def step_time_bars(comparison: Comparison) -> str:
+    """SVG of the median step time of both policies, measured beside simulated, in ms."""
+
+    def draw(figure: Figure) -> None:
+        axes, labels = figure.subplots(), list[str]()
+        ends_ms = [_policy_bars(axes, 2 * i, policy) for i, policy in enumerate(comparison.policies)]
+        for policy in comparison.policies:
+            labels += [f"{POLICY_NAMES[policy.policy]}\n{how}" for how in ("measured", "simulated")]
+        axes.set_yticks(range(len(labels)), labels, fontsize=9)
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+        axes.set(xlabel="time per step (ms), median", xlim=(0, 1.22 * max(ends_ms)))
+        handles = [
+            Patch(facecolor=BLUE, label="forward + backward"),
+            Patch(facecolor=GREY, label="reduction + optimizer (not simulated)"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
+
+    return svg_text("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw)
+
+
 def prediction_scatter(spans: Sequence[TimedSpan]) -> str | None:
     """SVG of predicted over measured seconds of microbatches, both axes logarithmic; None without any."""
     if not spans:
         return None
-    shown = [spans[i] for i in np.unique(np.linspace(0, len(spans) - 1, MAX_POINTS).astype(int))]
+    shown = [spans[i] for i in np.unique(np.linspace(0, len(spans) - 1, MAX_MARKERS).astype(int))]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -94,159 +133,22 @@ def prediction_scatter(spans: Sequence[TimedSpan]) -> str | None:
     return svg_text("scatter", "Predicted over measured seconds of microbatches", (4.8, 3.8), draw)
 
 
-def correction_curves(corrections: Sequence[Correction], plan_steps: Iterable[int] = ()) -> str | None:
-    """SVG of what predicted seconds are multiplied with, over steps; None where nothing was learnt.
-
-    Args:
-        corrections: All sets of a run.
-        plan_steps: At which another plan began.
-    """
-    if not corrections:
-        return None
-    ordered = sorted(corrections, key=lambda c: (c.observed_at_s, c.effective_step))
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.axhline(1, color=INK, linewidth=0.8)
-        for module, (colour, mark) in _styles(c.module for c in ordered):
-            own = [c for c in ordered if c.module == module]
-            level = _thinned(list({c.effective_step + 1: c.level for c in own}.items()))
-            axes.step(
-                *zip(*level, strict=True), where="post", color=colour, linewidth=2, marker=mark, markersize=3,
-                label=f"{module}, typical mix",
-            )  # fmt: skip
-            for number, bucket in enumerate(_buckets_in_force(own)):
-                label = f"{module}, sizes in force" if number == 0 else None
-                axes.step(*zip(*_thinned(bucket), strict=True), where="post", color=colour, linewidth=0.8, label=label)
-        for step in plan_steps:
-            axes.axvline(step + 1, color=INK, linewidth=1, linestyle=":")
-        axes.set(xlabel="optimizer step", ylabel="measured over predicted")
-        _steps_axis(figure, axes)
-
-    return svg_text("corrections", "Corrections of predicted seconds over optimizer steps", SIZE, draw)
+def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> float:
+    """Draws the measured and the simulated bar; returns where they end, error bar included."""
+    pipeline_ms, step_ms, predicted_ms = 1e3 * policy.pipeline_s, 1e3 * policy.step_s, 1e3 * policy.predicted_step_s
+    q1_ms, q3_ms = 1e3 * policy.step_q1_s, 1e3 * policy.step_q3_s
+    axes.barh(y, pipeline_ms, color=BLUE)
+    axes.barh(y, max(0.0, step_ms - pipeline_ms), left=pipeline_ms, color=GREY)
+    axes.errorbar(step_ms, y, xerr=[[step_ms - q1_ms], [q3_ms - step_ms]], color=INK, capsize=3, linewidth=1)
+    axes.barh(y + 1, predicted_ms, facecolor="none", edgecolor=BLUE, hatch="///", linewidth=1.5)
+    for bar, end_ms, value_ms in ((y, max(step_ms, q3_ms), step_ms), (y + 1, predicted_ms, predicted_ms)):
+        axes.annotate(units.seconds(value_ms / 1e3), (end_ms, bar), (5, 0), textcoords="offset points", va="center")
+    return max(step_ms, q3_ms, predicted_ms)
 
 
-def idle_bars(shares: Sequence[StageShares]) -> str | None:
-    """SVG of where the time of each stage went, data-blind above balanced; None without a comparison."""
-    if not shares:
-        return None
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        labels, at, y = [], [], 0.0
-        for number, share in enumerate(shares):
-            y += 1.0 if number and share.stage == shares[number - 1].stage else 1.5 * (number > 0)
-            for left, length, colour, alpha in (
-                (0.0, share.busy_frac, BLUE, 1.0),
-                (share.busy_frac, share.wait_frac, INK, WAIT_ALPHA),
-                (share.busy_frac + share.wait_frac, share.update_frac, UPDATE, 1.0),
-            ):
-                axes.barh(y, 100 * length, left=100 * left, color=colour, alpha=alpha, height=0.85)
-            axes.text(101, y, units.percent(share.idle_frac), va="center", fontsize=9)
-            labels.append(f"{share.stage}, {POLICY_NAMES[share.policy]}")
-            at.append(y)
-        axes.set_yticks(at, labels, fontsize=9)
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.set(xlim=(0, 118), xlabel="share of the step (%); right of the bars: idle")
-        axes.set_xticks(range(0, 101, 25))
-        handles = [
-            Patch(facecolor=BLUE, label="forward + backward"),
-            Patch(facecolor=INK, alpha=WAIT_ALPHA, label="waiting"),
-            Patch(facecolor=UPDATE, label="reduction + optimizer"),
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
-
-    return svg_text("idle", "Idle time per stage, data-blind and balanced", (4.8, 1.2 + 0.27 * len(shares)), draw)
-
-
-def balance_bars(found: Sequence[Evenness]) -> str | None:
-    """SVG of the seconds of every microbatch before and after balancing; None where no stage had work.
-
-    A dot per data-parallel rank, a line at the mean.
-    """
-    stages = list(dict.fromkeys(e.stage for e in found if any(e.seconds)))
-    if not stages:
-        return None
-
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(len(stages), 2, squeeze=False, sharey="row", sharex=True)
-        for row, stage in zip(panels, stages, strict=True):
-            for even in (e for e in found if e.stage == stage):
-                axes = row[0 if even.policy == ARRIVAL else 1]
-                _microbatches(axes, even)
-            row[0].set_ylim(bottom=0)  # of both: they share it, and it stops growing with what is drawn
-            row[0].set_ylabel(f"{stage}\n(ms)", fontsize=9)
-        for axes, even in zip(panels[0], found[:2], strict=False):
-            axes.set_title(POLICY_NAMES[even.policy])
-        for axes in panels[-1]:
-            axes.set_xlabel("microbatch")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-
-    label = "Measured compute of every microbatch, data-blind and balanced"
-    return svg_text("balance", label, (4.8, 0.8 + 1.3 * len(stages)), draw)
-
-
-def memory_bars(rows: Sequence[tuple[str, int, int | None]], limit_bytes: int) -> str | None:
-    """SVG of memory per process of each stage under the limit; None without a stage.
-
-    Args:
-        rows: (stage, predicted peak in bytes, measured peak or None).
-        limit_bytes: Of a process.
-    """
-    if not rows:
-        return None
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        gib = 1 / 2**30
-        for y, (_, predicted, measured) in enumerate(rows):
-            axes.barh(y - 0.2, predicted * gib, height=0.36, facecolor="none", edgecolor=BLUE, hatch="///")
-            if measured is not None:
-                axes.barh(y + 0.2, measured * gib, height=0.36, color=BLUE)
-        axes.axvline(limit_bytes * gib, color=INK, linewidth=1.4, linestyle="--")
-        axes.set_yticks(range(len(rows)), [stage for stage, _, _ in rows], fontsize=9)
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.set(xlabel="peak memory of a process (GiB)")
-        axes.set_xlim(left=0)
-        handles = [
-            Patch(facecolor="none", edgecolor=BLUE, hatch="///", label="predicted"),
-            *[Patch(facecolor=BLUE, label="measured")] * any(m is not None for _, _, m in rows),
-            *axes.plot([], [], color=INK, linewidth=1.4, linestyle="--", label="limit"),
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
-
-    return svg_text("memory", "Memory per stage and its limit", (4.8, 1.3 + 0.4 * len(rows)), draw)
-
-
-def _microbatches(axes: Axes, even: Evenness) -> None:
-    points = [(k + 1, 1e3 * s) for k, of in enumerate(even.seconds) for s in of]
-    if points:
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=BLUE, linewidth=0, marker="o", markersize=3.5)
-        axes.axhline(float(np.mean(y)), color=INK, linewidth=1, linestyle=":")
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-
-
-def _buckets_in_force(corrections: Sequence[Correction]) -> list[list[tuple[int, float]]]:
-    """Per bucket of sizes that plans were ever made otherwise for: (step, factor) as it was applied."""
-    found: dict[int, list[Correction]] = {}
-    for c in corrections:
-        found.setdefault(c.min_tokens, []).append(c)
-    several = {c.min_tokens for c in corrections if c.min_tokens > 0}
-    return [
-        [(c.effective_step + 1, c.factor if c.is_in_force else c.level) for c in bucket]
-        for bucket in found.values()
-        if several and any(c.is_in_force for c in bucket)
-    ]
-
-
-def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Some of the points of a line, its first and its last among them."""
-    chosen = np.unique(np.linspace(0, len(points) - 1, MAX_LINE_POINTS).astype(int))
-    return [points[i] for i in chosen]
+def _every(points: Sequence[object]) -> int:
+    """Every which point of a line gets a marker."""
+    return max(1, -(-len(points) // MAX_MARKERS))
 
 
 def _styles(modules: Iterable[str]) -> list[tuple[str, tuple[str, str]]]:
@@ -260,4 +162,5 @@ def _steps_axis(figure: Figure, axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    if len(axes.lines) > 1:
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9)

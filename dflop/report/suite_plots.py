@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from dflop import units
-from dflop.report.data_plots import check_suffix
-from dflop.report.plots import svg_text
+from dflop.report.plots import save_drawing, svg_text
 
 # Okabe-Ito, and a mark beside every colour: told apart without colours, too. A competitor looks the same everywhere.
 STYLES = {
@@ -76,11 +75,12 @@ def save_bars(groups: Sequence[str], series: Sequence[Series], bound: Sequence[f
         ConfigError: the suffix of the path is none that can be drawn.
         OSError: the file cannot be written.
     """
-    check_suffix(path)
-    figure = Figure(figsize=_bars_size(groups), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    _draw_bars(figure, groups, series, bound)
-    figure.savefig(path, dpi=110)
+
+    def draw(figure: Figure) -> None:
+        figure.suptitle(title, fontsize=10)
+        _draw_bars(figure, groups, series, bound)
+
+    save_drawing(path, "bars", title, _bars_size(groups), draw)
 
 
 def bars_svg(name: str, label: str, groups: Sequence[str], series: Sequence[Series], bound: Sequence[float]) -> str:
@@ -95,21 +95,22 @@ def save_lines(panels: Sequence[Panel], path: Path, title: str) -> None:
         ConfigError: the suffix of the path is none that can be drawn.
         OSError: the file cannot be written.
     """
-    check_suffix(path)
     num_columns = min(MAX_COLUMNS, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    figure = Figure(figsize=(5.2 * num_columns, 0.8 + 3.6 * num_rows), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    found: dict[str, Artist] = {}
-    for axes, panel in zip_longest(figure.subplots(num_rows, num_columns, squeeze=False).flat, panels):
-        if panel is None:
-            axes.set_axis_off()
-            continue
-        _lines(axes, panel)
-        handles, labels = axes.get_legend_handles_labels()
-        found.update(zip(labels, handles, strict=True))
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=110)
+
+    def draw(figure: Figure) -> None:
+        figure.suptitle(title, fontsize=10)
+        found: dict[str, Artist] = {}
+        for axes, panel in zip_longest(figure.subplots(num_rows, num_columns, squeeze=False).flat, panels):
+            if panel is None:
+                axes.set_axis_off()
+                continue
+            _lines(axes, panel)
+            handles, labels = axes.get_legend_handles_labels()
+            found.update(zip(labels, handles, strict=True))
+        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=4, fontsize=8)
+
+    save_drawing(path, "lines", title, (5.2 * num_columns, 0.8 + 3.6 * num_rows), draw)
 
 
 def line_svg(name: str, panel: Panel) -> str:

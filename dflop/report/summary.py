@@ -11,32 +11,62 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflop.records import ClusterSpec, Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.records import (
+    ClusterSpec,
+    Correction,
+    JobRecord,
+    Plan,
+    QuarantinedSample,
+    RankFactor,
+    RankMemory,
+    RunInput,
+    RunRecord,
+    StepFlops,
+    StepObservation,
+    StepPlan,
+)
 from dflop.records.speedup import NOT_COMPARED, Speedup
 from dflop.report.comparison import Comparison, compare_policies, verdict
+from dflop.report.history_table import HistoryEntry
 from dflop.report.observed_steps import MeasuredStep, measured_steps
+from dflop.report.stage_stats import StageStats, stage_stats
 
 LOSS_WINDOW = 3
 """Steps averaged for the first and the last loss: single steps are different samples, not progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageStats:
-    """Training steps of one pipeline stage, its data- and tensor-parallel ranks together."""
+class RunDetails:
+    """Records and texts that only the page shows. Every part may be empty: the page then says that it is."""
 
-    module: str
-    stage: int
-    num_ranks: int
-    busy_frac: float
-    """Wall time in forward and backward: where processes share cores, waiting for one counts as busy."""
-    reduce_frac: float
-    """Gradient reduction, with the wait for slower ranks, and optimizer."""
-    idle_frac: float
-    """1 - busy."""
-    median_error_frac: float
-    """Median |predicted - measured| / measured compute seconds per microbatch; NaN without predictions."""
-    predicted_to_measured: float
-    """Total predicted over total measured seconds: the bias, where the median error is the scatter."""
+    history: tuple[HistoryEntry, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """(name, value) of what ran: model, dataset, stages."""
+    compare_plans: tuple[StepPlan, ...] = ()
+    """Of the comparison."""
+    corrections: tuple[Correction, ...] = ()
+    """All sets, in any order."""
+    rank_factors: tuple[RankFactor, ...] = ()
+    peaks: tuple[RankMemory, ...] = ()
+    """Of training."""
+    flops: tuple[StepFlops, ...] = ()
+    """Of training."""
+    jobs: tuple[JobRecord, ...] = ()
+    inputs: tuple[RunInput, ...] = ()
+    cost_sources: tuple[tuple[str, str], ...] = ()
+    """(module with its degree, `measured`, `derived` or `analytic`)."""
+    num_steps_planned: int | None = None
+    """Of the whole training."""
+    config_text: str = ""
+    """YAML with every default filled in."""
+
+    @property
+    def plan_steps(self) -> tuple[int, ...]:
+        """Steps at which the run went on under another plan."""
+        return tuple(e.step for e in self.history if e.kind == "plan" and e.step is not None)
+
+
+NOTHING = RunDetails()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +79,8 @@ class RunSummary:
     """By rank, the plan that ran first."""
     num_cores: int | None
     """Cores the processes share; None when each has a device of its own."""
+    memory_limit_bytes: int
+    """Of a process."""
     steps: tuple[MeasuredStep, ...]
     """Training steps."""
     first_loss: float
@@ -70,6 +102,7 @@ class RunSummary:
     """The last set of each module, in the order of their steps; the buckets of a set by size."""
     num_corrections: int
     """Sets."""
+    details: RunDetails
 
 
 def summarise(
@@ -80,10 +113,9 @@ def summarise(
     candidates: Sequence[Plan] = (),
     train: Sequence[StepObservation],
     compare: Sequence[StepObservation] = (),
-    compare_plans: Sequence[StepPlan] = (),
     speedups: tuple[Speedup, Speedup] = (NOT_COMPARED, NOT_COMPARED),
     quarantined: Sequence[QuarantinedSample] = (),
-    corrections: Sequence[Correction] = (),
+    details: RunDetails = NOTHING,
 ) -> RunSummary:
     """Summary of one run from its records; every part but `run`, `cluster` and `plan` may be empty.
 
@@ -94,15 +126,14 @@ def summarise(
         candidates: All plans of the run, for the record.
         train: Observations of the training job, all ranks and attempts.
         compare: Observations of the comparison job (`<run_id>/compare`), warm-up included.
-        compare_plans: Step plans of the comparison job.
         speedups: Measured and simulated, of the view `v_speedup`.
         quarantined: Samples left out, by profile or training.
-        corrections: Of the run, in any order.
+        details: What else is known, step plans of the comparison and corrections among it.
     """
     steps = measured_steps(train)
-    comparison = compare_policies(measured_steps(compare), compare_plans, *speedups)
+    comparison = compare_policies(measured_steps(compare), details.compare_plans, *speedups)
     num_cores = cluster.max_concurrency if cluster.device == "cpu" else None
-    sets = _correction_sets(corrections)
+    sets = _correction_sets(details.corrections)
     latest = {rows[0].module: rows for rows in sets}
     losses = [s.loss for s in steps if s.loss is not None]
     num_lost, warning = _lost(quarantined)
@@ -112,6 +143,7 @@ def summarise(
         plan=plan,
         candidates=tuple(sorted(candidates, key=lambda p: p.candidate_rank)) or (plan,),
         num_cores=num_cores,
+        memory_limit_bytes=cluster.memory_per_process_bytes,
         steps=steps,
         first_loss=_mean(losses[:LOSS_WINDOW]),
         last_loss=_mean(losses[-LOSS_WINDOW:]),
@@ -119,13 +151,14 @@ def summarise(
         data_wait_s=_median([s.data_wait_s for s in steps]),
         idle_frac=_mean([s.idle_frac for s in steps]),
         llm_tokens_per_s=_median([s.llm_tokens_per_s for s in steps]),
-        stages=_stages(steps, plan),
+        stages=stage_stats(steps, plan),
         comparison=comparison,
         verdict=verdict(comparison, num_processes=plan.num_processes, num_cores=num_cores) + lost,
         quarantined=tuple(sorted(quarantined, key=lambda q: (q.sample_index, q.phase, q.path))),
         warning=warning,
         corrections=tuple(c for rows in sets if rows is latest[rows[0].module] for c in rows),
         num_corrections=len(sets),
+        details=details,
     )
 
 
@@ -149,38 +182,6 @@ def _correction_sets(corrections: Sequence[Correction]) -> list[list[Correction]
     return list(found.values())
 
 
-def _stages(steps: Sequence[MeasuredStep], plan: Plan) -> tuple[StageStats, ...]:
-    seen: dict[tuple[str, int], list[StepObservation]] = {}
-    for step in steps:
-        for r in step.ranks:
-            seen.setdefault((r.module, r.stage), []).append(r)
-    # Modules of an inline plan share their first rank: the sort keeps the order of the chain.
-    place = {m.module: i for i, m in enumerate(sorted(plan.modules, key=lambda m: m.first_rank))}
-    return tuple(_stage(*key, seen[key]) for key in sorted(seen, key=lambda k: (place.get(k[0], math.inf), k)))
-
-
-def _stage(module: str, stage: int, ranks: Sequence[StepObservation]) -> StageStats:
-    total_s = sum(r.step_s for r in ranks)
-    busy_frac = _ratio(sum(r.busy_s for r in ranks), total_s)
-    timed = [
-        (span.predicted_forward_s + span.predicted_backward_s, span.forward_compute_s + span.backward_compute_s)
-        for r in ranks
-        for span in r.spans
-    ]
-    # A span without prediction belongs to a step that ran without the scheduler: no error to speak of.
-    timed = [(predicted, measured) for predicted, measured in timed if predicted > 0 and measured > 0]
-    return StageStats(
-        module=module,
-        stage=stage,
-        num_ranks=len({r.rank for r in ranks}),
-        busy_frac=busy_frac,
-        reduce_frac=_ratio(sum(r.reduce_s + r.optimizer_s for r in ranks), total_s),
-        idle_frac=1.0 - busy_frac,
-        median_error_frac=_median([abs(predicted - measured) / measured for predicted, measured in timed]),
-        predicted_to_measured=_ratio(sum(p for p, _ in timed), sum(m for _, m in timed)),
-    )
-
-
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
@@ -188,7 +189,3 @@ def _mean(values: Sequence[float]) -> float:
 def _median(values: Sequence[float]) -> float:
     known = [v for v in values if not math.isnan(v)]
     return statistics.median(known) if known else math.nan
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan

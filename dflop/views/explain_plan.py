@@ -18,9 +18,9 @@ from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import samples_beyond
 from dflop.records import ClusterSpec, Plan
-from dflop.report.data_plots import check_suffix
 from dflop.report.explain_page import Explanation, StageUse, TimeUse, Variation
-from dflop.report.plan_plots import StepPicture, save_step_pictures
+from dflop.report.plan_picture import SimulatedStep, save_plan_steps
+from dflop.report.plots import check_suffix
 from dflop.report.tables import stage_layers, stage_name
 from dflop.run.console import Say
 from dflop.schedule.assignment import Assignment
@@ -31,7 +31,7 @@ from dflop.simulate.step import step_nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Step(StepPicture):
+class _Step(SimulatedStep):
     """One sampled batch under the plan."""
 
     job: StepJob
@@ -79,7 +79,7 @@ def save_plan_picture(problem: Problem, plan: Plan, source: str, path: Path) -> 
     found = [[_step(problem, plan, i, policy) for policy in policies] for i in range(len(problem.batches))]
     found.sort(key=lambda steps: steps[0].pipeline_s / max(steps[-1].pipeline_s, 1e-12))
     chosen = found[(len(found) - 1) // 2]
-    save_step_pictures(plan, chosen, source, path)
+    save_plan_steps(plan, chosen, source, path)
 
 
 def _step(problem: Problem, plan: Plan, index: int, policy: str) -> _Step:

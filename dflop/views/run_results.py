@@ -1,19 +1,34 @@
-"""Everything the store knows about one run, gathered into the values the report room takes."""
+"""Everything that store and run directory know about one run, gathered once into the values the report room takes."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dflop import files
+from dflop.config import Config, shown_config
 from dflop.errors import ConfigError, StoreError, did_you_mean
-from dflop.records import Correction, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.records import (
+    Correction,
+    JobRecord,
+    Plan,
+    QuarantinedSample,
+    RankFactor,
+    RankMemory,
+    RunInput,
+    RunRecord,
+    StepFlops,
+    StepObservation,
+    StepPlan,
+)
 from dflop.report.history_table import COLUMNS, HistoryEntry
-from dflop.report.summary import RunSummary, summarise
-from dflop.run.batches import COMPARE
+from dflop.report.summary import RunDetails, RunSummary, summarise
+from dflop.run.batches import COMPARE, stages_of
 from dflop.run.directory import RunDir
 from dflop.store import console
 from dflop.store.reader import Reader
-from dflop.views.load_details import load_details
 
 
 def load_summary(run: RunDir) -> RunSummary:
@@ -30,32 +45,38 @@ def load_summary(run: RunDir) -> RunSummary:
             where=str(run.path),
             hint="dflop runs show says how it stands",
         )
-    compare_id = f"{run.run_id}/{COMPARE}"
+    history = load_history(config.store, run.run_id)
+    compared = {"run_id": f"{run.run_id}/{COMPARE}"}
+    own = {"run_id": run.run_id}
     with Reader(config.store) as reader:
-        states = sorted(reader.records(RunRecord, where={"run_id": run.run_id}), key=lambda r: r.observed_at_s)
+        states = sorted(reader.records(RunRecord, where=own), key=lambda r: r.observed_at_s)
         if not states:
             raise StoreError(f"run `{run.run_id}` is not in the store", where=str(config.store))
         chosen = run.plan()
-        plans = reader.records(Plan, where={"run_id": run.run_id})
-        shapes_key = run.profile_key()
-        quarantined = {
-            (q.sample_index, q.phase): q
-            for q in (
-                *reader.records(QuarantinedSample, where={"profile_key": shapes_key, "phase": "profile"}),
-                *reader.records(QuarantinedSample, where={"run_id": [run.run_id, compare_id], "phase": "train"}),
-            )
-        }
+        plans = reader.records(Plan, where=own)
         return summarise(
             run=states[-1],
             cluster=config.cluster.spec(),
             plan=replace(chosen, run_id=run.run_id),
             candidates=[p for p in plans if p.snapshot_seq == chosen.snapshot_seq],  # of the search that found it
-            train=reader.records(StepObservation, where={"run_id": run.run_id}),
-            compare=reader.records(StepObservation, where={"run_id": compare_id}),
-            compare_plans=reader.records(StepPlan, where={"run_id": compare_id}),
+            train=reader.records(StepObservation, where=own),
+            compare=reader.records(StepObservation, where=compared),
             speedups=reader.speedups(run.run_id),
-            quarantined=list(quarantined.values()),
-            corrections=reader.records(Correction, where={"run_id": run.run_id}),
+            quarantined=_quarantined(reader, run),
+            details=RunDetails(
+                history=tuple(history),
+                facts=_facts(config, run),
+                compare_plans=tuple(reader.records(StepPlan, where=compared)),
+                corrections=tuple(reader.records(Correction, where=own)),
+                rank_factors=tuple(reader.records(RankFactor, where=own)),
+                peaks=tuple(reader.records(RankMemory, where=own)),
+                flops=tuple(reader.records(StepFlops, where=own)),
+                jobs=tuple(reader.records(JobRecord, where=own)),
+                inputs=_last_inputs(reader.records(RunInput, where={"run_id": [run.run_id, compared["run_id"]]})),
+                cost_sources=_cost_sources(run, chosen),
+                num_steps_planned=config.train.num_steps,
+                config_text=shown_config(config),
+            ),
         )
 
 
@@ -79,9 +100,45 @@ def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
 
 def write_report(run: RunDir) -> RunSummary:
     """Write report.html into the run directory and return the summary it shows."""
-    from dflop.report.html import write_report as write_html  # with matplotlib, which a driver needs at the end
+    from dflop.report.run_page import render_report  # with matplotlib, which a driver needs at the end
 
     summary = load_summary(run)
-    history = load_history(run.config().store, run.run_id)
-    write_html(run.report_file, summary, load_details(run, summary, history))
+    files.replace(run.report_file, render_report(summary))
     return summary
+
+
+def _facts(config: Config, run: RunDir) -> tuple[tuple[str, str], ...]:
+    facts = [("model", f"{config.model.family}, {config.model.dtype}"), ("dataset", str(config.dataset.annotations))]
+    if config.model.weights is not None:
+        facts.append(("weights", str(config.model.weights)))
+    if config.stages:
+        stages = "; ".join(
+            f"{s.name}: steps {s.first_step + 1} to {s.end_step}, frozen {', '.join(s.frozen) or 'nothing'}"
+            for s in stages_of(config)
+        )
+        facts.append(("stages", stages))
+    return (*facts, ("run directory", str(run.path)))
+
+
+def _quarantined(reader: Reader, run: RunDir) -> list[QuarantinedSample]:
+    """Of the data profile, of training and of the comparison: a sample once per phase."""
+    jobs = [run.run_id, f"{run.run_id}/{COMPARE}"]
+    found = (
+        *reader.records(QuarantinedSample, where={"profile_key": run.profile_key(), "phase": "profile"}),
+        *reader.records(QuarantinedSample, where={"run_id": jobs, "phase": "train"}),
+    )
+    return list({(q.sample_index, q.phase): q for q in found}.values())
+
+
+def _last_inputs(inputs: Sequence[RunInput]) -> tuple[RunInput, ...]:
+    """The newest of every job: what it read when it last started."""
+    return tuple({(i.run_id, i.job): i for i in sorted(inputs, key=lambda i: i.observed_at_s)}.values())
+
+
+def _cost_sources(run: RunDir, plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Where the cost tables of the plan's modules come from; nothing where the run directory has lost them."""
+    with contextlib.suppress(ConfigError):
+        sources = {(t.module, t.tp): t.source for t in run.cost_tables()}
+        degrees = ((m.module, m.parallel.tp) for m in plan.modules)
+        return tuple((f"{module} tp{tp}", sources[module, tp]) for module, tp in degrees if (module, tp) in sources)
+    return ()

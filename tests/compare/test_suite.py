@@ -150,13 +150,9 @@ def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
 
 def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
     page = data_page(found, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
-    (table,) = page.tables
+    (table,) = page.sections[0].tables
     assert [row[0] for row in table.rows] == [row[0] for row in comparison_rows(found, 5000, 3.5)]
     ours = found.speedup(OURS)
-    fields = {field.name: field for field in page.calculator.fields}
-    assert float(fields["speedup"].value) == pytest.approx(ours.mean, rel=1e-5)
-    assert float(fields["speedup_low"].value) == pytest.approx(ours.low, rel=1e-5)
-    assert fields["num_steps"].value == "5000"
     told = units.speedup(ours.mean, ours.low, ours.high)
     assert told in page.verdict
     assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][4:6]

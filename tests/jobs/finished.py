@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dflop.records import Plan, RankSpan, RunRecord, StepObservation, StepPlan
-from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
 from dflop.store.ingest import ingest
@@ -25,7 +24,7 @@ def finished_run(folder: Path, *, num_steps: int = 6) -> RunDir:
     processes = f"cluster.num_processes_per_node={SPLIT.num_processes}"
     config = make_config(folder, processes, "cluster.num_cores_per_node=64", f"train.num_steps={num_steps}")
     run = run_of(folder / "runs" / "small-1", config)
-    summary, details = detailed(SPLIT, num_steps=1, num_batches=3, run_id=run.run_id)
+    summary = detailed(SPLIT, num_steps=1, num_batches=3, run_id=run.run_id)
     chosen = replace(summary.plan, run_id=run.run_id)
     run.write_plan(chosen, [make_table(m.module) for m in SPLIT.modules])
     shapes = [shape for number in range(6) for shape in batch_of(number)]
@@ -35,12 +34,12 @@ def finished_run(folder: Path, *, num_steps: int = 6) -> RunDir:
             spool.append(shape)
     train = train_records(run.run_id, num_steps)
     with SpoolWriter(run.config().store, run.run_id, "train") as spool:
-        for record in (*_of_run(run, summary, details, chosen), *train):
+        for record in (*_of_run(run, summary, chosen), *train):
             spool.append(record)
     assert summary.comparison is not None
     steps = [step for pair in summary.comparison.pairs for step in (*pair.arrival, *pair.balanced)]
     with SpoolWriter(run.config().store, f"{run.run_id}/compare", "compare") as spool:
-        for record in details.compare_plans:
+        for record in summary.details.compare_plans:
             spool.append(record)
         for step in steps:
             for rank in step.ranks:
@@ -64,7 +63,8 @@ def train_records(run_id: str, num_steps: int) -> list[StepPlan | StepObservatio
     return found
 
 
-def _of_run(run: RunDir, summary: RunSummary, details: RunDetails, plan: Plan) -> list[Any]:
+def _of_run(run: RunDir, summary: RunSummary, plan: Plan) -> list[Any]:
+    details = summary.details
     run.write_state({"run_id": run.run_id, "state": "done"})
     states = [
         RunRecord(run.run_id, "small", "key", state, "cpu", "torch", "abc", str(run.path), at_s)

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from dflop.report.run_details import RunDetails
 from dflop.report.summary import RunSummary
 from tests.report.detailed import detailed
 
 
 @pytest.fixture(scope="session")
-def run() -> tuple[RunSummary, RunDetails]:
+def run() -> RunSummary:
     """A finished run with everything a report can show."""
     return detailed()
 

@@ -14,7 +14,7 @@ from dflop.records import ClusterSpec, MicrobatchSpan, Plan, QuarantinedSample, 
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
 from dflop.report.comparison import compare_policies
 from dflop.report.observed_steps import measured_steps
-from dflop.report.summary import RunSummary, summarise
+from dflop.report.summary import RunDetails, RunSummary, summarise
 from tests.builders import make_cluster, make_corrections, make_plan
 
 HOSTILE = "<script>alert('sample')</script>"
@@ -100,13 +100,12 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
         candidates=[_ranked(plan, rank) for rank in (2, 0, 1)],
         train=train,
         compare=seen,
-        compare_plans=plans,
         speedups=speedups_of(seen, plans),
         quarantined=[
             QuarantinedSample("data", 7, HOSTILE, "profile", "images/cut off.jpg", "truncated JPEG: 812 of 4096 bytes"),
             QuarantinedSample("data", 93, "clip-93", "train", "video/[x](http://evil).mp4", "no video stream | <b>"),
         ],
-        corrections=[
+        details=RunDetails(compare_plans=tuple(plans), corrections=tuple(
             row
             for t in (3, 9)
             for m, edges in (("llm", (100, 900)), ("audio", ()))
@@ -114,7 +113,7 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
                 m, [1.0 + t / 50 + i / 4 for i in range(len(edges) + 1)], edges, level=1.0 + t / 50, effective_step=t,
                 observed_at_s=float(t), is_in_force=m == "audio" or t > 3, num_observations=40 * t,
             )
-        ],
+        )),
     )  # fmt: skip
 
 

@@ -1,47 +1,71 @@
-"""Pages as such: what may run in them, what their JSON may hold, and how they come to lie on disk."""
+"""Pages as such: what is allowed in them, and that all that a page of a comparison has is shown as text."""
 
 from __future__ import annotations
 
-import json
-import math
+import base64
+import hashlib
 import re
+from dataclasses import replace
+from html import unescape
 
-from dflop.report.html_page import TEMPLATES, content_policy, json_block, source_of
-from dflop.resources import path as resource_path
+from dflop.report.html_page import TEMPLATES, Drawing, Page, Section, render_page
+from dflop.report.suite_plots import Series, bars_svg, competitors_svg
+from dflop.report.tables import Table
+from tests.report.runs import HOSTILE
+from tests.report.test_run_page import Page as Parsed
+from tests.report.test_run_page import assert_sound
 
-FOLDER = resource_path("sql").parent / "dflop" / "report" / "templates"
-HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 \u2029"
-
-
-def test_json_cannot_leave_its_block_and_says_what_it_was_given() -> None:
-    text = json_block({HOSTILE: [HOSTILE, 1, 2.5, None, True]})
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == {HOSTILE: [HOSTILE, 1, 2.5, None, True]}
-
-
-def test_json_knows_no_nan() -> None:
-    assert json.loads(json_block([math.nan, (math.inf, -math.inf), {"a": math.nan}])) == [
-        None, [None, None], {"a": None},
-    ]  # fmt: skip
+BARS = (Series("default", (0.9, 0.8)), Series("dflop", (1.5, 1.6), low=(1.4, 1.5), high=(1.6, 1.7)))
+TABLE = Table("The rest", ("model", "idle"), ((HOSTILE, "10 %"), ("other", "11 %")), frozenset({"model"}), "a note")
 
 
-def test_the_policy_names_hashes_and_without_scripts_allows_none() -> None:
-    policy = content_policy("a {}", "")
-    assert re.fullmatch(
-        r"default-src 'none'; style-src 'sha256-[A-Za-z0-9+/]{43}='; base-uri 'none'; form-action 'none'", policy
+def comparison() -> Page:
+    """A page as comparisons have it, with everything."""
+    drawings = (
+        Drawing(bars_svg("bars", "bars", ("one", "two"), BARS, (2.0, 2.1)), "wide one", is_wide=True),
+        Drawing(competitors_svg("rows", "rows", [(HOSTILE, 1.2, 1.1, 1.3)], 2.0), "small one"),
     )
-    assert "; script-src 'sha256-" in content_policy("a {}", "b()")
-    assert content_policy("a {}", "b()") != content_policy("a {}", "c()")
+    return Page(
+        title="dflop on paper",
+        subtitle="Suite of two",
+        kinds=("simulated",),
+        verdict=f"faster {HOSTILE}",
+        numbers=(("speed-up, simulated", "1.55x", "geometric mean"),),
+        sections=(
+            Section("speedups", "Speed-ups", drawings=drawings, tables=(TABLE, replace(TABLE, rows=(), title="gone"))),
+            Section("how", "How to read this", notes=("simulated: every number", HOSTILE)),
+            Section("reproduce", "To reproduce", facts=(("command", "dflop compare --suite two"),)),
+        ),
+    )
 
 
-def test_sources_are_small_load_nothing_and_write_no_markup() -> None:
-    writes = r"\b(src|srcset)=|@import|url\(|innerHTML|outerHTML|insertAdjacentHTML|document\.write"
-    for path in FOLDER.iterdir():
-        text = path.read_text()
-        assert len(text.splitlines()) <= 200, path
-        assert not re.search(writes, text), path
-        assert not re.search(r"\b(eval|fetch|XMLHttpRequest|WebSocket|import)\s*\(", text), path
-        if path.suffix in (".js", ".css"):
-            assert "</" not in text, "it stands inside an element"
-            assert source_of(path.name) == text
-    assert (resource_path("sql").parent / TEMPLATES.replace(".", "/") / "templates").samefile(FOLDER)
+def test_shows_everything_and_nothing_of_it_is_markup() -> None:
+    html = render_page(comparison())
+    page = Parsed(html)
+    assert_sound(page, html)
+    assert page.tags.count("svg") == 2
+    for text in (
+        "dflop on paper",
+        f"faster {HOSTILE}",
+        "simulated: every number",
+        "dflop compare --suite two",
+        "a note",
+    ):
+        assert text in page.text
+    assert "gone" not in page.text, "a table without rows that says nothing about it"
+
+
+def test_rows_beyond_those_shown_are_folded() -> None:
+    table = replace(TABLE, num_shown=1)
+    text = Parsed(render_page(replace(comparison(), sections=(Section("a", "A", tables=(table,)),)))).text
+    assert text.index("10 %") < text.index("1 more") < text.index("11 %")
+
+
+def test_the_policy_allows_the_style_of_the_page_and_nothing_else() -> None:
+    html = render_page(comparison())
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', html)[1])
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert style == (TEMPLATES / "page.css").read_text()
+    assert "</" not in style, "it stands inside an element"

@@ -10,11 +10,11 @@ import pytest
 
 from dflop.records import StepObservation
 from dflop.report.observed_steps import MeasuredStep
-from dflop.report.plots import loss_curve
-from dflop.report.summary import RunSummary, summarise
-from dflop.report.tables import key_numbers
+from dflop.report.run_plots import loss_curve
+from dflop.report.run_tables import key_numbers
+from dflop.report.summary import RunDetails, RunSummary, summarise
 from tests.builders import make_cluster, make_corrections, make_plan
-from tests.report.runs import CUDA, make_run, make_span, observe
+from tests.report.runs import CUDA, make_run, observe
 
 PLAN = make_plan({"vision": 2, "llm": 1})
 
@@ -34,22 +34,6 @@ def test_training_numbers() -> None:
     assert found.candidates == (PLAN,)
 
 
-def test_stages_in_plan_order_with_their_shares() -> None:
-    spans = [make_span(0, 0.1, 0.2, predicted=1.5), make_span(1, 0.2, 0.2, predicted=0.9), make_span(2, 0.1, 0.1)]
-    train = [
-        observe(0, 2, step_s=2.0, busy_s=1.8),
-        observe(0, 0, module="vision", step_s=2.0, busy_s=0.9, update_s=0.2, spans=spans),
-        observe(0, 1, module="vision", dp_rank=1, step_s=2.0, busy_s=0.7, update_s=0.2),
-    ]
-    vision, llm = summary_of(train).stages
-    assert (vision.module, vision.num_ranks, llm.module, llm.num_ranks) == ("vision", 2, "llm", 1)
-    assert (vision.busy_frac, vision.idle_frac, vision.reduce_frac) == pytest.approx((0.4, 0.6, 0.1))
-    assert vision.median_error_frac == pytest.approx(0.1)  # of 0.5, 0.1, 0
-    assert vision.predicted_to_measured == pytest.approx((0.45 + 0.36 + 0.2) / 0.9)
-    assert llm.busy_frac == pytest.approx(0.9)
-    assert math.isnan(llm.median_error_frac)
-
-
 def test_speedups_seen_when_planning() -> None:
     plan = replace(PLAN, predicted_step_s=2.0, baseline_step_s=3.0, uniform_step_s=5.0)
     found = summary_of(plan=plan)
@@ -57,13 +41,6 @@ def test_speedups_seen_when_planning() -> None:
     assert ("speedup, planned", "1.50x", "simulated; over a uniform plan 2.50x") in key_numbers(found)
     lonely = replace(found, plan=replace(plan, uniform_step_s=math.nan))
     assert ("speedup, planned", "1.50x", "simulated; over a uniform plan -") in key_numbers(lonely)
-
-
-def test_prediction_error_is_about_compute_seconds() -> None:
-    # The process waited for a core half of the time: the wall clock is twice the prediction, the cost model is right.
-    span = replace(make_span(0, 0.2, 0.4, predicted=0.5), forward_compute_s=0.1, backward_compute_s=0.2)
-    found = summary_of([observe(0, spans=[span])])
-    assert found.stages[0].median_error_frac == pytest.approx(0.0)
 
 
 def test_a_run_without_any_step() -> None:
@@ -106,7 +83,7 @@ def test_the_last_set_of_corrections_is_kept_whole() -> None:
     new = make_corrections("llm", [1.1, 1.7], [500], effective_step=5)
     other = make_corrections("vision", [1.2], effective_step=3)
     rows = [*new[::-1], *old, *other]
-    found = summary_of(corrections=rows)
+    found = summary_of(details=RunDetails(corrections=tuple(rows)))
     assert found.corrections == (*other, *new)
     assert found.num_corrections == 3
 

@@ -24,7 +24,7 @@ from dflop.compare.suite.contest import (
 from dflop.compare.suite.mixtures import MIXTURES
 from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.errors import InfeasiblePlanError
-from dflop.report.comparison_page import Drawing
+from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import Series, bars_svg, save_bars
 from dflop.report.tables import layout_text
 from dflop.run.console import Say

@@ -16,8 +16,8 @@ from dflop.compare.suite.contest import Contest
 from dflop.errors import ConfigError, did_you_mean
 from dflop.profile.hardware import hardware_name
 from dflop.records import CostTable
-from dflop.report.comparison_page import Drawing
-from dflop.report.data_plots import check_suffix
+from dflop.report.html_page import Drawing
+from dflop.report.plots import check_suffix
 from dflop.run.console import Say
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dflop.compare.suite import paper
 from dflop.compare.suite.contest import OURS, Contest, by_mixture
 from dflop.compare.suite.run_suite import SuiteResult, provenance
 from dflop.compare.suite.unseen_batches import geometric_mean
-from dflop.report.comparison_page import ComparisonPage, split_table
+from dflop.report.html_page import Page, Section
 from dflop.report.tables import Table
 from dflop.units import ratio
 
@@ -26,24 +26,32 @@ TITLES = {
 }
 
 
-def suite_page(found: SuiteResult) -> ComparisonPage:
+def suite_page(found: SuiteResult) -> Page:
     """The page of a suite's result."""
     rest = frozenset(found.columns) - KEYS - SPEEDUPS
     tables = [
-        split_table("Speed-ups over the tuned uniform plan", found.columns, found.rows, SPEEDUPS, KEYS),
-        split_table("Step times, idle time and what the bound leaves", found.columns, found.rows, rest, KEYS),
+        _some_columns("Speed-ups over the tuned uniform plan", found, SPEEDUPS),
+        _some_columns("Step times, idle time and what the bound leaves", found, rest),
     ]
     if found.name == "paper":
         tables.append(_plans(found.contests))
-    return ComparisonPage(
+    return Page(
         title=TITLES.get(found.name, f"dflop, suite {found.name}"),
         subtitle=f"Suite {found.name}: {len(found.contests)} settings, costs of data sheets, never measured.",
+        kinds=("simulated",),
         verdict=verdict(found.contests),
         numbers=tuple(_numbers(found.contests)),
-        drawings=tuple(found.drawings()),
-        tables=tuple(tables),
-        notes=found.notes,
-        facts=tuple(_facts(found)),
+        sections=(
+            Section(
+                "speedups",
+                "Speed-ups and their bounds",
+                ("simulated",),
+                drawings=tuple(found.drawings()),
+                tables=tuple(tables),
+            ),
+            Section("how", "How to read this", notes=found.notes),
+            Section("reproduce", "To reproduce", facts=tuple(_facts(found))),
+        ),
     )
 
 
@@ -74,6 +82,17 @@ def _numbers(contests: Sequence[Contest]) -> list[tuple[str, str, str]]:
 def _speedups(contests: Sequence[Contest]) -> list[float]:
     found = [c.speedup(OURS) for c in contests]
     return [s.mean if s else math.nan for s in found]
+
+
+def _some_columns(title: str, found: SuiteResult, wanted: Collection[str]) -> Table:
+    """Some columns of a table too wide for a page, and those that say what a row is about."""
+    chosen = [i for i, name in enumerate(found.columns) if name in wanted or name in KEYS]
+    return Table(
+        title,
+        tuple(found.columns[i] for i in chosen),
+        tuple(tuple(row[i] for i in chosen) for row in found.rows),
+        KEYS & frozenset(found.columns),
+    )
 
 
 def _plans(contests: Sequence[Contest]) -> Table:

@@ -25,7 +25,7 @@ from dflop.compare.suite.mixtures import HEAVY, MAIN
 from dflop.compare.suite.paper import contest_numbers, title_of
 from dflop.compare.suite.unseen_batches import Noise
 from dflop.errors import InfeasiblePlanError
-from dflop.report.comparison_page import Drawing
+from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import BOUND, Panel, Series, line_svg, save_lines
 from dflop.run.console import Say
 from dflop.units import percent, ratio, seconds

@@ -1,4 +1,4 @@
-"""What a report is given of a run beyond its summary, out of a store."""
+"""What a report is given of a run, out of a store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from dflop import units
-from dflop.report.tables import key_numbers
+from dflop.report.run_tables import key_numbers
 from dflop.report.terminal import markdown_summary
-from dflop.report.timeline import batch_timeline
+from dflop.report.timeline import batch_steps
 from dflop.run.directory import RunDir
 from dflop.store.console import query
-from dflop.views.load_details import load_details
-from dflop.views.run_results import load_history, load_summary, write_report
+from dflop.views.run_results import load_summary, write_report
 
 
 @pytest.fixture
@@ -22,33 +21,31 @@ def run(finished: RunDir) -> RunDir:
     return finished
 
 
-def test_the_batch_that_is_shown_comes_with_its_plans_and_shapes_and_everything_else_is_there(run: RunDir) -> None:
+def test_everything_that_a_page_shows_is_there(run: RunDir) -> None:
     summary = load_summary(run)
-    details = load_details(run, summary, load_history(run.config().store, run.run_id))
+    details = summary.details
     assert summary.comparison is not None
     pair = summary.comparison.typical_pair()
     assert pair is not None
-    assert sorted(details.shapes) == sorted(pair.sample_index)
-    assert {p.step for p in details.compare_plans} == {s.step for s in pair.typical()}
-    found = batch_timeline(pair, summary.plan, details.compare_plans, details.shapes, summary.num_cores)
-    assert None not in found.samples
-    assert all(lane.predicted for track in found.tracks for lane in track.lanes)
+    steps = batch_steps(pair, summary.plan, details.compare_plans, summary.num_cores)
+    assert all(lane.thin for step in steps for lane in step.lanes)
     assert dict(details.facts)["model"] == "qwen2_5_omni_thinker, float32"
     assert details.cost_sources == (("vision tp1", "analytic"), ("audio tp1", "analytic"), ("llm tp1", "analytic"))
-    assert details.memory_limit_bytes == 2**30
+    assert summary.memory_limit_bytes == 2**30
     assert details.num_steps_planned == 6
     assert "num_steps: 6" in details.config_text
+    assert details.history
 
 
 def test_the_report_is_written_with_all_of_it_that_can_be_read(run: RunDir, tmp_path: Path) -> None:
     write_report(run)
     text = run.report_file.read_text()
-    assert 'id="timeline-data"' in text
+    assert "<title>0: vision pp0 dp0: forward of microbatch 1" in text
     assert "costs</dt><dd>vision tp1 analytic" in text
     copy = RunDir(tmp_path / run.run_id)
     shutil.copytree(run.path, copy.path)
     (copy.path / "cost_tables.json").write_text("{")
-    assert load_details(copy, load_summary(copy), ()).cost_sources == ()
+    assert load_summary(copy).details.cost_sources == ()
 
 
 def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interval(run: RunDir) -> None:

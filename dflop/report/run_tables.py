@@ -1,0 +1,246 @@
+"""What a summary says in cells: key numbers, policies, stages, corrections, memory, slow ranks, quarantine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dflop import units
+from dflop.records import ALL_TOKENS, Correction, Plan, QuarantinedSample, RankFactor, RankMemory
+from dflop.records.speedup import NOT_COMPARED, Speedup
+from dflop.report.stage_stats import StageStats, stage_stats
+from dflop.report.summary import RunSummary
+from dflop.report.tables import POLICY_NAMES, Table, make_table, stages_of_plan
+
+SQL_LINE = 'dflop sql "select * from v_run_summary"'
+MAX_ROWS = 50
+"""Of lists that grow with the dataset; the rest is in the store."""
+NOT_BLIND = "This run has no comparison with data-blind steps."
+
+MemoryRow = tuple[str, int, int | None]
+"""(stage, predicted peak in bytes, measured peak or None)."""
+
+
+def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
+    """(label, value, remark) of what a person looks for first."""
+    found, plan = summary.comparison, summary.plan
+    measured, predicted = (NOT_COMPARED, NOT_COMPARED) if found is None else (found.measured, found.predicted)
+    over_uniform = units.ratio(plan.planned_speedup_over_uniform)
+    # A loss can be NaN because it diverged; that must be seen, not shown as absent.
+    has_loss = any(s.loss is not None for s in summary.steps)
+    tokens_per_s = summary.llm_tokens_per_s
+    return (
+        _speedup("speedup, measured", measured, "data-blind over balanced step time"),
+        _speedup("speedup, simulated", predicted, "of the same global batches"),
+        ("speedup, planned", units.ratio(plan.planned_speedup), f"simulated; over a uniform plan {over_uniform}"),
+        ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
+        (
+            "loss",
+            f"{summary.first_loss:.2f} to {summary.last_loss:.2f}" if has_loss else "-",
+            "mean of the first and the last 3 steps",
+        ),
+        (
+            "LLM throughput, measured",
+            "-" if math.isnan(tokens_per_s) else f"{units.count(round(tokens_per_s))} tokens/s",
+            "median over steps",
+        ),
+        ("idle, measured", units.percent(summary.idle_frac), "process time outside forward and backward"),
+        ("wait for input, measured", units.seconds(summary.data_wait_s), "before a step, median"),
+        ("samples quarantined", str(len(summary.quarantined)), "left out, with a reason each"),
+    )
+
+
+def policy_table(summary: RunSummary) -> Table:
+    """Comparison steps, one row per policy; no rows without a comparison."""
+    return make_table(
+        "Same global batches, both policies",
+        summary.comparison.policies if summary.comparison else (),
+        {
+            "policy": lambda p: POLICY_NAMES[p.policy],
+            "steps": lambda p: str(p.num_steps),
+            "step measured": lambda p: units.seconds(p.step_s),
+            "IQR": lambda p: units.seconds(p.step_q3_s - p.step_q1_s),
+            "fwd+bwd measured": lambda p: units.seconds(p.pipeline_s),
+            "fwd+bwd simulated": lambda p: units.seconds(p.predicted_step_s),
+            "idle measured": lambda p: units.percent(p.idle_frac),
+        },
+        text={"policy"},
+        note="Medians. Data-blind: arrival order, equal counts. Simulated: without reduction and optimizer.",
+        empty=NOT_BLIND,
+    )
+
+
+def stage_table(summary: RunSummary) -> Table:
+    """Training steps, one row per pipeline stage."""
+    shares = summary.num_cores is not None and summary.num_cores < summary.plan.num_processes
+    return make_table(
+        "Stages in training",
+        summary.stages,
+        {
+            "stage": lambda s: s.stage,
+            "layers": lambda s: s.layers,
+            "processes": lambda s: str(s.num_ranks),
+            "busy": lambda s: units.percent(s.busy_frac),
+            "reduce + optimizer": lambda s: units.percent(s.update_frac),
+            "idle": lambda s: units.percent(s.idle_frac),
+            "prediction error": lambda s: units.percent(s.errors.median_frac),
+            "predicted / measured": lambda s: units.ratio(s.errors.predicted_to_measured),
+        },
+        text={"stage", "layers"},
+        note=f"Measured. Idle: all but busy{'; busy includes waiting for a core' * shares}. Error: median over "
+        "microbatches.",
+        empty="No training step was observed.",
+    )
+
+
+def idle_table(summary: RunSummary) -> Table:
+    """The comparison's batches, one row per stage and policy, stages in the plan's order."""
+    pairs = summary.comparison.pairs if summary.comparison else ()
+    rows: list[tuple[str, StageStats]] = []
+    for policy, name in POLICY_NAMES.items():
+        steps = [step for pair in pairs for step in (pair.arrival if policy == "arrival" else pair.balanced)]
+        rows += [(name, stats) for stats in stage_stats(steps, summary.plan)]
+    order = list(dict.fromkeys(stats.stage for _, stats in rows))
+    return make_table(
+        "Idle time and balance per stage",
+        sorted(rows, key=lambda row: order.index(row[1].stage)),
+        {
+            "stage": lambda row: row[1].stage,
+            "policy": lambda row: row[0],
+            "forward + backward": lambda row: units.percent(row[1].busy_frac),
+            "waiting": lambda row: units.percent(row[1].wait_frac),
+            "reduction + optimizer": lambda row: units.percent(row[1].update_frac),
+            "idle": lambda row: units.percent(row[1].idle_frac),
+            "largest over mean microbatch": lambda row: units.ratio(row[1].max_over_mean),
+        },
+        text={"stage", "policy"},
+        note="Measured on the comparison's batches; shares of the step over all ranks of a stage. Idle: waiting, "
+        "reduction and optimizer. Largest over mean: seconds of compute of the microbatches of a step, mean over "
+        "steps; 1.00x is even. A pipeline may gain by uneven microbatches in the right order.",
+        empty=NOT_BLIND,
+    )
+
+
+def quarantine_table(quarantined: Sequence[QuarantinedSample]) -> Table:
+    """Samples left out, at most `MAX_ROWS`."""
+    more = len(quarantined) - MAX_ROWS
+    columns = ("sample", "found by", "file", "reason")
+    return Table(
+        "Quarantined samples",
+        columns,
+        tuple((q.sample_id, q.phase, q.path, q.reason) for q in quarantined[:MAX_ROWS]),
+        frozenset(columns),
+        f'{more} more: dflop sql "select * from v_quarantine"' if more > 0 else "",
+        empty="None: every sample was usable.",
+        num_shown=10,
+    )
+
+
+def correction_table(summary: RunSummary) -> Table:
+    """Corrections at the end of the run: per module its level, then the sizes that plans are made otherwise for."""
+    rows: list[tuple[str, ...]] = []
+    for module in dict.fromkeys(c.module for c in summary.corrections):
+        buckets = [c for c in summary.corrections if c.module == module]
+        in_force = [c for c in buckets if c.is_in_force and len(buckets) > 1]
+        first = buckets[0]
+        sizes = f"{len(in_force)} of {len(buckets)} sizes" if len(buckets) > 1 else ""
+        rows.append((
+            module, "typical mix", str(first.effective_step + 1), units.ratio(first.level), "", sizes,
+            units.percent(first.residual_frac), units.count(max(c.num_observations for c in buckets)),
+        ))  # fmt: skip
+        rows += [
+            (module, _sizes(c), "", units.ratio(c.factor), units.ratio(c.sd_frac), "yes", "", "") for c in in_force
+        ]
+    return Table(
+        "Corrections learnt",
+        ("module", "tokens of an item", "from step", "factor", "+-", "in force", "error before", "observations"),
+        tuple(rows),
+        frozenset({"module", "tokens of an item"}),
+        f"Last per module, of {summary.num_corrections}. Factor: measured over predicted compute seconds. "
+        "Sizes that are not in force have the factor of the typical mix.",
+        empty="None: predicted seconds stayed within 3 % of what was measured, or nothing was observed.",
+    )
+
+
+def slow_rank_table(factors: Sequence[RankFactor]) -> Table:
+    """The newest factor of each rank that says something, those in force first."""
+    newest = {f.rank: f for f in sorted(factors, key=lambda f: (f.attempt, f.observed_at_s, f.effective_step))}
+    ordered = sorted(newest.values(), key=lambda f: (not f.is_in_force, -f.factor))
+    return make_table(
+        "Slow ranks",
+        [f for f in ordered if f.is_in_force or f.factor - 2 * f.sd_frac > 1.05],
+        {
+            "rank": lambda f: str(f.rank),
+            "place": lambda f: f"{f.module} pp{f.stage} dp{f.dp_rank}",
+            "host": lambda f: f.host,
+            "takes": lambda f: units.ratio(f.factor),
+            "+-": lambda f: units.ratio(f.sd_frac),
+            "in force": lambda f: "yes" if f.is_in_force else "no",
+            "from step": lambda f: str(f.effective_step + 1),
+        },
+        text={"place", "host"},
+        note="Takes: measured seconds over those of its peers for the same work. In force: it was given less of it.",
+    )
+
+
+def memory_rows(plan: Plan, peaks: Sequence[RankMemory] = ()) -> tuple[MemoryRow, ...]:
+    """One row per stage; nothing where the plan says nothing about memory.
+
+    Args:
+        plan: That ran last.
+        peaks: Of the run; those of its last start count, since before it another plan may have run.
+    """
+    last = max((peak.attempt for peak in peaks), default=0)
+    measured: dict[tuple[str, int], int] = {}
+    for peak in peaks:
+        if peak.attempt == last:
+            place = peak.module, peak.stage
+            measured[place] = max(peak.peak_bytes, measured.get(place, 0))
+    rows = tuple(
+        (name, pipe.stage_memory_bytes[stage], measured.get((pipe.module, stage)))
+        for pipe, stage, name in stages_of_plan(plan)
+        if stage < len(pipe.stage_memory_bytes)
+    )
+    return rows if any(predicted > 0 for _, predicted, _ in rows) else ()
+
+
+def memory_table(rows: Sequence[MemoryRow], limit_bytes: int, peaks: Sequence[RankMemory] = ()) -> Table:
+    """Predicted beside measured peaks, and the limit of a process."""
+    if all(measured is None for _, _, measured in rows):
+        how = "Predicted when planning; in this run nobody measured."
+    elif any(peak.kind == "process" for peak in peaks):
+        how = (
+            "Measured: the whole process, with interpreter, libraries and samples that wait; predicted: what training "
+            "itself holds."
+        )
+    else:
+        how = "Measured: what torch held on the device."
+
+    def share(num_bytes: int | None) -> str:
+        return "-" if num_bytes is None or not limit_bytes else units.percent(num_bytes / limit_bytes)
+
+    return make_table(
+        "Memory per stage",
+        rows,
+        {
+            "stage": lambda row: row[0],
+            "predicted peak": lambda row: units.num_bytes(row[1]),
+            "of the limit": lambda row: share(row[1]),
+            "measured peak": lambda row: "-" if row[2] is None else units.num_bytes(row[2]),
+            "of the limit, measured": lambda row: share(row[2]),
+        },
+        text={"stage"},
+        note=f"Limit: {units.num_bytes(limit_bytes)} of a process. {how}",
+        empty="The plan says nothing about memory.",
+    )
+
+
+def _speedup(label: str, found: Speedup, remark: str) -> tuple[str, str, str]:
+    value, _, interval = units.speedup(found.mean, found.low, found.high).partition(" ")
+    return label, value, interval.strip("()") or remark
+
+
+def _sizes(bucket: Correction) -> str:
+    if bucket.max_tokens >= ALL_TOKENS:
+        return f"from {bucket.min_tokens}"
+    return f"{bucket.min_tokens} to {bucket.max_tokens - 1}"

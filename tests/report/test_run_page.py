@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from dflop.report.run_page import median_mfu, render_report, run_facts, run_page
+from dflop.report.summary import RunDetails, RunSummary, summarise
+from tests.builders import make_cluster, make_plan
+from tests.report.runs import HOSTILE, make_run, realistic
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Open tags as a tree walk, so that an unclosed or stray tag fails, and the visible text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._seen(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._seen(tag, attrs)
+
+    def _seen(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [name for name in [dict(attrs).get("id")] if name]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += " ".join(data.split()) + "\n"
+
+
+def assert_sound(page: Page, html: str) -> None:
+    """Nothing of a user became markup, nothing runs, nothing is loaded, nothing has a style of its own."""
+    assert page.open == []
+    assert not {"script", "b", "link", "img"} & set(page.tags)
+    assert len(page.ids) == len(set(page.ids)), "every id once"
+    assert not re.search(r'\b(src|srcset|action)=|@import|url\((?!#)|href="(?!#)', html)
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", html)
+    assert len(html.encode()) < 1_500_000
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    """The page of a run without details."""
+    return render_report(realistic())
+
+
+@pytest.fixture(scope="module")
+def full(run: RunSummary) -> str:
+    """The page of a run with everything."""
+    return render_report(run)
+
+
+def test_contains_everything(plain: str) -> None:
+    page = Page(plain)
+    assert_sound(page, plain)
+    shown = (
+        realistic().verdict, "vision dp2 | audio dp1 | llm pp1 dp1", "fastest of 38 layouts", "speedup, simulated",
+        "truncated JPEG: 812 of 4096 bytes", "Corrections learnt", "1.18x", "cfgkey", "2x core", "torch 2", "abc123",
+        "store snapshot", 'dflop sql "select * from v_run_summary"', "Nothing is known of how this run went.", HOSTILE,
+    )  # fmt: skip
+    assert [text for text in shown if text not in page.text] == []
+
+
+def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: RunSummary) -> None:
+    page = Page(full)
+    assert_sound(page, full)
+    hostile = ("/data/<script>.jsonl", "30 % slower on <b>host1</b>", "</pre><script>alert(1)</script>")
+    sections = (
+        "model FLOPs utilisation", "fastest of 38 layouts", "vision tp1 measured", "4 more",
+        "Error by size of the microbatch", "Slow ranks", "512.0 MiB", "Measured: what torch held on the device.",
+        "hours of processes", "read by train", "snapshot 3, revision rev",
+    )  # fmt: skip
+    assert [text for text in (*hostile, *sections) if text not in page.text] == []
+    assert {section.id for section in run_page(run).sections} <= set(page.ids)
+    assert page.text.index("Corrections learnt") < page.text.index("0:01:15") < page.text.index("30 % slower")
+
+
+@pytest.fixture(scope="module")
+def empty() -> RunSummary:
+    """A run that failed before its first step."""
+    return summarise(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
+
+
+def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
+    page = Page(render_report(realistic(compare=False)))
+    assert "No global batch was trained under both policies." in page.text
+    assert "This run has no comparison with data-blind steps." in page.text
+    html = render_report(empty)
+    assert render_report(empty) == html
+    page = Page(html)
+    assert_sound(page, html)
+    assert page.tags.count("svg") == 0
+    for text in (
+        "No microbatch was both predicted and measured.", "The plan says nothing about memory.",
+        "No training step was observed.", "None: every sample was usable.", "nothing is reckoned",
+    ):  # fmt: skip
+        assert text in page.text
+
+
+def test_facts_of_a_run(run: RunSummary) -> None:
+    facts = dict(run_facts(run))
+    assert facts["run"] == "demo, done"
+    assert facts["optimizer steps"] == "24 of 24, of 16 samples each"
+    assert facts["processes"] == f"5, {run.num_cores} at a time: vision dp2 | audio dp1 | llm pp2 dp1"
+    assert facts["model"] == "tiny"
+    assert facts["model FLOPs utilisation"].endswith("measured, median over steps")
+    assert "model FLOPs utilisation" not in dict(run_facts(replace(run, details=RunDetails())))
+    found = sorted(1e12 / (4e13 * s.step_s) for s in run.steps)
+    assert median_mfu(run) == pytest.approx((found[11] + found[12]) / 2)
+    flops = tuple(replace(f, peak_flops_per_s=math.nan) for f in run.details.flops)
+    assert math.isnan(median_mfu(replace(run, details=replace(run.details, flops=flops))))
