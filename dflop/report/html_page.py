@@ -78,7 +78,7 @@ def render_page(page: Page) -> str:
     )
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     content = environment.get_template("page.html.jinja").render(page=page, style=style, policy=content_policy(style))
-    return content + "\n"
+    return content.strip() + "\n"
 
 
 def content_policy(style: str) -> str:
