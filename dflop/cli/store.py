@@ -84,7 +84,7 @@ def ingest(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         say(f"watching {store}, every {units.seconds(interval_s)}; interrupt to end")
-        num_passes = ingest_module.watch(store, interval_s=interval_s, progress=say, stop=stop)
+        num_passes = ingest_module.watch(store, interval_s=interval_s, stop=stop, say=say)
         print(f"{num_passes} passes")
         return
     done = ingest_module.ingest(store, say)
@@ -170,7 +170,7 @@ def compact(
     """
     from dflop.store.compact import compact as run_compact
 
-    done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, progress=talk(quiet))
+    done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, say=talk(quiet))
     would = "would become" if dry_run else "became"
     saved = (
         "" if dry_run else f", {units.num_bytes(done.num_bytes_before)} became {units.num_bytes(done.num_bytes_after)}"
@@ -186,7 +186,7 @@ def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = 
     """
     from dflop.store.collect import gc as run_gc
 
-    done = run_gc(store, dry_run=dry_run, progress=talk(quiet))
+    done = run_gc(store, dry_run=dry_run, say=talk(quiet))
     would = "would be removed" if dry_run else "removed"
     print(f"{len(done.removed)} files, {units.num_bytes(done.num_bytes)}, {would}")
 
@@ -204,11 +204,11 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     import time
 
     from dflop.report.rows import print_rows
-    from dflop.store import backlog, console, settings, sharing, snapshot
+    from dflop.store import console, freshen, settings, sharing, snapshot
 
     current = snapshot.read_current(store)
     columns, rows = console.query(store, console.named_query("store").sql)
-    waiting, rules = backlog.waiting_files(store), settings.read_settings(store)
+    waiting, rules = freshen.waiting_files(store), settings.read_settings(store)
     if as_json:
         shown = dataclasses.asdict(current) if current else None
         kinds = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -223,5 +223,5 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
         print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
     print(f"{len(waiting)} spool files wait to be ingested")
     if sharing.is_shared(store):
-        print(f"members of group {sharing.group_name(store)} may write")
+        print(f"members of group {sharing.group_name(store.stat().st_gid)} may write")
     print(rules)

@@ -8,8 +8,8 @@ import re
 import stat
 from pathlib import Path
 
+from dflop import files
 from dflop.errors import StoreError
-from dflop.files import TMP_PREFIX
 from dflop.store import sharing
 
 _DENIED = {os.strerror(code): code for code in (errno.EACCES, errno.EPERM, errno.EROFS)}
@@ -29,18 +29,18 @@ def error_of(what: str, error: Exception, root: Path, *, hint: str = "") -> Stor
     if denied is None:
         return StoreError(f"{what}: {error}", where=str(root), hint=hint)
     path, code = denied
-    if path.name.startswith(TMP_PREFIX):
+    if path.name.startswith(files.TMP_PREFIX):
         path = path.parent
     if code == errno.EROFS:
         advice = "what is published can be read; to write, mount it for writing or work where it is"
         return StoreError(f"{what}: the file system is mounted read-only", where=str(path), hint=advice)
     place, deed = _obstacle(path)
-    me = sharing.user_name(os.geteuid())
     try:
         found = place.stat()
+        deed = f"{deed} {place}, {sharing.whose(found)}"
     except OSError:
-        return StoreError(f"{what}: {me} may not look at {place}", where=str(path), hint=_advice(root, place, None))
-    told = f"{what}: {me} may not {deed} {place}, {sharing.whose(found)}"
+        found, deed = None, f"look at {place}"
+    told = f"{what}: {sharing.user_name(os.geteuid())} may not {deed}"
     return StoreError(told, where=str(path), hint=_advice(root, place, found))
 
 
@@ -93,8 +93,9 @@ def _advice(root: Path, place: Path, found: os.stat_result | None) -> str:
         return f"let {owner} open the way to the store (chmod o+x {place}), or put the store elsewhere"
     if not sharing.is_shared(root):
         return f"for a team, let {owner} run `{command} GROUP` with a group of all its members"
-    group = sharing.group_name(root)
-    if os.geteuid() != 0 and root.stat().st_gid not in {os.getegid(), *os.getgroups()}:
+    gid = root.stat().st_gid
+    group = sharing.group_name(gid)
+    if os.geteuid() != 0 and gid not in {os.getegid(), *os.getgroups()}:
         return f"the store is of group {group}: have {sharing.user_name(os.geteuid())} added to it, then log in again"
     if not place.is_relative_to(root):
         return f"let {owner} open it to group {group}: chgrp {group}, chmod g+rwxs (a file: g+rw)"

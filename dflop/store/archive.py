@@ -25,43 +25,32 @@ import pyarrow.parquet as pq
 from dflop.errors import StoreError
 from dflop.records import parse_json
 from dflop.store import durable, schema
-from dflop.store.file_check import Good, SpoolFile, with_provenance
+from dflop.store.file_check import Good, StoredFile, with_provenance
 from dflop.store.spool import NEXT_SEQ_FILE, SpoolKey, read_next_seq
 
 _MEMBERS = b"dflop.archive_members"
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveFile:
-    """A compacted file on disk."""
-
-    name: str
-    """Path below `archive/`."""
-    path: Path
-    num_bytes: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class Archive:
     """A compacted file and the spool files in it."""
 
-    file: ArchiveFile
+    file: StoredFile
     sha256: str
     files: tuple[Good, ...]
 
 
-def list_archive(store_root: Path) -> list[ArchiveFile]:
+def list_archive(store_root: Path) -> list[StoredFile]:
     """Every compacted file of the store.
 
     Raises:
         OSError: A folder cannot be read.
     """
     root = store_root / "archive"
-    return [_describe(root, path) for path in durable.list_parquet(root)]
+    return [StoredFile.of(root, path) for path in durable.list_parquet(root)]
 
 
-def write(store_root: Path, kind: str, run_id: str, files: Sequence[Good]) -> ArchiveFile:
+def write(store_root: Path, kind: str, run_id: str, files: Sequence[Good]) -> StoredFile:
     """Writes files of one kind and run as one; removes nothing."""
     folder = store_root / "archive" / kind / run_id
     durable.make_folder(folder)
@@ -76,15 +65,12 @@ def write(store_root: Path, kind: str, run_id: str, files: Sequence[Good]) -> Ar
         schema.VERSION_KEY: str(schema.version_of(kind)).encode(),
         _MEMBERS: json.dumps(members).encode(),
     }
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True)
-    taken = [int(p.stem) for p in folder.glob("*.parquet") if p.stem.isdigit()]
-    path = folder / f"{max(taken, default=-1) + 1:06d}.parquet"
-    durable.write_new(path, bytes(sink.getvalue().to_pybytes()))
-    return _describe(store_root / "archive", path)
+    path = folder / f"{max(durable.numbered(folder, '.parquet'), default=-1) + 1:06d}.parquet"
+    durable.write_new(path, durable.parquet(table, metadata))
+    return StoredFile.of(store_root / "archive", path)
 
 
-def read(file: ArchiveFile) -> Archive:
+def read(file: StoredFile) -> Archive:
     """The spool files in a compacted file, as they were when they were compacted, in today's schema.
 
     Raises:
@@ -99,7 +85,7 @@ def read(file: ArchiveFile) -> Archive:
         if kind not in schema.KINDS or version > schema.version_of(kind):
             raise ValueError(f"kind `{kind}`, schema version {version}: written by a newer dflop")
         table = reader.read()
-        files = tuple(_members(kind, run_id, version, table, parse_json(found[_MEMBERS]), file))
+        files = tuple(_members(kind, run_id, version, table, parse_json(found[_MEMBERS]), file.path))
     except (KeyError, ValueError, TypeError, OSError, pa.ArrowException) as error:
         raise StoreError(
             f"cannot read the compacted file: {str(error).splitlines()[0]}",
@@ -120,9 +106,7 @@ def note(con: duckdb.DuckDBPyConnection, found: Archive) -> None:
     )  # fmt: skip
 
 
-def _members(
-    kind: str, run_id: str, version: int, table: pa.Table, members: list[list[Any]], file: ArchiveFile
-) -> list[Good]:
+def _members(kind: str, run_id: str, version: int, table: pa.Table, members: list[list[Any]], path: Path) -> list[Good]:
     if sum(m[-1] for m in members) != table.num_rows:
         raise ValueError(f"{table.num_rows} rows found, the footer says {sum(m[-1] for m in members)}")
     good, start = [], 0
@@ -133,19 +117,13 @@ def _members(
             raise ValueError(f"rows of {producer}-{seq} are not where the footer says")
         rows = schema.upgrade(kind, version, part.drop_columns(["_producer", "_seq"]))
         key = SpoolKey(kind, run_id, producer, seq)
-        good.append(Good(SpoolFile(key.relative_path, file.path, num_bytes, mtime_ns), key, sha256, rows))
+        good.append(Good(StoredFile(key.relative_path, path, num_bytes, mtime_ns), key, sha256, rows))
     return good
 
 
 def _raise_next_seq(folder: Path, files: Sequence[Good]) -> None:
     # Before the files go: a producer that comes back must not use one of their numbers again.
-    path = folder / NEXT_SEQ_FILE
     found = read_next_seq(folder)
     for g in files:
         found[g.key.producer] = max(found.get(g.key.producer, 0), g.key.seq + 1)
-    durable.replace(path, json.dumps(found).encode())
-
-
-def _describe(root: Path, path: Path) -> ArchiveFile:
-    stat = path.stat()
-    return ArchiveFile(path.relative_to(root).as_posix(), path, stat.st_size, stat.st_mtime_ns)
+    durable.replace(folder / NEXT_SEQ_FILE, json.dumps(found).encode())

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop import files
-from dflop.store import access, live, snapshot
-from dflop.store.ingest import Progress
+from dflop.store import live, snapshot
+from dflop.store.live import Progress
 
 TMP_AGE_S = 86_400.0
 """A temporary file this old belongs to nobody: the longest flush takes seconds."""
@@ -24,30 +24,26 @@ class GcReport:
     num_bytes: int
 
 
-def gc(store_root: Path | str, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
+def gc(store_root: Path | str, *, dry_run: bool = False, say: Progress = live.silent) -> GcReport:
     """Collects garbage; the truth (spool, archive, quarantine, publish log) is never touched.
 
     Args:
         store_root: Folder of the store.
         dry_run: Only say what would go.
-        progress: Called with a line per file.
+        say: Called with a line per file.
 
     Raises:
         StoreError: Another ingester holds the store, or a file cannot be removed.
     """
-    root, say = Path(store_root), progress or (lambda _line: None)
-    removed, num_bytes = [], 0
-    try:
-        with live.hold(root):
-            for path in (*snapshot.expired(root), *_leftovers(root)):
-                name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-                num_bytes += path.stat().st_size
-                removed.append(name)
-                say(f"{'would remove' if dry_run else 'removed'} {name}")
-                if not dry_run:
-                    path.unlink(missing_ok=True)
-    except OSError as error:
-        raise access.error_of("gc failed", error, root) from error
+    root, removed, num_bytes = Path(store_root), [], 0
+    with live.explained("gc failed", root), live.hold(root):
+        for path in (*snapshot.expired(root), *_leftovers(root)):
+            name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+            num_bytes += path.stat().st_size
+            removed.append(name)
+            say(f"{'would remove' if dry_run else 'removed'} {name}")
+            if not dry_run:
+                path.unlink(missing_ok=True)
     return GcReport(tuple(removed), num_bytes)
 
 

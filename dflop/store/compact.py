@@ -7,7 +7,7 @@ manifest. Identities survive (`archive.py`).
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ from typing import Any
 
 import duckdb
 
+from dflop import files
 from dflop.errors import StoreError
-from dflop.store import access, archive, durable, file_check, live
-from dflop.store.file_check import Good, SpoolFile
-from dflop.store.ingest import Progress, ingest_pending
+from dflop.store import archive, file_check, live
+from dflop.store.file_check import Good, StoredFile, Waiting
+from dflop.store.ingest import Ingested, ingest_pending, manifest
 from dflop.store.lease import Lease
+from dflop.store.live import Progress
 from dflop.store.snapshot import publish_if_stale
 from dflop.store.spool import SpoolKey
 
@@ -42,12 +44,8 @@ class CompactReport:
     """0 in a dry run."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    kind: str
-    run_id: str
-    files: tuple[SpoolFile, ...]
-    sha256: dict[str, str]
+Group = list[tuple[SpoolKey, Ingested]]
+"""Files of one kind and run that become one."""
 
 
 def compact(
@@ -56,7 +54,7 @@ def compact(
     min_files: int = 16,
     min_age_s: float = MIN_AGE_S,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    say: Progress = live.silent,
 ) -> CompactReport:
     """Compacts every (kind, run) with at least `min_files` ingested spool files older than `min_age_s`.
 
@@ -65,69 +63,46 @@ def compact(
         min_files: Fewer files than this are not worth it.
         min_age_s: Seconds since a file was written.
         dry_run: Only say what would be done.
-        progress: Called with a line per group.
+        say: Called with a line per group.
 
     Raises:
         StoreError: Another ingester holds the store, or the disk is full.
     """
-    root, say = Path(store_root), progress or (lambda _line: None)
-    runs: set[str] = set()
+    root, runs = Path(store_root), set()
     before = after = bytes_before = bytes_after = 0
-    try:
-        with live.hold(root) as lease, live.connect(live.live_file(root)) as con:
+    with live.open_live(root, "compact failed", hint="nothing is lost; try again") as (con, lease):
+        if not dry_run:
+            ingest_pending(con, root, say, lease)
+        for group in _groups(con, root, min_files, min_age_s):
+            key = group[0][0]
+            runs.add(key.run_id)
+            before, after = before + len(group), after + 1
+            bytes_before += sum(noted.num_bytes for _, noted in group)
             if not dry_run:
-                ingest_pending(con, root, say, lease)
-            for group in _groups(con, root, min_files, min_age_s):
-                runs.add(group.run_id)
-                before, after = before + len(group.files), after + 1
-                bytes_before += sum(f.num_bytes for f in group.files)
-                if not dry_run:
-                    bytes_after += _compact_group(con, root, group, lease)
-                say(
-                    f"{group.kind}/{group.run_id}: {len(group.files)} files {'would become' if dry_run else 'became'} 1"
-                )
-            if not dry_run:
-                publish_if_stale(con, root, lease, say)
-    except (duckdb.Error, OSError) as error:
-        raise access.error_of("compact failed", error, root, hint="nothing is lost; try again") from error
+                bytes_after += _compact_group(con, root, group, lease)
+            say(f"{key.kind}/{key.run_id}: {len(group)} files {'would become' if dry_run else 'became'} 1")
+        if not dry_run:
+            publish_if_stale(con, root, lease, say)
     return CompactReport(len(runs), before, after, bytes_before, bytes_after)
 
 
-def _groups(con: duckdb.DuckDBPyConnection, root: Path, min_files: int, min_age_s: float) -> Iterator[_Group]:
-    rows = con.execute(
-        "select kind, run_id, producer, seq, sha256, num_bytes, mtime_ns from ingest_manifest where mtime_ns < ? "
-        "order by kind, run_id, producer, seq",
-        [int((time.time() - min_age_s) * 1e9)],
-    ).fetchall()
-    by_run: dict[tuple[str, str], list[tuple[SpoolFile, str]]] = {}
-    for kind, run_id, producer, seq, sha256, num_bytes, mtime_ns in rows:
-        name = SpoolKey(kind, run_id, producer, seq).relative_path
-        path = root / "spool" / name
-        if path.exists():
-            by_run.setdefault((kind, run_id), []).append((SpoolFile(name, path, num_bytes, mtime_ns), sha256))
-    for (kind, run_id), found in by_run.items():
-        for part in _parts(found):
-            if len(part) >= min_files:
-                yield _Group(kind, run_id, tuple(f for f, _ in part), {f.name: sha256 for f, sha256 in part})
+def _groups(con: duckdb.DuckDBPyConnection, root: Path, min_files: int, min_age_s: float) -> Iterator[Group]:
+    oldest_ns = int((time.time() - min_age_s) * 1e9)
+    found = [
+        (key, noted)
+        for key, noted in sorted(manifest(con).items(), key=lambda item: item[0])
+        if noted.mtime_ns < oldest_ns and (root / "spool" / key.relative_path).exists()
+    ]
+    for _, of_run in itertools.groupby(found, key=lambda item: (item[0].kind, item[0].run_id)):
+        for group in file_check.batches(of_run, lambda item: item[1].num_bytes, MAX_BYTES):
+            if len(group) >= min_files:
+                yield group
 
 
-def _parts(found: list[tuple[SpoolFile, str]]) -> Iterator[list[tuple[SpoolFile, str]]]:
-    part: list[tuple[SpoolFile, str]] = []
-    num_bytes = 0
-    for item in found:
-        if part and num_bytes + item[0].num_bytes > MAX_BYTES:
-            yield part
-            part, num_bytes = [], 0
-        part.append(item)
-        num_bytes += item[0].num_bytes
-    if part:
-        yield part
-
-
-def _compact_group(con: duckdb.DuckDBPyConnection, root: Path, group: _Group, lease: Lease) -> int:
-    good = [_read(file, group.sha256[file.name]) for file in group.files]
+def _compact_group(con: duckdb.DuckDBPyConnection, root: Path, group: Group, lease: Lease) -> int:
+    good = [_read(root, key, noted) for key, noted in group]
     lease.check()
-    written = archive.write(root, group.kind, group.run_id, good)
+    written = archive.write(root, good[0].key.kind, good[0].key.run_id, good)
     found = archive.read(written)  # as a rebuild will read it
     if _content(con, good) != _content(con, found.files):
         written.path.unlink()
@@ -135,19 +110,20 @@ def _compact_group(con: duckdb.DuckDBPyConnection, root: Path, group: _Group, le
     with live.transaction(con, lease):
         archive.note(con, found)
         live.touch(con)
-    for file in group.files:
-        file.path.unlink(missing_ok=True)
-    durable.fsync_folder(group.files[0].path.parent)
+    for g in good:
+        g.file.path.unlink(missing_ok=True)
+    files.fsync(good[0].file.path.parent)
     return written.num_bytes
 
 
-def _read(file: SpoolFile, sha256: str) -> Good:
-    data = file.path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != sha256:
+def _read(root: Path, key: SpoolKey, noted: Ingested) -> Good:
+    file = StoredFile(key.relative_path, root / "spool" / key.relative_path, noted.num_bytes, noted.mtime_ns)
+    found = file_check.judge(file, None)
+    if isinstance(found, Waiting) and isinstance(found.error, OSError):
+        raise found.error
+    if not isinstance(found, Good) or found.sha256 != noted.sha256:
         raise StoreError("a spool file is not what was ingested", where=str(file.path), hint="run `dflop store verify`")
-    key = SpoolKey.parse(file.name)
-    assert key is not None
-    return Good(file, key, sha256, file_check.decode(key, data))
+    return found
 
 
 def _content(con: duckdb.DuckDBPyConnection, files: Sequence[Good]) -> tuple[Any, ...]:

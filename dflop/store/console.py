@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class NamedQuery:
-    """One file of `sql/queries`; everything but name and sql comes from its header comments."""
+    """One file of `sql/queries`; its header comments say the rest, what a row is and in which units included."""
 
     name: str
     purpose: str
     parameters: tuple[Parameter, ...]
-    grain: str
-    units: str
     sql: str
 
     @property
@@ -113,20 +111,17 @@ class Result:
             StoreError: Parquet has no such type.
             OSError: The file cannot be written.
         """
-        if path.exists() and not path.is_file():
-            return self._write_parquet(path)  # a pipe or a device: it must not be replaced by a file
-        with files.replacing(path) as tmp:
-            return self._write_parquet(tmp)
-
-    def _write_parquet(self, path: Path) -> int:
+        is_pipe = path.exists() and not path.is_file()  # or a device: it must not be replaced by a file
         num_rows = 0
-        try:
-            with open(path, "wb") as file, pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
-                for batch in self.batches:
-                    writer.write_batch(batch)
-                    num_rows += batch.num_rows
-        except pa.ArrowException as error:
-            raise StoreError(f"Parquet cannot hold it: {error}", hint="cast the column, as in x::varchar") from error
+        with nullcontext(path) if is_pipe else files.replacing(path) as place:
+            try:
+                with open(place, "wb") as file, pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
+                    for batch in self.batches:
+                        writer.write_batch(batch)
+                        num_rows += batch.num_rows
+            except pa.ArrowException as error:
+                told = f"Parquet cannot hold it: {error}"
+                raise StoreError(told, hint="cast the column, as in x::varchar") from error
         return num_rows
 
 
@@ -162,7 +157,7 @@ def open_query(
                 f"the query was stopped after {timeout_s:g} s",
                 hint="narrow it with WHERE or LIMIT, or raise --timeout-s",
             )
-        return refusal.explained(error, current, store_root)
+        return refusal.explained(error, con, current, store_root)
 
     try:
         try:
@@ -231,7 +226,7 @@ def _parse(path: Path) -> NamedQuery:
         )
     found = header["parameters"]
     parameters = () if found == "none" else tuple(_parameter(part, path) for part in found.split("; "))
-    return NamedQuery(path.stem, header["purpose"], parameters, header["grain"], header["units"], text)
+    return NamedQuery(path.stem, header["purpose"], parameters, text)
 
 
 def _parameter(text: str, path: Path) -> Parameter:

@@ -9,16 +9,19 @@ newer dflop are neither good nor bad: they wait for an ingester that knows them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflop.store import schema
 from dflop.store.spool import SpoolKey
+
+T = TypeVar("T")
 
 BATCH_FILES = 500
 BATCH_BYTES = 32 << 20
@@ -27,22 +30,36 @@ MIN_CHUNK_ROWS = 10_000
 """Decoding releases the GIL; more threads than this wait for the database."""
 
 
+class NewerSchemaError(Exception):
+    """The file was written by a newer dflop."""
+
+
 @dataclass(frozen=True, slots=True)
-class SpoolFile:
-    """A file that claims to be a spool file."""
+class StoredFile:
+    """A file of the spool or of the archive, or one that claims to be."""
 
     name: str
-    """Path below `spool/`."""
+    """Path below `spool/` or `archive/`."""
     path: Path
     num_bytes: int
     mtime_ns: int
+
+    @classmethod
+    def of(cls, root: Path, path: Path) -> StoredFile:
+        """The file at `path`, somewhere below `root`.
+
+        Raises:
+            OSError: It cannot be looked at, or is gone.
+        """
+        stat = path.stat()
+        return cls(path.relative_to(root).as_posix(), path, stat.st_size, stat.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Good:
     """A file whose rows can be ingested."""
 
-    file: SpoolFile
+    file: StoredFile
     key: SpoolKey
     sha256: str
     table: pa.Table
@@ -52,16 +69,8 @@ class Good:
 class Bad:
     """A file that has to leave the spool."""
 
-    file: SpoolFile
+    file: StoredFile
     sha256: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Newer:
-    """A file only a newer dflop can read."""
-
-    file: SpoolFile
     reason: str
 
 
@@ -69,26 +78,22 @@ class Newer:
 class Touched:
     """A file that was ingested before, with the same content, and only has another time (copied, restored)."""
 
-    file: SpoolFile
+    file: StoredFile
     key: SpoolKey
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
-    """A file that this user may not read; others may."""
+class Waiting:
+    """A file that stays: only a newer dflop can read it, or only other users may."""
 
-    file: SpoolFile
-    error: PermissionError
-
-
-Judged = Good | Bad | Newer | Touched | Denied
+    file: StoredFile
+    error: NewerSchemaError | PermissionError
 
 
-class NewerSchemaError(Exception):
-    """The file was written by a newer dflop."""
+Judged = Good | Bad | Touched | Waiting
 
 
-def judge(file: SpoolFile, known_sha256: str | None) -> Judged:
+def judge(file: StoredFile, known_sha256: str | None) -> Judged:
     """Judges one file.
 
     Args:
@@ -98,7 +103,7 @@ def judge(file: SpoolFile, known_sha256: str | None) -> Judged:
     try:
         data = file.path.read_bytes()
     except PermissionError as error:
-        return Denied(file, error)
+        return Waiting(file, error)
     sha256 = hashlib.sha256(data).hexdigest()
     key = SpoolKey.parse(file.name)
     if key is not None and sha256 == known_sha256:
@@ -110,12 +115,12 @@ def judge(file: SpoolFile, known_sha256: str | None) -> Judged:
             raise ValueError(f"content differs from what was ingested under this name (sha256 {known_sha256})")
         return Good(file, key, sha256, decode(key, data))
     except NewerSchemaError as error:
-        return Newer(file, str(error))
+        return Waiting(file, error)
     except (ValueError, OSError, pa.ArrowException) as error:  # the bytes are in memory: OSError is corrupt Parquet
         return Bad(file, sha256, (str(error).splitlines() or [type(error).__name__])[0])
 
 
-def judge_all(files: Iterable[SpoolFile], known: dict[str, str]) -> Iterator[list[Judged]]:
+def judge_all(files: Iterable[StoredFile], known: Mapping[str, str]) -> Iterator[list[Judged]]:
     """Judges files in batches for one transaction each; the next batch is read while the caller works on this one.
 
     Args:
@@ -123,14 +128,12 @@ def judge_all(files: Iterable[SpoolFile], known: dict[str, str]) -> Iterator[lis
         known: Path below `spool/` to hash, for files that were ingested before.
     """
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dflop-check") as pool:
-        ahead = None
-        for batch in _batches(files):
+        ahead: list[Future[Judged]] = []
+        for batch in (*batches(files, lambda file: file.num_bytes, BATCH_BYTES, BATCH_FILES), []):
             futures = [pool.submit(judge, file, known.get(file.name)) for file in batch]
-            if ahead is not None:
+            if ahead:
                 yield [future.result() for future in ahead]
             ahead = futures
-        if ahead is not None:
-            yield [future.result() for future in ahead]
 
 
 def decode(key: SpoolKey, data: bytes) -> pa.Table:
@@ -174,14 +177,17 @@ def with_provenance(files: Iterable[Good]) -> pa.Table:
     return table.combine_chunks() if table.num_rows < MIN_CHUNK_ROWS * len(files) else table
 
 
-def _batches(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
-    batch: list[SpoolFile] = []
+def batches(
+    items: Iterable[T], size: Callable[[T], int], max_bytes: int, max_items: int = 1 << 30
+) -> Iterator[list[T]]:
+    """Items in order, as many at a time as fit; one that is too large alone."""
+    batch: list[T] = []
     num_bytes = 0
-    for file in files:
-        batch.append(file)
-        num_bytes += file.num_bytes
-        if len(batch) == BATCH_FILES or num_bytes > BATCH_BYTES:
+    for item in items:
+        if batch and (len(batch) == max_items or num_bytes + size(item) > max_bytes):
             yield batch
             batch, num_bytes = [], 0
+        batch.append(item)
+        num_bytes += size(item)
     if batch:
         yield batch

@@ -1,4 +1,4 @@
-"""Bringing in what a run has just written, before a person is told about the run."""
+"""What jobs have written and no snapshot holds yet, and bringing it in before a person is told about a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,32 @@ import contextlib
 from pathlib import Path
 
 from dflop.errors import StoreError
-from dflop.store import console, live, schema, settings, spool
+from dflop.store import access, console, live, schema, settings, spool
 from dflop.store.ingest import ingest
+
+
+def waiting_files(store_root: Path | str, run_id: str = "") -> list[Path]:
+    """Spool files that the newest snapshot does not know, in order of their names; all of them before the first one.
+
+    Files that no spool writer can have written count, too: they wait for an ingester that puts them in quarantine.
+
+    Args:
+        store_root: Folder of the store.
+        run_id: Only of this run; what it compares (`<run_id>/compare`) comes with it.
+
+    Raises:
+        StoreError: the newest snapshot or a folder of the spool cannot be read.
+    """
+    root = Path(store_root)
+    try:
+        files = _spooled(root, run_id)
+    except OSError as error:
+        raise access.error_of("what waits cannot be told", error, root) from error
+    known: set[spool.SpoolKey | None] = set()
+    if files and (root / "CURRENT").exists():
+        sql = "select kind, run_id, producer, seq from ingest_manifest where starts_with(run_id, $run_id)"
+        known = {spool.SpoolKey(*row) for row in console.query(root, sql, {"run_id": run_id})[1]}
+    return [path for key, path in files if key not in known]
 
 
 def freshen(store_root: Path | str, run_id: str) -> int:
@@ -16,9 +40,9 @@ def freshen(store_root: Path | str, run_id: str) -> int:
     Never in the way of others, and never slow: a busy store stays with whoever is at it, and a live database that this
     node would have to build first (`dflop store init --live`) is left to the nodes that have it.
 
-    Args:
-        store_root: Folder of the store.
-        run_id: The run; what it compares (`<run_id>/compare`) comes with it.
+    Raises:
+        StoreError: settings are damaged.
+        OSError: a folder of the spool cannot be read.
     """
     root = Path(store_root)
     num_waiting = _num_waiting(root, run_id)
@@ -31,17 +55,12 @@ def freshen(store_root: Path | str, run_id: str) -> int:
 
 
 def _num_waiting(root: Path, run_id: str) -> int:
-    """Spool files of a run that the newest snapshot does not know."""
-    folders = (root / "spool" / kind / run_id for kind in schema.KINDS)
-    names = {path.relative_to(root / "spool").as_posix() for folder in folders for path in folder.rglob("*.parquet")}
-    keys = {key for key in map(spool.SpoolKey.parse, names) if key is not None}
-    if not keys:
-        return 0
-    sql = (
-        "select kind, run_id, producer, seq from ingest_manifest where run_id = $run_id or starts_with(run_id, $below)"
-    )
     try:
-        known = console.query(root, sql, {"run_id": run_id, "below": f"{run_id}/"})[1]
-    except StoreError:  # nothing was published yet
-        return len(keys)
-    return len(keys - {spool.SpoolKey(*row) for row in known})
+        return len(waiting_files(root, run_id))
+    except StoreError:  # the newest snapshot does not open: an ingest publishes another one
+        return len(_spooled(root, run_id))
+
+
+def _spooled(root: Path, run_id: str) -> list[tuple[spool.SpoolKey | None, Path]]:
+    places = [f"{kind}/{run_id}" for kind in schema.KINDS] if run_id else [""]
+    return [(spool.SpoolKey.parse(name), path) for place in places for name, path in spool.list_files(root, place)]

@@ -1,19 +1,13 @@
-"""Whether a store is well, looked at from outside: nothing is written but a lock file's content, nothing is mended."""
+"""Whether a store is well, looked at from outside: nothing stays but a lock file's content, nothing is mended."""
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
-import duckdb
-
 from dflop import units
 from dflop.errors import StoreError
-from dflop.records import parse_json
-from dflop.store import access, console, lock, settings, snapshot
-
-_CLAIM = re.compile(r"(\d{6,})\.json")
+from dflop.store import console, durable, lease, live, lock, settings, snapshot
 
 
 def snapshot_health(root: Path) -> str:
@@ -36,15 +30,13 @@ def live_health(root: Path) -> str:
     Raises:
         StoreError: it does not open, or settings are damaged.
     """
-    path = settings.read_settings(root).live_file(root)
+    path = live.live_file(root)
     if not path.exists():
         return f"none on this machine: the next ingest makes it ({path})"
     try:
         # DuckDB looks at the file before it locks it, so whoever opens it holds the ingest lock.
-        with lock.exclusive(root / "ingest.lock", timeout_s=0):
-            _open(root, path)
-    except OSError as error:
-        raise access.error_of("cannot open the live database", error, root) from error
+        with live.explained("cannot open the live database", root), lock.exclusive(root / "ingest.lock", timeout_s=0):
+            live.check(path)
     except StoreError as error:
         if "is ingesting" in error.what:
             return f"in use: {error.what}"
@@ -58,35 +50,18 @@ def lease_health(root: Path) -> str:
     Raises:
         StoreError: the newest claim cannot be read.
     """
-    folder = root / "INGEST.lease"
-    claims = sorted((int(m[1]), path) for path in folder.glob("*.json") if (m := _CLAIM.fullmatch(path.name)))
+    claims = durable.numbered(root / lease.FOLDER, ".json")
     if not claims:
         return "never held"
-    epoch, path = claims[-1]
+    epoch, path = max(claims.items())
     try:
-        claim = parse_json(path.read_bytes())
-        who = f"pid {claim['pid']} on {claim['host']} since {claim['since']}"
-        is_released = bool(claim["is_released"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        claim = lease.read_claim(path)
+    except (OSError, ValueError, TypeError) as error:
         hint = "if nobody ingests (`dflop doctor` on the other nodes), remove this file"
         raise StoreError(f"claim {epoch} is damaged: {error}", where=str(path), hint=hint) from None
-    if is_released:
-        return f"free; epoch {epoch}, last {who}"
-    age_s, limit_s = time.time() - path.stat().st_mtime, settings.read_settings(root).lease_s
-    if age_s > limit_s:
-        return f"free: {who} was last heard of {units.seconds(age_s)} ago (limit {units.seconds(limit_s)})"
-    return f"held by {who}, heard of {units.seconds(max(age_s, 0))} ago"
-
-
-def _open(root: Path, path: Path) -> None:
-    try:
-        with duckdb.connect(str(path), read_only=True) as con:
-            con.execute("select count(*) from ingest_manifest").fetchone()
-    except duckdb.Error as error:
-        if access.is_denied(error):
-            raise access.error_of("cannot open the live database", error, root) from error
-        raise StoreError(
-            f"cannot open the live database: {str(error).splitlines()[0]}",
-            where=str(path),
-            hint="the spool is the truth: run `dflop store rebuild`",
-        ) from error
+    if claim.is_released:
+        return f"free; epoch {epoch}, last {claim}"
+    limit_s = settings.read_settings(root).lease_s
+    if claim.age_s > limit_s:
+        return f"free: {claim} was last heard of {units.seconds(claim.age_s)} ago (limit {units.seconds(limit_s)})"
+    return f"held by {claim}, heard of {units.seconds(max(claim.age_s, 0))} ago"

@@ -12,56 +12,58 @@ that falls asleep between its check and its commit for longer than `lease_s`, on
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
-import re
 import socket
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from dflop import files
 from dflop.errors import StoreError
-from dflop.records import parse_json
-from dflop.store import durable
+from dflop.records import from_dict, parse_json, to_dict
+from dflop.store import durable, lock
 
 POLL_S = 0.2
 FOLDER = "INGEST.lease"
-_CLAIM = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The newest claim in a folder, as anyone may look at it."""
+class Claim(lock.Holder):
+    """A numbered claim, as anyone may look at it."""
 
-    pid: int
-    host: str
-    since: str
-    """UTC, `2026-11-20T12:00:00Z`."""
-    is_released: bool
-    is_of_this_machine: bool
-    """Made under the kernel that asks, whatever the host is called: a file lock tells whether its holder lives."""
-    age_s: float
+    boot_id: str = ""
+    """Of the kernel under which it was made."""
+    is_released: bool = False
+    age_s: float = 0.0
     """Since its holder last gave a sign of life, by the clock of the file server."""
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Made under the kernel that asks, whatever the host is called: a file lock tells whether its holder lives."""
+        return self.boot_id == _boot_id()
+
+
+def read_claim(path: Path) -> Claim:
+    """What a claim says.
+
+    Raises:
+        OSError: There is none.
+        ValueError, TypeError: It is damaged, or not written yet.
+    """
+    age_s = _age_s(path)
+    return dataclasses.replace(from_dict(Claim, parse_json(path.read_bytes())), age_s=age_s)
 
 
 def newest_claim(folder: Path) -> Claim | None:
     """The claim that holds a lease, or held it last; None where nobody ever did, or it changes this moment."""
-    if not folder.is_dir():
-        return None
-    epoch = _newest_epoch(folder)
-    path = folder / f"{epoch:06d}.json"
+    claims = durable.numbered(folder, ".json")
     try:
-        claim = _read_claim(path)
-        age_s = _now_s(folder) - path.stat().st_mtime
-        is_ours = claim["boot_id"] == _boot_id()
-        return Claim(
-            int(claim["pid"]), str(claim["host"]), str(claim["since"]), bool(claim["is_released"]), is_ours, age_s
-        )
-    except (OSError, ValueError, TypeError, KeyError):
+        return read_claim(claims[max(claims)]) if claims else None
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -91,9 +93,7 @@ class Lease:
         self._heart.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop.set()
         self._heart.join()
         if self._newest() == self.epoch:
@@ -116,13 +116,15 @@ class Lease:
     def _claim(self, deadline_s: float, timeout_s: float) -> int:
         while True:
             newest = self._newest()
-            if self._is_free(newest):
+            if not newest or self._is_free(newest):
                 try:
                     durable.write_new(self._path(newest + 1), _claim_text())
                 except FileExistsError:
                     continue  # somebody else was faster
-                if self._newest() == newest + 1:
-                    self._forget_before(newest + 1)
+                claims = durable.numbered(self._folder, ".json")
+                if max(claims, default=0) == newest + 1:
+                    for path in [path for epoch, path in claims.items() if epoch <= newest]:
+                        path.unlink(missing_ok=True)
                     return newest + 1
                 # While we looked, others took this number, a higher one, and tidied ours away: it means nothing.
                 self._path(newest + 1).unlink(missing_ok=True)
@@ -136,17 +138,15 @@ class Lease:
             time.sleep(POLL_S)
 
     def _is_free(self, epoch: int) -> bool:
-        if not epoch:
-            return True
         try:
-            age_s = _now_s(self._folder) - self._path(epoch).stat().st_mtime
-            claim = _read_claim(self._path(epoch))
+            age_s = _age_s(self._path(epoch))
+            claim = read_claim(self._path(epoch))
         except FileNotFoundError:
             return False  # replaced by the next one while we looked; look again
-        except ValueError:
-            claim = {}  # half of one, for a moment; a damaged one expires as any other
+        except (ValueError, TypeError):
+            return age_s > self._lease_s  # half of one, for a moment; a damaged one expires as any other
         # We hold the file lock: a claim of this machine's own kernel belongs to a process that is gone.
-        return bool(claim.get("is_released") or claim.get("boot_id") == _boot_id() or age_s > self._lease_s)
+        return claim.is_released or claim.is_of_this_machine or age_s > self._lease_s
 
     def _beat(self) -> None:
         while not self._stop.wait(self._lease_s / 6):
@@ -156,62 +156,36 @@ class Lease:
                 return  # taken over, or the store is gone: check() will say so
 
     def _newest(self) -> int:
-        return _newest_epoch(self._folder)
-
-    def _forget_before(self, epoch: int) -> None:
-        for name in os.listdir(self._folder):
-            match = _CLAIM.fullmatch(name)
-            if match and int(match[1]) < epoch:
-                (self._folder / name).unlink(missing_ok=True)
+        return max(durable.numbered(self._folder, ".json"), default=0)
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"{epoch:06d}.json"
 
     def _holder(self, epoch: int) -> str:
         try:
-            claim = _read_claim(self._path(epoch))
-            return f"pid {claim['pid']} on {claim['host']} since {claim['since']}"
-        except (OSError, ValueError, KeyError):
+            return str(read_claim(self._path(epoch)))
+        except (OSError, ValueError, TypeError):
             return "whose claim cannot be read"
 
 
-def _read_claim(path: Path) -> dict[str, Any]:
-    """What a claim says.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is damaged, or not written yet.
-    """
-    claim = parse_json(path.read_bytes())
-    if not isinstance(claim, dict):
-        raise ValueError("no object")
-    return claim
-
-
-def _newest_epoch(folder: Path) -> int:
-    found = [int(m[1]) for name in os.listdir(folder) if (m := _CLAIM.fullmatch(name))]
-    return max(found, default=0)
-
-
-def _now_s(folder: Path) -> float:
-    """What the clock says that dates the files in a folder."""
-    probe = files.tmp_path(folder / "now")
-    probe.touch()
+def _age_s(path: Path) -> float:
+    """Seconds since a file was touched, by the clock that dates the files of its folder."""
+    probe = files.tmp_path(path)
     try:
-        return probe.stat().st_mtime
+        probe.touch()
+        now_s = probe.stat().st_mtime
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        now_s = time.time()  # who may not write only looks
     finally:
         probe.unlink(missing_ok=True)
+    return now_s - path.stat().st_mtime
 
 
 def _claim_text(*, is_released: bool = False) -> bytes:
-    claim = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "boot_id": _boot_id(),
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "is_released": is_released,
-    }
-    return json.dumps(claim).encode()
+    content = to_dict(lock.this_process()) | {"boot_id": _boot_id(), "is_released": is_released}
+    return json.dumps(content).encode()
 
 
 def _boot_id() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,22 @@ from dflop.errors import StoreError
 from dflop.store import access, durable, lock, migrate, settings, sharing
 from dflop.store.lease import Lease
 
+Progress = Callable[[str], None]
+"""Takes lines about how a long work gets on."""
 LOCK_TIMEOUT_S = 60.0
 CHECKPOINT_THRESHOLD = "1GiB"
 """Log size that triggers a checkpoint; the default of 16 MiB rewrites the growing tail of a table many times a pass."""
 STORAGE_VERSION = "v1.4.0"
 """Of the file, and so of snapshots, which are copies of it: every duckdb client in use opens it."""
+_CANNOT_OPEN = "cannot open the store for writing"
 _CONFIG: dict[str, Any] = {
     "checkpoint_threshold": CHECKPOINT_THRESHOLD,
     "storage_compatibility_version": STORAGE_VERSION,
 }
+
+
+def silent(_line: str) -> None:
+    """Nobody listens."""
 
 
 @contextlib.contextmanager
@@ -49,28 +56,61 @@ def hold(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterato
 
 
 @contextlib.contextmanager
-def connect(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def connect(path: Path, say: Progress = silent) -> Iterator[duckdb.DuckDBPyConnection]:
     """Opens a database file of the store read-write and brings its tables, views and macros up to date.
 
-    The caller holds the store (`hold`).
+    The caller holds the store (`hold`). `say` is called with the name of every migration that ran.
 
     Raises:
         StoreError: Damaged, or written by a newer duckdb or a newer dflop.
         duckdb.IOException: This user may not write it.
     """
-    with _up_to_date(path) as (con, _):
+    durable.make_folder(path.parent)
+    with sharing.umask_of(path.parent), contextlib.ExitStack() as stack:
+        with _damage_explained(path):
+            con = stack.enter_context(duckdb.connect(str(path), config=_CONFIG))
+        with transaction(con):
+            for name in migrate.apply(con):
+                touch(con)
+                say(name)
+        _check_version(con, path.parent)
         yield con
 
 
 @contextlib.contextmanager
-def open_live(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_live(
+    store_root: Path, failure: str = _CANNOT_OPEN, *, hint: str = "", lock_timeout_s: float = LOCK_TIMEOUT_S
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, Lease]]:
     """Holds the store and opens its live database.
 
+    Args:
+        store_root: Folder of the store.
+        failure: What has failed where the block meets an error of DuckDB or of the file system.
+        hint: What to do then.
+        lock_timeout_s: How long to wait for another ingester.
+
     Raises:
-        StoreError: See `hold` and `connect`.
+        StoreError: See `hold` and `connect`, or the block met such an error.
     """
-    with hold(store_root, lock_timeout_s=lock_timeout_s), connect(live_file(store_root)) as con:
-        yield con
+    with (
+        explained(failure, store_root, hint),
+        hold(store_root, lock_timeout_s=lock_timeout_s) as lease,
+        connect(live_file(store_root)) as con,
+    ):
+        yield con, lease
+
+
+@contextlib.contextmanager
+def explained(failure: str, store_root: Path, hint: str = "") -> Iterator[None]:
+    """Makes errors of DuckDB and of the file system ones that say what failed, where, and what to do.
+
+    Raises:
+        StoreError: The block met one.
+    """
+    try:
+        yield
+    except (duckdb.Error, OSError) as error:
+        raise access.error_of(failure, error, store_root, hint=hint) from error
 
 
 def migrate_store(store_root: Path) -> list[str]:
@@ -79,11 +119,20 @@ def migrate_store(store_root: Path) -> list[str]:
     Raises:
         StoreError: See `hold` and `connect`, or this user may not write in the store.
     """
-    try:
-        with hold(store_root), _up_to_date(live_file(store_root)) as (_, ran):
-            return ran
-    except (duckdb.IOException, OSError) as error:
-        raise access.error_of("cannot open the store for writing", error, store_root) from error
+    ran: list[str] = []
+    with explained(_CANNOT_OPEN, store_root), hold(store_root), connect(live_file(store_root), ran.append):
+        return ran
+
+
+def check(path: Path) -> None:
+    """Looks whether a database file opens; the caller holds the ingest lock.
+
+    Raises:
+        StoreError: It does not.
+        duckdb.IOException: This user may not read it.
+    """
+    with _damage_explained(path), duckdb.connect(str(path), read_only=True) as con:
+        con.execute("select count(*) from ingest_manifest").fetchone()
 
 
 def live_file(store_root: Path) -> Path:
@@ -104,6 +153,17 @@ def transaction(con: duckdb.DuckDBPyConnection, lease: Lease | None = None) -> I
         with contextlib.suppress(duckdb.TransactionException):  # a failed commit has already rolled back
             con.rollback()
         raise
+
+
+@contextlib.contextmanager
+def attached(con: duckdb.DuckDBPyConnection, path: Path, name: str, option: str = "read_only") -> Iterator[None]:
+    """Attaches another database file under `name` for the duration of the block."""
+    quoted = str(path).replace("'", "''")
+    con.execute(f"attach '{quoted}' as {name} ({option})")
+    try:
+        yield
+    finally:
+        con.execute(f"detach {name}")
 
 
 def touch(con: duckdb.DuckDBPyConnection) -> None:
@@ -138,19 +198,6 @@ def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
         con.unregister("_incoming")
 
 
-@contextlib.contextmanager
-def _up_to_date(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, list[str]]]:
-    """The database with today's tables and views, and the names of what ran for that."""
-    durable.make_folder(path.parent)
-    with sharing.umask_of(path.parent), contextlib.closing(_connect(path)) as con:
-        with transaction(con):
-            ran = migrate.apply(con)
-            if ran:
-                touch(con)
-        _check_version(con, path.parent)
-        yield con, ran
-
-
 def _make_live_folder(store_root: Path) -> None:
     """A live folder on a node's own disk is whose the store is: who ingests here first makes it for all."""
     folder = live_file(store_root).parent
@@ -162,9 +209,10 @@ def _make_live_folder(store_root: Path) -> None:
     folder.chmod(found.st_mode & 0o7777)
 
 
-def _connect(path: Path) -> duckdb.DuckDBPyConnection:
+@contextlib.contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
     try:
-        return duckdb.connect(str(path), config=_CONFIG)
+        yield
     except duckdb.Error as error:
         if access.is_denied(error):
             raise  # a rebuild would meet the same; whoever knows the store says whose the file is

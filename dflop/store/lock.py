@@ -16,13 +16,32 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.errors import StoreError
-from dflop.records import parse_json
+from dflop.records import from_dict, parse_json, to_dict
 from dflop.store import sharing
 
 POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a lock or a lease, as it has written itself down."""
+
+    pid: int
+    host: str
+    since: str
+    """UTC, `2026-11-20T12:00:00Z`."""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host} since {self.since}"
+
+
+def this_process() -> Holder:
+    """The holder that we would be."""
+    return Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
 @contextlib.contextmanager
@@ -41,7 +60,8 @@ def exclusive(path: Path, *, timeout_s: float) -> Iterator[None]:
     try:
         sharing.hand_on(path)
         _acquire(fd, path, timeout_s)
-        _write_holder(fd)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(to_dict(this_process())).encode(), 0)
         try:
             yield
         finally:
@@ -74,15 +94,8 @@ def _acquire(fd: int, path: Path, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _write_holder(fd: int) -> None:
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
-
-
 def _holder(fd: int) -> str:
     try:
-        holder = parse_json(os.pread(fd, 4096, 0))
-        return f"pid {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, KeyError, TypeError):
+        return str(from_dict(Holder, parse_json(os.pread(fd, 4096, 0))))
+    except (ValueError, TypeError):
         return "a process that has not written its name yet"

@@ -10,54 +10,43 @@ all-or-nothing.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from dflop import resources
 from dflop.errors import StoreError
 
-_FILE = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
 _VIEW = re.compile(r"create or replace view (\w+)")
 _SOURCE = re.compile(r"\b(?:from|join) (\w+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One numbered file of `sql/migrations`."""
-
-    version: int
-    name: str
-    sql: str
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the text; what is compared to notice an edit."""
-        return hashlib.sha256(self.sql.encode()).hexdigest()
+def sql_files(folder: str, sql_root: Path | None = None) -> dict[Path, str]:
+    """The texts of a folder of `sql/` (the project's own unless given), in order of the names of their files."""
+    found = sorted(((sql_root or resources.path("sql")) / folder).glob("*.sql"))
+    return {path: path.read_text(encoding="utf-8") for path in found}
 
 
-def discover(folder: Path) -> list[Migration]:
-    """Migrations of `folder` in order.
+def sha256_of(texts: Iterable[str]) -> str:
+    """Hash of texts; what is compared to notice an edit."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def run(con: duckdb.DuckDBPyConnection, sql: str, path: Path, params: Mapping[str, Any] | None = None) -> None:
+    """Runs the SQL of a file.
 
     Raises:
-        StoreError: A file name is not `NNNN_name.sql`, or a number is missing or used twice.
+        StoreError: It does not run.
     """
-    found = []
-    for path in sorted(folder.glob("*.sql")):
-        match = _FILE.fullmatch(path.name)
-        if not match:
-            raise StoreError(f"migration `{path.name}` is not named NNNN_name.sql", where=str(folder))
-        found.append(Migration(int(match["version"]), match["name"], path.read_text(encoding="utf-8")))
-    versions = [m.version for m in found]
-    if versions != list(range(1, len(found) + 1)):
-        raise StoreError(
-            f"migrations must be numbered 1..{len(found)} without gaps; found {versions}", where=str(folder)
-        )
-    return found
+    try:
+        con.execute(sql, params)
+    except duckdb.Error as error:
+        raise StoreError(f"this SQL file does not run: {error}", where=str(path)) from error
 
 
 def apply(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> list[str]:
@@ -70,20 +59,42 @@ def apply(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> list[
     Raises:
         StoreError: A migration that already ran was edited or is unknown here, or a file of `sql/` does not run.
     """
-    sql_root = sql_root or resources.path("sql")
-    migrations = discover(sql_root / "migrations")
-    applied = _applied(con)
-    _check_history(migrations, applied, sql_root / "migrations")
-    ran = []
-    for migration in migrations[len(applied) :]:
-        label = f"{migration.version:04d}_{migration.name}"
-        _run(con, migration.sql, sql_root / "migrations" / f"{label}.sql")
+    migrations, applied = _migrations(sql_root), _applied(con)
+    for (version, name, sha256), migration in itertools.zip_longest(applied, migrations[: len(applied)]):
+        if migration is None:
+            raise StoreError(
+                f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}",
+                where=str((sql_root or resources.path("sql")) / "migrations"),
+                hint="the store was written by a newer dflop: upgrade this one",
+            )
+        if sha256_of([migration[1]]) != sha256:
+            raise StoreError(
+                f"migration {version:04d}_{name} was edited after it ran on this store",
+                where=str(migration[0]),
+                hint="restore the file and put the change into a new migration",
+            )
+    ran = migrations[len(applied) :]
+    for path, text in ran:
+        run(con, text, path)
+        version, _, name = path.stem.partition("_")
         con.execute(
-            "insert into schema_migration values (?, ?, ?, ?)",
-            [migration.version, migration.name, migration.sha256, time.time()],
+            "insert into schema_migration values (?, ?, ?, ?)", [int(version), name, sha256_of([text]), time.time()]
         )
-        ran.append(label)
-    return ran + _apply_views(con, sql_root / "views")
+    return [path.stem for path, _ in ran] + _apply_views(con, sql_files("views", sql_root))
+
+
+def is_of_today(con: duckdb.DuckDBPyConnection) -> bool:
+    """Whether a database has the tables and views of this dflop."""
+    return len(_applied(con)) == len(sql_files("migrations")) and _has_views(con, sql_files("views"))
+
+
+def _migrations(sql_root: Path | None) -> list[tuple[Path, str]]:
+    found = sql_files("migrations", sql_root)
+    for number, path in enumerate(found, 1):
+        if not re.fullmatch(rf"{number:04d}_[a-z0-9_]+\.sql", path.name):
+            hint = "migrations are named NNNN_name.sql and numbered from 0001 without gaps"
+            raise StoreError(f"`{path.name}` is not the name of migration {number:04d}", where=str(path), hint=hint)
+    return list(found.items())
 
 
 def _applied(con: duckdb.DuckDBPyConnection) -> list[tuple[int, str, str]]:
@@ -95,27 +106,13 @@ def _applied(con: duckdb.DuckDBPyConnection) -> list[tuple[int, str, str]]:
     return con.execute("select version, name, sha256 from schema_migration order by version").fetchall()
 
 
-def _check_history(migrations: list[Migration], applied: list[tuple[int, str, str]], folder: Path) -> None:
-    for version, name, sha256 in applied:
-        if version > len(migrations):
-            raise StoreError(
-                f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}",
-                where=str(folder),
-                hint="the store was written by a newer dflop: upgrade this one",
-            )
-        if migrations[version - 1].sha256 != sha256:
-            raise StoreError(
-                f"migration {version:04d}_{name} was edited after it ran on this store",
-                where=str(folder),
-                hint="restore the file and put the change into a new migration",
-            )
+def _has_views(con: duckdb.DuckDBPyConnection, files: Mapping[Path, str]) -> bool:
+    sql = "select 1 from store_meta where key = 'views_sha256' and value = ?"
+    return con.execute(sql, [sha256_of(files.values())]).fetchone() is not None
 
 
-def _apply_views(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
-    files = sorted(folder.glob("*.sql"))
-    texts = [path.read_text(encoding="utf-8") for path in files]
-    sha256 = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    if con.execute("select 1 from store_meta where key = 'views_sha256' and value = ?", [sha256]).fetchone():
+def _apply_views(con: duckdb.DuckDBPyConnection, files: Mapping[Path, str]) -> list[str]:
+    if _has_views(con, files):
         return []
     own = "where not internal and database_name = current_database()"
     for (name,) in con.execute(f"select view_name from duckdb_views() {own}").fetchall():
@@ -126,14 +123,14 @@ def _apply_views(con: duckdb.DuckDBPyConnection, folder: Path) -> list[str]:
     ).fetchall()
     for name, is_table in macros:
         con.execute(f'drop macro {"table " if is_table else ""}"{name}"')
-    for path, text in zip(files, texts, strict=True):
-        _run(con, text, path)
-    _comment_columns(con, texts)
-    con.execute("insert or replace into store_meta values ('views_sha256', ?)", [sha256])
+    for path, text in files.items():
+        run(con, text, path)
+    _comment_columns(con, files.values())
+    con.execute("insert or replace into store_meta values ('views_sha256', ?)", [sha256_of(files.values())])
     return ["views"]
 
 
-def _comment_columns(con: duckdb.DuckDBPyConnection, texts: Sequence[str]) -> None:
+def _comment_columns(con: duckdb.DuckDBPyConnection, texts: Iterable[str]) -> None:
     """Gives columns of views the comment of the column of their name in what the view reads; their own comes first.
 
     Args:
@@ -158,10 +155,3 @@ def _comment_columns(con: duckdb.DuckDBPyConnection, texts: Sequence[str]) -> No
                     quoted = comment.replace("'", "''")
                     statements.append(f'comment on column "{view}"."{column}" is \'{quoted}\'')
     con.execute(";".join(statements))
-
-
-def _run(con: duckdb.DuckDBPyConnection, sql: str, path: Path) -> None:
-    try:
-        con.execute(sql)
-    except duckdb.Error as error:
-        raise StoreError(f"this SQL file does not run: {error}", where=str(path)) from error

@@ -41,32 +41,23 @@ def profile_frame(store_root: Path | str, profile_key: str) -> pl.DataFrame:
     return frame
 
 
-def list_profiles(store_root: Path | str, kind: str = "data") -> list[Mapping[str, Any]]:
-    """The profiles in the store, newest first: rows of the named query `data_profiles` or `model_profiles`.
-
-    Raises:
-        StoreError: there is no store, or it cannot be read.
-    """
-    columns, rows = query(store_root, named_query(f"{kind}_profiles").sql)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
 def find_profile(store_root: Path | str, key: str, kind: str = "data") -> Mapping[str, Any]:
     """A profile (`data` or `model`) by the first digits of its key; the newest one for an empty key.
+
+    Returns:
+        Its row of the named query `data_profiles` or `model_profiles`.
 
     Raises:
         StoreError: there is no store, or it cannot be read.
         DataError: none or several profiles begin so.
     """
-    profiles = list_profiles(store_root, kind)
-    found = [p for p in profiles if p["profile_key"].startswith(key)]
-    if not profiles or not found:
+    columns, rows = query(store_root, named_query(f"{kind}_profiles").sql)
+    profiles = [dict(zip(columns, row, strict=True)) for row in rows]
+    found = [p for p in profiles if str(p["profile_key"]).startswith(key)]
+    if not found:
         known = [str(p["profile_key"]) for p in profiles]
-        hint = (
-            did_you_mean(key, known)
-            if known
-            else f"make one: dflop {'data profile' if kind == 'data' else 'profile'} CONFIG"
-        )
+        make_one = f"make one: dflop {'data profile' if kind == 'data' else 'profile'} CONFIG"
+        hint = did_you_mean(key, known) if known else make_one
         raise DataError(f"no {kind} profile `{key}`", where=str(store_root), hint=hint)
     if key and len(found) > 1:
         listed = ", ".join(p["profile_key"] for p in found)

@@ -18,7 +18,7 @@ from pathlib import Path
 import duckdb
 
 from dflop.errors import StoreError
-from dflop.records import from_dict, parse_json
+from dflop.records import from_dict, parse_json, to_dict
 from dflop.store import durable
 from dflop.store.file_check import Bad
 
@@ -41,8 +41,7 @@ def write_reason(root: Path, bad: Bad) -> Entry:
     entry = Entry(bad.file.name, bad.sha256, bad.file.num_bytes, bad.reason, time.time())
     target = _target(root, bad)
     durable.make_folder(target.parent)
-    content = {name: getattr(entry, name) for name in Entry.__slots__}
-    durable.replace(target.with_name(target.name + _REASON), json.dumps(content, indent=1).encode())
+    durable.replace(target.with_name(target.name + _REASON), json.dumps(to_dict(entry), indent=1).encode())
     return entry
 
 
@@ -61,24 +60,23 @@ def note(con: duckdb.DuckDBPyConnection, entries: list[Entry]) -> None:
 
 
 def unknown(con: duckdb.DuckDBPyConnection, root: Path) -> list[Entry]:
-    """Entries on disk that the database does not have."""
-    paths = sorted((root / "quarantine").rglob(f"*{_REASON}"))
-    if not paths:
-        return []
-    known = set(con.execute("select path, sha256[:12] from file_quarantine").fetchall())
-    names = (path.relative_to(root / "quarantine").as_posix().removesuffix(_REASON) for path in paths)
-    return [
-        _read(path)
-        for path, name in zip(paths, names, strict=True)
-        if tuple(name.rsplit(".", 1)) not in known and path.with_name(path.name.removesuffix(_REASON)).exists()
-    ]
+    """Entries on disk that the database does not have.
 
-
-def _read(path: Path) -> Entry:
-    try:
-        return from_dict(Entry, parse_json(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"damaged reason of a quarantined file: {error}", where=str(path), hint="remove it") from None
+    Raises:
+        StoreError: A reason is damaged.
+    """
+    found = []
+    known = set(con.execute("select path || '.' || sha256[:12] from file_quarantine").fetchall())
+    for path in sorted((root / "quarantine").rglob(f"*{_REASON}")):
+        file = path.with_name(path.name.removesuffix(_REASON))
+        if (file.relative_to(root / "quarantine").as_posix(),) in known or not file.exists():
+            continue
+        try:
+            found.append(from_dict(Entry, parse_json(path.read_text(encoding="utf-8"))))
+        except (ValueError, TypeError) as error:
+            told = f"damaged reason of a quarantined file: {error}"
+            raise StoreError(told, where=str(path), hint="remove it") from None
+    return found
 
 
 def _target(root: Path, bad: Bad) -> Path:

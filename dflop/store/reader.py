@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import duckdb
@@ -24,6 +24,8 @@ from dflop.store.console import named_query
 
 T = TypeVar("T")
 Value = int | float | str | bool
+Where = Mapping[str, Value | Iterable[Value]]
+"""Column to value, or to several values of which one must match."""
 
 _FILE_ORDER = "_run_id, _producer, _seq, rowid"
 
@@ -45,46 +47,41 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_error: object) -> None:
+        self._con.close()
 
     @property
     def seq(self) -> int:
         """Number of the snapshot."""
         return self.snapshot.seq
 
-    def close(self) -> None:
-        """Closes the connection."""
-        self._con.close()
-
-    def records(self, cls: type[T], *, where: Mapping[str, Value | Iterable[Value]] | None = None) -> list[T]:
+    def records(self, cls: type[T], *, where: Where = MappingProxyType({})) -> list[T]:
         """Every row of a kind, in spool order, whose columns equal the given values.
-
-        Args:
-            cls: A record class that has a table.
-            where: Column to value, or to several values of which one must match.
 
         Raises:
             StoreError: `cls` has no such column.
         """
-        return self._read(cls, schema.kind_of(cls), where or {}, order=_FILE_ORDER)
+        kind = schema.kind_of(cls)
+        columns = schema.arrow_schema(kind).names
+        for name in where:
+            if name not in columns:
+                raise StoreError(f"{kind} has no column `{name}`", hint=did_you_mean(name, columns))
+        return self._read(cls, kind, where, order=_FILE_ORDER)
 
     def arrays(
-        self, relation: str, columns: Sequence[str], *, where: Mapping[str, Value | Iterable[Value]] | None = None
+        self, relation: str, columns: Sequence[str], *, where: Where = MappingProxyType({})
     ) -> dict[str, np.ndarray]:
         """Columns of a table or view as numpy arrays of equal length; no Python object per row is made for numbers.
 
         Args:
             relation: Name of a table or view.
             columns: Columns, or fields of structs written `forward_s.layer_fixed`, that hold numbers or text.
-            where: As in `records`.
+            where: Columns and what they must equal.
 
         Raises:
             StoreError: There is no such relation or column, or a value is null.
         """
-        clauses, params = _conditions(where or {})
+        clauses, params = _conditions(where)
         listed = ", ".join(f"{_quoted(name)} as c{i}" for i, name in enumerate(columns))
         rows = self._fetch(f"select {listed} from {_quoted(relation)} where {clauses}", params, relation)
         for i, name in enumerate(columns):
@@ -117,10 +114,9 @@ class Reader:
         where: dict[str, Value] = {"profile_key": profile_key}
         if is_frozen is not None:
             where["is_frozen"] = is_frozen
-        # A time that is none counts as long ago.
-        computed = {"observed_at_s": "coalesce(epoch(observed_at), 0)"}
+        at_s = "coalesce(epoch(observed_at), 0)"  # a time that is none counts as long ago
         order = "module, is_frozen, min_tokens"
-        return self._rows(Correction, "v_correction_in_force", where, order=order, computed=computed)
+        return self._read(Correction, "v_correction_in_force", where, order=order, observed_at_s=at_s)
 
     def speedups(self, run_id: str) -> tuple[Speedup, Speedup]:
         """Measured and simulated speed-up of a run's compared batches, as `v_speedup` has them."""
@@ -156,26 +152,11 @@ class Reader:
         where = {"profile_key": [profile_key], "sample_index": sorted(set(found["sample_index"].to_pylist()))}
         return self._read(SampleShape, "v_sample_shape", where, order="sample_index")
 
-    def _read(
-        self, cls: type[T], relation: str, where: Mapping[str, Value | Iterable[Value]], *, order: str
-    ) -> list[T]:
-        columns = schema.arrow_schema(schema.kind_of(cls)).names
-        for name in where:
-            if name not in columns:
-                raise StoreError(f"{schema.kind_of(cls)} has no column `{name}`", hint=did_you_mean(name, columns))
-        return self._rows(cls, relation, where, order=order)
-
-    def _rows(
-        self,
-        cls: type[T],
-        relation: str,
-        where: Mapping[str, Value | Iterable[Value]],
-        *,
-        order: str,
-        computed: Mapping[str, str] = MappingProxyType({}),
-    ) -> list[T]:
+    def _read(self, cls: type[T], relation: str, where: Where, *, order: str, observed_at_s: str = "") -> list[T]:
+        """Records out of a relation that has their columns, with SQL for `observed_at_s` where it has not."""
         columns = schema.arrow_schema(schema.kind_of(cls)).names
         clauses, params = _conditions(where)
+        computed = {"observed_at_s": observed_at_s} if observed_at_s else {}
         listed = ", ".join(f"{computed.get(name, _quoted(name))} as {_quoted(name)}" for name in columns)
         table = self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
         return schema.from_table(cls, table)
@@ -187,11 +168,11 @@ class Reader:
             raise StoreError(
                 f"cannot read {relation}: {str(error).splitlines()[0]}",
                 where=f"snapshot {self.seq}",
-                hint="a snapshot of an older dflop lacks what is new: run `dflop store ingest`",
+                hint=snapshot.lag(self._con),
             ) from error
 
 
-def _conditions(where: Mapping[str, Value | Iterable[Value]]) -> tuple[str, list[Value]]:
+def _conditions(where: Where) -> tuple[str, list[Value]]:
     clauses, params = [], []
     for name, value in where.items():
         values = [value] if isinstance(value, int | float | str) else list(value)

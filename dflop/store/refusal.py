@@ -9,7 +9,6 @@ from typing import Any
 
 import duckdb
 
-from dflop import resources
 from dflop.errors import StoreError
 from dflop.store import snapshot
 from dflop.store.snapshot import Current
@@ -67,18 +66,15 @@ def _check_unicode(text: str, what: str) -> None:
         raise StoreError(f"{what} is not valid Unicode, at character {error.start}") from None
 
 
-def explained(error: Exception, current: Current, store_root: Path | str) -> StoreError:
+def explained(error: Exception, con: duckdb.DuckDBPyConnection, current: Current, store_root: Path | str) -> StoreError:
     """An error of the database, as one of ours that says what can be done about it."""
     lines = [line for line in str(error).splitlines() if line.strip()][:4]
     text = "\n".join(lines).removeprefix("Query execution failed: ")
     hint = ""
     if "Catalog Error" in text:
-        hint = _missing(text)
+        hint = snapshot.lag(con) or "`dflop sql tables` lists what there is"
     elif "Binder Error: Referenced column" in text:
-        hint = (
-            "`dflop sql columns --param relation=NAME` lists the columns of a table or view; what is new in this dflop "
-            "is in the snapshot after `dflop store ingest`"
-        )
+        hint = snapshot.lag(con) or "`dflop sql columns --param relation=NAME` lists the columns of a table or view"
     elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:
         hint = NOTHING_ELSE
     elif "in read-only mode" in text or "Expected a single SELECT" in text:
@@ -94,19 +90,3 @@ def _kind(statement: duckdb.Statement) -> str:
         return statement.type.name
     except ValueError:  # duckdb 2.0 parses kinds of statements that its Python enum lacks
         return "these"
-
-
-def _missing(text: str) -> str:
-    found = re.search(r'with name "?(\w+)"? does not exist', text)
-    if found and _declared(found[1]):
-        return f"this dflop has `{found[1]}`, the snapshot is of an older one: run `dflop store ingest`"
-    return (
-        "`dflop sql tables` lists what there is; what is new in this dflop is in the snapshot after "
-        "`dflop store ingest`"
-    )
-
-
-def _declared(name: str) -> bool:
-    """Whether the SQL of this version makes a table, view or macro of that name."""
-    declaration = re.compile(rf"^create (?:or replace )?(?:table|view|macro) {name}\b", re.IGNORECASE | re.MULTILINE)
-    return any(declaration.search(path.read_text(encoding="utf-8")) for path in resources.path("sql").rglob("*.sql"))

@@ -58,37 +58,21 @@ def read_settings(store_root: Path | str) -> Settings:
     return _parse(data, path)
 
 
-def init(
-    store_root: Path | str,
-    *,
-    live: Path | str | None = None,
-    keep_snapshots: int | None = None,
-    grace_s: float | None = None,
-    lease_s: float | None = None,
-    group: str | None = None,
-) -> Settings:
-    """Creates the store's folder and writes its settings; what is not given stays as it is.
+def init(store_root: Path | str, *, group: str | None = None, **changes: Path | str | float | None) -> Settings:
+    """Creates the store's folder and writes its settings.
 
     Args:
         store_root: Folder of the store.
-        live: Folder of the live database, absolute when it is outside the store; "" for the default.
-        keep_snapshots: Newest snapshots that are always kept.
-        grace_s: Seconds that older ones stay.
-        lease_s: Seconds after which a silent ingester on another node is taken for dead.
         group: Its members may write, read and clean the store, and whatever they put there.
+        **changes: Settings by name; those that are None or not given stay as they are.
 
     Raises:
         ConfigError: A value makes no sense, or this user is not in the group.
         StoreError: The folder cannot be written, or holds what is others' and not the group's.
     """
     root = Path(store_root)
-    given: dict[str, Any] = {
-        "live": None if live is None else str(live),
-        "keep_snapshots": keep_snapshots,
-        "grace_s": grace_s,
-        "lease_s": lease_s,
-    }
-    settings = dataclasses.replace(read_settings(root), **{k: v for k, v in given.items() if v is not None})
+    given: dict[str, Any] = {k: str(v) if isinstance(v, Path) else v for k, v in changes.items() if v is not None}
+    settings = dataclasses.replace(read_settings(root), **given)
     if settings.live and not Path(settings.live).is_absolute():
         raise ConfigError(
             f"live folder `{settings.live}` is relative", hint="every node resolves it: write an absolute path"
@@ -96,12 +80,13 @@ def init(
     if problem := _out_of_range(settings):
         raise ConfigError(problem)
     gid = None if group is None else sharing.group_id(group)
+    live = settings.live_file(root).parent
     try:
         durable.make_folder(root / "spool")
         durable.replace(root / FILE, json.dumps(dataclasses.asdict(settings), indent=1).encode())
         if gid is not None:
-            durable.make_folder(settings.live_file(root).parent)
-            sharing.share(sorted({root.resolve(), settings.live_file(root).parent.resolve()}), gid)
+            durable.make_folder(live)
+            sharing.share(sorted({root.resolve(), live.resolve()}), gid)
             for kind in schema.KINDS:  # no member is ever the first in them
                 durable.make_folder(root / "spool" / kind)
     except OSError as error:

@@ -62,7 +62,7 @@ def group_id(name: str) -> int:
     Raises:
         ConfigError: There is no such group, or this user is not in it.
     """
-    mine = {_group_name(gid): gid for gid in {os.getegid(), *os.getgroups()}}
+    mine = {group_name(gid): gid for gid in {os.getegid(), *os.getgroups()}}
     try:
         gid = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except (KeyError, ValueError):
@@ -88,10 +88,10 @@ def share(tops: list[Path], gid: int) -> None:
     others: list[tuple[Path, os.stat_result]] = []
     unreadable: list[OSError] = []
     for top in tops:
-        _share_one(top.name or ".", top, os.open(top.parent, os.O_PATH), gid, others, is_fd_ours=True)
+        _share_one(top, None, gid, others)
         for folder, folders, files, fd in os.fwalk(top, onerror=unreadable.append):
             for name in (*folders, *files):
-                _share_one(name, Path(folder) / name, fd, gid, others)
+                _share_one(Path(folder, name), fd, gid, others)
     if not others:
         if unreadable:
             raise unreadable[0]
@@ -111,14 +111,14 @@ def obstacle(folder: Path) -> str:
     for parent in reversed(folder.absolute().parents):
         found = parent.stat()
         if not found.st_mode & (stat.S_IXGRP if found.st_gid == gid else stat.S_IXOTH):
-            return f"members of {_group_name(gid)} cannot enter {parent}: {whose(found)}; chmod o+x opens the way"
+            return f"members of {group_name(gid)} cannot enter {parent}: {whose(found)}; chmod o+x opens the way"
     return ""
 
 
 def whose(found: os.stat_result) -> str:
     """Owner, group and mode in words."""
     mode = stat.S_IMODE(found.st_mode)
-    return f"owned by {user_name(found.st_uid)}, group {_group_name(found.st_gid)}, mode {mode:04o}"
+    return f"owned by {user_name(found.st_uid)}, group {group_name(found.st_gid)}, mode {mode:04o}"
 
 
 def user_name(uid: int) -> str:
@@ -129,45 +129,31 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def group_name(folder: Path) -> str:
-    """Name of the group of a folder, or its number."""
-    return _group_name(folder.stat().st_gid)
-
-
-def _share_one(
-    name: str, path: Path, folder: int, gid: int, others: list[tuple[Path, os.stat_result]], *, is_fd_ours: bool = False
-) -> None:
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
-            try:
-                _change(fd, path, gid, others)
-            finally:
-                os.close(fd)
-    finally:
-        if is_fd_ours:
-            os.close(folder)
-
-
-def _change(fd: int, path: Path, gid: int, others: list[tuple[Path, os.stat_result]]) -> None:
-    found = os.fstat(fd)
-    if stat.S_ISLNK(found.st_mode):
-        return
-    mode = stat.S_IMODE(found.st_mode)
-    of_group = _DIR_BITS if stat.S_ISDIR(found.st_mode) else (mode & 0o600) >> 3
-    wanted = mode | of_group
-    if (found.st_gid, mode) == (gid, wanted):
-        return
-    if os.geteuid() not in (0, found.st_uid):
-        others.append((path, found))
-        return
-    link = f"/proc/self/fd/{fd}"
-    os.chown(link, -1, gid)
-    os.chmod(link, wanted)  # after chown, which takes the setgid bit away
-
-
-def _group_name(gid: int) -> str:
+def group_name(gid: int) -> str:
+    """Name of a group, or its number."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return f"gid {gid}"
+
+
+def _share_one(path: Path, folder: int | None, gid: int, others: list[tuple[Path, os.stat_result]]) -> None:
+    """Shares what is at `path`: an entry of an open folder, where one is given."""
+    try:
+        fd = os.open(path if folder is None else path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    try:
+        found = os.fstat(fd)
+        mode = stat.S_IMODE(found.st_mode)
+        wanted = mode | (_DIR_BITS if stat.S_ISDIR(found.st_mode) else (mode & 0o600) >> 3)
+        if stat.S_ISLNK(found.st_mode) or (found.st_gid, mode) == (gid, wanted):
+            return
+        if os.geteuid() not in (0, found.st_uid):
+            others.append((path, found))
+            return
+        link = f"/proc/self/fd/{fd}"
+        os.chown(link, -1, gid)
+        os.chmod(link, wanted)  # after chown, which takes the setgid bit away
+    finally:
+        os.close(fd)

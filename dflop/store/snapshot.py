@@ -22,7 +22,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,15 @@ import duckdb
 from dflop import files
 from dflop.errors import StoreError
 from dflop.records import from_dict, parse_json
-from dflop.store import access, durable, live, publishes, settings
+from dflop.store import access, durable, live, migrate, publishes, settings
 from dflop.store.lease import Lease
+from dflop.store.live import Progress
 from dflop.store.publishes import Publish
 from dflop.store.spool import SpoolKey
 
 OPEN_TRIES = 3
 _MAX_SEQ = 1_000_000_000
+_LAG = "another version of dflop published this snapshot, without what is new here: run `dflop store ingest`"
 _COPY_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 # One configuration for every snapshot connection: DuckDB refuses a second, different one on the same file in a process.
@@ -140,6 +141,14 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Cur
     raise AssertionError("unreachable")
 
 
+def lag(con: duckdb.DuckDBPyConnection) -> str:
+    """What to do where a snapshot lacks what is new in this dflop; empty where it has the tables and views of today."""
+    with contextlib.suppress(duckdb.Error):
+        if not migrate.is_of_today(con):
+            return _LAG
+    return ""
+
+
 def run(con: duckdb.DuckDBPyConnection, statement: str | duckdb.Statement, params: Any = None) -> Any:
     """Runs a statement so that its Arrow result streams: has `to_arrow_reader` and `to_arrow_table`.
 
@@ -152,12 +161,7 @@ def run(con: duckdb.DuckDBPyConnection, statement: str | duckdb.Statement, param
     return con.execute(statement, params)
 
 
-def publish_if_stale(
-    con: duckdb.DuckDBPyConnection,
-    store_root: Path,
-    lease: Lease | None = None,
-    say: Callable[[str], None] | None = None,
-) -> int:
+def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease, say: Progress) -> int:
     """Publishes the live database unless the newest snapshot already holds its content; returns the newest `seq`.
 
     Args:
@@ -183,9 +187,8 @@ def publish_if_stale(
         if not current and not problem and seq > 1:
             problem = "CURRENT was lost"
         current = _publish(con, store_root, seq, lease)
-        if lease:
-            lease.check()
-        if problem and say:
+        lease.check()
+        if problem:
             say(f"{problem}; snapshot {seq}, a new copy of the live database, takes its place: nothing is lost")
         _set_aside(store_root / "CURRENT", seq, say)
         durable.replace(store_root / "CURRENT", json.dumps(dataclasses.asdict(current), indent=1).encode())
@@ -194,16 +197,16 @@ def publish_if_stale(
     link = store_root / "current.duckdb"
     if not link.is_symlink() or os.readlink(link) != current.file:  # also after a publish that died in between
         _set_aside(link, current.seq, say)
-        durable.replace_link(link, current.file)
+        with files.replacing(link) as tmp:
+            os.symlink(current.file, tmp)
     return current.seq
 
 
-def _set_aside(path: Path, seq: int, say: Callable[[str], None] | None) -> None:
+def _set_aside(path: Path, seq: int, say: Progress) -> None:
     """Renames a folder that is where a file has to be."""
     if path.is_dir() and not path.is_symlink():
         kept = path.rename(path.with_name(f"{path.name}.was-a-folder-{seq}"))
-        if say:
-            say(f"{path} was a folder: it is kept as {kept.name}")
+        say(f"{path} was a folder: it is kept as {kept.name}")
 
 
 def _damage(store_root: Path, current: Current) -> str:
@@ -229,17 +232,14 @@ def _damage(store_root: Path, current: Current) -> str:
 
 def expired(store_root: Path) -> list[Path]:
     """Snapshots that nobody needs: not among the newest, and replaced longer than the grace period ago."""
-    rules = settings.read_settings(store_root)
-    by_age = sorted((store_root / "snapshots").glob("dflop-*.duckdb"), key=_seq_of)
-    current = read_current(store_root)
-    found = []
+    rules, current = settings.read_settings(store_root), read_current(store_root)
     # A snapshot was replaced when the next one appeared, however old it is itself.
-    replaced = list(itertools.pairwise(by_age))[: max(len(by_age) - rules.keep_snapshots, 0)]
-    for path, successor in replaced:
-        is_current = current is not None and path.name == Path(current.file).name
-        if not is_current and time.time() - successor.stat().st_mtime > rules.grace_s:
-            found.append(path)
-    return found
+    replaced = list(itertools.pairwise(_snapshots(store_root).items()))
+    return [
+        path
+        for (seq, path), (_, successor) in replaced[: max(len(replaced) + 1 - rules.keep_snapshots, 0)]
+        if not (current and current.seq == seq) and time.time() - successor.stat().st_mtime > rules.grace_s
+    ]
 
 
 def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
@@ -249,33 +249,25 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
         StoreError: A table of the copy has another number of rows.
         OSError: The file cannot be copied; the disk is full.
     """
-    row = con.execute(
+    ((name, source, version),) = con.execute(
         "select database_name, path, tags['storage_version'] from duckdb_databases() "
         "where database_name = current_database()"
-    ).fetchone()
-    assert row is not None
-    name, source, version = row
-    target = str(path).replace("'", "''")
+    ).fetchall()
     cp = shutil.which("cp", path=os.pathsep.join([os.environ.get("PATH", ""), os.defpath]))
-    if cp and _numbers(version) <= _numbers(live.STORAGE_VERSION):
+    old, wanted = ([int(number) for number in re.findall(r"\d+", v)] for v in (version, live.STORAGE_VERSION))
+    if cp and old <= wanted:
         con.execute("checkpoint")
         _copy_file(cp, Path(source), path)
     else:  # made by duckdb 2 before dflop asked for a version that older clients open
-        con.execute(f"attach '{target}' as snapshot (storage_version '{live.STORAGE_VERSION}')")
-        try:
+        with live.attached(con, path, "snapshot", f"storage_version '{live.STORAGE_VERSION}'"):
             con.execute(f'copy from database "{name}" to snapshot')
-        finally:
-            con.execute("detach snapshot")
-    con.execute(f"attach '{target}' as snapshot (read_only)")
-    try:
-        for (table,) in con.execute(
-            "select table_name from duckdb_tables() where database_name = current_database()"
-        ).fetchall():
-            rows, copied = (_one(con, f'select count(*) from "{db}"."{table}"') for db in (name, "snapshot"))
+    tables = con.execute("select table_name from duckdb_tables() where database_name = current_database()").fetchall()
+    with live.attached(con, path, "snapshot"):
+        for (table,) in tables:
+            counts = (f'(select count(*) from "{db}"."{table}")' for db in (name, "snapshot"))
+            ((rows, copied),) = con.execute(f"select {', '.join(counts)}").fetchall()
             if rows != copied:
                 raise StoreError(f"the copy of {table} has {copied} rows, the live table {rows}", where=str(path))
-    finally:
-        con.execute("detach snapshot")
 
 
 def _copy_file(cp: str, source: Path, target: Path) -> None:
@@ -292,19 +284,13 @@ def _copy_file(cp: str, source: Path, target: Path) -> None:
         raise OSError(code, said or f"cp ended with code {done.returncode}", str(target))
 
 
-def _numbers(version: str) -> list[int]:
-    """Of `v1.4.0+`."""
-    return [int(number) for number in re.findall(r"\d+", version)]
-
-
 def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current | None) -> int:
     # The live database may be lost, old files are collected, CURRENT may be removed: together they remember.
-    logged: int = _one(con, "select coalesce(max(seq), 0) from publish_log")
-    on_disk = [_seq_of(path) for path in (store_root / "snapshots").glob("dflop-*.duckdb")]
-    return 1 + max([current.seq if current else 0, publishes.last_seq(store_root), logged, *on_disk])
+    logged: int = con.execute("select coalesce(max(seq), 0) from publish_log").fetchall()[0][0]
+    return 1 + max(current.seq if current else 0, publishes.last_seq(store_root), logged, *_snapshots(store_root), 0)
 
 
-def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease | None) -> Current:
+def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease) -> Current:
     final = store_root / "snapshots" / f"dflop-{seq:06d}.duckdb"
     durable.make_folder(final.parent)
     for leftover in final.parent.glob(f"{files.TMP_PREFIX}*"):
@@ -313,26 +299,22 @@ def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: 
     tmp = files.tmp_path(final)
     try:
         copy_database(con, tmp)
-        durable.fsync_file(tmp)
+        files.fsync(tmp)
         with open(tmp, "rb") as file:
             sha256, num_bytes = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
         os.chmod(tmp, 0o444)
-        if lease:
-            lease.check()
+        lease.check()
         os.link(tmp, final)  # unlike rename, refuses a number that another ingester has used
     finally:
         tmp.unlink(missing_ok=True)  # after an error too: a full disk must not stay full of us
-    durable.fsync_folder(final.parent)
+    files.fsync(final.parent)
     # Before CURRENT: every snapshot that a reader can have seen is in the log.
     publishes.append(store_root, publish)
-    file_name = final.relative_to(store_root).as_posix()
-    epoch = lease.epoch if lease else 0
-    return Current(
-        seq, file_name, sha256, publish.revision, publish.duckdb, publish.published_at_s, epoch, num_bytes
-    )  # fmt: skip
+    name, at_s = final.relative_to(store_root).as_posix(), publish.published_at_s
+    return Current(seq, name, sha256, publish.revision, publish.duckdb, at_s, lease.epoch, num_bytes)
 
 
-def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease | None) -> Publish:
+def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease) -> Publish:
     """Numbers the files this snapshot is the first to hold, those of publishes that died on the way included."""
     now_s, revision = time.time(), live.get_meta(con, "revision")
     with live.transaction(con, lease):
@@ -350,12 +332,5 @@ def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Leas
     return Publish(seq, revision, duckdb.__version__, now_s, tuple(SpoolKey(*key) for key in keys))
 
 
-def _one(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
-    row = con.execute(sql).fetchone()
-    assert row is not None
-    return row[0]
-
-
-def _seq_of(path: Path) -> int:
-    match = re.fullmatch(r"dflop-(\d+)\.duckdb", path.name)
-    return int(match[1]) if match else 0
+def _snapshots(store_root: Path) -> dict[int, Path]:
+    return durable.numbered(store_root / "snapshots", ".duckdb", "dflop-")

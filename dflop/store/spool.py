@@ -10,6 +10,7 @@ A run id may hold `/` (`<run_id>/compare`), which is then a folder too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import re
@@ -17,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -135,17 +135,11 @@ class SpoolWriter:
                 `TABLE_ROWS` rows that were written before stay.
         """
         kind = schema.kind_of(cls)
-        folder = self._store_root / "spool" / kind / self._run_id
+        wanted = schema.arrow_schema(kind)
         for at in range(0, len(table), TABLE_ROWS):
             part = table.slice(at, TABLE_ROWS)
-            try:
-                wanted = schema.arrow_schema(kind)
-                part = part.select(wanted.names).cast(wanted).combine_chunks()
-                durable.make_folder(folder)
-                self._write(kind, part)
-            except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-                raise _spool_error(error, self._store_root, folder, len(part)) from error
-            self.num_acknowledged += len(part)
+            with self._acknowledging(kind, len(part)):
+                self._write(kind, part.select(wanted.names).cast(wanted).combine_chunks())
 
     def flush(self) -> None:
         """Writes every buffered record; on return all of them are acknowledged.
@@ -164,24 +158,26 @@ class SpoolWriter:
     def __enter__(self) -> SpoolWriter:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _flush_kind(self, cls: type[Any]) -> None:
-        rows = self._buffers[cls]
-        if not rows:
-            return
-        kind = schema.kind_of(cls)
+        rows, kind = self._buffers[cls], schema.kind_of(cls)
+        if rows:
+            with self._acknowledging(kind, len(rows)):
+                self._write(kind, schema.to_table(cls, rows))
+            rows.clear()
+
+    @contextlib.contextmanager
+    def _acknowledging(self, kind: str, num_rows: int) -> Iterator[None]:
+        """For rows on their way to disk: counts them, or says why they are not there."""
         folder = self._store_root / "spool" / kind / self._run_id
         try:
             durable.make_folder(folder)
-            self._write(kind, schema.to_table(cls, rows))
-        except (OSError, OverflowError, pa.ArrowException) as error:
-            raise _spool_error(error, self._store_root, folder, len(rows)) from error
-        self.num_acknowledged += len(rows)
-        rows.clear()
+            yield
+        except (OSError, KeyError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise _spool_error(error, self._store_root, folder, num_rows) from error
+        self.num_acknowledged += num_rows
 
     def _write(self, kind: str, table: pa.Table) -> None:
         """Writes one file under our next number.
@@ -191,19 +187,15 @@ class SpoolWriter:
         what was compacted the number is found to be taken.
         """
         while True:
-            known = self._next_seq.get(kind)
-            if known is None or _is_taken_elsewhere(self._store_root, kind, self._run_id, self._producer, known):
-                known = _next_seq(self._store_root, kind, self._run_id, self._producer)
-            self._next_seq[kind] = known + 1
-            key = SpoolKey(kind, self._run_id, self._producer, known)
-            try:
+            key = SpoolKey(kind, self._run_id, self._producer, self._next_seq.get(kind, -1))
+            if key.seq < 0 or _is_taken_elsewhere(self._store_root, key):
+                seq = _next_seq(self._store_root, kind, self._run_id, self._producer)
+                key = dataclasses.replace(key, seq=seq)
+            self._next_seq.pop(kind, None)  # until it is known what became of this number
+            with contextlib.suppress(FileExistsError):  # of another process with our name: ours takes the next number
                 durable.write_new(self._store_root / "spool" / key.relative_path, encode(key, table))
+                self._next_seq[kind] = key.seq + 1
                 return
-            except FileExistsError:
-                del self._next_seq[kind]  # another process uses our name: its file stays, ours takes the next number
-            except BaseException:
-                del self._next_seq[kind]  # what became of the number is not known
-                raise
 
 
 def encode(key: SpoolKey, table: pa.Table) -> bytes:
@@ -211,10 +203,8 @@ def encode(key: SpoolKey, table: pa.Table) -> bytes:
 
     LZ4, because a file of 50 rows is many tiny pages: zstd needs 2 to 3 times as long to read them and saves nothing.
     """
-    sink = pa.BufferOutputStream()
     metadata = {**key.metadata, schema.VERSION_KEY: str(schema.version_of(key.kind)).encode()}
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="lz4", write_page_checksum=True)
-    return bytes(sink.getvalue().to_pybytes())
+    return durable.parquet(table, metadata, "lz4")
 
 
 def list_files(
@@ -245,14 +235,6 @@ def read_spool(store_root: Path | str, cls: type[T]) -> list[T]:
     return [row for table in upgraded for row in schema.from_table(cls, table)]
 
 
-def _is_taken_elsewhere(store_root: Path, kind: str, run_id: str, producer: str, seq: int) -> bool:
-    """Whether a number that is not in the spool any more, or never was, was used before."""
-    if seq < _compacted_before(store_root, kind, run_id, producer):
-        return True
-    name = SpoolKey(kind, run_id, producer, seq).relative_path
-    return any((store_root / "quarantine" / name).parent.glob(f"{producer}-{seq:06d}.parquet*"))
-
-
 def next_seq(store_root: Path | str, cls: type[Any], run_id: str, producer: str) -> int:
     """Number that the next file of this producer gets; every smaller one was used."""
     return _next_seq(Path(store_root), schema.kind_of(cls), run_id, producer)
@@ -260,17 +242,24 @@ def next_seq(store_root: Path | str, cls: type[Any], run_id: str, producer: str)
 
 def _next_seq(store_root: Path, kind: str, run_id: str, producer: str) -> int:
     # Numbers of quarantined and compacted files count too: the manifest may know them.
-    taken = [_compacted_before(store_root, kind, run_id, producer) - 1]
-    for area in ("spool", "quarantine"):
-        for path in (store_root / area / kind / run_id).glob(f"{producer}-*.parquet*"):
-            match = _FILE.fullmatch(path.name.partition(".parquet")[0] + ".parquet")
-            if match and match["producer"] == producer:
-                taken.append(int(match["seq"]))
-    return max(taken) + 1
+    return 1 + max(
+        read_next_seq(store_root / "archive" / kind / run_id).get(producer, 0) - 1,
+        *(_last_seq(store_root / area / kind / run_id, producer) for area in ("spool", "quarantine")),
+    )
 
 
-def _compacted_before(store_root: Path, kind: str, run_id: str, producer: str) -> int:
-    return read_next_seq(store_root / "archive" / kind / run_id).get(producer, 0)
+def _last_seq(folder: Path, producer: str) -> int:
+    names = (path.name.partition(".parquet")[0] + ".parquet" for path in folder.glob(f"{producer}-*.parquet*"))
+    found = (match for name in names if (match := _FILE.fullmatch(name)))
+    return max((int(match["seq"]) for match in found if match["producer"] == producer), default=-1)
+
+
+def _is_taken_elsewhere(store_root: Path, key: SpoolKey) -> bool:
+    """Whether a number that is not in the spool any more, or never was, was used before."""
+    if key.seq < read_next_seq(store_root / "archive" / key.kind / key.run_id).get(key.producer, 0):
+        return True
+    path = store_root / "quarantine" / key.relative_path
+    return any(path.parent.glob(f"{path.name}*"))
 
 
 def read_next_seq(folder: Path) -> dict[str, int]:

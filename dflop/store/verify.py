@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
-from dflop.store import access, archive, live, rebuild, schema, snapshot
-from dflop.store.ingest import Progress, ingest_pending
+from dflop.store import archive, live, rebuild, schema, snapshot
+from dflop.store.ingest import Ingested, ingest_pending, manifest
+from dflop.store.live import Progress
 from dflop.store.spool import SpoolKey, list_files
 
 MAX_EXAMPLES = 5
@@ -34,7 +36,7 @@ class VerifyReport:
     elapsed_s: float
 
 
-def verify(store_root: Path | str, progress: Progress | None = None) -> VerifyReport:
+def verify(store_root: Path | str, say: Progress = live.silent) -> VerifyReport:
     """Compares live database, newest snapshot, spool and archive; changes nothing but ingests what is pending first.
 
     Takes about as long as a rebuild, and its disk space.
@@ -43,42 +45,33 @@ def verify(store_root: Path | str, progress: Progress | None = None) -> VerifyRe
         StoreError: Another ingester holds the store, or the disk is full.
     """
     start_s, root = time.monotonic(), Path(store_root)
-    say = progress or (lambda _line: None)
-    try:
-        with live.hold(root) as lease, live.connect(live.live_file(root)) as con:
-            problems: list[str] = []
-            ingest_pending(con, root, say, lease)
-            snapshot.publish_if_stale(con, root, lease, problems.append)
-            problems += [*_check_files(con, root), *_check_snapshot(root)]
-            with rebuild.scratch(live.live_file(root).parent) as path:
-                say("making the database again from the files")
-                # Only what is in the manifest: files that arrive meanwhile are for the next pass.
-                rebuild.fill(path, root, lambda _line: None, only=_ingested(con))
-                problems += _compare(con, path)
-            num_files, num_rows = con.execute(
-                "select count(*), coalesce(sum(num_rows), 0) from ingest_manifest"
-            ).fetchall()[0]
-    except (duckdb.Error, OSError) as error:
-        raise access.error_of("cannot verify", error, root) from error
-    return VerifyReport(int(num_files), int(num_rows), tuple(problems), time.monotonic() - start_s)
+    with live.open_live(root, "cannot verify") as (con, lease):
+        problems: list[str] = []
+        ingest_pending(con, root, say, lease)
+        snapshot.publish_if_stale(con, root, lease, problems.append)
+        recorded = manifest(con)
+        problems += [*_check_files(recorded, root), *_check_snapshot(root)]
+        with rebuild.scratch(live.live_file(root).parent) as path:
+            say("making the database again from the files")
+            # Only what is in the manifest: files that arrive meanwhile are for the next pass.
+            rebuild.fill(path, root, live.silent, only=set(recorded))
+            problems += _compare(con, path)
+        (num_rows,) = con.execute("select coalesce(sum(num_rows), 0) from ingest_manifest").fetchall()[0]
+    return VerifyReport(len(recorded), int(num_rows), tuple(problems), time.monotonic() - start_s)
 
 
-def _ingested(con: duckdb.DuckDBPyConnection) -> set[SpoolKey]:
-    return {SpoolKey(*row) for row in con.execute("select kind, run_id, producer, seq from ingest_manifest").fetchall()}
-
-
-def _check_files(con: duckdb.DuckDBPyConnection, root: Path) -> list[str]:
-    rows = con.execute("select kind, run_id, producer, seq, sha256 from ingest_manifest").fetchall()
-    recorded = {SpoolKey(*row[:4]): str(row[4]) for row in rows}
+def _check_files(recorded: Mapping[SpoolKey, Ingested], root: Path) -> list[str]:
     found: dict[SpoolKey, str] = {}
     for file in archive.list_archive(root):
         found |= {g.key: g.sha256 for g in archive.read(file).files}
     for name, path in list_files(root):
         key = SpoolKey.parse(name)
-        if key in recorded:
+        if key is not None and key in recorded:
             found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
     missing = sorted(key.relative_path for key in recorded if key not in found)
-    differing = sorted(key.relative_path for key, sha256 in recorded.items() if found.get(key, sha256) != sha256)
+    differing = sorted(
+        key.relative_path for key, noted in recorded.items() if found.get(key) not in (None, noted.sha256)
+    )
     return [
         *_examples("is in the database, but neither in the spool nor in the archive", missing),
         *_examples("is not the file that was ingested: another hash", differing),
@@ -100,26 +93,16 @@ def _check_snapshot(root: Path) -> list[str]:
 
 def _compare(con: duckdb.DuckDBPyConnection, rebuilt: Path) -> list[str]:
     """Differences between the connected live database and one made from the files."""
-    con.execute(f"attach '{str(rebuilt).replace(chr(39), chr(39) * 2)}' as rebuilt (read_only)")
-    try:
+    with live.attached(con, rebuilt, "rebuilt"):
         problems = []
         for kind in schema.KINDS:
-            problems += _examples(f"has other rows in table {kind} than a rebuild", _differing_files(con, kind))
-        rollups = con.execute(
-            "select table_name from duckdb_tables() where "
-            "database_name = current_database() and suffix(table_name, '_rollup')"
-        ).fetchall()
-        for (table,) in rollups:
+            rows = con.execute(_difference(kind, "_run_id, _producer, _seq")).fetchall()
+            differing = sorted(SpoolKey(kind, *row).relative_path for row in rows)
+            problems += _examples(f"has other rows in table {kind} than a rebuild", differing)
+        rollups = "select table_name from duckdb_tables() where suffix(table_name, '_rollup')"
+        for (table,) in con.execute(f"{rollups} and database_name = current_database()").fetchall():
             problems += _examples(f"has another {table} than a rebuild", _differing_runs(con, table))
         return problems
-    finally:
-        con.execute("detach rebuilt")
-
-
-def _differing_files(con: duckdb.DuckDBPyConnection, kind: str) -> list[str]:
-    keys = "_run_id, _producer, _seq"
-    rows = con.execute(_difference(kind, keys)).fetchall()
-    return sorted(SpoolKey(kind, *row).relative_path for row in rows)
 
 
 def _differing_runs(con: duckdb.DuckDBPyConnection, table: str) -> list[str]:

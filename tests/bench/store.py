@@ -62,7 +62,7 @@ def read_figures(root: Path) -> Iterator[Figure]:
 
 def publish_figures(root: Path) -> Iterator[Figure]:
     write_measurements(root)
-    with live.open_live(root) as con:
+    with live.open_live(root) as (con, _):
         while live.live_file(root).stat().st_size < PUBLISHED_BYTES:
             con.execute(
                 "insert into measurement by name select * replace ((random() * 1e6)::bigint as num_tokens, "
@@ -74,8 +74,8 @@ def publish_figures(root: Path) -> Iterator[Figure]:
     num_bytes = live.live_file(root).stat().st_size
 
     def publish() -> None:
-        with live.open_live(root) as con:
-            snapshot.publish_if_stale(con, root)
+        with live.open_live(root) as (con, lease):
+            snapshot.publish_if_stale(con, root, lease, live.silent)
 
     yield Figure(f"publish a store of {num_bytes / 1e6:.0f} MB", timed(publish), 4.0)
 
@@ -133,7 +133,7 @@ def read_arrays(root: Path) -> None:
 
 def store_of_observations(root: Path, num_rows: int) -> None:
     """Runs of 1250 steps on 8 ranks with 4 microbatches, straight into the live database: a month of a team."""
-    with live.open_live(root) as con:
+    with live.open_live(root) as (con, lease):
         add_runs(con, num_rows // (NUM_STEPS * NUM_RANKS))
         con.execute(
             "insert into run_record by name select distinct run_id, 'job' as name, 'k' as config_key, 'done' as state, "
@@ -143,7 +143,7 @@ def store_of_observations(root: Path, num_rows: int) -> None:
         with live.transaction(con):
             rollup.refresh(con)
             live.touch(con)
-        snapshot.publish_if_stale(con, root)
+        snapshot.publish_if_stale(con, root, lease, live.silent)
 
 
 def add_runs(con: duckdb.DuckDBPyConnection, num_runs: int) -> None:

@@ -23,14 +23,16 @@ CLIENTS = Path(sys.prefix) / "clients"
 VERSIONS = ("1.4", "1.5", "2.0")
 
 
-def write(root: Path, *records: Any, run_id: str = "run", producer: str = "p") -> Path:
-    """Writes records to the spool; returns the newest file of the last one's kind.
+def begin(database: Path) -> None:
+    """A new database begins as a copy of an empty one: migrations are half of what a first ingest costs."""
+    if not database.exists():
+        database.parent.mkdir(parents=True, exist_ok=True)
+        database.write_bytes(_empty_database())
 
-    A new store begins with a copy of an empty database: migrations are half of what a first ingest costs.
-    """
-    if not live.live_file(root).exists():
-        live.live_file(root).parent.mkdir(parents=True, exist_ok=True)
-        live.live_file(root).write_bytes(_empty_database())
+
+def write(root: Path, *records: Any, run_id: str = "run", producer: str = "p") -> Path:
+    """Writes records to the spool; returns the newest file of the last one's kind."""
+    begin(live.live_file(root))
     with SpoolWriter(root, run_id, producer) as writer:
         for record in records:
             writer.append(record)

@@ -136,7 +136,7 @@ def test_a_result_becomes_a_parquet_file_or_none(store: Path, tmp_path: Path) ->
 
 def test_parameters_of_named_queries_are_typed_and_complete() -> None:
     given = [("n", "bigint", "how many"), ("x", "varchar", "what")]
-    query = console.NamedQuery("q", "p", tuple(console.Parameter(*p) for p in given), "g", "u", "")
+    query = console.NamedQuery("q", "p", tuple(console.Parameter(*p) for p in given), "")
     assert query.values({"n": "7", "x": "7"}) == {"n": 7, "x": "7"}
     with pytest.raises(ConfigError, match="needs parameter `n`, `x`") as error:
         query.values({})

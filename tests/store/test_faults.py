@@ -50,6 +50,7 @@ from tests.store.asking import fill, rows, stored, write
 KILL = """
 import os, signal, sys
 from pathlib import Path
+from dflop import files
 from dflop.store import file_check, durable, ingest, live, publishes, quarantine, rollup, snapshot, spool
 from dflop.records import Correction
 root = Path(sys.argv[1])
@@ -89,7 +90,7 @@ def stored_steps(root: Path) -> list[int]:
     [
         "os.link = die",
         "os.link = after(os.link)",
-        "durable.fsync_folder = die",
+        "files.fsync = die",
         "spool.encode = die",
         "os.fsync = after(os.fsync)",
     ],
@@ -248,7 +249,7 @@ def test_readers_that_open_during_publishes_see_whole_snapshots(tmp_path: Path, 
 
 
 FORK = """
-with live.open_live(root) as con:
+with live.open_live(root) as (con, _):
     with live.transaction(con):
         con.execute("insert into store_meta values ('before', 'fork')")
     child = os.fork()

@@ -119,7 +119,7 @@ def test_an_error_inside_the_transaction_leaves_nothing(tmp_path: Path, make, mo
         broken.setattr(live, "insert_table", fail)
         with pytest.raises(StoreError, match="ingest failed"):
             ingest(tmp_path)
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         assert con.execute(
             "select (select count(*) from correction), (select count(*) from ingest_manifest)"
         ).fetchall() == [(0, 0)]
@@ -128,7 +128,7 @@ def test_an_error_inside_the_transaction_leaves_nothing(tmp_path: Path, make, mo
 
 def test_a_database_of_a_newer_duckdb_is_refused(tmp_path: Path, make) -> None:
     fill(tmp_path, make.correction(0))
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         live.set_meta(con, "duckdb_version", "99.0.0")
     with pytest.raises(StoreError, match=r"written by duckdb 99\.0\.0"):
         ingest(tmp_path)

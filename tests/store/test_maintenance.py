@@ -12,6 +12,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from dflop import files
 from dflop.errors import ConfigError, StoreError
 from dflop.store import archive, live, settings, snapshot
 from dflop.store.collect import gc
@@ -20,7 +21,7 @@ from dflop.store.ingest import ingest
 from dflop.store.rebuild import rebuild, rebuild_snapshot
 from dflop.store.spool import list_files
 from dflop.store.verify import verify
-from tests.store.asking import fill, stored, write
+from tests.store.asking import begin, fill, stored, write
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
 def store(filled: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(filled, tmp_path / "store", symlinks=True))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made again begins as `write` does."""
+    connect = live.connect
+    monkeypatch.setattr(live, "connect", lambda path, *say: (begin(path), connect(path, *say))[1])
 
 
 def content(root: Path) -> dict[str, list[Any]]:
@@ -127,11 +135,12 @@ def test_a_publish_that_died_half_way_is_in_the_log_of_the_next(store: Path, mak
     before = snapshot.read_current(store)
     write(store, make.correction(50))
 
-    def full(_path: Path) -> None:
-        raise OSError(28, "No space left on device")
+    def full(path: Path) -> None:
+        if path.parent.name == "snapshots":
+            raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(snapshot.durable, "fsync_file", full)
+        broken.setattr(files, "fsync", full)
         with pytest.raises(StoreError, match="No space left"):
             ingest(store)
     assert snapshot.read_current(store) == before
@@ -144,7 +153,7 @@ def test_a_publish_that_died_half_way_is_in_the_log_of_the_next(store: Path, mak
 
 def test_verify_names_every_file_that_differs(store: Path) -> None:
     folder = store / "spool/correction/run"
-    with live.open_live(store) as con:  # steps 2 to 5 are in p0-000001, p1-000001, p0-000002, p1-000002
+    with live.open_live(store) as (con, _):  # steps 2 to 5 are in p0-000001, p1-000001, p0-000002, p1-000002
         con.execute("update correction set factor = factor + 1 where effective_step = 3")
         con.execute("insert into correction from correction where effective_step = 4")
         con.execute("delete from correction where effective_step = 5")
@@ -180,7 +189,7 @@ def test_verify_forgives_only_the_last_digits_of_a_roll_up(tmp_path: Path, make)
         "gone": "delete from step_rollup",
     }
     fill(tmp_path, *(make.observation(run_id=run_id) for run_id in changes))
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         for run_id, statement in changes.items():
             con.execute(f"{statement} where run_id = '{run_id}'")
     differing = {f"{run_id} has another step_rollup than a rebuild" for run_id in changes if run_id != "alike"}

@@ -28,7 +28,7 @@ def con(sql_root: Path) -> duckdb.DuckDBPyConnection:
 
 
 def test_a_new_migration_runs_once_and_is_recorded(con: duckdb.DuckDBPyConnection, sql_root: Path) -> None:
-    number = len(migrate.discover(sql_root / "migrations")) + 1
+    number = len(migrate.sql_files("migrations", sql_root)) + 1
     (sql_root / f"migrations/{number:04d}_more.sql").write_text("create table more (a bigint);")
     assert migrate.apply(con, sql_root) == [f"{number:04d}_more"]
     assert con.execute("select name from schema_migration order by version").fetchall()[-1] == ("more",)
@@ -49,7 +49,7 @@ def test_a_store_of_a_newer_dflop_is_refused(con: duckdb.DuckDBPyConnection, sql
 
 
 def test_a_failing_migration_leaves_nothing(con: duckdb.DuckDBPyConnection, sql_root: Path) -> None:
-    number = len(migrate.discover(sql_root / "migrations")) + 1
+    number = len(migrate.sql_files("migrations", sql_root)) + 1
     path = sql_root / f"migrations/{number:04d}_broken.sql"
     path.write_text("create table half (a bigint); select * from missing;")
     with pytest.raises(StoreError, match="does not run"), live.transaction(con):
@@ -79,7 +79,7 @@ def test_a_store_of_the_first_release_grows_into_today_s(tmp_path: Path, make, m
     table = file_check.with_provenance(
         [
             file_check.Good(
-                file_check.SpoolFile("x", tmp_path, 1, 1),
+                file_check.StoredFile("x", tmp_path, 1, 1),
                 SpoolKey("step_observation", "run", "p", 0),
                 "0" * 64,
                 schema.to_table(StepObservation, [make.observation(step) for step in range(3)]),

@@ -9,6 +9,7 @@ import pytest
 
 from dflop import records as r
 from dflop.errors import StoreError
+from dflop.store import console, migrate
 from dflop.store.reader import Reader
 from tests.builders import make_corrections, make_decision, random_batch
 from tests.plan.test_worst import largest_of
@@ -138,9 +139,24 @@ def test_decisions_of_a_run_come_in_order(write, fill) -> None:
 def test_columns_come_as_arrays_with_fields_of_structs(fill, make) -> None:
     with Reader(fill(*(make.cost_table(tp=tp, table_id=f"t{tp}") for tp in (1, 2, 4)))) as reader:
         found = reader.arrays("cost_table", ["table_id", "tp", "forward_s.layer_per_token"], where={"tp": [2, 4]})
-        with pytest.raises(StoreError, match="cannot read cost_table"):
+        with pytest.raises(StoreError, match="cannot read cost_table") as error:
             reader.arrays("cost_table", ["colour"])
+        assert error.value.hint == ""
     assert found["tp"].dtype == "int64"
     assert sorted(zip(found["table_id"], found["tp"], found["forward_s.layer_per_token"], strict=True)) == [
         ("t2", 2, 2.0), ("t4", 4, 2.0),
     ]  # fmt: skip
+
+
+def test_what_a_snapshot_of_another_dflop_lacks_comes_with_an_ingest(fill, make, monkeypatch) -> None:
+    root = fill(make.correction())
+    monkeypatch.setattr(migrate, "sha256_of", lambda _texts: "of other views")
+    with Reader(root) as reader:
+        for ask in (
+            lambda: reader.arrays("v_colours", ["module"]), lambda: console.query(root, "from v_colours"),
+            lambda: console.query(root, "select colour from correction"),
+        ):  # fmt: skip
+            with pytest.raises(StoreError, match="colour") as error:
+                ask()
+            assert "another version of dflop published this snapshot" in error.value.hint
+            assert "dflop store ingest" in error.value.hint

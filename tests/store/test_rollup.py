@@ -14,11 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop import records as r
-from dflop import resources
-from dflop.store import live, rollup, schema
-from dflop.store.ingest import ingest
+from dflop.store import live, migrate, rollup, schema
+from dflop.store.ingest import ingest_pending
 from dflop.store.reader import Reader
-from tests.store.asking import fill, write
+from tests.store.asking import begin, fill, write
 
 SECONDS = st.floats(0.125, 8, width=16)
 
@@ -132,15 +131,16 @@ def test_roll_ups_kept_pass_by_pass_are_those_of_one_pass(
 
 def check_passes(root: Path, passes: list[list[Any]]) -> None:
     """Roll-ups after every pass are those that one pass makes anew, and those of plain Python."""
-    for observed in passes:
-        for o in observed:
-            write(root, o, run_id=o.run_id)
-        ingest(root)
     everything = [o for observed in passes for o in observed if isinstance(o, r.StepObservation)]
     plans = [o for observed in passes for o in observed if isinstance(o, r.StepPlan)]
     spans = [o for observed in passes for o in observed if isinstance(o, r.RankSpan)]
-    names = [rollup._table(path) for path in (resources.path("sql") / "rollups").glob("*.sql")]
-    with live.open_live(root) as con:
+    names = [rollup._table(path) for path in migrate.sql_files("rollups")]
+    begin(live.live_file(root))
+    with live.open_live(root) as (con, lease):
+        for observed in passes:
+            for o in observed:
+                write(root, o, run_id=o.run_id)
+            ingest_pending(con, root, live.silent, lease)
         kept = {name: table(con, name) for name in names}
         columns = "run_id, attempt, step, policy, num_ranks, step_s, busy_s, loss, num_llm_tokens"
         steps = {row[:4]: row[4:] for row in con.execute(f"select {columns} from step_rollup").fetchall()}
@@ -158,10 +158,10 @@ def check_passes(root: Path, passes: list[list[Any]]) -> None:
 def test_only_runs_with_new_observations_are_computed(tmp_path: Path, make) -> None:
     write(tmp_path, make.observation(0, run_id="a"), run_id="a")
     fill(tmp_path, make.observation(0, run_id="b"), run_id="b")
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         con.execute("update step_rollup set step_s = 99")  # whoever computes a run again undoes this
     fill(tmp_path, make.observation(1, run_id="b"), run_id="b")
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         found = con.execute("select run_id, step_s from step_rollup order by all").fetchall()
     assert found == [("a", 99.0), ("b", 1.0), ("b", 1.0)]
 
@@ -192,7 +192,7 @@ def test_nonsense_comes_back_as_it_was_and_keeps_no_view_from_answering(
         root = fill(tmp_path_factory.mktemp("nonsense"), *found)
         with Reader(root) as reader:
             assert repr([row for cls in schema.CLASSES for row in reader.records(cls)]) == repr(found)
-        with live.open_live(root) as con:
+        with live.open_live(root) as (con, _):
             for (view,) in con.execute("select view_name from duckdb_views() where not internal").fetchall():
                 con.execute(f'select * from "{view}"').fetchall()
 
@@ -212,7 +212,7 @@ def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Pat
     fill(tmp_path, make.observation(0))
     for count in (1, 2):  # ingested one by one: a comparison is one row however often it is added to
         fill(tmp_path, *compared(make, 2 * count), run_id="run/compare")
-        with live.open_live(tmp_path) as con:
+        with live.open_live(tmp_path) as (con, _):
             found = con.execute("select run_id, num_arrival_steps from comparison_rollup").fetchall()
         assert found == [("run", count)]
 
@@ -221,6 +221,6 @@ def test_a_comparison_that_was_started_again_counts_with_its_last_attempt(tmp_pa
     write(tmp_path, *compared(make, attempt=0, step_s=9.0), run_id="run/compare", producer="p-0")
     fill(tmp_path, *compared(make, attempt=1, step_s=2.0), run_id="run/compare", producer="p-1")
     columns = "run_id, num_arrival_steps, num_balanced_steps, arrival_step_s, balanced_step_s"
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         found = con.execute(f"select {columns} from comparison_rollup").fetchall()
     assert found == [("run", 1, 1, 2.0, 2.0)]

@@ -48,7 +48,7 @@ def test_a_live_database_that_older_clients_cannot_open_is_copied_into_one_that_
     path.parent.mkdir()
     duckdb.connect(str(path), config={"storage_compatibility_version": "latest"}).close()
     publish(tmp_path, make)
-    with live.open_live(tmp_path) as con:
+    with live.open_live(tmp_path) as (con, _):
         (version,) = con.execute("select tags['storage_version'] from duckdb_databases() where not internal").fetchall()
     assert version[0] > "v1.4.1"
     (found,) = rows(tmp_path, "select tags from duckdb_databases() where database_name = current_database()")

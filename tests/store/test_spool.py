@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop import files
 from dflop.errors import StoreError
 from dflop.records import Correction, SampleShape
-from dflop.store import durable, schema, spool
+from dflop.store import schema, spool
 from dflop.store.spool import SpoolKey, SpoolWriter, read_spool
 
 NAMES = st.from_regex(spool._NAME, fullmatch=True)
@@ -134,7 +135,7 @@ def test_a_file_whose_name_cannot_be_made_durable_is_taken_back(tmp_path: Path, 
     writer = SpoolWriter(tmp_path, "run", "p")
     writer.append(make.correction())
     with monkeypatch.context() as broken:
-        broken.setattr(durable, "fsync_folder", fail)
+        broken.setattr(files, "fsync", fail)
         with pytest.raises(StoreError):
             writer.flush()
     writer.flush()

@@ -17,7 +17,7 @@ from dflop.report.rows import write_rows
 from dflop.store import console, lease, schema, settings, snapshot
 from dflop.store.collect import gc
 from dflop.store.compact import compact
-from dflop.store.file_check import Bad, Good, SpoolFile, judge, with_provenance
+from dflop.store.file_check import Bad, Good, StoredFile, judge, with_provenance
 from dflop.store.health import lease_health, live_health, snapshot_health
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -62,7 +62,7 @@ def _judge(folder: Path, data: bytes) -> None:
     """What is said of a file; rows that are believed become records and rows of a table."""
     path = folder / "file.parquet"
     path.write_bytes(data)
-    found = judge(SpoolFile(_KEY.relative_path, path, len(data), 0), None)
+    found = judge(StoredFile(_KEY.relative_path, path, len(data), 0), None)
     if isinstance(found, Good):
         schema.from_table(schema.KINDS[found.key.kind], found.table)
         assert len(with_provenance([found])) == found.table.num_rows
