@@ -1,26 +1,33 @@
-"""The whole of a run: profile -> plan and train in turns -> compare -> report. `flows/pipeline.py:pipeline`.
+"""Prefect flows launch jobs for data and model profiles, optimize a plan, and submit the training job.
 
-Thin on purpose: what is done stands in `dflop/steps/parts.py`; `dflop train` does the same without Prefect. The flow
-watches and records; it owns nothing. Jobs are journalled before anybody waits, profiles are looked up in the store
-before anything is submitted, training resumes from its checkpoint: run it again after any crash and it goes on.
+Profiles are kept in the store, jobs are journalled before anybody waits, training resumes from its checkpoint: run a
+flow again after any crash and it goes on. `dflop train` is the same without Prefect (`dflop/steps/session.py`).
 """
 
 from __future__ import annotations
 
-from campaign import take_turns
-from driving import conduct, driven, empty_the_queue, flow_run_name, step
-from prefect import State, flow
-from profiles import profile
-from reports import report
+import asyncio
+from typing import Any
+
+from flow_run import begin, cancelled, drives, driving, finished
+from page import Page
+from prefect import State, get_run_logger
+from tasks import compare, optimize_plan, profile_data, profile_model, report, train
 
 from dflop.config import Config
-from dflop.steps import parts
+from dflop.records import ProfileRecord
+from dflop.report.summary import RunSummary
+from dflop.run.directory import RunDir
+from dflop.run.launcher import launcher_of
+from dflop.run.lifecycle import is_finished
+from dflop.steps import planning, profiling, reporting, training
+from dflop.steps.session import finish
 
 
-@flow(name="dflop-pipeline", flow_run_name=flow_run_name, on_cancellation=[empty_the_queue])
+@drives("dflop-pipeline")
 async def pipeline(
     config: Config | None = None, config_path: str = "", overrides: tuple[str, ...] = (), run: str = ""
-) -> str | State[str]:
+) -> RunSummary | State[Any]:
     """Run, or go on with, the whole pipeline of a configuration.
 
     Args:
@@ -30,17 +37,44 @@ async def pipeline(
         run: Run to go on with (directory, id, beginning of an id, `latest`), in place of both.
 
     Returns:
-        The run directory.
+        Summary of the run.
     """
-    return await conduct(_pipeline, config, config_path, overrides, run)
+    found = await begin(config, config_path, overrides, run)
+    if is_finished(found):
+        return finished(found)
+    async with driving(found):
+        data = await profiled_data(found)
+        model = await profiled_model(found, data)
+        trained = await trained_by_now(found)
+        while not trained.is_over:
+            plan = await optimize_plan(found, model, trained)
+            trained = await train(found, plan)
+        if training.wants_comparison(found):
+            await compare(found, trained)
+        finish(found)
+        return await report(found, trained)
+    return cancelled(found)
 
 
-async def _pipeline() -> None:
-    drive = driven().drive
-    where = str(drive.run.path)
-    await profile(run=where)
-    await take_turns()
-    if parts.wants_comparison(drive):
-        await step("compare", parts.compare)
-    drive.done()
-    await report(run=where)
+async def profiled_data(run: RunDir) -> ProfileRecord:
+    """The profile of a run's samples, which then lie in its directory; Prefect's cache is asked if the store has it."""
+    say, store = get_run_logger().info, run.config().store
+    key = await asyncio.to_thread(profiling.data_profile_key, run, say)
+    is_stored = await asyncio.to_thread(profiling.stored_profile, store, key) is not None
+    data = await profile_data.with_options(refresh_cache=not is_stored)(run, key)
+    await asyncio.to_thread(profiling.take_samples, run, data, say)
+    what = "tokens per kind of sample and module"
+    await Page("profile-data", run).table("data-profile", reporting.data_rows, run, description=what)
+    return data
+
+
+async def profiled_model(run: RunDir, data: ProfileRecord) -> ProfileRecord:
+    """The profile of a run's modules; Prefect's cache is asked if the store has all that the run needs."""
+    key, *_ = await asyncio.to_thread(planning.model_profile_key, run.config())
+    is_stored = await asyncio.to_thread(profiling.is_profiled, run)
+    return await profile_model.with_options(refresh_cache=not is_stored)(run, data, key)
+
+
+async def trained_by_now(run: RunDir) -> training.Trained:
+    """How far a run has trained before this flow does anything."""
+    return await asyncio.to_thread(training.trained_so_far, run, launcher_of(run, run.config()))

@@ -44,7 +44,7 @@ def report(
 
     from dflop.report.terminal import print_summary
     from dflop.run.find import find_run
-    from dflop.steps.parts import report_again
+    from dflop.steps.reporting import report_again
 
     found = find_run(run, runs)
     print_summary(report_again(found, talk(quiet)), Console())

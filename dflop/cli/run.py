@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from dflop.config import Config
     from dflop.run.directory import RunDir
 
-FLOWS = {
-    "pipeline": "pipeline.py", "profile": "profiles.py", "plan": "plans.py", "train": "training.py",
-    "campaign": "campaign.py", "report": "reports.py",
-}  # fmt: skip
+FLOWS = {"pipeline": "pipeline.py"} | dict.fromkeys(("profile", "plan", "train", "report"), "single_steps.py")
 """Flows that are served, and where each is in `flows/`."""
 
 
@@ -66,6 +63,7 @@ def _show_dry_run(config: Config) -> None:
 def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
     from dflop.cli import server
     from dflop.run import lifecycle
+    from dflop.run.directory import open_run
 
     lifecycle.check_free(loaded, say)
     server.prepare()
@@ -74,18 +72,20 @@ def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     import asyncio
 
-    from dflop.run.directory import open_run
+    from prefect import tags
 
     if not server.check_server():
         server.lock_temporary_server()
     flow = server.load_flow(FLOWS["pipeline"], "pipeline")
     try:
-        path = asyncio.run(flow(config_path=str(config), overrides=list(overrides)))
+        with tags("dflop"):
+            summary = asyncio.run(flow(config_path=str(config), overrides=list(overrides)))
     except Exception as error:
         if (ours := server.as_error_of_ours(error)) is None:
             raise
         raise ours from None
-    _tell(open_run(path))
+    if summary is not None:  # else nothing was left to do, which the flow has said
+        _tell(open_run(summary.run.run_dir))
 
 
 def train(
@@ -106,7 +106,7 @@ def train(
     from dflop.config import load_with_origins
     from dflop.errors import ConfigError
     from dflop.run.lifecycle import is_finished
-    from dflop.steps.drive import begin_or_take_up, finished_text
+    from dflop.steps.session import begin_or_take_up, finished_text
 
     is_file = run.endswith((".yaml", ".yml", ".json")) and not Path(run).is_dir()
     if is_file:
@@ -126,14 +126,11 @@ def train(
 
 
 async def _drive(run: RunDir) -> None:
-    from dflop.steps import parts
-    from dflop.steps.drive import driving
+    from dflop.steps.follow import Listener
+    from dflop.steps.session import driver_session, run_to_end
 
-    async def told_already() -> None:
-        """Decisions are lines here, and no page."""
-
-    async with driving(run, say, show_history=told_already) as drive:
-        await parts.everything(drive)
+    async with driver_session(run, say):
+        await run_to_end(run, Listener(say))
 
 
 def serve(
@@ -144,8 +141,8 @@ def serve(
     """Offer the flows on a Prefect server, and run them here when its UI starts them.
 
     Start a server first, `prefect server start` in another terminal, and name it here:
-    `export PREFECT_API_URL=http://127.0.0.1:4200/api`. For a team, with workers and schedules, see prefect.yaml and
-    docs/operating.md.
+    `export PREFECT_API_URL=http://127.0.0.1:4200/api`. A flow that falls silent is noted as crashed. For a team, with
+    workers and schedules, see prefect.yaml and docs/operating.md.
 
     Example: dflop serve --limit 4
     """
@@ -154,6 +151,8 @@ def serve(
     from dflop.errors import ConfigError
 
     server.prepare()
+    import asyncio
+
     import prefect
 
     if limit < 1:
@@ -168,6 +167,7 @@ def serve(
     for flow_name, file in FLOWS.items():
         flow = server.load_flow(file, flow_name)
         deployments.append(flow.to_deployment(name=name, tags=["dflop"]))
+    asyncio.run(server.watch_for_silent_flows())
     say(f"serving {', '.join(f'dflop-{flow}/{name}' for flow in FLOWS)} to {url}; Ctrl-C ends it and cancels its runs")
     prefect.serve(*deployments, limit=limit, print_starting_message=False)
 

@@ -52,6 +52,19 @@ def load_flow(file: str, name: str) -> Any:
     return load_flow_from_entrypoint(f"{resources.path('flows') / file}:{name}", use_placeholder_flow=False)
 
 
+async def watch_for_silent_flows() -> None:
+    """Have the server note as crashed what runs of flows gave no sign of life for long; asked for once per server."""
+    from prefect.client.orchestration import get_client
+    from prefect.events.schemas.automations import AutomationCore
+
+    from dflop import resources
+
+    wanted = AutomationCore.model_validate_json((resources.path("flows") / "silent_flows.json").read_text())
+    async with get_client() as client:
+        if not await client.read_automations_by_name(wanted.name):
+            await client.create_automation(wanted)
+
+
 def check_server() -> str:
     """Address of the server's API, once it has answered; empty where a temporary one will be started.
 
@@ -98,8 +111,11 @@ def lock_temporary_server() -> None:
     settings = get_current_settings()
     if settings.api.auth_string is None and settings.server.api.auth_string is None:
         password = f"dflop:{secrets.token_urlsafe(32)}"
-        os.environ |= {"PREFECT_API_AUTH_STRING": password, "PREFECT_SERVER_API_AUTH_STRING": password}
+        names = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
+        os.environ |= dict.fromkeys(names, password)
         refresh_global_settings_context()
+        for name in names:  # Prefect hands it on to its server by its settings; nobody else needs it
+            del os.environ[name]
 
 
 _HINT = "PREFECT_API_URL=http://127.0.0.1:4200/api for a server on this machine"

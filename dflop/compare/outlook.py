@@ -24,8 +24,7 @@ from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.console import Say
 from dflop.run.launcher import reading_launcher_of
 from dflop.steps import planning
-from dflop.steps.follow import stored_profile
-from dflop.steps.profiling import data_profile, own_run
+from dflop.steps.profiling import data_profile, own_run, stored_profile
 from dflop.store.reader import Reader
 
 MAX_SAMPLES = 20_000

@@ -1,58 +1,55 @@
-"""What every step of a run does around its own work: follow a job, bring its rows home, note a finished profile."""
+"""Follows jobs from submission to end: what a step does around its own work, whoever listens.
+
+A flow listens with a page in Prefect's UI, `dflop train` with a terminal: both are a `Listener`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
-import json
 import re
+import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
+from os import getpid
 from typing import Any
 
 from dflop.config import Config
-from dflop.errors import Cancelled
-from dflop.launch import (
-    Change,
-    JobHandle,
-    JobSpec,
-    JobState,
-    JobStatus,
-    Journal,
-    Launcher,
-    run_job_async,
-    run_jobs_async,
-)
-from dflop.records import ProfileRecord
+from dflop.errors import Cancelled, InfrastructureError, Interrupted, LaunchError
+from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, log_paths, run_jobs_async
 from dflop.run import lifecycle
 from dflop.run.console import Say
 from dflop.run.directory import RunDir
-from dflop.steps.watching import JobTalk
+from dflop.run.driver_lock import driver_of
+from dflop.run.logs import STEP_LINE
 from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 from dflop.units import count, seconds
-
-__all__ = [
-    "LOCAL_POLL_S",
-    "Meanwhile",
-    "follow_job",
-    "follow_jobs",
-    "ingest_run",
-    "note_profile",
-    "refuse_if_cancelled",
-    "stored_profile",
-]
 
 LOCAL_POLL_S = 0.5
 MAX_SAID = 8
 """Jobs of which the same is said one by one; of more it is said once."""
+MAX_LINES, PER_S = 120, 60.0
+"""Of jobs' logs in a run's own log: a log page keeps every line, and its server is shared."""
 
 Meanwhile = Callable[[JobHandle], Awaitable[None]]
-"""A round of what is done beside the waiting for a job."""
+"""A round of what is done while a job runs."""
+
+
+class Listener:
+    """Told what happens in a step.
+
+    Args:
+        say: Told lines.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+
+    def progress(self, percent: float, text: str) -> None:
+        """Told how far the jobs are that are followed; called from the event loop, often, and returns at once."""
 
 
 def poll_interval_s(config: Config) -> float:
@@ -60,68 +57,27 @@ def poll_interval_s(config: Config) -> float:
     return config.cluster.slurm.poll_interval_s if config.cluster.backend == "slurm" else LOCAL_POLL_S
 
 
-async def follow_job(
-    run: RunDir, launcher: Launcher, spec: JobSpec, say: Say, *, meanwhile: Meanwhile | None = None, every_s: float = 60
-) -> list[Any]:
-    """Submits or adopts a job and follows it to its end; its state and log lines are said.
-
-    Args:
-        run: That the job belongs to.
-        launcher: Of the run.
-        spec: The job.
-        say: Told what happens; how the job stands, too, if it is one of `ShowsJobs`.
-        meanwhile: Done again and again from the job's first sign of life to its end; an error in it is said and is
-            none of the job. A round that the job's end finds at work is waited for.
-        every_s: Pause between two rounds.
-
-    Returns:
-        Results of its tasks.
-
-    Raises:
-        Cancelled: the run was, by `dflop cancel`; nothing is submitted then.
-        Interrupted: the job was told to stop.
-        LaunchError: it was refused, or did not end well.
-    """
-    refuse_if_cancelled(run)
-    name = _name_of(run, spec)
-    talk = JobTalk(name, say)
-    beside: list[asyncio.Task[None]] = []
-    has_ended = asyncio.Event()
-
-    def on_state(handle: JobHandle, status: JobStatus) -> None:
-        talk.state(handle, status)
-        if meanwhile is not None and not beside and not status.state.is_final:
-            rounds = _repeat(functools.partial(meanwhile, handle), every_s, has_ended, say)
-            beside.append(asyncio.create_task(rounds, name=f"beside {name}"))
-
-    try:
-        return await run_job_async(
-            launcher,
-            spec,
-            Journal(run.path, run.run_id),
-            on_state=on_state,
-            on_log_line=talk.line,
-            poll_interval_s=_look_every_s(run),
-        )
-    except asyncio.CancelledError:
-        for task in beside:
-            task.cancel()
-        raise
-    finally:
-        has_ended.set()
-        await asyncio.gather(*beside, return_exceptions=True)
-
-
-async def follow_jobs(run: RunDir, launcher: Launcher, specs: Sequence[JobSpec], say: Say) -> list[list[Any]]:
-    """Submits jobs together, on Slurm as an array, and follows them to their ends.
-
-    Those that live are adopted, those that ended well before are kept, and only the others are submitted.
+async def follow_jobs(
+    run: RunDir,
+    launcher: Launcher,
+    specs: Sequence[JobSpec],
+    to: Listener,
+    *,
+    keep_done: bool = True,
+    meanwhile: Meanwhile | None = None,
+    every_s: float = 60.0,
+) -> list[list[Any]]:
+    """Submits jobs together, on Slurm as an array, and follows them to their ends; those that live are adopted.
 
     Args:
         run: That the jobs belong to.
         launcher: Of the run.
-        specs: The jobs; each does the same whenever it is done.
-        say: Told what happens; how the jobs stand, too, if it is one of `ShowsJobs`.
+        specs: The jobs.
+        to: Told how they stand, and lines of their logs.
+        keep_done: Whether a job that ended well before is kept; not for work that goes on under the same key.
+        meanwhile: Done again and again from the first job's first sign of life to its end; an error in it is said and
+            is none of the job. A round that the job's end finds at work is waited for.
+        every_s: Pause between two rounds.
 
     Returns:
         Results of the tasks of each.
@@ -129,51 +85,44 @@ async def follow_jobs(run: RunDir, launcher: Launcher, specs: Sequence[JobSpec],
     Raises:
         Cancelled: the run was, by `dflop cancel`; nothing is submitted then.
         Interrupted: a job was told to stop.
-        LaunchError: a job was refused, or did not end well; raised when all have ended.
+        LaunchError: somebody else drives the run; or a job was refused, or did not end well, raised when all have
+            ended.
     """
     refuse_if_cancelled(run)
-    talks = {spec.key: JobTalk(_name_of(run, spec), say) for spec in specs}
+    told = _Told(run, specs, to)
+    rounds: list[asyncio.Task[None]] = []
+    has_ended = asyncio.Event()
 
     def on_changes(changes: Sequence[Change]) -> None:
-        for gist, alike in groupby(sorted(changes, key=_gist), _gist):
-            jobs = list(alike)
-            is_many = len(jobs) > MAX_SAID
-            if is_many:
-                say(f"{len(jobs)} jobs, from {jobs[0][0]} to {jobs[-1][0]}, are {JobStatus(*gist)}")
-            for handle, status in jobs:
-                talks[handle.key].state(handle, status, is_said=not is_many)
+        told.changes(changes)
+        handle, status = changes[0]
+        if meanwhile is not None and not rounds and not status.state.is_final:
+            work = _repeat(functools.partial(meanwhile, handle), every_s, has_ended, to.say)
+            rounds.append(asyncio.create_task(work, name=f"rounds of {handle.name}"))
 
-    return await run_jobs_async(
-        launcher,
-        specs,
-        Journal(run.path, run.run_id),
-        keep_done=True,
-        on_changes=on_changes,
-        on_log_line=lambda handle, line: talks[handle.key].line(line),
-        poll_interval_s=_look_every_s(run),
-    )
-
-
-def _gist(change: Change) -> tuple[JobState, str]:
-    return change[1].gist
-
-
-def _name_of(run: RunDir, spec: JobSpec) -> str:
-    """Within the run."""
-    return spec.name.removeprefix(f"{run.run_id}-")
-
-
-def _look_every_s(run: RunDir) -> float:
-    """Between two looks; the Slurm backend asks Slurm less often."""
-    cluster = run.config().cluster
-    return min(cluster.slurm.poll_interval_s, 5.0) if cluster.backend == "slurm" else LOCAL_POLL_S
+    # Between two looks; the Slurm backend asks Slurm less often.
+    look_every_s = min(poll_interval_s(run.config()), 5.0)
+    journal = Journal(run.path, run.run_id)
+    try:
+        return await run_jobs_async(
+            launcher, specs, journal, keep_done=keep_done, on_changes=on_changes, on_log_line=told.line,
+            poll_interval_s=look_every_s,
+        )  # fmt: skip
+    except asyncio.CancelledError:
+        for task in rounds:
+            task.cancel()
+        raise
+    finally:
+        has_ended.set()
+        await asyncio.gather(*rounds, return_exceptions=True)
 
 
 def refuse_if_cancelled(run: RunDir) -> None:
-    """Stop a driver whose run was cancelled by somebody else.
+    """Stop a driver whose run was cancelled by somebody else, or is driven by somebody else by now.
 
     Raises:
-        Cancelled: it was.
+        Cancelled: it was cancelled.
+        LaunchError: another process has taken over, because this one gave no sign of life for too long.
     """
     if run.is_cancelled():
         raise Cancelled(
@@ -181,6 +130,109 @@ def refuse_if_cancelled(run: RunDir) -> None:
             where=str(run.path),
             hint="dflop run, or dflop train, takes it up again",
         )
+    driver = driver_of(run)
+    if driver is not None and (driver.host, driver.pid) != (socket.gethostname(), getpid()):
+        raise LaunchError(
+            f"run `{run.run_id}` is driven by somebody else by now: {driver}",
+            where=str(run.path),
+            hint="this process was silent for too long; its jobs are followed by the other one",
+        )
+
+
+def is_the_clusters_doing(error: object, run: RunDir) -> bool:
+    """Whether a step that ended with an error is worth doing again: what a job did to itself is not.
+
+    On Slurm jobs are told to stop by the cluster: a time limit, somebody else's job. On this machine whoever told one
+    meant it.
+    """
+    return isinstance(error, InfrastructureError) or (
+        isinstance(error, Interrupted) and run.config().cluster.backend == "slurm"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """How a job stands."""
+
+    handle: JobHandle
+    status: JobStatus
+    step: int = 0
+    num_steps: int = 0
+    """Optimizer steps; 0 where it makes none."""
+
+    @property
+    def done_frac(self) -> float:
+        if self.status.state is JobState.DONE:
+            return 1.0
+        return self.step / self.num_steps if self.num_steps else 0.0
+
+    def __str__(self) -> str:
+        reason = self.status.reason.splitlines()[0] if self.status.reason else ""
+        step = f"step {self.step} of {self.num_steps}" if self.num_steps else ""
+        return ", ".join(part for part in (str(self.status.state), step, reason) if part)
+
+
+class _Told:
+    """Passes on what there is to tell of jobs that are followed together: states, steps and lines of their logs."""
+
+    def __init__(
+        self, run: RunDir, specs: Sequence[JobSpec], to: Listener, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._names = {spec.key: spec.name.removeprefix(f"{run.run_id}-") for spec in specs}
+        self._to, self._clock = to, clock
+        self._jobs: dict[str, _Job] = {}
+        self._since_s, self._num_lines, self._num_hidden = float("-inf"), 0, 0
+
+    def changes(self, changes: Sequence[Change]) -> None:
+        """States, or what is said of them, have changed."""
+        for gist, alike in groupby(sorted(changes, key=_gist), _gist):
+            jobs = [handle for handle, _ in alike]
+            if len(jobs) > MAX_SAID:
+                self._to.say(f"{len(jobs)} jobs, from {jobs[0]} to {jobs[-1]}, are {JobStatus(*gist)}")
+            else:
+                for handle in jobs:
+                    self._to.say(f"{handle} is {JobStatus(*gist)}")
+        for handle, status in changes:
+            before = self._jobs.get(handle.key)
+            is_same = before is not None and before.handle.job_id == handle.job_id
+            self._jobs[handle.key] = replace(before, status=status) if before and is_same else _Job(handle, status)
+            if status.state.is_final:
+                self._admit_hidden(handle)
+        self._show()
+
+    def line(self, handle: JobHandle, line: str) -> None:
+        """A line of a job's log."""
+        if handle.key in self._jobs and (found := STEP_LINE.match(line)) is not None:
+            self._jobs[handle.key] = replace(self._jobs[handle.key], step=int(found[1]), num_steps=int(found[2]))
+            self._show()
+        if self._clock() - self._since_s >= PER_S:
+            self._admit_hidden(handle)
+            self._since_s, self._num_lines = self._clock(), 0
+        self._num_lines += 1
+        if self._num_lines > MAX_LINES:
+            self._num_hidden += 1
+        else:
+            self._to.say(f"{self._names[handle.key]} | {line}")
+
+    def _admit_hidden(self, handle: JobHandle) -> None:
+        if self._num_hidden:
+            log = log_paths(handle).stderr
+            self._to.say(f"{self._names[handle.key]} | [{self._num_hidden} lines not shown; all of them are in {log}]")
+        self._num_hidden = 0
+
+    def _show(self) -> None:
+        jobs = list(self._jobs.values())
+        percent = 100.0 * sum(job.done_frac for job in jobs) / len(self._names)
+        if len(self._names) == 1:
+            text = f"{jobs[0]} ({jobs[0].handle.backend} {jobs[0].handle.job_id})"
+        else:
+            states = [str(job.status.state) for job in jobs]
+            text = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        self._to.progress(percent, text)
+
+
+def _gist(change: Change) -> tuple[JobState, str]:
+    return change[1].gist
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended: asyncio.Event, say: Say) -> None:
@@ -213,43 +265,3 @@ async def ingest_run(run: RunDir, say: Say) -> None:
     lifecycle.spool_journal(run, config)
     report = await asyncio.to_thread(ingest, config.store)
     say(f"ingested {count(report.num_rows)} rows of {report.num_files} files in {seconds(report.elapsed_s)}")
-
-
-def stored_profile(store: Path, key: str) -> ProfileRecord | None:
-    """The finished profile of this key; None also for a store that has never been written."""
-    ingest(store)
-    with Reader(store) as reader:
-        return reader.profile(key)
-
-
-def note_profile(
-    run: RunDir,
-    key: str,
-    kind: str,
-    counts: Sequence[Mapping[str, Any]],
-    elapsed_s: float,
-    inputs: Mapping[str, object],
-) -> ProfileRecord:
-    """Spools the record that says a profile is complete.
-
-    Args:
-        run: Run that made it.
-        key: Its identity.
-        kind: `data` or `model`.
-        counts: What its jobs counted.
-        elapsed_s: Time it took, waiting included.
-        inputs: What the key was computed from, for people.
-    """
-    record = ProfileRecord(
-        profile_key=key,
-        kind=kind,
-        run_id=run.run_id,
-        inputs=json.dumps(inputs),
-        num_rows=sum(int(c.get("num_samples", c.get("num_measurements", 0))) for c in counts),
-        num_quarantined=sum(int(c.get("num_quarantined", 0)) for c in counts),
-        created_at_s=time.time(),
-        elapsed_s=elapsed_s,
-    )
-    with SpoolWriter(run.config().store, run.run_id, "profile-record") as spool:
-        spool.append(record)
-    return record

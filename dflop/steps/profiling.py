@@ -6,25 +6,31 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 from dflop.config import Config
 from dflop.data.dataset_profile import profile_key, rows_key
 from dflop.data.demo import make_demo_dataset
+from dflop.data.distribution import shapes_frame, summary_text
 from dflop.errors import DataError, DflopError, StoreError
 from dflop.launch import JobSpec, Launcher
-from dflop.records import ProfileRecord, QuarantinedSample
+from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
 from dflop.run import lifecycle
+from dflop.run.batches import TRAIN
 from dflop.run.console import Say
 from dflop.run.directory import RunDir, dataset_ref, rules_of
 from dflop.run.driver_lock import drive_alone
 from dflop.run.launcher import launcher_of
 from dflop.steps import planning, submit
-from dflop.steps.follow import follow_jobs, ingest_run, note_profile, stored_profile
+from dflop.steps.follow import Listener, follow_jobs, ingest_run
 from dflop.steps.media_limits import stated_limits
 from dflop.store.console import named_query, query
+from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
 
 MAX_EXAMPLES = 5
 _ROWS = "rows"
@@ -66,6 +72,18 @@ def forecast_dataset(config: Config, say: Say) -> str:
     return key
 
 
+async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
+    """The profile of a run that trains nothing, judged.
+
+    Raises:
+        DataError: the dataset cannot be read, or too much of it is unusable.
+        LaunchError: a job failed.
+    """
+    found = await profile_data(run, launcher, Listener(say))
+    await asyncio.to_thread(_judge, run, found, say)
+    return found
+
+
 async def profile_modules(config: Config, say: Say) -> str:
     """Profiles the modules of a model over its dataset as a run of its own, which trains nothing, and fits cost tables.
 
@@ -78,12 +96,11 @@ async def profile_modules(config: Config, say: Say) -> str:
     """
     async with own_run(config, "model", say) as run:
         launcher = launcher_of(run, run.config())
-        data = await data_profile(run, launcher, say)
-        with Reader(config.store) as reader:
-            run.write_shapes(reader.shapes(data.profile_key))
-        key = await model_profile(run, launcher, say)
-        await asyncio.to_thread(planning.cost_tables, run, run.config(), key, say)
-        return key
+        data = await profile_data(run, launcher, Listener(say))
+        await asyncio.to_thread(take_samples, run, data, say)
+        model = await profile_model(run, launcher, Listener(say))
+        await asyncio.to_thread(planning.cost_tables, run, run.config(), model.profile_key, say)
+        return model.profile_key
 
 
 @asynccontextmanager
@@ -108,63 +125,166 @@ def _note(run: RunDir, config: Config, state: str) -> None:
     lifecycle.note(run, config, state, config_key=config.key, trains=False)
 
 
-async def model_profile(run: RunDir, launcher: Launcher, say: Say) -> str:
-    """Measurements of every module over the run's shapes, from the store or from jobs; returns the profile's key.
+def data_profile_key(run: RunDir, say: Say) -> str:
+    """Key of the profile of a run's samples; once training has begun they stay what they were.
+
+    Raises:
+        DataError: the dataset cannot be read, or its rows have changed under a run that trains on them.
+    """
+    if _has_begun(run) and not is_as_begun(run, say):
+        return run.profile_key()
+    config = run.config()
+    return profile_key(dataset_ref(config), rules_of(config))
+
+
+def _has_begun(run: RunDir) -> bool:
+    """Whether a run has trained: the order of its samples is made from those that are in its directory."""
+    return run.num_attempts(TRAIN) > 0 and (run.path / "shapes.parquet").is_file()
+
+
+async def profile_data(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:
+    """The profile of the run's dataset, out of the store or from jobs over shards.
+
+    Raises:
+        DataError: the dataset cannot be read, or has changed under a run that trains on it.
+        LaunchError: a job failed.
+    """
+    config = run.config()
+    key = await asyncio.to_thread(data_profile_key, run, to.say)
+    found = await asyncio.to_thread(stored_profile, config.store, key)
+    if found is not None:
+        to.say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
+        return found
+    if _has_begun(run) and key == run.profile_key():  # the store has lost it; the run goes on with what it has
+        return ProfileRecord(key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
+    dataset, media, started = dataset_ref(config), rules_of(config), time.time()
+    counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), to)]
+    inputs = {
+        "annotations": str(config.dataset.annotations),
+        "family": media.name,
+        _ROWS: await asyncio.to_thread(rows_key, dataset),
+        "limits": stated_limits(config),
+    }
+    record = note_profile(run, key, "data", counts, time.time() - started, inputs)
+    await ingest_run(run, to.say)
+    return record
+
+
+def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
+    """Judges a profile, and brings its healthy samples into the run directory, where jobs look for them.
+
+    Raises:
+        DataError: more of the dataset is unusable than `data_profile.max_bad_frac` allows.
+    """
+    _judge(run, data, say)
+    if _has_begun(run):
+        shapes = run.shapes()
+    else:
+        with Reader(run.config().store) as reader:
+            shapes = list(reader.shapes(data.profile_key))
+        run.write_shapes(shapes)
+    told = summary_text(shapes_frame(shapes))
+    say(f"{data.num_rows} healthy samples, {data.num_quarantined} quarantined\n{told}")
+
+
+async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:
+    """Measurements of every module over the run's shapes, out of the store or from jobs.
 
     Jobs per tensor-parallel degree, and one that times the links between processes where there are several. A profile
     that does not determine every cost table that the run needs gets the probes that are missing.
+
+    Raises:
+        LaunchError: a job failed.
     """
     config = run.config()
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
-    family = await asyncio.to_thread(planning.bound_family, config)
-    specs = planning.used_modules(family, run.shapes())
+    specs = await asyncio.to_thread(_specs, run)
 
     async def measure(groups: Sequence[Sequence[JobSpec]], num_before: int = 0) -> ProfileRecord:
-        say(f"profiling on {hardware}")
+        to.say(f"profiling on {hardware}")
         started, counts = time.time(), [{"num_measurements": num_before}]
-        for jobs in groups:
-            counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, say)]
+        for number, jobs in enumerate(groups):
+            part = _Part(to, number, len(groups))
+            counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, part)]
         record = note_profile(run, key, "model", counts, time.time() - started, inputs)
-        await ingest_run(run, say)
+        await ingest_run(run, to.say)
         return record
 
-    found = stored_profile(config.store, key)
+    found = await asyncio.to_thread(stored_profile, config.store, key)
     if found is None:
         found = await measure(submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs]))
     else:
-        say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
+        to.say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
     gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)
     for gap in gaps:
         why = "nothing of it was probed" if gap.is_unprobed else f"needed: {gap.missing}"
-        say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: probing it")
+        to.say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: probing it")
     if gaps:
-        await measure(submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s)), found.num_rows)
-    return key
-
-
-async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
-    """The profile of the run's dataset, out of the store where it is there.
-
-    Raises:
-        DataError: the dataset cannot be read, or more of it is unusable than `data_profile.max_bad_frac` allows.
-    """
-    config = run.config()
-    dataset, media = dataset_ref(config), rules_of(config)
-    key = await asyncio.to_thread(profile_key, dataset, media)
-    found = stored_profile(config.store, key)
-    if found is None:
-        started = time.time()
-        counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), say)]
-        rows = await asyncio.to_thread(rows_key, dataset)
-        annotations = str(config.dataset.annotations)
-        limits = stated_limits(config)
-        inputs = {"annotations": annotations, "family": media.name, _ROWS: rows, "limits": limits}
-        found = note_profile(run, key, "data", counts, time.time() - started, inputs)
-        await ingest_run(run, say)
-    else:
-        say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
-    await asyncio.to_thread(_judge, run, found, say)
+        jobs = submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s))
+        found = await measure(jobs, found.num_rows)
     return found
+
+
+class _Part(Listener):
+    """Hears of one group of jobs of several, which run one after the other."""
+
+    def __init__(self, whole: Listener, number: int, num_groups: int) -> None:
+        super().__init__(whole.say)
+        self._whole, self._number, self._num_groups = whole, number, num_groups
+
+    def progress(self, percent: float, text: str) -> None:
+        self._whole.progress((100.0 * self._number + percent) / self._num_groups, text)
+
+
+def is_profiled(run: RunDir) -> bool:
+    """Whether the store has all measurements that the run needs; its samples are in the run directory."""
+    config = run.config()
+    key, *_ = planning.model_profile_key(config)
+    return stored_profile(config.store, key) is not None and not planning.profile_gaps(config, key, _specs(run))
+
+
+def _specs(run: RunDir) -> tuple[ModuleSpec, ...]:
+    return planning.used_modules(planning.bound_family(run.config()), run.shapes())
+
+
+def stored_profile(store: Path, key: str) -> ProfileRecord | None:
+    """The finished profile of this key; None also for a store that has never been written."""
+    ingest(store)
+    with Reader(store) as reader:
+        return reader.profile(key)
+
+
+def note_profile(
+    run: RunDir,
+    key: str,
+    kind: str,
+    counts: Sequence[Mapping[str, Any]],
+    elapsed_s: float,
+    inputs: Mapping[str, object],
+) -> ProfileRecord:
+    """Spools the record that says a profile is complete.
+
+    Args:
+        run: Run that made it.
+        key: Its identity.
+        kind: `data` or `model`.
+        counts: What its jobs counted.
+        elapsed_s: Time it took, waiting included.
+        inputs: What the key was computed from, for people.
+    """
+    record = ProfileRecord(
+        profile_key=key,
+        kind=kind,
+        run_id=run.run_id,
+        inputs=json.dumps(inputs),
+        num_rows=sum(int(c.get("num_samples", c.get("num_measurements", 0))) for c in counts),
+        num_quarantined=sum(int(c.get("num_quarantined", 0)) for c in counts),
+        created_at_s=time.time(),
+        elapsed_s=elapsed_s,
+    )
+    with SpoolWriter(run.config().store, run.run_id, "profile-record") as spool:
+        spool.append(record)
+    return record
 
 
 def is_as_begun(run: RunDir, say: Say) -> bool:

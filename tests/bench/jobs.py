@@ -25,6 +25,7 @@ from dflop.run.console import say
 from dflop.run.directory import RunDir, open_run
 from dflop.run.launcher import launcher_of
 from dflop.steps import planning, profiling
+from dflop.steps.follow import Listener
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
 from dflop.train import wire
@@ -71,7 +72,7 @@ async def profiled_run(
     data = await profiling.data_profile(run, launcher, say)
     with Reader(config.store) as reader:
         run.write_shapes([s for s in reader.shapes(data.profile_key) if is_kept(s)])
-    key = await profiling.model_profile(run, launcher, say)
+    key = (await profiling.profile_model(run, launcher, Listener(say))).profile_key
     cost = planning.cost_tables(run, config, key, say)
     return Profiled(run, key, cost, time.perf_counter() - began_s)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.launch.helpers import until
+
 FOLDER = Path(__file__).parents[2] / "flows"
 
 
@@ -73,8 +75,18 @@ def artifacts(run_id: Any) -> dict[str, list[Any]]:
     return found
 
 
-def flow_names() -> list[str]:
-    """Names of all flows that have run on the server, with repetitions, oldest first."""
-    runs = ask(lambda client: client.read_flow_runs(limit=200))
-    flows = {flow.id: flow.name for flow in ask(lambda client: client.read_flows(limit=200))}
-    return [flows[run.flow_id] for run in sorted(runs, key=lambda r: r.created)]
+def task_runs(state: Any) -> list[Any]:
+    """Task runs of the flow run that ended in a state, as the server has them, in the order of their beginning.
+
+    They reach it as events, behind the flow run's own state.
+    """
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id(state)]))
+
+    def found() -> list[Any]:
+        runs = ask(lambda client: client.read_task_runs(flow_run_filter=wanted))
+        return runs if runs and all(run.state is not None and run.state.is_final() for run in runs) else []
+
+    runs = until(found, what="the ends of all task runs")
+    return sorted(runs, key=lambda run: run.start_time or run.expected_start_time)

@@ -1,25 +1,23 @@
-"""Flows on a Prefect server; parts of a run are played. Everything that needs the server is here: it costs 20 s."""
+"""Flows on a Prefect server; steps of a run are played. Everything that needs the server is here: it costs 20 s."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflop.errors import ConfigError, DataError, InfrastructureError, LaunchError, StoreError
+from dflop.errors import ConfigError, InfrastructureError, LaunchError, StoreError
 from dflop.launch import JobState
 from dflop.run import lifecycle
 from dflop.run.driver_lock import driver_of
-from dflop.steps import parts
-from dflop.steps.continuing import Todo
-from tests.flows.loading import artifacts, ask, flow_names, flow_run_id, load, module, read_flow_run, run_flow
+from dflop.steps import training
+from dflop.steps.training import Trained
+from tests.flows.loading import artifacts, flow_run_id, load, module, read_flow_run, run_flow, task_runs
 from tests.jobs.made import add_job, make_run
-from tests.launch.helpers import until
 
 pytestmark = pytest.mark.usefixtures("server")
-ALONE = "compare.num_batches=0"
+TURNS = [Trained(0, is_over=False), Trained(20, is_over=False), Trained(40, is_over=True)]
 
 
 def error_of(state: Any) -> Exception:
@@ -27,130 +25,121 @@ def error_of(state: Any) -> Exception:
     return asyncio.run(state.aresult(raise_on_failure=False))
 
 
-@pytest.fixture
-def summarised(monkeypatch):
-    load("pipeline")
-    monkeypatch.setattr("reports.markdown_summary", lambda found: f"# {found.verdict}")
-    monkeypatch.setattr("driving.markdown_history", lambda found: "nothing happened")
+@pytest.mark.budget(90, "the first test of a worker starts the Prefect server")
+def test_values_flow_from_task_to_task_and_a_second_run_finds_its_profiles(fake, tmp_path):
+    first = make_run(tmp_path, "small-1", "ready")
+    fake.trained = [*TURNS]
+    state = run_flow(load("pipeline"), run=str(first.path))
+    assert state.is_completed(), state
+    calls = ["profile data", "profile model", "plan", "train", "plan", "train", "compare", "report"]
+    assert fake.calls == calls
+    assert first.state()["state"] == lifecycle.DONE
+    found = task_runs(state)
+    names = ["profile-data", "profile-model", "optimize-plan", "train", "optimize-plan", "train", "compare", "report"]
+    assert [task.name.rsplit("-", 1)[0] for task in found] == names
+    data, model, plan, train, plan_2, train_2, compare, report = found
+    edges = [(model, data), (plan, model), (train, plan), (plan_2, model), (plan_2, train), (train_2, plan_2)]
+    for task, before in [*edges, (compare, train_2), (report, train_2)]:
+        assert before.id in inputs_of(task), (task.name, before.name)
+
+    second = make_run(tmp_path, "small-2", "ready", "compare.num_batches=0")
+    fake.calls.clear()
+    state = run_flow(load("pipeline"), run=str(second.path))
+    assert [task.state.name for task in task_runs(state)] == ["Cached", "Cached", "Completed"]
+    assert fake.calls == ["report"]
+
+    fake.stored.clear()
+    third = make_run(tmp_path, "small-3", "ready", "compare.num_batches=0")
+    state = run_flow(load("profile"), run=str(third.path))
+    assert [task.state.name for task in task_runs(state)] == ["Completed", "Completed"]
+    assert fake.calls == ["report", "profile data", "profile model"], "the store has lost them"
 
 
-@pytest.mark.budget(60, "the first test of a worker starts the Prefect server")
-def test_a_flow_run_is_named_after_its_run_shows_its_jobs_and_leads_to_them(fake, run, monkeypatch):
-    add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
+def inputs_of(task: Any) -> set[Any]:
+    return {result.id for results in task.task_inputs.values() for result in results if hasattr(result, "id")}
+
+
+def test_a_flow_run_is_named_after_its_run_shows_its_jobs_and_leads_to_them(fake, run):
     add_job(run, "train", JobState.RUNNING, JobState.FAILED)
-    state = run_flow(load("plan"), run=str(run.path))
-    assert asyncio.run(state.aresult()) == str(run.path)
-    found, driving = read_flow_run(state), module("driving")
+    fake.trained = [Trained(0, is_over=False), Trained(40, is_over=True)]
+    state = run_flow(load("pipeline"), run=str(run.path))
+    found = read_flow_run(state)
     assert found.name == run.run_id
     assert {"dflop", "small", "cluster:here"} <= set(found.tags)
-    assert found.labels[driving.RUN_DIR_LABEL] == str(run.path)
-    assert fake.calls == ["plan"]
-    assert run.state()["state"] == lifecycle.READY
+    assert found.labels[module("flow_run").RUN_DIR_LABEL] == str(run.path)
     shown = artifacts(flow_run_id(state))
-    (plan,), (jobs,) = shown["dflop-plan"], shown["dflop-jobs"]
-    assert (plan.type, plan.description) == ("markdown", "it is the best")
+    (plan,), jobs = shown["dflop-plan"], shown["dflop-jobs"][-1]
+    assert (plan.type, plan.description) == ("markdown", "for 2")
     assert "![a step](data:image/png;base64,AAAA)" in plan.data
+    assert shown["dflop-data-profile"][0].data == '[{"group": "all", "p50_tokens": 12}]'
     assert shown["dflop-model-profile"][0].data == '[{"module": "llm", "noise": null}]'
     assert not any(a.type == "image" for versions in shown.values() for a in versions), "its page prints its address"
     assert str(run.path) in jobs.description
     assert '"job": "train", "id": "id-train", "state": "failed", "why": "for a reason"' in jobs.data
-    cancelled: list[str] = []
-    monkeypatch.setattr(driving, "cancel_run", lambda found, say: cancelled.append(found.run_id))
-    for flow_run in (found, SimpleNamespace(id=found.id, labels={})):  # as it is, and as it began
-        driving.empty_the_queue(flow=None, flow_run=flow_run, state=None)
-    assert cancelled == [run.run_id] * 2
+    (bar,) = shown["dflop-train-progress"]
+    assert (bar.type, bar.data, bar.description) == ("progress", 100.0, "done, step 40 of 40")
+    assert shown["dflop-summary"][0].data == "# nothing was trained"
+    assert shown["dflop-history"][-1].data == "nothing happened"
 
 
-def test_modules_are_not_profiled_for_a_dataset_that_cannot_be_read(fake, run):
-    fake.errors["data_profile"] = DataError("too much of it is unusable")
-    assert run_flow(load("profile"), run=str(run.path)).is_failed()
-    assert fake.calls == ["data_profile"]
-
-
-def test_the_parts_come_in_order_and_everything_is_on_one_page(fake, tmp_path, summarised):
-    run = make_run(tmp_path, "small-1", "ready", "dataset.demo=true")
-    fake.todo = [Todo.PLAN, Todo.TRAIN]
-    before = len(flow_names())
+def test_what_the_cluster_did_is_done_again_and_what_a_job_did_is_not(fake, run, log):
+    fake.trained = [Trained(0, is_over=False), Trained(40, is_over=True)]
+    fake.errors["train"] = [InfrastructureError("node1 went away"), InfrastructureError("lost")]
     state = run_flow(load("pipeline"), run=str(run.path))
     assert state.is_completed(), state
-    assert fake.calls == ["demo_data", "data_profile", "model_profile", "plan", "train", "compare", "report"]
-    assert run.state()["state"] == lifecycle.DONE
-    names = ["dflop-pipeline", "dflop-profile", "dflop-plan", "dflop-train", "dflop-report"]
-    assert flow_names()[before:] == names
-    shown = artifacts(flow_run_id(state))
-    assert {"dflop-data-profile", "dflop-model-profile", "dflop-plan", "dflop-summary", "dflop-report"} <= set(shown)
-    assert shown["dflop-data-profile"][0].data == '[{"group": "all", "p50_tokens": 12}]'
-
-
-def test_a_report_that_cannot_be_written_undoes_no_training_and_unwanted_comparisons_are_not_trained(fake, tmp_path):
-    run = make_run(tmp_path, "small-1", "ready", ALONE)
-    fake.errors["report"] = StoreError("no space")
-    assert run_flow(load("pipeline"), run=str(run.path)).is_failed()
-    assert fake.calls == ["data_profile", "model_profile", "report"]
-    assert run.state()["state"] == lifecycle.DONE
-
-
-def test_planning_and_training_take_turns_and_their_lines_are_in_the_log_of_the_campaign(fake, tmp_path):
-    from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
-
-    run = make_run(tmp_path, "small-1", "ready", ALONE)
-    fake.todo = [Todo.PLAN, Todo.TRAIN, Todo.TRAIN, Todo.PLAN]
-    before = len(flow_names())
-    state = run_flow(load("campaign"), run=str(run.path))
-    assert state.is_completed()
-    assert fake.calls == ["plan", "train", "train", "plan"]
-    assert run.state()["state"] == lifecycle.DONE
-    assert flow_names()[before:] == ["dflop-campaign", "dflop-plan", "dflop-train", "dflop-train", "dflop-plan"]
-    assert len(artifacts(flow_run_id(state))["dflop-plan"]) == 2, "of both plans, on the campaign's own page"
-    wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id(state)]))
-
-    def found() -> Any:
-        lines = ask(lambda client: client.read_logs(wanted))
-        return next((line for line in lines if line.message == "plan says a line"), None)
-
-    line = until(found, what="the line in the log of the flow that was started")
-    assert line.task_run_id is not None, "and in that of the task"
-
-
-def test_a_part_that_fails_ends_the_campaign(fake, run):
-    fake.todo = [Todo.TRAIN, Todo.PLAN]
-    fake.errors["train"] = LaunchError("rank 1 raised")
-    state = run_flow(load("campaign"), run=str(run.path))
-    assert state.is_failed()
-    assert state.message == "rank 1 raised"
+    assert {task.name.rsplit("-", 1)[0]: task.run_count for task in task_runs(state)}["train"] == 3
+    assert fake.calls.count("train") == 3
+    assert "node1 went away" in log.text
+    run.write_state({**run.state(), "state": lifecycle.READY})
+    fake.errors["train"], fake.calls = [LaunchError("rank 1 raised", where="here", hint="a larger cluster")], []
+    state = run_flow(load("train"), run=str(run.path))
+    assert str(error_of(state)) == "rank 1 raised\n  where: here\n  hint:  a larger cluster"
     assert fake.calls == ["train"]
     assert run.state()["state"] == lifecycle.FAILED
+    assert "Traceback" not in log.text
+    assert not any(record.exc_info for record in log.records)
+    assert "hint:  a larger cluster" in log.text
 
 
-@pytest.mark.parametrize(("todo", "overrides"), [([Todo.PLAN], [ALONE]), ([], [])])
-def test_a_run_trains_and_waits_for_a_plan_or_a_comparison_that_is_left(fake, tmp_path, todo, overrides):
-    run = make_run(tmp_path, "small-1", "ready", *overrides)
-    fake.todo = todo
-    assert run_flow(load("train"), run=str(run.path)).is_completed()
-    assert fake.calls == ["train"]
-    assert run.state()["state"] == lifecycle.READY
+def test_a_report_that_cannot_be_written_undoes_no_training(fake, run):
+    fake.errors["report"] = [StoreError("no space")]
+    assert isinstance(error_of(run_flow(load("pipeline"), run=str(run.path))), StoreError)
+    assert run.state()["state"] == lifecycle.DONE
+
+
+@pytest.mark.parametrize("step", ["plan", "train"])
+def test_a_single_step_leaves_the_run_ready_for_the_next(fake, run, step):
+    fake.trained = [Trained(20, is_over=False)]
+    assert run_flow(load(step), run=str(run.path)).is_completed()
+    assert (fake.calls, run.state()["state"]) == ([step], lifecycle.READY)
+
+
+def test_a_report_can_be_had_of_a_run_that_somebody_drives(fake, run, monkeypatch):
+    monkeypatch.setenv("DFLOP_RUNS", str(run.path.parent))
+    before = run.state()
+    state = run_flow(load("report"))
+    assert state.is_completed(), state
+    assert (fake.calls, run.state()) == (["report"], before)
 
 
 @pytest.mark.parametrize("told", ["Cancelling", "Cancelled"])
 def test_a_flow_run_that_nobody_listens_for_hears_its_cancellation(fake, run, monkeypatch, log, told):
-    """As that of `dflop run`, or of a worker whose listener gave up in an outage."""
+    """As that of `dflop run`."""
     from prefect import states
     from prefect.client.orchestration import get_client
-    from prefect.context import FlowRunContext
+    from prefect.context import TaskRunContext
 
-    monkeypatch.setattr(module("hearing"), "EVERY_S", 0.5)
+    monkeypatch.setattr(module("flow_run"), "HEAR_EVERY_S", 0.5)
 
-    async def train(drive: Any) -> None:
-        context = FlowRunContext.get()
-        assert context is not None
-        assert context.flow_run is not None
+    async def train(run: Any, *_: Any) -> None:
         async with get_client() as client:
-            await client.set_flow_run_state(context.flow_run.id, getattr(states, told)(), force=True)
-        while not drive.run.is_cancelled():
+            flow_run = TaskRunContext.get().task_run.flow_run_id
+            await client.set_flow_run_state(flow_run, getattr(states, told)(), force=True)
+        while not run.is_cancelled():
             await asyncio.sleep(0.05)
         raise LaunchError("job `train` (local 7) cancelled")
 
-    monkeypatch.setattr(parts, "train", train)
+    monkeypatch.setattr(training, "train", train)
     state = run_flow(load("train"), run=str(run.path))
     assert state.is_cancelled()
     assert read_flow_run(state).state.is_cancelled()
@@ -163,34 +152,21 @@ def test_what_cannot_be_meant_fails_a_flow_that_has_no_run(fake, tmp_path, monke
     state = run_flow(load("plan"), config_path="configs/nowhere.yaml")
     assert isinstance(error_of(state), ConfigError)
     assert read_flow_run(state).name == "nowhere"
-    assert fake.calls == []
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_error_of_ours_ends_a_flow_as_a_state_without_a_traceback_and_is_not_tried_again(fake, run, log):
-    fake.errors["plan"] = InfrastructureError("node1 went away", where="here", hint="a larger cluster")
-    state = run_flow(load("plan"), run=str(run.path))
-    assert str(error_of(state)) == "node1 went away\n  where: here\n  hint:  a larger cluster"
-    assert state.message == "node1 went away"
-    assert fake.calls == ["plan"], "the part retries by itself, Prefect does not"
-    assert "Traceback" not in log.text
-    assert not any(record.exc_info for record in log.records)
-    assert "hint:  a larger cluster" in log.text
-    assert run.state()["state"] == lifecycle.FAILED
-
-
 def test_a_fault_of_ours_is_raised(fake, run):
-    fake.errors["plan"] = ZeroDivisionError("a fault of ours")
+    fake.errors["plan"] = [ZeroDivisionError("a fault of ours")]
     assert isinstance(error_of(run_flow(load("plan"), run=str(run.path))), ZeroDivisionError)
     assert run.state()["state"] == lifecycle.FAILED
     assert driver_of(run) is None
 
 
-def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log):
+@pytest.mark.parametrize("flow", ["pipeline", "plan"])
+def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log, flow):
     run = make_run(tmp_path, state=lifecycle.DONE)
     before = run.state()
-    state = run_flow(load("plan"), run=str(run.path))
-    assert state.is_completed()
+    assert run_flow(load(flow), run=str(run.path)).is_completed()
     assert "is finished, nothing is left to do" in log.text
     assert (fake.calls, run.state()) == ([], before)
 
@@ -199,7 +175,6 @@ def test_what_cannot_be_shown_was_done_all_the_same(fake, run, monkeypatch, log)
     def broken(_run: Any) -> None:
         raise ConfigError("no tables")
 
-    monkeypatch.setattr("dflop.steps.plan_page.cost_rows", broken)
-    state = run_flow(load("plan"), run=str(run.path))
-    assert state.is_completed()
+    monkeypatch.setattr("dflop.steps.reporting.cost_rows", broken)
+    assert run_flow(load("plan"), run=str(run.path)).is_completed()
     assert "cannot be shown: no tables" in log.text

@@ -172,10 +172,9 @@ def ended(server: Server, run_id: str, log: Path, limit_s: float = 300) -> str:
 
 
 def test_cancel_from_the_api_empties_the_queue(server, served, run, tmp_path):
-    flow_run = server.begin(f"dflop-campaign/{tmp_path.name}", run=str(run.path))
+    flow_run = server.begin(f"dflop-pipeline/{tmp_path.name}", run=str(run.path))
     pids = training(run)
-    shown = until(lambda: server.artifacts(flow_run).get("dflop-job-train"), what="the bar of the job")
-    assert "running" in shown["description"]
+    until(lambda: "running" in str(server.artifacts(flow_run).get("dflop-train-progress")), what="the bar of the job")
     began = time.monotonic()
     server.call(f"/flow_runs/{flow_run}/set_state", "POST", state={"type": "CANCELLING"}, force=True)
     until(lambda: all(is_gone(pid) for pid in pids), what="an empty queue", limit_s=60)
@@ -195,9 +194,12 @@ def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, ser
     assert run.state()["state"] == lifecycle.DONE
     assert [(job.name, job.state) for job in jobs_of(run)] == [("train", JobState.DONE)], "no job was submitted again"
     shown = server.artifacts(flow_run)
-    assert shown["dflop-job-train"]["data"] == 100
-    assert {"dflop-jobs", "dflop-summary", "dflop-history", "dflop-report"} <= set(shown)
+    assert shown["dflop-train-progress"]["data"] == 100
+    assert {"dflop-jobs", "dflop-summary", "dflop-history", "dflop-plan"} <= set(shown)
     assert server.flow_run(flow_run)["name"] == run.run_id
+    (automation,) = server.call("/automations/filter", "POST")
+    assert automation["name"] == "dflop: flow runs that fell silent"
+    assert automation["actions"][0]["state"] == "CRASHED"
 
 
 def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_path):
@@ -220,7 +222,7 @@ def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_pa
     assert "Config" in found["parameter_openapi_schema"]["definitions"]
     log = tmp_path / "worker.log"
     with background(server, "prefect", "worker", "start", "--pool", "dflop", log=log):
-        first = server.begin("dflop-campaign/team", run=str(run.path))
+        first = server.begin("dflop-pipeline/team", run=str(run.path))
         training(run)
         second = server.begin("dflop-report/team", run=str(run.path))  # in no queue behind the run it is about
         assert ended(server, second, log) == "COMPLETED", log.read_text()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflop.run.directory import RunDir
-from dflop.steps.rounds import Teller
+from dflop.steps import training
 from tests.data.conftest import shared_media  # noqa: F401, a fixture
 from tests.jobs.finished import finished_run
 from tests.jobs.played import PLANS, configured_run
@@ -65,7 +65,7 @@ def run(make_run: Callable[..., RunDir]) -> RunDir:
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is ingested, which takes a second a round; tests that want it undo this."""
 
-    async def tell(_: Teller) -> None:
+    async def tell(_: training._Rounds) -> None:
         """Nothing."""
 
-    monkeypatch.setattr(Teller, "tell", tell)
+    monkeypatch.setattr(training._Rounds, "tell", tell)

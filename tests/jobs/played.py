@@ -14,10 +14,9 @@ from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
 from dflop.records import LLM, Decision
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
-from dflop.steps import submit
-from dflop.steps.continuing import train_once
+from dflop.steps import submit, training
+from dflop.steps.follow import Listener
 from dflop.steps.replanning import Advice
-from dflop.steps.rounds import Teller
 from dflop.store.spool import read_spool
 from tests.builders import make_decision, make_plan
 from tests.jobs.configs import make_config
@@ -93,9 +92,5 @@ def decisions(run: RunDir) -> list[Decision]:
     return list(read_spool(run.config().store, Decision))
 
 
-async def nobody() -> None:
-    """Who is interested in decisions."""
-
-
 def train(run: RunDir, launcher: PlayedLauncher, say=str) -> Advice | None:
-    return asyncio.run(train_once(run, launcher, say, Teller(run, say, nobody)))
+    return asyncio.run(training.train(run, launcher, Listener(say))).advice

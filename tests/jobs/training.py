@@ -23,8 +23,8 @@ from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir, dataset_ref, rules_of
-from dflop.steps.follow import note_profile
 from dflop.steps.planning import bound_family, model_profile_key
+from dflop.steps.profiling import note_profile
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter, read_spool

@@ -12,8 +12,9 @@ import time
 
 from dflop.errors import DflopError
 from dflop.run.directory import open_run
-from dflop.steps import parts, submit
-from dflop.steps.drive import driving
+from dflop.steps import submit
+from dflop.steps.follow import Listener
+from dflop.steps.session import driver_session, train_to_end
 from tests.jobs.slow_steps import with_slow_steps
 
 
@@ -21,13 +22,10 @@ def say(line: str) -> None:
     print(f"{time.time():.1f} {line}", file=sys.stderr, flush=True)
 
 
-async def nobody() -> None:
-    """Who is interested in decisions."""
-
-
 async def main(path: str) -> None:
-    async with driving(open_run(path), say, show_history=nobody) as drive:
-        await parts.campaign(drive)
+    run = open_run(path)
+    async with driver_session(run, say):
+        await train_to_end(run, Listener(say))
 
 
 if __name__ == "__main__":

@@ -13,16 +13,17 @@ from dflop.data.demo_text import train_tokenizer
 from dflop.errors import DataError
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
+from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
-from dflop.steps import parts
-from dflop.steps.drive import Drive
+from dflop.steps import profiling
+from dflop.steps.follow import Listener
 from tests.jobs.configs import make_config
 
 NUM_ROWS = 6
 
 
 @pytest.fixture
-def drive(tmp_path: Path) -> Drive:
+def run(tmp_path: Path) -> RunDir:
     """A run of a small dataset that is profiled; what is said of it is kept in `said`."""
     media = tmp_path / "data" / "media"
     media.mkdir(parents=True)
@@ -33,42 +34,47 @@ def drive(tmp_path: Path) -> Drive:
         rows.append(json.dumps({"id": str(number), "image": f"{number}.png", "conversations": turns}) + "\n")
     (tmp_path / "data" / "a.jsonl").write_text("".join(rows))
     train_tokenizer(["a picture of a cat\n"], tmp_path / "data" / "tokenizer.json")
-    config = make_config(tmp_path, "cluster.backend=inline", "data_profile.max_bad_frac=0.5")
+    config = make_config(tmp_path, "data_profile.max_bad_frac=0.5")
     run, _ = lifecycle.begin(config)
-    drive = Drive(run, run.config(), launcher_of(run, run.config()), print, None, lambda: None)
-    asyncio.run(parts.data_profile(drive))
+    profile(run)
     assert len(run.shapes()) == NUM_ROWS
-    return drive
+    return run
 
 
-def picture(drive: Drive, number: int) -> Path:
-    return drive.config.dataset.media_root / f"{number}.png"
+def profile(run: RunDir) -> None:
+    """What a driver does when it takes a run up."""
+    data = asyncio.run(profiling.profile_data(run, launcher_of(run, run.config()), Listener(print)))
+    profiling.take_samples(run, data, print)
 
 
-def profile_again(drive: Drive, capsys: pytest.CaptureFixture[str]) -> str:
+def picture(run: RunDir, number: int) -> Path:
+    return run.config().dataset.media_root / f"{number}.png"
+
+
+def profile_again(run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
-    asyncio.run(parts.data_profile(drive))
+    profile(run)
     return capsys.readouterr().out
 
 
-def test_a_run_takes_the_dataset_as_it_is_until_it_trains_and_then_keeps_it(drive, capsys):
-    assert "not repeated" in profile_again(drive, capsys)
-    picture(drive, 1).unlink()
-    assert "5 healthy samples, 1 quarantined" in profile_again(drive, capsys)
-    assert [s.sample_index for s in drive.run.shapes()] == [0, 2, 3, 4, 5]
-    drive.run.claim_attempt(TRAIN)
-    assert "not repeated" in profile_again(drive, capsys)
-    before = drive.run.shapes()
+def test_a_run_takes_the_dataset_as_it_is_until_it_trains_and_then_keeps_it(run, capsys):
+    assert "not repeated" in profile_again(run, capsys)
+    picture(run, 1).unlink()
+    assert "5 healthy samples, 1 quarantined" in profile_again(run, capsys)
+    assert [s.sample_index for s in run.shapes()] == [0, 2, 3, 4, 5]
+    run.claim_attempt(TRAIN)
+    assert "not repeated" in profile_again(run, capsys)
+    before = run.shapes()
     for file, old, new in (("a.jsonl", "cat", "dog"), ("tokenizer.json", "}", "} ")):
-        path = drive.config.dataset.annotations.with_name(file)
+        path = run.config().dataset.annotations.with_name(file)
         content = path.read_text()
         path.write_text(content.replace(old, new))
         with pytest.raises(DataError, match="not those that the run has begun to train on") as caught:
-            profile_again(drive, capsys)
+            profile_again(run, capsys)
         assert "another `name`" in caught.value.hint
         path.write_text(content)
-    assert "not repeated" in profile_again(drive, capsys)
+    assert "not repeated" in profile_again(run, capsys)
     for change in (Path.touch, Image.new("RGB", (300, 200)).save, Path.unlink):
-        change(picture(drive, 2))
-        assert "files of the dataset have changed since training began" in profile_again(drive, capsys)
-    assert drive.run.shapes() == before
+        change(picture(run, 2))
+        assert "files of the dataset have changed since training began" in profile_again(run, capsys)
+    assert run.shapes() == before

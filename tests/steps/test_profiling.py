@@ -14,6 +14,7 @@ from dflop.launch import JobHandle, JobSpec, JobState
 from dflop.records import Measurement, ProfileRecord
 from dflop.run.directory import RunDir
 from dflop.steps import planning, profiling
+from dflop.steps.follow import Listener
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_probe, make_specs, make_table, random_batch
@@ -71,7 +72,8 @@ def begin(tmp_path, monkeypatch):
 def profile(run: RunDir, rows: Rows) -> tuple[list[tuple[str, ...]], list[str]]:
     """(jobs, lines) of profiling for a run."""
     prober, lines = Prober(run, rows), list[str]()
-    assert asyncio.run(profiling.model_profile(run, prober, lines.append)) == "key"
+    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append)))
+    assert found.profile_key == "key"
     return prober.jobs, lines
 
 

@@ -12,11 +12,10 @@ import pytest
 from dflop.records import LLM, Plan, SampleShape, StepObservation, StepPlan
 from dflop.run.batches import GlobalBatches
 from dflop.run.directory import RunDir
-from dflop.run.launcher import launcher_of
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
-from dflop.steps.continuing import Todo, plan_next, train_once, what_next
-from dflop.steps.rounds import Teller
+from dflop.steps.follow import Listener
+from dflop.steps.session import train_to_end
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import read_spool
@@ -65,21 +64,6 @@ def batches(shapes: Sequence[SampleShape], num_batches: int, size: int) -> list[
     return [list(itertools.islice(endless, size)) for _ in range(num_batches)]
 
 
-async def drive(run: RunDir) -> None:
-    """What the flow does."""
-    launcher, advice = launcher_of(run, run.config()), None
-
-    async def show() -> None:
-        """Nobody."""
-
-    teller = Teller(run, print, show)
-    while (todo := what_next(run, launcher)) is not Todo.NOTHING:
-        if todo is Todo.PLAN:
-            plan_next(run, PROFILE_KEY, advice, print)
-        else:
-            advice = await train_once(run, launcher, print, teller)
-
-
 def processes(plan: Plan) -> dict[str, int]:
     return {m.module: m.parallel.num_processes for m in plan.modules}
 
@@ -96,7 +80,7 @@ def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for
     before = run.plan()
     straight = fresh(run, tmp_path / "straight")
     train(straight, limit_s=600)
-    asyncio.run(drive(run))
+    asyncio.run(train_to_end(run, Listener(print)))
 
     ingest(run.config().store)
     with Reader(run.config().store) as reader:

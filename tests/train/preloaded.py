@@ -11,7 +11,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 import dflop.cli  # noqa: F401, what commands are forked with
 from dflop.jobs import train  # noqa: F401, with numba and SciPy
 from dflop.report import run_page  # noqa: F401, with matplotlib
-from dflop.steps import parts  # noqa: F401, with numba and SciPy
+from dflop.steps import session  # noqa: F401, with numba and SciPy
 from dflop.store import console  # noqa: F401, with DuckDB and Arrow
 from dflop.views import explain_plan  # noqa: F401, with numba and SciPy
 from tests.train import synthetic  # noqa: F401

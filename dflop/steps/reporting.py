@@ -1,4 +1,4 @@
-"""What a page about a run shows of its profiles and its plan: rows, words and a picture."""
+"""What people are shown of a run: its report, and of profiles and plan rows, words and a picture."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from dflop.data.distribution import shapes_frame, summary
 from dflop.errors import DflopError
 from dflop.records import Measurement, Plan
 from dflop.report.cost_plots import COLUMNS, fitted, table_rows
-from dflop.report.terminal import markdown_plan
+from dflop.report.history_table import markdown_history
+from dflop.report.summary import RunSummary
+from dflop.report.terminal import markdown_plan, markdown_summary
+from dflop.run.console import Say
 from dflop.run.directory import RunDir
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
+from dflop.store.freshen import freshen
 from dflop.store.reader import Reader
 from dflop.units import num_bytes
+from dflop.views import run_results
 from dflop.views.explain_plan import save_plan_picture
 
 MAX_PICTURE_BYTES = 400_000
@@ -24,6 +29,27 @@ MAX_PICTURE_BYTES = 400_000
 MAX_SHOWN_PLANS = 8
 
 Rows = list[dict[str, object]]
+
+
+def report_again(run: RunDir, say: Say) -> RunSummary:
+    """report.html of a run that somebody else may be driving.
+
+    Rows that wait in the spool are brought in first, unless somebody else is at it.
+    """
+    store = run.config().store
+    if num_waiting := freshen(store, run.run_id):
+        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+    return run_results.write_report(run)
+
+
+def summary_page(run: RunDir, summary: RunSummary) -> str:
+    """The summary in Markdown, and where the report lies: a browser follows no link from a server's page to a file."""
+    return f"{markdown_summary(summary)}\n[report.html]({run.report_file.as_uri()})\n\n`{run.report_file}`\n"
+
+
+def history_page(run: RunDir) -> str:
+    """What was noticed and decided so far, in Markdown."""
+    return markdown_history(run_results.load_history(run.config().store, run.run_id))
 
 
 def data_rows(run: RunDir) -> Rows:

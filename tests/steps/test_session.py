@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dflop.errors import Cancelled, ConfigError, Interrupted, LaunchError, StoreError
+from dflop.errors import Cancelled, ConfigError, InfrastructureError, Interrupted, LaunchError, StoreError
 from dflop.launch import Journal
 from dflop.records import RunRecord
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
-from dflop.steps import drive as drive_module
-from dflop.steps.drive import Drive, begin_or_take_up, driving
+from dflop.run.launcher import launcher_of
+from dflop.steps import session
+from dflop.steps.session import RETRIES, begin_or_take_up, driver_session, finish, with_retries
 from dflop.store.console import query
 from dflop.store.spool import read_spool
 from tests.jobs.configs import make_config, make_dataset, write_config
@@ -32,24 +33,18 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture(autouse=True)
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is ingested, which takes half a second; the test that wants it undoes this."""
-    monkeypatch.setattr(drive_module, "ingest", lambda _: None)
-
-
-async def nothing() -> None:
-    """In place of showing the history."""
+    monkeypatch.setattr(session, "ingest", lambda _: None)
 
 
 def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = False) -> None:
     """Drive a run in whose block that is raised."""
 
     async def main() -> None:
-        async with driving(run, print, show_history=nothing) as found:
-            assert isinstance(found, Drive)
+        async with driver_session(run, print):
             assert driver_of(run).pid == os.getpid()
             assert run.state()["state"] == lifecycle.RUNNING
             if done:
-                found.done()
-                found.done()
+                finish(run)
             if outcome is not None:
                 raise outcome
 
@@ -103,7 +98,7 @@ def test_neither_a_store_that_fails_nor_a_disk_that_is_full_hides_an_error(run, 
             raise StoreError("no space")
         note(found, config, state, **key)
 
-    monkeypatch.setattr(drive_module, "ingest", broken)
+    monkeypatch.setattr(session, "ingest", broken)
     with pytest.raises(StoreError, match="locked"):
         drive(run, StoreError("locked"))
     monkeypatch.setattr(lifecycle, "note", full)
@@ -116,8 +111,8 @@ def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_p
     spec = make_spec(run.job_folder("train"), "hang", str(tmp_path))
 
     async def main() -> None:
-        async with driving(run, print, show_history=nothing) as found:
-            handle = found.launcher.submit(spec)
+        async with driver_session(run, print):
+            handle = launcher_of(run, run.config()).submit(spec)
             Journal(run.path, run.run_id).submitted(handle)
             await asyncio.to_thread(pids_of_hang, tmp_path, 0)
             raise asyncio.CancelledError
@@ -129,7 +124,7 @@ def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_p
 
 def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
     async def main() -> None:
-        async with driving(run, print, show_history=nothing):
+        async with driver_session(run, print):
             assert not run.is_cancelled(), "taken up again"
             run.mark_cancelled(True)
             raise LaunchError("job `train` (slurm 7) cancelled\nwith a log")
@@ -144,8 +139,8 @@ def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
     make_dataset(tmp_path)
     path = write_config(tmp_path)
     said: list[str] = []
-    with pytest.raises(ConfigError, match="inline"):
-        begin_or_take_up(make_config(tmp_path, "cluster.backend=inline"), path, say=said.append)
+    with pytest.raises(ConfigError, match="unknown model family"):
+        begin_or_take_up(make_config(tmp_path, "model.family=unknown"), path, say=said.append)
     assert not (tmp_path / "runs").exists(), "what cannot run leaves no trace"
     config = make_config(tmp_path)
     first = begin_or_take_up(config, path, say=said.append)
@@ -168,5 +163,36 @@ def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_o
 
 def test_a_driver_waits_for_no_torch() -> None:
     """Importing it takes seconds of a login node's processor, and drivers only watch."""
-    program = "import sys, dflop.steps.drive, dflop.steps.parts, dflop.steps.rounds; sys.exit('torch' in sys.modules)"
+    program = "import sys, dflop.steps.session; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+class Work:
+    """Raises the errors one after the other, then returns."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors, self.num_calls = list(errors), 0
+
+    async def __call__(self) -> str:
+        self.num_calls += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        return "done"
+
+
+def test_what_the_cluster_did_is_tried_again_and_said(run, monkeypatch):
+    monkeypatch.setattr(session, "RETRY_DELAY_S", 0.0)
+    said: list[str] = []
+    work = Work(InfrastructureError("node1 went away\nwith a log"), InfrastructureError("lost"))
+    assert asyncio.run(with_retries(work, run, said.append)) == "done"
+    assert said[0] == "node1 went away; tried again in 0 us, 2 more times if need be"
+    assert said[1].endswith("once more if need be")
+    work = Work(*(InfrastructureError(f"{i}") for i in range(9)))
+    with pytest.raises(InfrastructureError, match=str(RETRIES)):
+        asyncio.run(with_retries(work, run, str))
+    assert work.num_calls == RETRIES + 1
+    for error in (LaunchError("a rank raised"), Interrupted("on this machine"), ValueError("a fault of ours")):
+        work = Work(error)
+        with pytest.raises(type(error)):
+            asyncio.run(with_retries(work, run, str))
+        assert work.num_calls == 1

@@ -1,4 +1,4 @@
-"""What is done beside a training job: decisions told, rows brought in, doubtful sizes timed again. Jobs are played."""
+"""A training job and what is done while it runs: decisions, rows, sizes timed again. Jobs are played."""
 
 from __future__ import annotations
 
@@ -6,23 +6,100 @@ import asyncio
 
 import pytest
 
+from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobSpec, JobState
 from dflop.run.directory import RunDir
-from dflop.steps import replanning, reprofile, submit
-from dflop.steps.continuing import train_once
+from dflop.steps import replanning, reprofile, submit, training
+from dflop.steps.follow import Listener
+from dflop.steps.replanning import Advice
 from dflop.steps.reprofile import Reprofile
-from dflop.steps.rounds import Rounds, Teller
 from dflop.store.reader import Reader
 from tests.jobs.made import save_step
-from tests.jobs.played import PLANS, PlayedLauncher, decision, nobody, submitted, train
+from tests.jobs.played import PLANS, PlayedLauncher, advice, decision, decisions, submitted, train
 
 pytestmark = pytest.mark.usefixtures("untold")
+
+
+@pytest.mark.parametrize("verdict", ["advised", "done"])
+def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
+    run, launcher, asked = make_run("replan.mode=advise"), PlayedLauncher(), []
+    run.write_plan(PLANS[0], [])
+
+    def consider(*_: object) -> Advice:
+        asked.append(1)
+        if len(asked) == 3:
+            save_step(run, 10)
+            launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
+        return advice(verdict)
+
+    monkeypatch.setattr(replanning, "consider", consider)
+    assert train(run, launcher) is None
+    assert (launcher.told, run.is_replanning()) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "error"),
+    [
+        (JobState.INTERRUPTED, "", Interrupted),
+        (JobState.FAILED, "done", LaunchError),
+        (JobState.DONE, "done", None),
+    ],
+)
+def test_a_job_that_ends_as_it_is_asked_to_make_way_ends_the_run(run, monkeypatch, state, verdict, error):
+    """Somebody else stops it, it fails, or it has trained its last step."""
+    launcher = PlayedLauncher()
+
+    def consider(*_: object) -> Advice | None:
+        launcher.state = dict.fromkeys(launcher.state, state)
+        return advice(verdict) if verdict else None
+
+    monkeypatch.setattr(replanning, "consider", consider)
+    if error is not None:
+        with pytest.raises(error):
+            train(run, launcher)
+        return
+    save_step(run, 10)
+    train(run, launcher)
+    assert not run.is_replanning()
+    (told,) = decisions(run)
+    assert (told.kind, told.verdict) == ("replan", "failed")
+    assert told.detail.startswith("training ended first")
+
+
+def test_a_job_that_has_nothing_to_do_is_not_started_for_ever(run):
+    launcher = PlayedLauncher(JobState.DONE)
+    launcher.values = [{"first_step": 10, "num_steps": 10}]
+    save_step(run, 8)
+    with pytest.raises(TrainError, match="trained to step 10, the newest checkpoint seen here is of step 8"):
+        train(run, launcher)
+    launcher.values = [{"first_step": 8, "num_steps": 10}]
+    assert train(run, launcher) is None, "its checkpoint may be on its way"
+
+
+def test_a_job_that_slurm_told_to_stop_has_trained_so_far_if_it_got_on(make_run, monkeypatch):
+    run, launcher = make_run(), PlayedLauncher(JobState.INTERRUPTED)
+    run.write_plan(PLANS[0], [])
+    save_step(run, 3)
+    slurm = run.config().model_copy(update={"cluster": run.config().cluster.model_copy(update={"backend": "slurm"})})
+    monkeypatch.setattr(RunDir, "config", lambda _: slurm)
+    with pytest.raises(Interrupted):
+        train(run, launcher)
+    collect, lines = launcher.collect, []
+
+    def got_on(handle: JobHandle) -> list[dict[str, int]]:
+        save_step(run, 5)
+        return collect(handle)
+
+    monkeypatch.setattr(launcher, "collect", got_on)
+    found = asyncio.run(training.train(run, launcher, Listener(lines.append)))
+    assert found == training.Trained(5, is_over=False)
+    assert lines[-1].endswith("goes on from step 5 in another job")
 
 
 def test_decisions_are_told_once(run, monkeypatch):
     """NaN equals nothing, not even itself."""
     monkeypatch.undo()
-    launcher, lines, rounds, shown = PlayedLauncher(), [], [], []
+    launcher, lines, rounds = PlayedLauncher(), [], []
 
     def consider(*_: object) -> None:
         rounds.append(1)
@@ -32,15 +109,10 @@ def test_decisions_are_told_once(run, monkeypatch):
             save_step(run, 10)
             launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
-    async def show() -> None:
-        shown.append(len(lines))
-
     replanning.spool_decision(run, run.config(), decision("advised", at_s=1.0))  # long before this driver began
     monkeypatch.setattr(replanning, "consider", consider)
-    asyncio.run(train_once(run, launcher, str, Teller(run, lines.append, show)))
-    told = [line for line in lines if "replan" in line]
-    assert told == ["step 4: replan, layout: stay: "]
-    assert len(shown) == 1
+    train(run, launcher, lines.append)
+    assert [line for line in lines if "replan" in line] == ["step 4: replan, layout: stay: "]
 
 
 def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch):
@@ -48,15 +120,16 @@ def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch)
     monkeypatch.undo()
     run, launcher, seen = make_run("replan.mode=off"), PlayedLauncher(), []
 
-    async def round_ends() -> None:
+    def look(*_: object) -> None:
         with Reader(run.config().store) as reader:
             seen.extend(reader.decisions(run.run_id))
         launcher.state = dict.fromkeys(launcher.state, JobState.DONE)
 
     run.write_plan(PLANS[0], [])
     replanning.spool_decision(run, run.config(), decision("noticed"))
-    asyncio.run(train_once(run, launcher, str, Teller(run, str, round_ends)))
-    assert [d.verdict for d in seen] == ["noticed"]
+    monkeypatch.setattr(replanning, "consider", look)
+    train(run, launcher)
+    assert {d.verdict for d in seen} == {"noticed"}
 
 
 @pytest.fixture
@@ -118,6 +191,6 @@ def test_a_probing_job_ends_with_the_training(make_run, doubtful, monkeypatch):
 def test_nothing_is_timed_on_cores_that_train(run, doubtful):
     launcher = PlayedLauncher()
     assert not submit.has_place_beside(run.config(), run.plan()), "two cores, two ranks"
-    rounds = Rounds(run, launcher, str, Teller(run, str, nobody))
+    rounds = training._Rounds(run, launcher, Listener(str))
     asyncio.run(rounds.round(submitted(run, launcher)))
     assert len(launcher.state) == 1

@@ -1,6 +1,7 @@
-"""Driving a run: being its only driver, with one launcher and one voice, and noting how it ended.
+"""The time in which one process drives a run: it is the only one, and how it ends is noted in run and store.
 
-`dflop train` and the flows drive the same way; what they do in between is in `parts.py`.
+`dflop train` and the flows drive the same way; what they do in between are the steps of this package. What is done
+already is found in the store, in the journal and in checkpoints, so that every step may be done again at any time.
 """
 
 from __future__ import annotations
@@ -8,49 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from dflop import errors
 from dflop.config import Config, Origins
+from dflop.data.demo import make_demo_dataset
 from dflop.errors import Cancelled, DflopError, Interrupted, StoreError
-from dflop.launch import Launcher
 from dflop.run import lifecycle
 from dflop.run.console import Say
-from dflop.run.directory import RunDir
+from dflop.run.directory import RunDir, rules_of
 from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run
 from dflop.run.launcher import launcher_of
 from dflop.run.queue import live_jobs
+from dflop.steps import next_plan, profiling, training
+from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
 from dflop.steps.preflight import preflight
-from dflop.steps.replanning import Advice
-from dflop.steps.rounds import Teller
 from dflop.store.ingest import ingest
+from dflop.units import seconds
+from dflop.views import run_results
 
+RETRIES, RETRY_DELAY_S = 2, 5.0
+"""Of a step that the cluster ended."""
 
-@dataclass
-class Drive:
-    """A run that this process drives."""
-
-    run: RunDir
-    config: Config
-    """Of the run, with absolute paths."""
-    launcher: Launcher
-    """One for all of its jobs: it may share its questions to a cluster among them."""
-    say: Say
-    teller: Teller
-    check: Callable[[], None]
-    """Raises a LaunchError once somebody else drives the run."""
-    advice: Advice | None = None
-    """What the training job was told to stop for, until there is a plan."""
-    is_done: bool = field(default=False)
-
-    def done(self) -> None:
-        """Note that nothing is left to do: another run of this configuration begins anew."""
-        if self.is_done:
-            return
-        lifecycle.note(self.run, self.config, lifecycle.DONE, config_key=lifecycle.key_of(self.run))
-        self.is_done = True
+T = TypeVar("T")
 
 
 def begin_or_take_up(
@@ -86,13 +69,8 @@ def finished_text(run: RunDir) -> str:
 
 
 @contextlib.asynccontextmanager
-async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable[None]]) -> AsyncIterator[Drive]:
+async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
     """Drive a run for the length of the block; how it ends is noted in the run directory and in the store.
-
-    Args:
-        run: The run.
-        say: Told what happens.
-        show_history: Called when something was decided.
 
     Raises:
         Cancelled: `dflop cancel` was called for the run.
@@ -102,23 +80,24 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
     config, key = run.config(), lifecycle.key_of(run)
 
     def note_end(state: str) -> None:
+        if lifecycle.is_finished(run):  # a report that cannot be written undoes no training
+            return
         try:
             lifecycle.note(run, config, state, config_key=key)
         except (StoreError, OSError) as error:  # why it ended is the thing to tell, not that the disk is full, too
             say(f"that the run is {state} cannot be noted: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
-    with _named_disk(), drive_alone(run, say) as check:
+    with _named_disk(), drive_alone(run, say):
         run.mark_cancelled(False)
         lifecycle.note(run, config, lifecycle.RUNNING, config_key=key)
-        launcher = launcher_of(run, config)
-        drive = Drive(run, config, launcher, say, Teller(run, say, show_history), check)
         try:
-            yield drive
+            if config.dataset.demo:
+                await asyncio.to_thread(_make_demo_dataset, config, say)
+            yield
         except DflopError as error:
             ended = _as_cancelled(run, error)
-            if not drive.is_done:  # a report that cannot be written undoes no training
-                note_end(_state_after(ended))
+            note_end(_state_after(ended))
             if not isinstance(error, StoreError):
                 with contextlib.suppress(StoreError):  # the first error is the one to tell
                     await asyncio.to_thread(ingest, config.store)
@@ -127,12 +106,64 @@ async def driving(run: RunDir, say: Say, *, show_history: Callable[[], Awaitable
             raise ended from error
         except BaseException as error:  # Ctrl-C, a flow run that is cancelled, or a fault of ours
             if not isinstance(error, Exception | GeneratorExit):
-                _sweep(drive)
-            if not drive.is_done:
-                note_end(lifecycle.FAILED if isinstance(error, Exception) else lifecycle.INTERRUPTED)
+                _sweep(run, config)
+            note_end(lifecycle.FAILED if isinstance(error, Exception) else lifecycle.INTERRUPTED)
             raise
-        if not drive.is_done:
-            note_end(lifecycle.READY)
+        note_end(lifecycle.READY)
+
+
+async def with_retries(work: Callable[[], Awaitable[T]], run: RunDir, say: Say) -> T:
+    """What `work` returns, done up to `RETRIES` times again after a lost node, a preemption or a lost job.
+
+    What it had finished stays finished: profiles are kept by shard, training goes on from its checkpoint. Flows leave
+    this to Prefect's retries.
+
+    Raises:
+        DflopError: of the last time, or at once what the job did to itself.
+    """
+    for num_left in range(RETRIES, -1, -1):
+        try:
+            return await work()
+        except DflopError as error:
+            if not num_left or not is_the_clusters_doing(error, run):
+                raise
+            times = "once more" if num_left == 1 else f"{num_left} more times"
+            say(f"{error.what.splitlines()[0]}; tried again in {seconds(RETRY_DELAY_S)}, {times} if need be")
+            await asyncio.sleep(RETRY_DELAY_S)
+    raise AssertionError("unreachable")
+
+
+async def run_to_end(run: RunDir, to: Listener) -> None:
+    """All that is left of a run, to its report: what `flows/pipeline.py` does, without Prefect."""
+    launcher, say = launcher_of(run, run.config()), to.say
+    data = await with_retries(lambda: profiling.profile_data(run, launcher, to), run, say)
+    await asyncio.to_thread(profiling.take_samples, run, data, say)
+    await with_retries(lambda: profiling.profile_model(run, launcher, to), run, say)
+    await train_to_end(run, to)
+    if training.wants_comparison(run):
+        await with_retries(lambda: training.compare(run, launcher, to), run, say)
+    finish(run)
+    await ingest_run(run, say)
+    await asyncio.to_thread(run_results.write_report, run)
+
+
+async def train_to_end(run: RunDir, to: Listener) -> None:
+    """Plan and train in turns, to the end of training, a run that is profiled."""
+    launcher = launcher_of(run, run.config())
+    trained = await asyncio.to_thread(training.trained_so_far, run, launcher)
+    while not trained.is_over:
+        await asyncio.to_thread(next_plan.next_plan, run, launcher, trained.advice, to.say)
+        trained = await with_retries(lambda: training.train(run, launcher, to), run, to.say)
+
+
+def finish(run: RunDir) -> None:
+    """Note that nothing is left to do: another run of this configuration begins anew."""
+    lifecycle.note(run, run.config(), lifecycle.DONE, config_key=lifecycle.key_of(run))
+
+
+def _make_demo_dataset(config: Config, say: Say) -> None:
+    d = config.dataset
+    make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
 
 
 @contextlib.contextmanager
@@ -146,11 +177,12 @@ def _named_disk() -> Iterator[None]:
         raise named from error
 
 
-def _sweep(drive: Drive) -> None:
+def _sweep(run: RunDir, config: Config) -> None:
     """End jobs that nobody was waiting for in the moment when the signal to stop came."""
+    launcher = launcher_of(run, config)
     with contextlib.suppress(DflopError):
-        for handle, _ in live_jobs(drive.run, drive.launcher):
-            drive.launcher.cancel(handle)
+        for handle, _ in live_jobs(run, launcher):
+            launcher.cancel(handle)
 
 
 def _as_cancelled(run: RunDir, error: DflopError) -> DflopError:

@@ -1,0 +1,140 @@
+"""The plan for what a run trains next: of a stage that begins, or in place of the one whose job made way.
+
+What is to be done next follows from what is on disk (journal, checkpoints, plan and its basis, a mark), so that whoever
+dies in between, the next driver goes on. `plan.json` changes only while no training job runs: ranks and schedulers that
+start anew read it. A job that has to make way for another plan is marked, told to stop, and waited for
+(`training.py`); then the plan is changed, the mark taken away, and the job submitted again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from dflop.config import Config
+from dflop.errors import ConfigError
+from dflop.launch import JobHandle, Journal, Launcher
+from dflop.records import Decision, Plan
+from dflop.run.batches import TRAIN, Stage, stage_at
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.run.plan_scope import basis_of
+from dflop.steps import planning, replanning, submit
+from dflop.steps.profiling import stored_profile
+from dflop.steps.replanning import Advice
+from dflop.train.manifest import read_latest
+
+
+def live_job(run: RunDir, launcher: Launcher) -> JobHandle | None:
+    """The training job of the run that is queued or runs, whoever submitted it."""
+    journal = Journal(run.path, run.run_id)
+    handle = journal.live(submit.train_key(run, TRAIN))
+    if handle is None or handle.backend != launcher.backend:
+        return None
+    status = launcher.poll(handle)
+    if not status.state.is_final:
+        return handle
+    journal.changed(handle, status)
+    return None
+
+
+def next_step(run: RunDir) -> int:
+    """First step that the newest checkpoint does not hold."""
+    latest = read_latest(run.checkpoints)
+    return int(latest["next_step"]) if latest else 0
+
+
+def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) -> tuple[Plan, ...]:
+    """The plan for what comes next.
+
+    Args:
+        run: Profiled.
+        launcher: Of the run.
+        advice: What its job was told to stop for; None if that is not known any more, then advice is asked for again.
+        say: Told what happens.
+
+    Returns:
+        Candidates, the one to run first; the plan that the run has, alone, where it stays with it.
+
+    Raises:
+        ConfigError: the run has no profiles yet.
+        InfeasiblePlanError: no layout fits.
+    """
+    config, first_step = run.config(), next_step(run)
+    stage = stage_at(config, first_step)
+    plans: tuple[Plan, ...] = ()
+    if live_job(run, launcher) is not None:
+        return (run.plan(),)
+    if not run.has_plan() or not _fits(run, stage):
+        key = _profiled_key(run, config)
+        if advice is not None:
+            came_to_nothing(run, config, advice, f"stage `{stage.name}` begins and has a plan of its own")
+        old_id = run.plan().plan_id if run.has_plan() else ""
+        plans = planning.plan_run(run, config, key, say, from_step=first_step or None)
+        if first_step:
+            _note_stage(run, config, stage, old_id, plans[0])
+    elif run.is_replanning():
+        advice = advice or _asked_again(run, config, say)
+        if advice is not None:
+            replanning.apply(run, config, advice)
+            plans = advice.plans
+    run.mark_replanning(False)
+    if plans:
+        say(f"plan: {plans[0].reason}")
+    return plans or (run.plan(),)
+
+
+def _profiled_key(run: RunDir, config: Config) -> str:
+    """Key of the model profile, which must be complete, as must be the shapes in the run directory."""
+    hint = "profile first: dflop train does all of it"
+    if not (run.path / "shapes.parquet").is_file():
+        raise ConfigError("the dataset of the run is not profiled yet", where=str(run.path), hint=hint)
+    key, hardware, _ = planning.model_profile_key(config)
+    if stored_profile(config.store, key) is None:
+        raise ConfigError(f"the model is not profiled on {hardware} yet", where=str(config.store), hint=hint)
+    return key
+
+
+def _fits(run: RunDir, stage: Stage) -> bool:
+    """Whether the run's plan was made for a stage: reused then, whenever the run is taken up again."""
+    basis = basis_of(run)
+    return basis.frozen == stage.frozen and stage_at(run.config(), basis.from_step).index == stage.index
+
+
+def _asked_again(run: RunDir, config: Config, say: Say) -> Advice | None:
+    """What the job has made way for, where whoever knew has died; None if it would not pay any more."""
+    advice = replanning.advise_now(run, config, say)
+    if advice is None or advice.decision.verdict != replanning.ADVISED:
+        return None
+    return replace(advice, decision=replace(advice.decision, verdict=replanning.DONE))
+
+
+def came_to_nothing(run: RunDir, config: Config, advice: Advice, why: str) -> None:
+    """Note that a plan which was decided on never ran."""
+    decision = advice.decision
+    failed = replace(decision, verdict=replanning.FAILED, detail=f"{why}: {decision.detail}", observed_at_s=time.time())
+    replanning.spool_decision(run, config, failed)
+
+
+def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Plan) -> None:
+    frozen = f"with {', '.join(stage.frozen)} frozen" if stage.frozen else "with nothing frozen"
+    detail = f"stage `{stage.name}` begins, {frozen}, learning rate {stage.learning_rate:g}: {plan.reason}"
+    decision = Decision(
+        run_id=run.run_id,
+        attempt=run.num_attempts(TRAIN) + 1,
+        step=stage.first_step,
+        kind="stage",
+        subject=stage.name,
+        verdict=replanning.DONE,
+        measured=math.nan,
+        expected=plan.predicted_step_s,
+        gain_s=math.nan,
+        cost_s=math.nan,
+        num_steps_left=stage.num_steps,
+        plan_id=old_id,
+        new_plan_id=plan.plan_id,
+        detail=detail,
+        observed_at_s=time.time(),
+    )
+    replanning.spool_decision(run, config, decision)

@@ -1,0 +1,197 @@
+"""The training job, followed to the end of its stage or until another plan pays; and the comparison behind it.
+
+While a job runs, round after round: rows come home, decisions are told, new ones are made, and sizes whose costs are
+doubtful are timed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflop.errors import ConfigError, Interrupted, LaunchError, TrainError
+from dflop.launch import JobHandle, JobState, Journal, Launcher
+from dflop.records import Decision
+from dflop.run.batches import COMPARE, TRAIN
+from dflop.run.console import Say
+from dflop.run.directory import RunDir
+from dflop.steps import replanning, reprofile, submit
+from dflop.steps.follow import Listener, follow_jobs, ingest_run
+from dflop.steps.next_plan import came_to_nothing, live_job, next_step
+from dflop.steps.replanning import Advice
+from dflop.steps.reprofile import Reprofile
+from dflop.store.reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """How far a run has trained."""
+
+    next_step: int
+    """First step that is left."""
+    is_over: bool
+    """Whether none is."""
+    advice: Advice | None = None
+    """What the job made way for, if that was decided in this process."""
+
+
+def trained_so_far(run: RunDir, launcher: Launcher) -> Trained:
+    """How far a run has trained; a job that lives is still to be followed."""
+    step = next_step(run)
+    return Trained(step, step >= run.config().train.num_steps and live_job(run, launcher) is None)
+
+
+async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
+    """Follows the training job, adopted or submitted, until it has ended or made way for another plan.
+
+    On Slurm a job that had to stop with a checkpoint, for its time limit or somebody else's job, has trained so far:
+    another one goes on. On this machine whoever told it to stop meant it.
+
+    Raises:
+        ConfigError: the run has no plan yet.
+        Interrupted: somebody told it to stop; on Slurm only if it had got nowhere.
+        LaunchError: it failed.
+        TrainError: it did nothing although there is something to do.
+    """
+    if not run.has_plan():
+        raise ConfigError("the run has no plan yet", where=str(run.path), hint="plan first: dflop train does all of it")
+    config, first = run.config(), next_step(run)
+    rounds = _Rounds(run, launcher, to)
+    spec = submit.train_job(run, config, TRAIN, run.plan().num_processes)
+    every_s = config.replan.check_every_s
+    try:
+        [results] = await follow_jobs(
+            run, launcher, [spec], to, keep_done=False, meanwhile=rounds.round, every_s=every_s
+        )
+    except (Interrupted, LaunchError) as error:
+        if run.is_replanning() and _has_made_way(run):
+            to.say("the job has made way for another plan")
+        elif isinstance(error, Interrupted) and config.cluster.backend == "slurm" and next_step(run) > first:
+            to.say(f"{error.what.splitlines()[0]}; goes on from step {next_step(run)} in another job")
+        else:
+            raise
+    else:
+        had_nothing_to_do = results[0]["first_step"] == results[0]["num_steps"]
+        if had_nothing_to_do and next_step(run) < results[0]["num_steps"]:
+            raise TrainError(
+                f"the job trained to step {results[0]['num_steps']}, the newest checkpoint seen here is of step "
+                f"{next_step(run)}",
+                where=str(run.checkpoints),
+                hint="make the run directory look the same from where jobs run and from here",
+            )
+        if run.is_replanning() and next_step(run) >= config.train.num_steps:
+            # It was at its last steps when it was told, and had no need to stop.
+            if rounds.advice is not None:
+                came_to_nothing(run, config, rounds.advice, "training ended first")
+            run.mark_replanning(False)
+    finally:
+        await rounds.close()
+    await rounds.tell()
+    return Trained(next_step(run), next_step(run) >= config.train.num_steps, rounds.advice)
+
+
+def _has_made_way(run: RunDir) -> bool:
+    """The last job stopped as it was told to, or was still in the queue when it was."""
+    return _last_state(run, TRAIN) in (JobState.INTERRUPTED, JobState.CANCELLED)
+
+
+def _last_state(run: RunDir, mode: str) -> str:
+    """Of the newest job that trains or compares; empty where there is none."""
+    key = submit.train_key(run, mode)
+    states = [record.state for record in Journal(run.path, run.run_id).records() if record.job_key == key]
+    return states[-1] if states else ""
+
+
+def wants_comparison(run: RunDir) -> bool:
+    """Whether the data-blind comparison is still to be trained."""
+    return run.config().compare.num_batches > 0 and _last_state(run, COMPARE) != JobState.DONE
+
+
+async def compare(run: RunDir, launcher: Launcher, to: Listener) -> None:
+    """Train the first batches under both policies.
+
+    Raises:
+        LaunchError: the job failed.
+    """
+    spec = submit.train_job(run, run.config(), COMPARE, run.plan().num_processes)
+    await follow_jobs(run, launcher, [spec], to, keep_done=False)
+    await ingest_run(run, to.say)
+
+
+class _Rounds:
+    """What is done round after round while one training job runs.
+
+    Args:
+        run: The run.
+        launcher: Of the run.
+        to: Told what happens.
+    """
+
+    def __init__(self, run: RunDir, launcher: Launcher, to: Listener) -> None:
+        self._run, self._launcher, self._to = run, launcher, to
+        self._config = run.config()
+        self.advice: Advice | None = None
+        """What the job was told to stop for."""
+        self._probing: asyncio.Task[None] | None = None
+        self._began_at_s = time.time()
+        self._told: set[tuple[float, str, str]] = set()
+
+    async def round(self, handle: JobHandle) -> None:
+        """One round; a job that is to stop is told so again in each."""
+        await self.tell()
+        if not self._run.is_replanning():
+            advice = await asyncio.to_thread(replanning.consider, self._run, self._config, self._to.say)
+            if advice is not None and advice.is_to_act and self._config.replan.mode == "act":
+                self.advice = advice
+                self._run.mark_replanning(True)
+        if self._run.is_replanning():
+            await asyncio.to_thread(self._launcher.interrupt, handle)
+        else:
+            await self._probe()
+
+    async def tell(self) -> None:
+        """Ingests, and says what was decided since this process follows the job, each decision once."""
+        await ingest_run(self._run, _nobody)
+        # Not decisions themselves: their numbers may be NaN, which equals nothing.
+        found = {(d.observed_at_s, d.kind, d.subject): d for d in await asyncio.to_thread(self._decisions)}
+        for key, decision in found.items():
+            if key not in self._told:
+                kind = decision.kind.replace("_", " ")
+                words = f"{kind}, {decision.subject}: {decision.verdict}: {decision.detail}"
+                self._to.say(f"step {decision.step + 1}: {words}")
+        self._told.update(found)
+
+    async def close(self) -> None:
+        """Ends what still goes on beside the job."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+
+    def _decisions(self) -> Sequence[Decision]:
+        with Reader(self._config.store) as reader:
+            return [d for d in reader.decisions(self._run.run_id) if d.observed_at_s >= self._began_at_s]
+
+    async def _probe(self) -> None:
+        """Has doubtful sizes timed again, once there are some, where there is a place for it."""
+        is_busy = self._probing is not None and not self._probing.done()
+        if is_busy or not submit.has_place_beside(self._config, self._run.plan()):
+            return
+        work = await asyncio.to_thread(reprofile.doubtful, self._run, self._config)
+        if work is not None:
+            self._probing = asyncio.create_task(self._reprofile(work), name="reprofile")
+
+    async def _reprofile(self, work: Reprofile) -> None:
+        say: Say = self._to.say
+        for spec in submit.reprofile_jobs(self._run, self._config, work):
+            try:
+                # Only lines: how far the training is stands where people look for it.
+                await follow_jobs(self._run, self._launcher, [spec], Listener(say), keep_done=False)
+            except (LaunchError, Interrupted) as error:
+                say(f"{spec.name}: {error.what}")  # that it measured nothing is judged below
+        await asyncio.to_thread(reprofile.settle, self._run, self._config, work, say)
+
+
+def _nobody(_line: str) -> None:
+    """Not worth a line every round."""

@@ -1,0 +1,211 @@
+"""A flow run and the run that it drives: what its parameters mean, how it is found again, cancelled and noted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow, State, get_run_logger, states
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run as this_flow_run
+from rich.console import Console
+
+from dflop import errors
+from dflop.config import Config, load_with_origins, validated_config
+from dflop.errors import ConfigError, DflopError, did_you_mean
+from dflop.run import lifecycle
+from dflop.run.cancel import cancel_run
+from dflop.run.console import Say
+from dflop.run.directory import RunDir, open_run
+from dflop.run.driver_lock import driver_of
+from dflop.steps.session import begin_or_take_up, driver_session, finished_text
+
+RUN_DIR_LABEL = "dflop.run_dir"
+"""Label of a flow run with the run directory, by which its jobs are found when it is cancelled, wherever it is."""
+HEAR_EVERY_S = 10.0
+TIMEOUT_S = 15.0
+
+
+class StrictFlow(Flow[..., Any]):
+    """A flow that refuses what it does not know, with the nearest name that it does."""
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Parameters as the flow takes them.
+
+        Raises:
+            ConfigError: a name, or a key of the configuration, is unknown.
+        """
+        for name in parameters.keys() - self.parameters.properties.keys():
+            hint = did_you_mean(name, self.parameters.properties)
+            raise ConfigError(f"unknown parameter `{name}`", where=f"parameters of {self.name}", hint=hint)
+        if isinstance(parameters.get("config"), dict):
+            parameters = {**parameters, "config": validated_config(parameters["config"], "parameters: config")}
+        return super().validate_parameters(parameters)
+
+
+def drives(name: str) -> Callable[[Callable[..., Any]], StrictFlow]:
+    """A flow of this name that drives a run."""
+    hooks: dict[str, Any] = {"on_cancellation": [empty_the_queue], "on_crashed": [note_crash]}
+    return partial(StrictFlow, name=name, flow_run_name=flow_run_name, **hooks)
+
+
+def looks(name: str) -> Callable[[Callable[..., Any]], StrictFlow]:
+    """A flow of this name that drives nothing."""
+    return partial(StrictFlow, name=name, flow_run_name=flow_run_name)
+
+
+def flow_run_name() -> str:
+    """Name of a flow run by what it was given; the id of its run once it has one."""
+    given = this_flow_run.parameters
+    if given.get("run"):
+        return Path(given["run"]).name
+    config = given.get("config")
+    if config:
+        return str(config.name if isinstance(config, Config) else config.get("name", "?"))
+    return Path(given.get("config_path") or "?").stem
+
+
+async def begin(config: Config | None, config_path: str, overrides: tuple[str, ...], run: str) -> RunDir:
+    """The run that a flow's parameters mean.
+
+    Args:
+        config: Typed configuration.
+        config_path: YAML file, read where there is no configuration.
+        overrides: `a.b=value` strings for the file.
+        run: Existing run, which goes before both; a configuration then says where runs are.
+
+    Raises:
+        ConfigError: there is none, or it cannot run here.
+        LaunchError: somebody drives it.
+    """
+    plain_logs()
+    return await asyncio.to_thread(_run_meant, config, config_path, overrides, run, get_run_logger().info)
+
+
+def _run_meant(config: Config | None, config_path: str, overrides: tuple[str, ...], run: str, say: Say) -> RunDir:
+    if not (run or config or config_path):
+        raise ConfigError(
+            "which run? the flow was given no configuration",
+            where="parameters",
+            hint="fill in `config`, or give a file as `config_path`, or an existing run as `run`",
+        )
+    if config is not None and config_path:
+        say(f"`config` is given, `config_path` ({config_path}) is not read")
+    if overrides and (config is not None or not config_path):
+        raise ConfigError("`overrides` are for a file", where="parameters", hint="change `config` itself")
+    if config is not None or not config_path:
+        folder = runs_folder() if config is None else config.runs
+        return begin_or_take_up(config, Path("config"), name=run, folder=folder, say=say)
+    loaded = load_with_origins(Path(config_path), overrides)
+    return begin_or_take_up(loaded.config, loaded.origins, name=run, folder=loaded.config.runs, say=say)
+
+
+def runs_folder() -> Path:
+    """Where runs are that no configuration is given with."""
+    return Path(os.environ.get("DFLOP_RUNS") or "runs")
+
+
+@contextlib.asynccontextmanager
+async def driving(run: RunDir) -> AsyncIterator[None]:
+    """Drive a run for the length of the block; if the run is cancelled, the block ends and what is behind it follows.
+
+    Raises:
+        DflopError: as the block raised it.
+    """
+    say = get_run_logger().info
+    config, flow_run_id = run.config(), UUID(this_flow_run.id)
+    tags = {*this_flow_run.tags, "dflop", config.name, f"cluster:{config.cluster.name}"}
+    with contextlib.suppress(Exception):  # a server that is away costs the name of its page
+        async with asyncio.timeout(TIMEOUT_S), get_client() as client:
+            await client.update_flow_run(flow_run_id, name=run.run_id, tags=sorted(tags))
+            await client.update_flow_run_labels(flow_run_id, {RUN_DIR_LABEL: str(run.path)})
+    listening = asyncio.create_task(_hear_cancel(flow_run_id, run, say), name="hear-cancel")
+    try:
+        async with driver_session(run, say):
+            yield
+    except errors.Cancelled as error:
+        say(str(error))
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+
+def finished(run: RunDir) -> State[Any]:
+    """How a flow ends whose run has nothing left to do."""
+    get_run_logger().info(finished_text(run))
+    return states.Completed(message=finished_text(run))
+
+
+def cancelled(run: RunDir) -> State[Any]:
+    """How a flow ends whose run was cancelled."""
+    error = errors.Cancelled(
+        f"run `{run.run_id}` was cancelled", where=str(run.path), hint="dflop run, or dflop train, takes it up again"
+    )
+    return states.Cancelled(message=error.what, data=error)
+
+
+async def _hear_cancel(flow_run_id: UUID, run: RunDir, say: Say) -> None:
+    """Empties the queue of a flow run that is cancelled; its driver then sees its job cancelled, and ends.
+
+    `dflop serve` and workers listen for their flows, but nobody does for the flow of `dflop run`.
+    """
+    is_told = False
+    while not is_told:
+        await asyncio.sleep(HEAR_EVERY_S)
+        with contextlib.suppress(Exception):  # whatever a client, a proxy or a server comes up with: it is asked again
+            # A client of its own: the flow's would try for minutes to reach a server that is gone.
+            async with asyncio.timeout(TIMEOUT_S), get_client(httpx_settings={"timeout": TIMEOUT_S}) as client:
+                state = (await client.read_flow_run(flow_run_id)).state
+                is_told = state is not None and (state.is_cancelling() or state.is_cancelled())
+    say("the flow run is cancelled")
+    try:
+        await asyncio.to_thread(cancel_run, run, say)
+    except DflopError as error:
+        say(str(error))
+
+
+def empty_the_queue(flow: Any, flow_run: Any, state: Any) -> None:
+    """Cancel what a cancelled flow run has left in the queue; Prefect calls it, by these names of its arguments."""
+    if (run := _driven_by(flow_run)) is not None:
+        cancel_run(run, print)
+
+
+def note_crash(flow: Any, flow_run: Any, state: Any) -> None:
+    """Say what becomes of the run of a flow that ended without a word; Prefect calls it."""
+    run = _driven_by(flow_run)
+    if run is not None and run.state().get("state") == lifecycle.RUNNING and driver_of(run) is None:
+        print(f"run {run.run_id} has lost its driver; its jobs go on, and dflop train {run.path} adopts them")
+
+
+def _driven_by(flow_run: Any) -> RunDir | None:
+    labels = flow_run.labels
+    if RUN_DIR_LABEL not in labels:  # as the flow run was when it began
+        with get_client(sync_client=True) as client:
+            labels = client.read_flow_run(flow_run.id).labels
+    return open_run(str(labels[RUN_DIR_LABEL])) if RUN_DIR_LABEL in labels else None
+
+
+class _ThreeLines(logging.Filter):
+    """An error of ours says what to do; a traceback above it says nothing."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], DflopError):
+            record.msg, record.args, record.exc_info = str(record.exc_info[1]), (), None
+        return True
+
+
+_THREE_LINES = _ThreeLines()
+
+
+def plain_logs() -> None:
+    """Errors of ours are logged as they are; lines that nobody reads any more end no flow."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_THREE_LINES)
+    Console.on_broken_pipe = lambda self: None  # type: ignore[method-assign]  # it has no other switch

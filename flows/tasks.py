@@ -1,0 +1,135 @@
+"""The steps of a run as Prefect tasks: typed values in, typed values out. What they do stands in `dflop/steps/`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from page import Page
+from prefect import task
+from prefect.cache_policies import NO_CACHE, CachePolicy
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.tasks import Task
+
+from dflop import __version__
+from dflop.records import Plan, ProfileRecord
+from dflop.report.summary import RunSummary
+from dflop.run.directory import RunDir
+from dflop.run.launcher import launcher_of
+from dflop.steps import next_plan, profiling, reporting, training
+from dflop.steps.follow import ingest_run, is_the_clusters_doing
+from dflop.steps.session import RETRIES, RETRY_DELAY_S
+from dflop.steps.training import Trained
+from dflop.views import run_results
+
+
+@dataclass
+class ByStoreKey(CachePolicy):
+    """A profile is what its key in the store says: code, hardware and data."""
+
+    def compute_key(
+        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
+    ) -> str:
+        """The task, the store's key, and the version whose records are kept under it."""
+        return f"dflop-{__version__}-{task_ctx.task.name}-{inputs['key']}"
+
+
+async def the_cluster_did_it(_task: Task[Any, Any], _task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether Prefect does a task again: what the cluster did to its jobs, never what they did to themselves."""
+    context = TaskRunContext.get()
+    assert context is not None
+    return is_the_clusters_doing(await state.aresult(raise_on_failure=False), context.parameters["run"])
+
+
+RETRIED: dict[str, Any] = {
+    "retries": RETRIES,
+    "retry_delay_seconds": RETRY_DELAY_S,
+    "retry_condition_fn": the_cluster_did_it,
+}
+
+
+@task(name="profile-data", cache_policy=ByStoreKey(), persist_result=True, **RETRIED)
+async def profile_data(run: RunDir, key: str) -> ProfileRecord:
+    """Sizes of every sample, measured by an array of jobs over shards of the dataset.
+
+    Args:
+        run: The run.
+        key: Of the profile in the store, under which Prefect keeps it, too.
+    """
+    async with Page("profile-data", run) as page:
+        return await profiling.profile_data(run, launcher_of(run, run.config()), page)
+
+
+@task(name="profile-model", cache_policy=ByStoreKey(), persist_result=True, **RETRIED)
+async def profile_model(run: RunDir, data: ProfileRecord, key: str) -> ProfileRecord:
+    """Times of every module on the cluster's devices, measured by an array of jobs per tensor-parallel degree.
+
+    Args:
+        run: The run; its samples are in its directory.
+        data: Profile of its samples, which say what modules are used and how large their inputs are.
+        key: As of `profile_data`.
+    """
+    async with Page("profile-model", run) as page:
+        return await profiling.profile_model(run, launcher_of(run, run.config()), page)
+
+
+@task(name="optimize-plan", cache_policy=NO_CACHE)
+async def optimize_plan(run: RunDir, model: ProfileRecord | None, trained: Trained) -> Plan:
+    """The layout for what is trained next: of a stage, or in place of the plan whose job has made way.
+
+    Args:
+        run: The run.
+        model: Profile of its modules; None: as the store has it.
+        trained: How far it has trained, and what its job made way for.
+    """
+    async with Page("optimize-plan", run) as page:
+        launcher = launcher_of(run, run.config())
+        plans = await asyncio.to_thread(next_plan.next_plan, run, launcher, trained.advice, page.say)
+        # Cost tables are fitted when the first plan is made.
+        await page.table("model-profile", reporting.cost_rows, run, description="what the modules cost")
+        await page.markdown("plan", reporting.plan_page, run, plans, description=plans[0].reason)
+        return plans[0]
+
+
+@task(name="train", cache_policy=NO_CACHE, **RETRIED)
+async def train(run: RunDir, plan: Plan | None) -> Trained:
+    """The training job: to the end of its stage, until another plan pays, or until its time is over.
+
+    Args:
+        run: The run.
+        plan: That the job trains under; None: as the run directory has it.
+    """
+    async with Page("train", run) as page:
+        return await training.train(run, launcher_of(run, run.config()), page)
+
+
+@task(name="compare", cache_policy=NO_CACHE, **RETRIED)
+async def compare(run: RunDir, trained: Trained) -> None:
+    """The first batches under the plan and data-blind.
+
+    Args:
+        run: The run.
+        trained: How far it has trained: to its end.
+    """
+    async with Page("compare", run) as page:
+        await training.compare(run, launcher_of(run, run.config()), page)
+
+
+@task(name="report", cache_policy=NO_CACHE)
+async def report(run: RunDir, trained: Trained | None) -> RunSummary:
+    """report.html from what the store knows, with summary and history on the page of the flow run.
+
+    Args:
+        run: The run.
+        trained: How far it has trained; None: somebody else may be driving it.
+    """
+    async with Page("report", run) as page:
+        if trained is None:
+            summary = await asyncio.to_thread(reporting.report_again, run, page.say)
+        else:
+            await ingest_run(run, page.say)
+            summary = await asyncio.to_thread(run_results.write_report, run)
+        await page.markdown("summary", reporting.summary_page, run, summary, description=summary.verdict)
+        return summary
