@@ -78,7 +78,7 @@ fuzz: setup
 # Lines of dflop/ that tests run, those of jobs, ranks and workers too; fails below the bound in pyproject.toml.
 coverage: setup clients references
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/coverage run -m pytest -q -p no:tests.budget -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -1,0 +1,11 @@
+"""The run directory: its files, who drives it, how it stands, cancelling it.
+
+A run has one driver: the only process that submits its jobs. A file lock and a numbered claim with a heartbeat
+(`driver_lock.py`) say who, on which host, since when. The driver watches jobs and owns none: a run is found again by
+the hash of its configuration or by name (`lifecycle.py`, `find.py`), finished profiles are found in the store by key,
+live jobs are found by theirs and adopted. So the answer to most failures is to run the same command again.
+
+`directory.py` has a name for every file; jobs find their inputs there and nowhere else. `plan_scope.py` keeps what a
+plan was made for. `cancel.py` leaves a mark that keeps any driver from submitting, then empties the queue. `by_hand.py`
+serves slurm/train.sbatch. pyarrow is imported because shapes are kept as Parquet.
+"""
