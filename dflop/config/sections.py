@@ -85,7 +85,7 @@ class ClusterConfig(Section):
     """Where jobs run."""
 
     name: str
-    backend: Literal["inline", "local", "slurm"] = "local"
+    backend: Literal["local", "slurm"] = "local"
     num_nodes: int = Field(default=1, ge=1)
     num_processes_per_node: int = Field(ge=1)
     memory_per_process_gib: float = Field(gt=0)

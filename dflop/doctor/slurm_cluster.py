@@ -20,8 +20,8 @@ from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
 from dflop.launch import JobSpec, Site
-from dflop.launch.commands import run_command, submit_environment
-from dflop.launch.script import batches, options
+from dflop.launch.commands import job_environment, run_command
+from dflop.launch.executor import Executor
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.launcher import site_of
@@ -145,7 +145,7 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
     for spec in specs:
         name = f"submitting {spec.name.removeprefix(f'{run.run_id}-')}"
         wanted = sbatch_options(spec, site_of(run, config))
-        shape = {option: value for option, value in wanted.items() if option not in ("job-name", "output")}
+        shape = {option: value for option, value in wanted.items() if option not in ("job-name", "output", "error")}
         if shape not in tried:
             tried.append(shape)
             yield from _job(name, wanted, config, groups, command)
@@ -153,8 +153,7 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
 
 def sbatch_options(spec: JobSpec, site: Site) -> Mapping[str, str]:
     """Options with which the launcher submits a job, without dashes; flags have empty values."""
-    (batch,) = batches([spec], 1)
-    return options(batch, site, f"{COMMENT}doctor")
+    return Executor([spec], site, f"{COMMENT}doctor").options()
 
 
 def _job(
@@ -177,7 +176,7 @@ def _job(
 
 def _test_only(wanted: Mapping[str, str], command: Command) -> tuple[bool, str]:
     """(whether a job would be taken, what sbatch says of it)."""
-    done = command(["sbatch", "--test-only", *_flags(wanted), "--wrap=true"], submit_environment(os.environ, wanted))
+    done = command(["sbatch", "--test-only", *_flags(wanted), "--wrap=true"], job_environment(os.environ, wanted))
     said = _first_line(done.stderr or done.stdout).removeprefix("sbatch: ")
     return done.returncode == 0, said or "a job would be taken"
 

@@ -1,4 +1,4 @@
-"""A step becomes a job, and what became of it: on Slurm, on this machine, or in this process."""
+"""A step becomes a job, and what became of it: on Slurm or on this machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import inspect
 from typing import Any, cast
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.launch.adopt import adopt_or_submit, adopt_or_submit_all
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, LogPaths, Resources, log_paths
 from dflop.launch.journal import Change, Journal
 from dflop.launch.site import Container, Site
-from dflop.launch.wait import run_job, run_job_async, run_jobs_async, wait, wait_all
+from dflop.launch.submitted import adopt_or_submit_all
+from dflop.launch.wait import run_job_async, run_jobs_async, wait_all
 
 __all__ = [
     "BACKENDS",
@@ -26,23 +26,19 @@ __all__ = [
     "LogPaths",
     "Resources",
     "Site",
-    "adopt_or_submit",
     "adopt_or_submit_all",
     "log_paths",
     "make_launcher",
-    "run_job",
     "run_job_async",
     "run_jobs_async",
-    "wait",
     "wait_all",
 ]
 
 BACKENDS = {
-    "inline": "dflop.launch.inline:InlineLauncher",
     "local": "dflop.launch.local:LocalLauncher",
     "slurm": "dflop.launch.slurm:SlurmLauncher",
 }
-"""Imported on first use: submitit takes 0.1 s, which `dflop --help` need not pay."""
+"""Imported on first use."""
 
 
 def make_launcher(backend: str, **options: Any) -> Launcher:

@@ -15,47 +15,52 @@ from datetime import datetime
 
 from dflop.launch.job import JobState, JobStatus
 
-SQUEUE_FORMAT = "%i|%T|%V|%S|%r|%j"
-SACCT_FORMAT = "JobID,State,Submit,Reason,JobName"
+SQUEUE_FORMAT = "%i|%T|%V|%S|%N|%r|%j"
+SACCT_FORMAT = "JobID,State,Submit,NodeList,Reason,JobName"
 
-STATES = {
-    "PENDING": JobState.QUEUED,
-    "CONFIGURING": JobState.QUEUED,
-    "REQUEUED": JobState.QUEUED,
-    "REQUEUE_FED": JobState.QUEUED,
-    "REQUEUE_HOLD": JobState.QUEUED,
-    "RESV_DEL_HOLD": JobState.QUEUED,
-    "SPECIAL_EXIT": JobState.QUEUED,
-    "RUNNING": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "STAGE_OUT": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
-    "COMPLETED": JobState.DONE,
-    "FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "REVOKED": JobState.CANCELLED,
-    "TIMEOUT": JobState.TIMEOUT,
-    "DEADLINE": JobState.TIMEOUT,
-    "OUT_OF_MEMORY": JobState.OOM,
-    "BOOT_FAIL": JobState.NODE_FAIL,
-    "NODE_FAIL": JobState.NODE_FAIL,
-    "PREEMPTED": JobState.PREEMPTED,
+_WORDS = {
+    JobState.QUEUED: "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+    JobState.RUNNING: "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED",
+    JobState.DONE: "COMPLETED",
+    JobState.FAILED: "FAILED",
+    JobState.CANCELLED: "CANCELLED REVOKED",
+    JobState.TIMEOUT: "TIMEOUT DEADLINE",
+    JobState.OOM: "OUT_OF_MEMORY",
+    JobState.NODE_FAIL: "NODE_FAIL BOOT_FAIL",
+    JobState.PREEMPTED: "PREEMPTED",
 }
-"""Every job state of `man squeue`. submitit's table takes SUSPENDED, CONFIGURING and REQUEUE_HOLD for ended."""
-_PLAIN = frozenset(
-    {"PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED"}
-)
+STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
+"""Every job state of `man squeue`. submitit takes SUSPENDED, CONFIGURING and REQUEUE_HOLD for ended."""
+_PLAIN = {words.split()[0] for words in _WORDS.values()}
 """States that our own word says all of."""
+_LESS = "ask for less, or for another partition"
+NEVER = {
+    "PartitionTimeLimit": "its time limit is above the partition's: lower cluster.slurm.time_limit_min",
+    "PartitionNodeLimit": "it wants more nodes than the partition gives to one job: ask for fewer, or for another",
+    "BadConstraints": f"no node has all that it asks for: {_LESS}",
+    "MaxMemPerLimit": f"it wants more memory than one job may have: {_LESS}",
+    "AccountNotAllowed": "its account may not use the partition: see cluster.slurm.account",
+    "InvalidAccount": "Slurm knows no such account: see cluster.slurm.account",
+    "InvalidQOS": "Slurm knows no such QOS: see cluster.slurm.qos",
+    "QOSNotAllowed": "its QOS may not use the partition: see cluster.slurm.qos",
+    "QOSMinGRES": "its QOS wants more GPUs of every job: see cluster.slurm.qos",
+    "DependencyNeverSatisfied": "the job that it waits for has failed: cancel it",
+    "launch failed requeued held": "its launch failed and it is held: see that its nodes see its folder, then "
+    "`scontrol release` it",
+    "launch_failed_requeued_held": "its launch failed and it is held: see that its nodes see its folder, then "
+    "`scontrol release` it",
+}
+"""Reasons for which a job waits for ever, and what to do; besides these, limits of a QOS or an account on one job."""
+_PER_JOB = re.compile(r"(QOS|Assoc)Max\w+Per(Job|Node)\w*")
+ON_NODES = " on "
+"""Between the reason of a failure and the nodes it happened on."""
 _NO_NAME_YET = "allocation"
 """What sacct calls a job for the first seconds, until its database has heard of the name."""
 _MAX_ELEMENT = 4_000_000
 """Slurm knows no higher index of an array (`MaxArraySize`)."""
 _LAST_S = 253_402_300_799.0
 """The end of the year 9999: what a calendar can say."""
-_SAYS_NOTHING = ("", "None", "(null)")
+_SAYS_NOTHING = ("", "None", "(null)", "None assigned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class Row:
     """By the controller's clock; of a requeued job, when that was. None: not said."""
     name: str
     """Empty: not said."""
+    nodes: str = ""
+    """That it has or had, as Slurm writes them; empty: not said."""
     num_restarts: int | None = None
     """None: not said."""
 
@@ -75,22 +82,22 @@ class Row:
 def squeue_rows(text: str, now_s: float) -> Iterator[Row]:
     """Rows of `squeue -h -o SQUEUE_FORMAT`; `now_s` is the time."""
     for line in text.splitlines():
-        fields = line.strip().split("|", 5)
-        if len(fields) == 6:
-            job_id, state, submitted, starts, reason, name = fields
+        fields = line.strip().split("|", 6)
+        if len(fields) == 7:
+            job_id, state, submitted, starts, nodes, reason, name = fields
             at_s = epoch_s(starts) if state == "PENDING" else None
             expected = f"; expected to start at {time_of_day(at_s, now_s)}" if at_s and at_s > now_s else ""
-            yield Row(expand(job_id), status_of(state, reason, expected=expected), epoch_s(submitted), name)
+            yield Row(expand(job_id), status_of(state, reason, nodes, expected), epoch_s(submitted), name, nodes)
 
 
 def sacct_rows(text: str) -> Iterator[Row]:
     """Rows of `sacct -X -n -P -o SACCT_FORMAT`."""
     for line in text.splitlines():
-        fields = line.strip().split("|", 4)
-        if len(fields) == 5:
-            job_id, state, submitted, reason, name = fields
+        fields = line.strip().split("|", 5)
+        if len(fields) == 6:
+            job_id, state, submitted, nodes, reason, name = fields
             name = "" if name == _NO_NAME_YET else name
-            yield Row(expand(job_id), status_of(state, reason), epoch_s(submitted), name)
+            yield Row(expand(job_id), status_of(state, reason, nodes), epoch_s(submitted), name, nodes)
 
 
 def scontrol_rows(text: str) -> Iterator[Row]:
@@ -105,12 +112,13 @@ def scontrol_rows(text: str) -> Iterator[Row]:
         if elements:
             job_id = f"{found['ArrayJobId']}_{elements if is_one else f'[{elements}]'}"
         name = re.search(r"\bJobName=(.*?)(?: UserId=|$)", line)
-        restarts = _field(line, "Restarts")
+        restarts, nodes = _field(line, "Restarts"), _field(line, "NodeList")
         yield Row(
             expand(job_id),
-            status_of(found["JobState"], found["Reason"]),
+            status_of(found["JobState"], found["Reason"], nodes),
             epoch_s(_field(line, "SubmitTime")),
             name[1] if name else "",
+            nodes,
             int(restarts) if re.fullmatch(r"\d{1,9}", restarts, re.ASCII) else None,
         )
 
@@ -131,17 +139,13 @@ def expand(job_id: str) -> tuple[str, ...]:
     return tuple(found) or (base,)
 
 
-def array_of(job_id: str) -> str:
-    """Id of the array that an element belongs to; of any other job its own."""
-    return job_id.partition("_")[0]
-
-
-def status_of(slurm_state: str, reason: str, *, expected: str = "") -> JobStatus:
+def status_of(slurm_state: str, reason: str, nodes: str = "", expected: str = "") -> JobStatus:
     """Our word for Slurm's state, and what else Slurm says.
 
     Args:
         slurm_state: As a client prints it; sacct says `CANCELLED by 1000`.
         reason: The client's; `None` and the like say nothing.
+        nodes: Told of a job that failed.
         expected: Added to a reason.
     """
     word, _, by = slurm_state.strip().partition(" ")
@@ -154,6 +158,11 @@ def status_of(slurm_state: str, reason: str, *, expected: str = "") -> JobStatus
         parts.append(f"by {_user(by[3:])}")
     if reason not in _SAYS_NOTHING:
         parts.append(reason)
+    if known is JobState.QUEUED and (reason in NEVER or _PER_JOB.fullmatch(reason)):
+        why = NEVER.get(reason, f"its account or QOS does not let one job have that much: {_LESS}")
+        return JobStatus(known, f"{', '.join(parts)}: it will never start, {why}")
+    if known in (JobState.FAILED, JobState.NODE_FAIL) and nodes not in _SAYS_NOTHING:
+        parts[-1:] = [f"{parts[-1] if parts else word}{ON_NODES}{nodes}"]
     if expected and not parts:
         parts.append("waits")
     return JobStatus(known, ", ".join(parts) + expected)

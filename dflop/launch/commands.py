@@ -1,24 +1,42 @@
 """Calls of Slurm's clients, with an environment in which they do what their arguments say and nothing else.
 
 Inside a job, the job's own SLURM_CPUS_PER_TASK, SBATCH_... and so on would bend a job that is submitted from there; on
-a login node a person's SQUEUE_STATES would hide jobs.
+a login node a person's SQUEUE_STATES would hide jobs. No job gets the driver's PREFECT_...: a server's password is
+among it, and no job talks to a server.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from dflop.errors import InfrastructureError
+
 COMMAND_TIMEOUT_S = 60
 
-CLIENT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
+_CLIENT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
 """Where the cluster is, and the token it knows a person by."""
 _WHO_AND_WHERE = ("account", "constraint", "partition", "qos", "reservation", "wckey")
 """Options that people set for all their jobs, as SBATCH_ACCOUNT and the like."""
 _BENDS_CLIENTS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
+_NOBODY_ANSWERS = re.compile(
+    r"contact slurm controller|connect(ion)? (failure|refused|timed out)|socket timed out|standby mode|zero bytes were|"
+    r"temporarily unable|unable to resolve|no answer within",
+    re.IGNORECASE,
+)
 
 Command = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
+
+
+class ControllerAway(InfrastructureError):
+    """Slurm's controller does not answer, which refuses nothing."""
+
+
+def is_away(said: str) -> bool:
+    """Whether a client failed because its controller does not answer."""
+    return _NOBODY_ANSWERS.search(said) is not None
 
 
 def run_command(
@@ -51,15 +69,15 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept | {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
-def submit_environment(environ: Mapping[str, str], said: Collection[str]) -> dict[str, str]:
-    """For sbatch, and with it for the job: none of a surrounding job's variables.
+def job_environment(environ: Mapping[str, str], said: Collection[str] = ()) -> dict[str, str]:
+    """For a job: what this process has, but for the variables of a surrounding job and of its Prefect.
 
     Args:
         environ: Of this process.
-        said: Options that the script sets; variables, which would win over them, stay for others only.
+        said: Options that a batch script sets; variables, which would win over them, stay for others only.
     """
-    wanted = {f"SBATCH_{name.upper()}" for name in _WHO_AND_WHERE if name not in said} | CLIENT_VARIABLES
-    foreign = ("SLURM_", "SBATCH_", "SRUN_")
+    wanted = {f"SBATCH_{name.upper()}" for name in _WHO_AND_WHERE if name not in said} | _CLIENT_VARIABLES
+    foreign = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "PREFECT_")
     return {name: value for name, value in environ.items() if not name.startswith(foreign) or name in wanted}
 
 

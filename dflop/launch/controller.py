@@ -1,9 +1,10 @@
 """The process that owns a local job: starts its tasks, watches them, and ends them together.
 
-`python -m dflop.launch.controller FOLDER JOB_ID [ENTRY ARGS...]`, started by `local.py` in a session of its own, so
-that the job outlives the process that submitted it. submitit's controller does the starting; added here are a job id
-that is not a pid, the end of the whole job when one task fails (its peers would hang in a collective for ever), a
-record of how each task ended, and no orphans. It looks 24 times a second, so a killed rank is seen within 50 ms.
+`python -m dflop.launch.controller FOLDER JOB_ID PLACES MAX_JOBS [ENTRY ARGS...]`, started by `local.py` in a session of
+its own, so that the job outlives the process that submitted it. submitit's controller does the starting; added here are
+waiting for a place, a job id that is not a pid, the end of the whole job when one task fails (its peers would hang in a
+collective for ever), a record of how each task ended, and no orphans. It looks 24 times a second, so a killed rank is
+seen within 50 ms.
 
 With an entry it imports the entry's module once and forks the tasks: where cores are few, importing torch and a model's
 code per rank is most of a short job.
@@ -12,7 +13,9 @@ code per rank is most of a short job.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
+import json
 import os
 import signal
 import sys
@@ -25,10 +28,12 @@ from submitit.core.submission import process_job
 from submitit.core.utils import JobPaths
 from submitit.local.local import Controller
 
-from dflop.launch.job import write_json
+from dflop import files
 from dflop.launch.payload import preload
 from dflop.launch.process import Child, ProcessId, adopt_orphans, family, kill_all
 
+PLACE_POLL_S = 0.2
+"""Between two looks for a place; who waits must not disturb those who measure."""
 PEER_GRACE_S = 2.0
 """How long the other tasks may go on after one failed: long enough to write the traceback that explains the failure."""
 
@@ -103,7 +108,17 @@ def _become_task(paths: JobPaths, rank: int) -> None:
         Path("/proc/self/comm").write_text(f"rank{rank}")
 
 
-def main(folder: str, job_id: str, entry: str = "", *args: str) -> None:
+def take_place(places: int, max_jobs: int) -> None:
+    """Wait for one of `max_jobs` places and keep it to the end of this process: a lock on a byte of the open file."""
+    while True:
+        for place in range(max_jobs):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.lockf(places, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                return
+        time.sleep(PLACE_POLL_S)
+
+
+def main(folder: str, job_id: str, places: str, max_jobs: str, entry: str = "", *args: str) -> None:
     """Run the job to its end, take everything it started down with it, and only then say how it ended."""
     me = ProcessId.of(os.getpid())
     assert me is not None
@@ -111,6 +126,7 @@ def main(folder: str, job_id: str, entry: str = "", *args: str) -> None:
     controller = JobController(Path(folder), job_id)
     is_task = False
     try:
+        take_place(int(places), int(max_jobs))
         is_task = bool(entry) and controller.fork_tasks(entry, args)
         if not is_task:
             controller.run(max_retry=1)
@@ -122,7 +138,7 @@ def main(folder: str, job_id: str, entry: str = "", *args: str) -> None:
     if is_task:
         process_job(folder)  # and from there to the end of the program, as a task that was started does
     elif controller.exit_record is not None:
-        write_json(Path(folder) / f"{job_id}_exit.json", controller.exit_record)
+        files.replace(Path(folder) / f"{job_id}_exit.json", json.dumps(controller.exit_record))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ import re
 from typing import NamedTuple
 
 from dflop.errors import Interrupted
+from dflop.launch.answers import ON_NODES
+from dflop.launch.executor import INTERRUPTED
 from dflop.launch.job import CHECKPOINTED, JobHandle, JobState, JobStatus
+from dflop.launch.marks import START_LINE
 from dflop.launch.results import first_error, read_results, status_from_results
-from dflop.launch.script import BATCH_LOG, INTERRUPTED, START_LINE
+from dflop.launch.watcher import BATCH_LOG
 
 _STOPPED = f"Exited with exit code {Interrupted.exit_code}"
 _TOLD = "User defined signal 2"
@@ -60,9 +63,15 @@ def explain(handle: JobHandle, status: JobStatus) -> JobStatus:
         return JobStatus(JobState.INTERRUPTED, CHECKPOINTED)
     if dead is not None:
         return JobStatus(status.state, dead.reason)
+    if status.state is not JobState.FAILED:
+        return status
     # The tasks never began: a line of the script has something to say.
-    said = [line for line in _said_since_start(handle).splitlines()[1:] if line.strip()]
-    return JobStatus(status.state, said[-1]) if said and status.state is JobState.FAILED else status
+    if text := _said_since_start(handle):
+        said = [line for line in text.splitlines() if line.strip() and not line.startswith(START_LINE)]
+        return JobStatus(status.state, said[-1]) if said else status
+    _, on, nodes = status.reason.rpartition(ON_NODES)
+    why = f"it ended before its script began{on}{nodes}: can {nodes if on else 'its node'} see {handle.folder}?"
+    return JobStatus(status.state, f"{status.reason}; {why}" if status.reason else why)
 
 
 def _said_since_start(handle: JobHandle) -> str:
@@ -71,7 +80,5 @@ def _said_since_start(handle: JobHandle) -> str:
 
 
 def _read(handle: JobHandle, suffix: str) -> str | None:
-    try:
-        return handle.path(suffix).read_text(errors="replace")
-    except OSError:
-        return None
+    content = handle.read(suffix)
+    return None if content is None else content.decode(errors="replace")

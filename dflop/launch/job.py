@@ -2,27 +2,29 @@
 
 A payload is named, never shipped: `entry` is `module:function` and `args` are strings, usually a run directory, so
 nothing but names is pickled and a job can be read, repeated and debugged by hand. A `JobHandle` is all that another
-process needs to watch, cancel or collect the job; everything else about it lies in its folder.
+process needs to watch, cancel or collect the job; everything else about it lies in its folder, under submitit's names.
 
-Jobs alike that are submitted together may share a folder and a name, `JobSpec.array`; on Slurm they are a job array.
+Job ids come again (a Slurm controller that lost its state counts from 1), so a job is its id and its time of
+submission: files that are older are of another job.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from dflop.errors import LaunchError
-from dflop.records import from_dict
 
 CHECKPOINTED = "its state is on disk"
 """Why a job is INTERRUPTED."""
+
+
+SKEW_S = 60.0
+"""By which clocks of nodes may differ, where these and not the file server's say how old a file is."""
 
 
 class JobState(StrEnum):
@@ -140,19 +142,30 @@ class JobHandle:
     folder: Path
     num_tasks: int
     submitted_at_s: float
+    """When its pickle was written: everything that it leaves is younger."""
 
     def path(self, suffix: str) -> Path:
         """File of this job; the job id leads the name, so that submissions can share a folder."""
         return self.folder / f"{self.job_id}_{suffix}"
 
-    def to_json(self) -> str:
-        """One line of JSON; `from_json` is the inverse."""
-        return json.dumps(dataclasses.asdict(self), default=str)
+    def is_ours(self, changed_at_s: float) -> bool:
+        """Whether a file under our id can be this job's, by the time of its last change."""
+        return changed_at_s >= self.submitted_at_s - SKEW_S
 
-    @staticmethod
-    def from_json(text: str) -> JobHandle:
-        """The handle that `to_json` wrote."""
-        return from_dict(JobHandle, json.loads(text))
+    def read(self, suffix: str) -> bytes | None:
+        """Content of a file of this job; None where there is none, or one of an older job with the same id.
+
+        A file that a network file system cannot show just now (a stale handle) is one that is not there yet.
+        """
+        for _ in range(3):
+            try:
+                path = self.path(suffix)
+                return path.read_bytes() if self.is_ours(path.stat().st_mtime) else None
+            except FileNotFoundError:
+                return None
+            except OSError:
+                time.sleep(0.2)
+        return None
 
     def __str__(self) -> str:
         return f"job `{self.name}` ({self.backend} {self.job_id})"
@@ -180,13 +193,6 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a small file that readers in other processes see whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(value))
-    partial.rename(path)
-
-
 class Launcher(Protocol):
     """Runs jobs somewhere. All methods that take a handle work on those that another process created."""
 
@@ -205,18 +211,6 @@ class Launcher(Protocol):
 
         Raises:
             LaunchError: a job was refused.
-        """
-        ...
-
-    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
-        """Jobs that were submitted for these specs and that nobody has noted, oldest first.
-
-        Args:
-            specs: The jobs.
-            known: Ids of the jobs that were noted.
-
-        Raises:
-            LaunchError: the backend does not answer.
         """
         ...
 
@@ -269,10 +263,6 @@ class OneByOne:
             self.cancel(*handles)
             raise
         return handles
-
-    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
-        """None: jobs end with the process that submits them."""
-        return []
 
     def poll_all(self: Launcher, handles: Sequence[JobHandle]) -> list[JobStatus]:
         """Statuses of the jobs, in their order."""

@@ -1,9 +1,9 @@
-"""Which jobs a run has submitted, on disk before anyone waits for them.
+"""What became of the jobs of a run, for people and for the next driver.
 
-`<run_dir>/jobs.jsonl` holds one `JobRecord` per submission and change of state. It outlives the driver: after a
-kill -9, the next driver finds the live job with the same key here and adopts it. What is noted together is a single
-write followed by fsync (a few ms), so a crash can tear only the last line. What was read once is kept, so that an array
-of hundreds of jobs does not read the file hundreds of times.
+`<run_dir>/jobs.jsonl` holds one `JobRecord` per submission and change of state; `dflop runs` and the store read it.
+Which jobs there are is in their folders, too (`submitted.py`), so what a crash keeps from being noted is found. A job
+is known by its id and its time of submission, which is that of its first record. What is noted together is a single
+write followed by fsync (a few ms), so a crash can tear only the last line; what was read once is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Journal:
         self._read()
         rows = []
         for handle in handles:
-            attempt = len({r.job_id for r in self._of_key[handle.key]})
+            attempt = 1 + max((record.attempt for record in self._of_key[handle.key]), default=-1)
             rows.append(self._row(handle, JobStatus(JobState.QUEUED), attempt, handle.submitted_at_s))
         self._append(rows)
 
@@ -49,13 +49,17 @@ class Journal:
         """Note the new states of several jobs."""
         self._read()
         now_s = time.time()
-        self._append(
-            [
-                self._row(handle, status, self._attempt_of.get(handle.job_id, 0), now_s)
-                for handle, status in changes
-                if self._state_of.get(handle.job_id) != status.state
-            ]
-        )
+        rows = []
+        for handle, status in changes:
+            last = self._last.get((handle.job_id, handle.submitted_at_s))
+            if last is None or last.state != status.state:
+                rows.append(self._row(handle, status, last.attempt if last else 0, now_s))
+        self._append(rows)
+
+    def known(self) -> set[tuple[str, float]]:
+        """Id and time of submission of every job that was noted."""
+        self._read()
+        return set(self._last)
 
     def live(self, key: str) -> JobHandle | None:
         """The latest job with this key that was not seen to end, or None. It may have ended unseen: poll it."""
@@ -78,8 +82,10 @@ class Journal:
     def _forget(self) -> None:
         self._known: list[JobRecord] = []
         self._of_key: dict[str, list[JobRecord]] = defaultdict(list)
-        self._state_of: dict[str, str] = {}
-        self._attempt_of: dict[str, int] = {}
+        self._last: dict[tuple[str, float], JobRecord] = {}
+        """The last record of each job; a job's first record is as old as the job."""
+        self._first: dict[tuple[str, str, int], JobRecord] = {}
+        """The first one of each job, by key, id and attempt."""
         self._num_read_bytes = 0
 
     def _read(self) -> None:
@@ -106,8 +112,8 @@ class Journal:
                 ) from error
             self._known.append(record)
             self._of_key[record.job_key].append(record)
-            self._state_of[record.job_id] = record.state
-            self._attempt_of.setdefault(record.job_id, record.attempt)
+            first = self._first.setdefault((record.job_key, record.job_id, record.attempt), record)
+            self._last[record.job_id, first.observed_at_s] = record
             self._num_read_bytes += len(line)
 
     def _latest(self, key: str, *, is_final: bool) -> JobHandle | None:
@@ -115,7 +121,7 @@ class Journal:
         records = self._of_key[key]
         if not records or JobState(records[-1].state).is_final != is_final:
             return None
-        first = next(r for r in records if r.job_id == records[-1].job_id)
+        first = self._first[key, records[-1].job_id, records[-1].attempt]
         return JobHandle(
             backend=first.backend,
             job_id=first.job_id,

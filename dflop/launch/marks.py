@@ -1,4 +1,4 @@
-"""What a task leaves for others to find: that it was stopped, and where in its log the traceback is that ends it.
+"""What a task leaves for its batch script to find: that it was stopped, and how far it is.
 
 A job that was told to stop and did leaves a line, so that its batch script knows that it may start again.
 srun's exit code does not tell: it is 137 where one rank leaves some milliseconds after another. So rank 0 writes where
@@ -14,9 +14,8 @@ STOPS_VARIABLE = "DFLOP_STOPS"
 """Names the file that lines are appended to; set by batch scripts, and by nobody else."""
 NUM_CHANCES = 3
 """Starts in a row that may be stopped before they get anywhere."""
-
-TRACE_BEGINS, TRACE_ENDS = "dflop: the task raised", "dflop: the task has ended"
-"""Lines of a log around that traceback, which the task's result has, too: who collects it tells causes from echoes."""
+START_LINE = "dflop: start "
+"""Begins a line that parts one start of a job from the next, in its batch log and in its tasks' logs."""
 
 
 def note_stop(began_at: int, reached: int) -> None:

@@ -1,8 +1,7 @@
-"""What a task of a local job runs, submitit pickles it: three names and a port; and what tasks of all backends share.
+"""What a task runs and submitit pickles: the names of a function and its arguments; and what all tasks share.
 
 The payload turns submitit's view of the job into the variables torch.distributed reads, leaves a pid file, imports
-the entry and calls it. It imports nothing heavy, so that a broken entry fails with its own traceback. Tasks on Slurm
-run `task.py`, without submitit and without a pickle.
+the entry and calls it. It imports nothing heavy, so that a broken entry fails with its own traceback.
 """
 
 from __future__ import annotations
@@ -14,59 +13,55 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dflop.errors import LaunchError
-from dflop.launch.ranks import rank_environment
+from dflop.launch.job import JobSpec
+from dflop.launch.marks import START_LINE
+from dflop.launch.ranks import rank_environment, srun_environment
 
 
 @dataclass(frozen=True)
 class Payload:
-    """Callable by reference: `entry(*args)` after the rank's environment is set."""
+    """Callable by reference: `entry(*args)` of a spec after the rank's environment is set."""
 
-    entry: str
-    args: tuple[str, ...]
-    master_port: int
+    backend: str
+    spec: JobSpec
+    master_port: int = 0
+    """Of a job of this machine; on Slurm the job's id gives it."""
 
     def __call__(self) -> Any:
         """Run this task; its return value becomes the task's result."""
         from submitit import JobEnvironment  # here: the submitting process needs the class, not submitit
 
         env = JobEnvironment()
-        os.environ |= rank_environment(
-            rank=env.global_rank,
-            world_size=env.num_tasks,
-            local_rank=env.local_rank,
-            local_world_size=env.num_tasks,
-            node_rank=0,
-            master_addr="127.0.0.1",
-            master_port=self.master_port,
-        )
-        write_pid_file(env.paths.folder, env.job_id, env.global_rank)
+        for number in (signal.SIGTERM, signal.SIGCONT):  # submitit ignores them, and its job would outlive a scancel
+            signal.signal(number, signal.SIG_DFL)
+        os.environ |= srun_environment(os.environ) if self.backend == "slurm" else self._on_this_machine(env)
+        pid_file = env.paths.folder / f"{env.job_id}_{env.global_rank}.pid"  # for people with a debugger
+        pid_file.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+        if (restarts := os.environ.get("SLURM_RESTART_COUNT", "0")) != "0":
+            print(f"{START_LINE}{int(restarts) + 1}", file=sys.stderr, flush=True)
         try:
-            return load_entry(self.entry)(*self.args)
+            return load_entry(self.spec.entry)(*self.spec.args)
         except KeyboardInterrupt:  # how submitit ends the others when one has failed
             print("the task was ended from outside", file=sys.stderr, flush=True)
             raise SystemExit(128 + signal.SIGINT) from None
 
+    def _on_this_machine(self, env: Any) -> dict[str, str]:
+        return rank_environment(
+            rank=env.global_rank, world_size=env.num_tasks, local_rank=env.local_rank, local_world_size=env.num_tasks,
+            node_rank=0, master_addr="127.0.0.1", master_port=self.master_port,
+        )  # fmt: skip
 
-def thread_environment(cpus_per_task: int) -> dict[str, str]:
-    """Must be set before the task's first import: BLAS libraries read it when they load."""
-    return {"OMP_NUM_THREADS": str(cpus_per_task)}
 
+def task_environment(spec: JobSpec) -> dict[str, str]:
+    """Must be set before a task's Python starts, and its children's.
 
-def import_environment() -> dict[str, str]:
-    """Must be set before a task's Python starts, and its children's: modules do not come from the working directory.
-
-    A dataset's folder may be that, and hold a `json.py` that somebody else wrote.
+    BLAS libraries read their number of threads when they load. Modules do not come from the working directory: a
+    dataset's folder may be that, and hold a `json.py` that somebody else wrote.
     """
-    return {"PYTHONSAFEPATH": "1"}
-
-
-def write_pid_file(folder: Path, job_id: str, rank: int) -> None:
-    """Leave `<job_id>_<rank>.pid` with `pid hostname`, for people with a debugger."""
-    (folder / f"{job_id}_{rank}.pid").write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    return {"OMP_NUM_THREADS": str(spec.resources.cpus_per_task), "PYTHONSAFEPATH": "1", **spec.env}
 
 
 def preload(entry: str, args: Sequence[str]) -> None:

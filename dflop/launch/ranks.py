@@ -14,8 +14,8 @@ from dflop.errors import LaunchError
 
 FIRST_PORT = 12000
 NUM_PORTS = 20000
-_MAX_TASKS = 10_000_000
 """Below 32768, where Linux hands out ephemeral ports."""
+_MAX_TASKS = 10_000_000
 
 
 def rank_environment(

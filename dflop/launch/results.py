@@ -2,8 +2,7 @@
 
 When one rank of a distributed job fails, its peers fail too, with errors that say only that somebody hung up, often
 earlier than the culprit, which is still unwinding. So causes are ranked: killed by a signal, then tracebacks of the
-payload's own, then such echoes; within a class the earliest wins. A file that a network file system cannot show just
-now (a stale handle) is one that is not there yet.
+payload's own, then such echoes; within a class the earliest wins.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,33 +60,29 @@ def result_path(handle: JobHandle, rank: int) -> Path:
 
 def has_all_results(handle: JobHandle) -> bool:
     """Every task has returned or raised. One `stat` per task."""
-    # Not Path.exists, which raises on a stale handle.
-    return all(os.path.exists(result_path(handle, rank)) for rank in range(handle.num_tasks))
+    return all(_age(handle, rank) is not None for rank in range(handle.num_tasks))
+
+
+def _age(handle: JobHandle, rank: int) -> float | None:
+    """When a task of this job left its result; of an older job with the same id, nothing is left."""
+    try:
+        at_s = os.stat(result_path(handle, rank)).st_mtime
+    except OSError:  # a stale handle, too
+        return None
+    return at_s if handle.is_ours(at_s) else None
 
 
 def read_results(handle: JobHandle) -> list[TaskResult]:
     """Results of the tasks that left one, by rank."""
     found = []
     for rank in range(handle.num_tasks):
-        file = _read(result_path(handle, rank))
-        if file is not None:
-            outcome, value = pickle.loads(file[0])
+        content, at_s = handle.read(f"{rank}_result.pkl"), _age(handle, rank)
+        if content is not None and at_s is not None:
+            outcome, value = pickle.loads(content)
             ok = outcome == "success"
             trace = "" if ok else str(value)
-            found.append(TaskResult(rank, ok, value if ok else None, trace, file[1]))
+            found.append(TaskResult(rank, ok, value if ok else None, trace, at_s))
     return found
-
-
-def _read(path: Path) -> tuple[bytes, float] | None:
-    """(content, time of the last change) of a file that is replaced as a whole; None where there is none."""
-    for _ in range(3):
-        try:
-            return path.read_bytes(), path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        except OSError:
-            time.sleep(0.2)
-    return None
 
 
 def first_error(results: list[TaskResult]) -> TaskResult | None:
@@ -151,9 +145,9 @@ def collect_values(
 
 
 def log_of(handle: JobHandle, rank: int) -> Path:
-    """Where the words of a rank are; of a batch script where the rank never began."""
-    log, batch = log_paths(handle, rank).stderr, handle.path("batch.log")
-    return batch if os.path.exists(batch) and not os.path.exists(log) else log
+    """Where the words of a rank are, of what should have started it, or the job's folder: something that is there."""
+    logs = (log_paths(handle, rank).stderr, handle.path("batch.log"), handle.path("controller.log"))
+    return next((log for log in logs if os.path.exists(log)), handle.folder)
 
 
 def _hint(status: JobStatus) -> str:

@@ -1,6 +1,6 @@
 """What differs from one Slurm to another: how GPUs are asked for, what may be asked for, and what tasks run in.
 
-The words are those of `SlurmConfig`; this room knows no configuration, so `jobs/submit.py` translates.
+The words are those of `SlurmConfig`; this room knows no configuration, so `run/launcher.py` translates.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-TASK_MODULE = "dflop.launch.task"
 _UNTIL_IT_LISTENS = (
     "sh", "-c",
     'trap "" USR2; env --block-signal=USR2 true 2>/dev/null && exec env --block-signal=USR2 "$@"; exec "$@"', "sh",
@@ -56,7 +55,7 @@ class Site:
         return {"gres": f"gpu:{kind}{num_gpus}"} if self.gpus == "gres" else {"gpus-per-node": f"{kind}{num_gpus}"}
 
     def srun_options(self) -> list[str]:
-        """Options of srun that only this site needs, quoted for a shell."""
+        """Options of srun that only this site needs."""
         box = self.container
         found = list(self.srun_args)
         if box is not None and box.runtime == "pyxis":
@@ -64,17 +63,17 @@ class Site:
             if box.mounts:
                 found.append(f"--container-mounts={','.join(_both(mount) for mount in box.mounts)}")
             found += box.args
-        return [shlex.quote(word) for word in found]
+        return found
 
     def task_command(self, *, has_gpus: bool) -> str:
-        """The words before a task's own arguments, quoted for a shell."""
+        """What starts Python, quoted for a shell."""
         box = self.container
         words = [*_UNTIL_IT_LISTENS]
         if box is not None and box.runtime == "apptainer":
             words += ["apptainer", "exec", *(["--nv"] if has_gpus else [])]
             words += [word for mount in box.mounts for word in ("--bind", mount)]
             words += [*box.args, box.image]
-        words += [self.python if box is None else box.python, "-P", "-u", "-m", TASK_MODULE]
+        words += [self.python if box is None else box.python, "-P"]
         return shlex.join(words)
 
 

@@ -1,27 +1,32 @@
-"""Jobs on a Slurm cluster: our own batch scripts, one array per shape, our own watcher, and the tasks' own words.
+"""Jobs on a Slurm cluster, through submitit: its executor, its watcher and its files, with what they lack.
 
-submitit, whose files and names these follow, waits for ever where `sacct` does not work, shows "no output" of rank 0
-where rank 3 left a traceback, and requeues from inside a rank. Here what is run stands in `job.sbatch`; submitting it
-again by hand does the same work. `script.py` says what is in it, `watch.py` how Slurm is asked, `explain.py` what
-became of a job.
+submitit asks `sacct` alone, shows "no output" of rank 0 where rank 3 left a traceback, and requeues from inside a rank.
+`executor.py` says how a job gets to Slurm and what is in its batch script, `watcher.py` how Slurm is asked,
+`explain.py` what became of a job.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from submitit.slurm.slurm import SlurmJob
+
 from dflop.errors import LaunchError
-from dflop.launch import sbatch
-from dflop.launch.commands import run_command
+from dflop.launch.commands import ControllerAway, run_command
+from dflop.launch.executor import MAKE_WAY, USUAL_MAX_ARRAY_SIZE, Executor, batches
 from dflop.launch.explain import explain, first_dead_task
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
+from dflop.launch.payload import Payload
 from dflop.launch.results import collect_values, has_all_results, status_from_results
-from dflop.launch.script import MAKE_WAY
 from dflop.launch.site import Site
-from dflop.launch.watch import SlurmWatcher
+from dflop.launch.submitted import handle_of
+from dflop.launch.watcher import Watcher
 
 _HAS_ENDED = ("Invalid job id", "already completing or completed")
 _MAX_IDS = 500
@@ -62,36 +67,48 @@ class SlurmLauncher:
         self.comment = comment_of(run_id)
         self.site = site or Site()
         self.results_timeout_s = results_timeout_s
-        self.watcher = SlurmWatcher(poll_interval_s=poll_interval_s, lost_after_s=lost_after_s)
+        self.watcher = Watcher(poll_interval_s=poll_interval_s, lost_after_s=lost_after_s)
 
     def submit(self, spec: JobSpec) -> JobHandle:
         """Hand the job to sbatch; leaves `job.sbatch` in the job's folder.
 
         Raises:
             LaunchError: sbatch refused the job; the message is sbatch's own.
+            ControllerAway: nobody answered; it may be submitted again.
         """
         return self.submit_all([spec])[0]
 
     def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
         """Hand the jobs to sbatch, those of one array name and shape as one array.
 
+        Where a limit of jobs at once is set and an array is too large for one call, each part waits for the one before.
+
         Raises:
             LaunchError: sbatch refused a job; those before it are cancelled.
+            ControllerAway: nobody answered; those before are adopted when the jobs are submitted again.
         """
-        handles = sbatch.submit_all(specs, self.site, self.comment)
-        self.watcher.submitted(handles)
-        return handles
-
-    def strays(self, specs: Sequence[JobSpec], known: Collection[str]) -> list[JobHandle]:
-        """Jobs in the queue whose batch script lies in the specs' folders and that nobody has noted.
-
-        Raises:
-            LaunchError: squeue does not answer.
-        """
-        return sbatch.strays(specs, known)
+        handles, last, before = dict[int, JobHandle](), "", ""
+        job_class = type("Job", (SlurmJob,), {"watcher": self.watcher})
+        for group in batches(specs, max_array_size() if _has_arrays(specs) else 1):
+            some = [specs[n] for n in group]
+            after = last if self.site.max_jobs_at_once and before and before == some[0].array else ""
+            make_folder(some[0].folder)
+            try:
+                executor = Executor(some, self.site, self.comment, after=after, job_class=job_class)
+                jobs = executor.submit_array([Payload(self.backend, spec) for spec in some])
+            except ControllerAway:
+                raise
+            except LaunchError:
+                with contextlib.suppress(LaunchError):
+                    self.cancel(*handles.values())
+                raise
+            handles |= {n: handle_of(job.paths.submitted_pickle) for n, job in zip(group, jobs, strict=True)}
+            last, before = jobs[0].job_id.partition("_")[0], some[0].array
+        self.watcher.submitted(handles.values())
+        return [handles[n] for n in range(len(specs))]
 
     def poll(self, handle: JobHandle) -> JobStatus:
-        """State from the job's results if all went well, else from Slurm (see `SlurmWatcher`)."""
+        """State from the job's results if all went well, else from Slurm (see `Watcher`)."""
         return self.poll_all([handle])[0]
 
     def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
@@ -99,7 +116,7 @@ class SlurmLauncher:
 
         Tracebacks say that a job failed only once Slurm says that it has ended: it may be about to start it again.
         """
-        done = {handle for handle in handles if has_all_results(handle) and _went_well(handle)}
+        done = {h for h in handles if has_all_results(h) and status_from_results(h).state is JobState.DONE}
         self.watcher.forget(done)
         others = [handle for handle in handles if handle not in done]
         seen = dict(zip(others, self.watcher.statuses(others) if others else [], strict=True))
@@ -136,13 +153,12 @@ class SlurmLauncher:
             Interrupted: the job was told to stop.
             LaunchError: the job failed, was cancelled or is still running.
         """
-        status = self.poll(handle)
-        if status.state is JobState.DONE:
-            _wait_for_results(handle, self.results_timeout_s)
+        status, deadline = self.poll(handle), time.monotonic() + self.results_timeout_s
+        while status.state is JobState.DONE and not has_all_results(handle) and time.monotonic() < deadline:
+            os.chmod(handle.folder, 0o700)  # makes NFS clients drop their cached listing
+            time.sleep(0.2)
         dead = first_dead_task(handle)
-        if dead is None:
-            return collect_values(handle, status)
-        return collect_values(handle, status, ended_by=dead.rank, was_killed=dead.was_killed)
+        return collect_values(handle, status, ended_by=dead and dead.rank, was_killed=bool(dead and dead.was_killed))
 
 
 def comment_of(run_id: str) -> str:
@@ -150,8 +166,15 @@ def comment_of(run_id: str) -> str:
     return f"dflop:{run_id}"
 
 
-def _went_well(handle: JobHandle) -> bool:
-    return status_from_results(handle).state is JobState.DONE
+def max_array_size() -> int:
+    """Elements that an array may have here; Slurm's default where it does not say."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command(["scontrol", "show", "config"]).stdout, re.MULTILINE)
+    return max(1, int(found[1])) if found else USUAL_MAX_ARRAY_SIZE
+
+
+def _has_arrays(specs: Sequence[JobSpec]) -> bool:
+    named = [spec.array for spec in specs if spec.array]
+    return len(set(named)) < len(named)
 
 
 def _scancel(*handles: JobHandle, options: Sequence[str] = ()) -> None:
@@ -163,10 +186,3 @@ def _scancel(*handles: JobHandle, options: Sequence[str] = ()) -> None:
     if done.returncode != 0 and not has_ended:
         names = f"{handles[0]}{f' and {len(handles) - 1} more' if len(handles) > 1 else ''}"
         raise LaunchError(f"scancel of {names} failed: {done.stderr.strip()}", hint=" ".join(command))
-
-
-def _wait_for_results(handle: JobHandle, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not has_all_results(handle) and time.monotonic() < deadline:
-        handle.folder.chmod(0o700)  # makes NFS clients drop their cached listing
-        time.sleep(0.2)

@@ -2,8 +2,8 @@
 
 A rank that logs in a loop writes megabytes a second; a log page keeps lines. Each read passes on at most
 `MAX_READ_BYTES`, whole lines only; when the file has run further ahead, the middle is skipped and the skip is said.
-The traceback that ends a task is left out: whoever collects its result tells it where it is the cause and no error of
-ours.
+The traceback that ends a task is left out, up to the next start of the job: whoever collects its result tells it where
+it is the cause and no error of ours.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflop import units
-from dflop.launch.marks import TRACE_BEGINS, TRACE_ENDS
+from dflop.launch.marks import START_LINE
 
 MAX_READ_BYTES = 16 * 1024
 MAX_LINE_CHARS = 500
 _NOISE = "submitit INFO ("
-_RAISED = re.compile(rf"{re.escape(TRACE_BEGINS)}$|submitit ERROR \(.*\) - Submitted job triggered an exception$")
+_RAISED = re.compile(r"submitit ERROR \(.*\) - Submitted job triggered an exception$")
 
 
 class LogTail:
@@ -52,7 +52,9 @@ class LogTail:
             chunk = chunk[: chunk.rfind(b"\n") + 1]
         self.offset_bytes += skipped + len(chunk)
         for line in chunk.decode(errors="replace").splitlines():
-            if self._is_trace or _RAISED.match(line):
-                self._is_trace = line != TRACE_ENDS
-            elif not line.startswith(_NOISE):
+            is_ours = line.startswith(_NOISE)
+            self._is_trace = _RAISED.match(line) is not None or (
+                self._is_trace and not is_ours and not line.startswith(START_LINE)
+            )
+            if not self._is_trace and not is_ours:
                 yield line[:MAX_LINE_CHARS]

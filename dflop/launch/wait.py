@@ -2,21 +2,26 @@
 
 Waiting is a coroutine that is asleep nearly always; jobs that are submitted together are waited for by one, which asks
 about all of them at once, so one process can follow hundreds of jobs. Being cancelled (Ctrl-C, a flow run cancelled in
-the UI) cancels the jobs; dying does not, and the next one with the same keys picks them up again from the journal,
-results included if they have ended meanwhile.
+the UI) cancels the jobs; dying does not, and the next one with the same keys picks them up again from their folders,
+results included if they have ended meanwhile. A controller that does not answer is waited for, at submission, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dflop.errors import InfrastructureError, Interrupted, LaunchError
-from dflop.launch.adopt import adopt_or_submit_all
+from dflop.launch.commands import ControllerAway
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, log_paths
 from dflop.launch.journal import Change, Journal
+from dflop.launch.submitted import adopt_or_submit_all
 from dflop.launch.tail import LogTail
+from dflop.units import seconds
 
 OnState = Callable[[JobHandle, JobStatus], None]
 OnChanges = Callable[[Sequence[Change]], None]
@@ -25,34 +30,9 @@ OnJobLine = Callable[[JobHandle, str], None]
 
 MAX_TAILED = 8
 """Jobs whose logs are followed at the same time; of a large array nobody reads more."""
-
-
-async def wait(
-    launcher: Launcher,
-    handle: JobHandle,
-    *,
-    on_state: OnState | None = None,
-    on_log_line: OnLogLine | None = None,
-    poll_interval_s: float = 1.0,
-) -> JobStatus:
-    """Final status of the job.
-
-    Args:
-        launcher: Any launcher of the handle's backend.
-        handle: The job; may come from another process.
-        on_state: Called when its state or what is said of it changes, the first observation included.
-        on_log_line: Called for new lines of rank 0's stdout and stderr, a capped number per poll.
-        poll_interval_s: Pause between polls. The Slurm backend limits its own calls to squeue further.
-
-    Raises:
-        asyncio.CancelledError: after the job was cancelled.
-    """
-    on_changes = _one_by_one(on_state)
-    on_line = _without_job(on_log_line)
-    found = await wait_all(
-        launcher, [handle], on_changes=on_changes, on_log_line=on_line, poll_interval_s=poll_interval_s
-    )
-    return found[0]
+PATIENCE_S, PAUSE_S = 1800.0, 10.0
+"""How long a controller may be silent when jobs are submitted, and how often it is asked again."""
+_log = logging.getLogger(__name__)
 
 
 async def wait_all(
@@ -73,7 +53,7 @@ async def wait_all(
         poll_interval_s: Pause between polls. The Slurm backend limits its own calls to squeue further.
 
     Raises:
-        asyncio.CancelledError: after the jobs that had not ended were cancelled.
+        asyncio.CancelledError: after the jobs that had not ended were cancelled, or could not be.
     """
     tails = _Tails(on_log_line) if on_log_line else None
     seen: dict[JobHandle, JobStatus] = {}
@@ -92,9 +72,17 @@ async def wait_all(
                 await asyncio.sleep(poll_interval_s)
     except (asyncio.CancelledError, KeyboardInterrupt):
         # Not awaited: the loop is shutting down and a second cancellation must not leave the jobs behind.
-        launcher.cancel(*live)
+        _cancel(launcher, live)
         raise
     return [seen[handle] for handle in handles]
+
+
+def _cancel(launcher: Launcher, handles: Sequence[JobHandle]) -> None:
+    """Whoever is told to stop stops; that the jobs could not be told is said."""
+    try:
+        launcher.cancel(*handles)
+    except LaunchError as error:
+        _log.warning("%s; the jobs may be running: cancel them with `dflop cancel`", error.what)
 
 
 def _poll(launcher: Launcher, live: Sequence[JobHandle], seen: dict[JobHandle, JobStatus]) -> list[Change]:
@@ -127,26 +115,6 @@ class _Tails:
                 del self._tails[handle]
 
 
-def run_job(
-    launcher: Launcher,
-    spec: JobSpec,
-    journal: Journal,
-    *,
-    on_state: OnState | None = None,
-    on_log_line: OnLogLine | None = None,
-    poll_interval_s: float = 1.0,
-) -> list[Any]:
-    """Return value of every task of the job, adopted or submitted; blocks until it has ended.
-
-    Raises:
-        LaunchError: the job was refused or did not end well; the message shows the first real error.
-    """
-    running = run_job_async(
-        launcher, spec, journal, on_state=on_state, on_log_line=on_log_line, poll_interval_s=poll_interval_s
-    )
-    return asyncio.run(running)
-
-
 async def run_job_async(
     launcher: Launcher,
     spec: JobSpec,
@@ -156,16 +124,25 @@ async def run_job_async(
     on_log_line: OnLogLine | None = None,
     poll_interval_s: float = 1.0,
 ) -> list[Any]:
-    """`run_job` for callers that have an event loop, such as flow tasks.
+    """Return value of every task of a job, adopted or submitted.
 
     Raises:
         LaunchError: the job was refused or did not end well; the message shows the first real error.
         asyncio.CancelledError: after the job was cancelled.
     """
+
+    def on_changes(changes: Sequence[Change]) -> None:
+        if on_state:
+            for change in changes:
+                on_state(*change)
+
+    def on_line(_: JobHandle, line: str) -> None:
+        if on_log_line:
+            on_log_line(line)
+
     found = await run_jobs_async(
-        launcher, [spec], journal, on_changes=_one_by_one(on_state), on_log_line=_without_job(on_log_line),
-        poll_interval_s=poll_interval_s,
-    )  # fmt: skip
+        launcher, [spec], journal, on_changes=on_changes, on_log_line=on_line, poll_interval_s=poll_interval_s
+    )
     return found[0]
 
 
@@ -192,7 +169,7 @@ async def run_jobs_async(
 
     Raises:
         LaunchError: a job was refused or did not end well; raised when all have ended.
-        asyncio.CancelledError: after the jobs were cancelled.
+        asyncio.CancelledError: after the jobs were cancelled, or could not be.
     """
 
     def note(changes: Sequence[Change]) -> None:
@@ -200,17 +177,33 @@ async def run_jobs_async(
         if on_changes:
             on_changes(changes)
 
-    submission = asyncio.ensure_future(
-        asyncio.to_thread(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
-    )
-    try:
-        handles = await asyncio.shield(submission)
-    except asyncio.CancelledError:
-        launcher.cancel(*await submission)  # sbatch cannot be stopped half-way; what it accepted can
-        raise
+    handles = await _submitted(launcher, specs, journal, keep_done)
     unended = [handle for handle in handles if journal.ended(handle.key) is None]  # of the others all was told before
     await wait_all(launcher, unended, on_changes=note, on_log_line=on_log_line, poll_interval_s=poll_interval_s)
     return await asyncio.to_thread(_collect, launcher, handles, keep_done)
+
+
+async def _submitted(
+    launcher: Launcher, specs: Sequence[JobSpec], journal: Journal, keep_done: bool
+) -> list[JobHandle]:
+    began_s: float | None = None
+    while True:
+        submission = asyncio.ensure_future(
+            asyncio.to_thread(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
+        )
+        try:
+            return await asyncio.shield(submission)
+        except asyncio.CancelledError:
+            with contextlib.suppress(LaunchError):
+                _cancel(launcher, await submission)  # sbatch cannot be stopped half-way; what it accepted can
+            raise
+        except ControllerAway as error:
+            if began_s is None:
+                began_s = time.monotonic()
+                _log.warning("%s; tried again for up to %s", error.what, seconds(PATIENCE_S))
+            if time.monotonic() - began_s >= PATIENCE_S:
+                raise
+        await asyncio.sleep(PAUSE_S)
 
 
 def _collect(launcher: Launcher, handles: Sequence[JobHandle], is_kept: bool) -> list[list[Any]]:
@@ -229,18 +222,3 @@ def _collect(launcher: Launcher, handles: Sequence[JobHandle], is_kept: bool) ->
         kept = ", the others are kept" if is_kept and len(errors) < len(handles) else ""
         worst.what = f"{len(errors)} of {len(handles)} jobs failed{kept}: {worst.what}"
     raise worst
-
-
-def _one_by_one(on_state: OnState | None) -> OnChanges | None:
-    if on_state is None:
-        return None
-
-    def on_changes(changes: Sequence[Change]) -> None:
-        for handle, status in changes:
-            on_state(handle, status)
-
-    return on_changes
-
-
-def _without_job(on_log_line: OnLogLine | None) -> OnJobLine | None:
-    return None if on_log_line is None else lambda _, line: on_log_line(line)

@@ -32,7 +32,7 @@ class ClusterSpec:
 
     name: str
     backend: str
-    """Launcher backend: `inline`, `local` or `slurm`."""
+    """Launcher backend: `local` or `slurm`."""
     num_nodes: int
     num_processes_per_node: int
     memory_per_process_bytes: int

@@ -17,8 +17,7 @@ from dflop.config import Config, shown_config
 from dflop.data.dataset_profile import profile_key
 from dflop.errors import DflopError, redacted
 from dflop.launch import JobSpec
-from dflop.launch.sbatch import USUAL_MAX_ARRAY_SIZE
-from dflop.launch.script import batches, render
+from dflop.launch.executor import SCRIPT, Executor, batches
 from dflop.launch.slurm import comment_of
 from dflop.run import lifecycle
 from dflop.run.batches import COMPARE, TRAIN
@@ -116,8 +115,8 @@ def _shown(run: RunDir, config: Config, specs: Sequence[JobSpec]) -> list[DryJob
     if config.cluster.backend != "slurm":
         return [_process(spec) for spec in specs]
     site, comment = site_of(run, config), comment_of(run.run_id)
-    found = batches(specs, USUAL_MAX_ARRAY_SIZE)
-    return [DryJob(batch.name, batch.script, redacted(render(batch, site, comment))) for batch in found]
+    found = [Executor([specs[n] for n in group], site, comment) for group in batches(specs)]
+    return [DryJob(e.job_name, e.folder / SCRIPT, redacted(e.script_text())) for e in found]
 
 
 def _process(spec: JobSpec) -> DryJob:

@@ -207,14 +207,6 @@ def _check_tokenizer(config: Config, family: Family, origins: Origins) -> None:
 
 def _cluster_problems(config: Config, origins: Origins) -> Iterator[Problem]:
     cluster = config.cluster
-    if cluster.backend == "inline":
-        yield Problem(
-            ConfigError(
-                "backend `inline` runs one process and cannot train",
-                where=origins.where("cluster", "backend"),
-                hint="use `local` on this machine",
-            )
-        )
     if cluster.backend == "slurm" and shutil.which("sbatch") is None:
         error = ConfigError(
             "backend `slurm` needs sbatch, which is not on PATH",

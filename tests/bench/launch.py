@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async, wait
+from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async, wait_all
 from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
 from tests.bench.command import options
@@ -85,7 +85,9 @@ def watching(folder: Path) -> tuple[Figure, int]:
         launcher, journal = make_launcher(16), Journal(folder / "each", "bench")
         handles = launcher.submit_all(specs(folder, "each"))
         journal.submitted(*handles)
-        await asyncio.gather(*(wait(launcher, h, on_state=journal.changed, poll_interval_s=1.0) for h in handles))
+        await asyncio.gather(
+            *(wait_all(launcher, [h], on_changes=journal.changes, poll_interval_s=1.0) for h in handles)
+        )
 
     took_s, each_s = (cpu_s(lambda work=work: asyncio.run(work())) for work in (together, one_each))
     num_lost = NUM_JOBS - ends[JobState.DONE] + sum(len(v) != 1 for v in values)

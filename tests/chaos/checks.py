@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop import files
-from dflop.launch import Journal, script
+from dflop.launch import Journal, executor
 from dflop.launch.job import JobState
 from dflop.records import JobRecord, QuarantinedSample, SampleShape, StepObservation, StepPlan
 from dflop.run.directory import RunDir
@@ -28,7 +28,7 @@ CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143, -9}
 """Exit codes of docs/operating.md, and what was killed."""
 TOLERANCE = 1e-4
 """Relative, of losses: sums are made in another order when a batch is packed otherwise, for twelve steps."""
-_LEAVES_S = 30.0 + script.LOOKS_EVERY_S + script.ENDS_WITHIN_S
+_LEAVES_S = 30.0 + executor.LOOKS_EVERY_S + executor.ENDS_WITHIN_S
 """For a job to leave Slurm's queue: its script gives its tasks time, and Slurm its processes."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import Interrupted
-from dflop.launch import Journal, adopt_or_submit, log_paths, run_job
+from dflop.launch import Journal, adopt_or_submit_all, log_paths
 from dflop.records import LLM, RunEvent
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
@@ -21,7 +21,7 @@ from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.accidents import MICROBATCH, STEP
 from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, set_config, train
-from tests.launch.helpers import until
+from tests.launch.helpers import run_job, until
 
 NUM_STEPS, CHECKPOINT_EVERY = 7, 3
 VISION_RANK, LLM_RANK = 0, 1
@@ -124,7 +124,7 @@ def test_a_launched_job_that_is_warned_was_interrupted_and_its_next_start_goes_o
     """SIGUSR2 is submitit's, too: its own handler would end rank 0 without a checkpoint."""
     config, journal = run.config(), Journal(run.path, run.run_id)
     launcher, spec = launcher_of(run, config), submit.train_job(run, config, TRAIN, 2)
-    handle = adopt_or_submit(launcher, spec, journal)
+    (handle,) = adopt_or_submit_all(launcher, [spec], journal)
     log = log_paths(handle, VISION_RANK).stderr
     until(lambda: log.exists() and "step 1/" in log.read_text(), what="the first step", limit_s=LIMIT_S)
     os.kill(int(handle.path(f"{VISION_RANK}.pid").read_text().split()[0]), signal.SIGUSR2)

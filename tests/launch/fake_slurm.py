@@ -82,8 +82,12 @@ def sbatch(folder, *args):
     for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
         name, _, value = shlex.split(line)[0][2:].partition("=")
         options[name] = value
+    if os.path.exists(f"{folder}/down"):
+        sys.exit("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)")
     if options.get("partition") == "nowhere":
         sys.exit("sbatch: error: invalid partition specified: nowhere")
+    if "mem" in options and os.path.exists(f"{folder}/no_memory"):
+        sys.exit("sbatch: error: Memory specification can not be satisfied")
     with Jobs(folder) as jobs:
         base = str(1 + max([int(job_id.split("_")[0]) for job_id in jobs], default=100))
         first, _, last = options["array"].partition("%")[0].partition("-") if "array" in options else ("", "", "")
@@ -94,7 +98,7 @@ def sbatch(folder, *args):
                 "name": options["job-name"], "comment": options.get("comment", ""), "script": text, "options": options,
                 "state": "PENDING", "reason": "JobHeldUser" if "hold" in options else "None", "restarts": 0,
                 "submit": int(time.time()), "base": base, "element": element, "code": 0,
-                "raw": str(900 + len(jobs)), "tasks": [], "pid": 0, "path": script,
+                "raw": str(900 + len(jobs)), "tasks": [], "pid": 0,
             }  # fmt: skip
             if "hold" not in options:
                 jobs[job_id]["state"] = "RUNNING"
@@ -131,7 +135,7 @@ def run(folder, job_id):
         script = f"{folder}/{job_id}.sh"
         with open(script, "w") as file:
             file.write(job["script"])
-        output = o["output"].replace("%A_%a", job_id).replace("%j", job_id).replace("%%", "%")
+        output = o["output"].replace("%A_%a", job_id).replace("%j", job_id)
         with open(output, "a") as log:
             code = subprocess.call(["bash", script], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         with Jobs(folder) as jobs:
@@ -148,10 +152,11 @@ def srun(folder, *args):
     options = {}
     while args[0].startswith("--"):
         name, _, value = args.pop(0)[2:].partition("=")
-        options[name] = value
+        options[name] = value or (args.pop(0) if name in ("output", "error") else "")
     num_tasks, tasks = int(os.environ["SLURM_NTASKS"]), []
+    job_id = os.environ["FAKE_JOB"]
     with Jobs(folder) as jobs:
-        job = jobs[os.environ["FAKE_JOB"]]
+        job = jobs[job_id]
         if job["state"] != "RUNNING":
             sys.exit("srun: error: the job was cancelled")
         for rank in range(num_tasks):
@@ -159,7 +164,10 @@ def srun(folder, *args):
                 "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0",
                 "SLURM_STEP_TASKS_PER_NODE": str(num_tasks), "MASTER_ADDR": "127.0.0.1",
             }  # fmt: skip
-            paths = [options[o].replace("%t", str(rank)).replace("%%", "%") for o in ("output", "error")]
+            paths = [
+                options[o].replace("%A_%a", job_id).replace("%j", job_id).replace("%t", str(rank))
+                for o in ("output", "error")
+            ]
             out, err = (os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in paths)
             tasks.append(subprocess.Popen(args, env=env, stdout=out, stderr=err, stdin=subprocess.DEVNULL))
         job["tasks"] = [task.pid for task in tasks]
@@ -191,10 +199,8 @@ def squeue(folder, *args):
     if wanted and not rows:
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     for job_id, job in rows.items():
-        if "--me" in args and job["state"] not in FINAL:
-            print(job_id, job["submit"], job["path"], sep="|")
-        elif "-t" in args or job["state"] not in FINAL:
-            print(job_id, job["state"], job["submit"], "N/A", job["reason"], job["name"], sep="|")
+        if "-t" in args or job["state"] not in FINAL:
+            print(job_id, job["state"], job["submit"], "N/A", "localhost", job["reason"], job["name"], sep="|")
 
 
 def scontrol(folder, *args):

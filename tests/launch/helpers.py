@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import time
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dflop.launch import JobHandle, JobSpec, JobStatus, Launcher, Resources
+from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, Resources, run_job_async
 
 T = TypeVar("T")
 
@@ -47,6 +48,11 @@ def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> 
 def end(launcher: Launcher, handle: JobHandle) -> JobStatus:
     """Final status of the job."""
     return until(lambda: s if (s := launcher.poll(handle)).state.is_final else None, what=f"{handle} to end")
+
+
+def run_job(launcher: Launcher, spec: JobSpec, journal: Journal, **options: Any) -> list[Any]:
+    """Values of the tasks of a job, adopted or submitted."""
+    return asyncio.run(run_job_async(launcher, spec, journal, poll_interval_s=0.05, **options))
 
 
 def pids_of_hang(folder: Path, rank: int) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from dflop.errors import InfrastructureError, LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, log_paths
 from dflop.launch.explain import explain, first_dead_task
 from dflop.launch.job import CHECKPOINTED
-from dflop.launch.results import collect_values, result_path
+from dflop.launch.results import collect_values, has_all_results, read_results, result_path
 
 FAILED = JobStatus(JobState.FAILED, "NonZeroExitCode")
 
@@ -87,6 +89,25 @@ def test_a_job_that_left_its_state_behind_was_interrupted_whatever_srun_says(han
     handle.path("interrupted").write_text("this site does not requeue\n")
     found = explain(handle, FAILED)
     assert (found.state, found.reason) == (JobState.INTERRUPTED, f"{CHECKPOINTED}; this site does not requeue")
+
+
+def test_a_script_that_never_began_asks_whether_its_node_sees_the_folder(handle):
+    found = explain(handle, JobStatus(JobState.FAILED, "JobLaunchFailure on n4"))
+    assert found.reason == (
+        f"JobLaunchFailure on n4; it ended before its script began on n4: can n4 see {handle.folder}?"
+    )
+    with pytest.raises(LaunchError, match="can n4 see") as caught:
+        collect_values(handle, found)
+    assert caught.value.where == str(handle.folder)
+
+
+def test_what_an_older_job_with_the_same_id_left_is_not_this_ones(handle):
+    for rank in range(4):
+        result_path(handle, rank).write_bytes(pickle.dumps(("success", rank)))
+    say(handle, "srun: error: node2: task 3: Killed")
+    later = dataclasses.replace(handle, submitted_at_s=time.time() + 3600)
+    assert has_all_results(handle)
+    assert (has_all_results(later), read_results(later), first_dead_task(later)) == (False, [], None)
 
 
 def test_where_tasks_never_began_the_script_has_the_word(handle):

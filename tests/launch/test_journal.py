@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
-from dflop.launch.marks import TRACE_BEGINS, TRACE_ENDS
+from dflop.launch.marks import START_LINE
 from dflop.launch.tail import MAX_READ_BYTES, LogTail
 
 
@@ -71,6 +72,20 @@ def test_what_is_noted_together_is_one_write(tmp_path, monkeypatch):
     assert journal.records()[-1].state == "done", "another process appended"
 
 
+def test_an_id_that_comes_again_is_another_job(tmp_path):
+    """Of a controller that counts from 1 again."""
+    journal, before = Journal(tmp_path, "r1"), handle_of(tmp_path, "7")
+    journal.submitted(before)
+    journal.changed(before, JobStatus(JobState.DONE))
+    now = dataclasses.replace(before, submitted_at_s=99.5)
+    journal.submitted(now)
+    journal.changed(now, JobStatus(JobState.RUNNING))
+    assert Journal(tmp_path, "r1").live("k") == now
+    assert journal.known() == {("7", 12.5), ("7", 99.5)}
+    journal.changed(now, JobStatus(JobState.DONE))
+    assert [(r.attempt, r.state) for r in journal.records()[-2:]] == [(1, "running"), (1, "done")]
+
+
 def test_how_a_job_ended_is_known_until_another_begins(tmp_path):
     journal, first = Journal(tmp_path, "r1"), handle_of(tmp_path, "1")
     assert journal.ended("k") is None
@@ -105,20 +120,20 @@ def test_tail_skips_what_is_too_much_and_says_so(tmp_path):
     assert lines[0].startswith("line "), "whole lines only"
 
 
-@pytest.mark.parametrize("begins", [TRACE_BEGINS, "submitit ERROR (x) - Submitted job triggered an exception"])
 @pytest.mark.parametrize("reads_every_line", [True, False])
-def test_tail_leaves_out_the_traceback_that_ends_a_task(tmp_path, begins, reads_every_line):
-    path = tmp_path / "log"
+def test_tail_leaves_out_the_traceback_that_ends_a_task(tmp_path, reads_every_line):
+    path, start = tmp_path / "log", f"{START_LINE}2"
+    begins = "submitit ERROR (x) - Submitted job triggered an exception"
     tail, seen = LogTail(path), []
     trace = ["Traceback (most recent call last):", '  File "a.py"', "ValueError: a", "", "  hint:  b"]
     with path.open("a") as file:
-        for line in ["Traceback of a library", begins, *trace, TRACE_ENDS, "next start", begins, *trace]:
+        for line in ["Traceback of a library", begins, *trace, start, begins, *trace]:
             file.write(line + "\n")
             file.flush()
             if reads_every_line:
                 seen += list(tail.read())
     seen += list(tail.read(is_last=True))
-    assert seen == ["Traceback of a library", "next start"]
+    assert seen == ["Traceback of a library", start]
 
 
 def test_a_log_that_cannot_be_read_just_now_has_no_new_lines(tmp_path):

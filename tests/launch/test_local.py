@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +13,12 @@ import pytest
 from submitit.local.local import Controller
 
 from dflop.errors import Interrupted, LaunchError, PayloadError
-from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths, run_job
+from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths
 from dflop.launch.controller import JobController
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId
 from dflop.launch.results import TaskResult
-from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, until
+from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, run_job, until
 
 BOTH_WAYS = pytest.mark.parametrize("imports_once", [False, True], ids=["started", "forked"])
 
@@ -69,7 +68,7 @@ def test_the_traceback_of_the_failing_rank_is_shown_and_not_repeated_to_who_foll
     with pytest.raises(
         LaunchError, match=f"rank {rank} of 2 raised ValueError: no microbatch for rank {rank}"
     ) as caught:
-        run_job(launcher, spec, journal, on_log_line=lines.append, poll_interval_s=0.05)
+        run_job(launcher, spec, journal, on_log_line=lines.append)
     assert "entries.py" in caught.value.what, "the traceback itself"
     assert set(lines) <= {"the task was ended from outside"}
     (handle,) = {record.job_id for record in journal.records()}
@@ -91,7 +90,7 @@ def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(la
     spec, journal = make_spec(tmp_path / "job", "stop"), Journal(tmp_path / "run", "r1")
     for num_jobs in (1, 2):
         with pytest.raises(Interrupted, match="was told to stop") as caught:
-            run_job(launcher, spec, journal, poll_interval_s=0.05)
+            run_job(launcher, spec, journal)
         assert caught.value.exit_code == 75
         assert len({r.job_id for r in journal.records()}) == num_jobs
         assert journal.records()[-1].state == "interrupted"
@@ -102,7 +101,6 @@ def test_every_task_is_told_to_stop_and_does_once_it_listens(launcher, tmp_path,
     resources = Resources(tasks_per_node=2, setup=setup)
     spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=resources, imports_once=imports_once)
     handle = launcher.submit(spec)
-    launcher.interrupt(handle)  # its controller has just been started, its tasks have not
     all_noted(tmp_path, "started", 2)
     LocalLauncher().interrupt(handle)
     assert launcher.poll(handle).state is JobState.RUNNING
@@ -114,6 +112,7 @@ def test_every_task_is_told_to_stop_and_does_once_it_listens(launcher, tmp_path,
 
 def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
     first = launcher.submit(make_spec(tmp_path / "one", "wait_for", str(tmp_path / "gate")))
+    until(lambda: launcher.poll(first).state is JobState.RUNNING, what="the first job to begin")
     queued = launcher.submit(make_spec(tmp_path / "two", "stop_when_told", str(tmp_path)))
     launcher.interrupt(queued)
     assert launcher.poll(queued).state is JobState.CANCELLED
@@ -152,7 +151,7 @@ def test_of_tasks_seen_dead_at_once_the_killed_one_is_the_cause(tmp_path, monkey
 def test_a_killed_controller_leaves_no_task_behind(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), imports_once=True))
     task, _ = pids_of_hang(tmp_path, 0)
-    os.kill(json.loads(handle.path("owner.json").read_text())["process"]["pid"], signal.SIGKILL)
+    os.kill(json.loads(handle.path("process.json").read_text())["pid"], signal.SIGKILL)
     assert end(launcher, handle) == (JobState.FAILED, "killed: its controller died before its tasks had ended")
     assert is_gone(task)
 
@@ -173,62 +172,50 @@ def test_a_job_past_its_time_limit_is_ended(launcher, tmp_path):
     assert end(launcher, launcher.submit(spec)).state is JobState.TIMEOUT
 
 
-def test_jobs_beyond_the_limit_queue_in_order(launcher, tmp_path):
-    gates = [tmp_path / name for name in "abc"]
-    first, second, third = (
-        launcher.submit(make_spec(tmp_path / f"job-{gate.name}", "wait_for", str(gate))) for gate in gates
-    )
-    assert launcher.poll(first).state is JobState.RUNNING
-    assert launcher.poll(second) == (JobState.QUEUED, "0 jobs ahead, 1 run at once")
-    assert launcher.poll(third).state is JobState.QUEUED
-    assert LocalLauncher().poll(second).state is JobState.QUEUED, "as another process sees it"
-    launcher.cancel(second)
-    gates[0].touch()
-    assert end(launcher, first).state is JobState.DONE
-    assert launcher.poll(second).state is JobState.CANCELLED
-    until(lambda: launcher.poll(third).state is JobState.RUNNING, what="the third job to start")
-    gates[2].touch()
-    assert end(launcher, third).state is JobState.DONE
-    assert JobHandle.from_json(third.to_json()) == third
-    assert LocalLauncher().collect(third) == ["seen"]
+def test_jobs_beyond_the_limit_wait_and_outlive_who_submitted_them(launcher, tmp_path):
+    gate = tmp_path / "gate"
+    first = launcher.submit(make_spec(tmp_path / "job-0", "wait_for", str(gate)))
+    until(lambda: launcher.poll(first).state is JobState.RUNNING, what="the first job to begin")
+    others = [launcher.submit(make_spec(tmp_path / f"job-{n}", "report", "x")) for n in (1, 2)]
+    del launcher
+    launcher = LocalLauncher()
+    assert launcher.poll_all(others) == [(JobState.QUEUED, "waits for its turn")] * 2
+    launcher.cancel(others[0])
+    gate.touch()
+    assert [end(launcher, h).state for h in (first, *others)] == [JobState.DONE, JobState.CANCELLED, JobState.DONE]
+    assert launcher.collect(first) == ["seen"]
+
+
+def test_nothing_of_a_flows_server_goes_to_a_job(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
+    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "never")))
+    task = until(lambda: handle.read("0.pid"), what="the task").split()[0].decode()
+    assert b"PREFECT_" not in Path("/proc", task, "environ").read_bytes()
+    launcher.cancel(handle)
 
 
 def test_another_process_watches_and_cancels(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
     pids = pids_of_hang(tmp_path, 0)
     script = (
-        "import sys, time; from dflop.launch import JobHandle, make_launcher\n"
-        "handle, launcher = JobHandle.from_json(sys.argv[1]), make_launcher('local')\n"
+        "import sys, time; from dflop.launch import make_launcher; from dflop.launch.submitted import handle_of\n"
+        "from pathlib import Path\n"
+        "handle, launcher = handle_of(Path(sys.argv[1])), make_launcher('local')\n"
         "print(launcher.poll(handle).state); launcher.cancel(handle)\n"
         "while not launcher.poll(handle).state.is_final: time.sleep(0.05)\n"
         "print(launcher.poll(handle).state)\n"
     )
-    args = [sys.executable, "-c", script, handle.to_json()]
+    args = [sys.executable, "-c", script, str(handle.path("submitted.pkl"))]
     done = subprocess.run(args, cwd=REPO, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["running", "cancelled"]
     until(lambda: all(is_gone(pid) for pid in pids), what="the cancelled job to be gone", limit_s=5)
 
 
-def job_owned_by(folder: Path, pid: int, start_ticks: int, *, is_controller: bool) -> JobHandle:
-    owner = {"process": {"pid": pid, "start_ticks": start_ticks}, "is_controller": is_controller}
-    (folder / "j_owner.json").write_text(json.dumps(owner))
-    return JobHandle("local", "j", "job", "key", folder, 1, time.time())
-
-
-def test_a_job_queued_in_a_dead_process_is_lost(launcher, tmp_path):
-    child = subprocess.Popen(["sleep", "600"])
-    process = ProcessId.of(child.pid)
-    assert process is not None
-    child.kill()
-    child.wait()
-    handle = job_owned_by(tmp_path, process.pid, process.start_ticks, is_controller=False)
-    assert launcher.poll(handle).state is JobState.LOST
-
-
 def test_a_reused_pid_is_not_taken_for_the_job(launcher, tmp_path):
     me = ProcessId.of(os.getpid())
     assert me is not None
-    handle = job_owned_by(tmp_path, me.pid, me.start_ticks - 1, is_controller=True)
+    (tmp_path / "j_process.json").write_text(json.dumps({"pid": me.pid, "start_ticks": me.start_ticks - 1}))
+    handle = JobHandle("local", "j", "job", "key", tmp_path, 1, 0.0)
     assert launcher.poll(handle).state is JobState.FAILED
     launcher.cancel(handle)  # must not end this test
 

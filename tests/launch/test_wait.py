@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,12 +15,13 @@ from dflop.launch import (
     JobStatus,
     Journal,
     make_launcher,
-    run_job,
     run_jobs_async,
     wait,
+    wait_all,
 )
+from dflop.launch.commands import ControllerAway
 from dflop.launch.job import Launcher, OneByOne
-from tests.launch.helpers import REPO, make_spec
+from tests.launch.helpers import make_spec, run_job
 
 
 @pytest.fixture
@@ -48,7 +47,6 @@ def test_run_job_journals_follows_the_log_and_collects(launcher, journal, tmp_pa
         journal,
         on_state=lambda _, status: seen.append(status.state),
         on_log_line=lines.append,
-        poll_interval_s=0.05,
     )
     assert result["word"] == "hello"
     assert lines == ["rank 0 says hello"]
@@ -70,7 +68,7 @@ def together(launcher: Launcher, specs: list[JobSpec], journal: Journal, **optio
 
 
 def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal, tmp_path):
-    launcher = make_launcher("inline")
+    launcher = make_launcher("local", max_jobs=2)
     specs = specs_of(tmp_path, "fail_once", "a", "bad", "c")
     with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others are kept: .*bad luck"):
         together(launcher, specs, journal, keep_done=True)
@@ -81,7 +79,7 @@ def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal, t
 
 
 def test_a_done_job_whose_results_are_gone_is_done_again(journal, tmp_path):
-    launcher = make_launcher("inline")
+    launcher = make_launcher("local", max_jobs=2)
     specs = specs_of(tmp_path, "fail_once", "a")
     together(launcher, specs, journal, keep_done=True)
     for result in (tmp_path / "job").glob("*_result.pkl"):
@@ -106,7 +104,7 @@ def test_one_that_fails_ends_none_of_the_others(journal, tmp_path):
 
 
 def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal, tmp_path):
-    launcher = make_launcher("inline")
+    launcher = make_launcher("local", max_jobs=2)
     specs = specs_of(tmp_path, "fail_once", "a", "c")
     handle = launcher.submit(specs[1])
     journal.submitted(handle)
@@ -164,7 +162,7 @@ def test_an_error_in_a_callback_does_not_cancel_the_job(tmp_path):
     launcher = Busy()
     (spec,) = specs_of(tmp_path, "report", "a")
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(wait(launcher, launcher.submit(spec), on_state=lambda *_: 1 // 0))
+        asyncio.run(wait_all(launcher, [launcher.submit(spec)], on_changes=lambda _: 1 // 0))
     assert launcher.cancelled == []
 
 
@@ -173,7 +171,11 @@ def test_a_stale_file_handle_ends_no_waiting(journal, tmp_path):
     launcher = Played(num_stale=3)
     (spec,) = specs_of(tmp_path, "report", "a")
     handle = launcher.submit(spec)
-    status = asyncio.run(wait(launcher, handle, on_state=lambda _, s: seen.append(str(s)), poll_interval_s=0.001))
+
+    def told(changes: Sequence[Change]) -> None:
+        seen.extend(str(status) for _, status in changes)
+
+    (status,) = asyncio.run(wait_all(launcher, [handle], on_changes=told, poll_interval_s=0.001))
     assert status.state is JobState.DONE
     assert seen == ["queued: cannot look: Stale file handle", "done"]
 
@@ -203,23 +205,57 @@ def test_a_job_that_was_submitted_and_never_noted_is_adopted(launcher, journal, 
     try:
         spec = make_spec(tmp_path / "job", key, str(gate))
         gate.touch()
-        assert run_job(make_launcher("local"), spec, journal, poll_interval_s=0.05) == ["seen"]
+        assert run_job(make_launcher("local"), spec, journal) == ["seen"]
         assert {r.job_id for r in journal.records()} == {stray.job_id}
-        assert run_job(make_launcher("local"), spec, journal, poll_interval_s=0.05) == ["seen"]
+        assert run_job(make_launcher("local"), spec, journal) == ["seen"]
         assert len({r.job_id for r in journal.records()}) == 2, "what was seen to end is not adopted again"
     finally:
         launcher.cancel(other)
 
 
-def test_a_job_in_the_queue_of_a_driver_that_died_is_submitted_again(journal, tmp_path):
-    spec = make_spec(tmp_path / "job", "report", "x")
-    code = (
-        "import sys, os; from dflop.launch import make_launcher; from tests.launch.helpers import make_spec\n"
-        "from pathlib import Path; launcher = make_launcher('local', max_jobs=0)\n"
-        "launcher.submit(make_spec(Path(sys.argv[1]), 'report', 'x')); os._exit(1)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, spec.folder], cwd=REPO, check=False)
-    assert done.returncode == 1
-    (result,) = run_job(make_launcher("local"), spec, journal, poll_interval_s=0.05)
-    assert result["word"] == "x"
-    assert [r.state for r in journal.records()][-1] == JobState.DONE
+class Silent(Played):
+    """Its controller answers at the third submission, and to no scancel."""
+
+    num_asked = 0
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        self.num_asked += 1
+        if self.num_asked < 3:
+            raise ControllerAway("Unable to contact slurm controller")
+        return super().submit(spec)
+
+    def cancel(self, *handles: JobHandle) -> None:
+        if handles:
+            raise LaunchError("scancel failed: Unable to contact slurm controller")
+
+
+def test_a_controller_that_does_not_answer_at_submission_is_waited_for_and_that_is_said_once(
+    journal, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(wait, "PAUSE_S", 0.01)
+    specs = specs_of(tmp_path, "report", "a")
+    assert together(Silent(), specs, journal) == [["a"]]
+    (said,) = caplog.messages
+    assert "Unable to contact slurm controller; tried again for up to 30" in said
+    monkeypatch.setattr(wait, "PATIENCE_S", 0.0)
+    with pytest.raises(ControllerAway):
+        together(Silent(), specs, Journal(tmp_path / "other", "r1"))
+
+
+@pytest.mark.parametrize("has_submitted", [True, False])
+def test_who_is_told_to_stop_stops_though_no_job_can_be_told(journal, tmp_path, caplog, has_submitted):
+    launcher = Silent()
+    launcher.num_asked = 9 if has_submitted else -9
+    launcher.poll = Busy().poll
+
+    async def main() -> None:
+        running = asyncio.create_task(run_jobs_async(launcher, specs_of(tmp_path, "report", "a"), journal))
+        while len(journal.records()) < 2 if has_submitted else launcher.num_asked == -9:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert running.cancelled()
+
+    asyncio.run(main())
+    assert ("the jobs may be running: cancel them with `dflop cancel`" in caplog.text) is has_submitted

@@ -9,7 +9,7 @@ import pytest
 
 from dflop.launch import JobState
 from dflop.launch.commands import run_command
-from dflop.launch.watch import SlurmWatcher
+from dflop.launch.watcher import Watcher
 from tests.launch.helpers import end, make_spec, until
 from tests.slurm.conftest import cluster_script
 
@@ -37,7 +37,7 @@ def ended(job_id: str) -> str:
     return until(asked, what=f"the record of job {job_id}")
 
 
-def watcher_that_sees_no_queue() -> SlurmWatcher:
+def watcher_that_sees_no_queue() -> Watcher:
     """As if squeue had forgotten all jobs and scontrol, too: what is left is accounting."""
 
     def command(args: list[str]) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def watcher_that_sees_no_queue() -> SlurmWatcher:
             return subprocess.CompletedProcess(args, 1, "", "slurm_load_jobs error: Invalid job id specified")
         return run_command(args)
 
-    return SlurmWatcher(poll_interval_s=0.2, lost_after_s=5, command=command)
+    return Watcher(poll_interval_s=0.2, lost_after_s=5, command=command)
 
 
 def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(accounts, launcher, tmp_path):
@@ -57,6 +57,8 @@ def test_accounting_knows_the_end_of_a_forgotten_job_and_who_cancelled_it(accoun
     end(launcher, cancelled)
     assert ended(done.job_id) == "COMPLETED"
     assert ended(cancelled.job_id).startswith("CANCELLED by ")
+    for handle in (done, cancelled):
+        handle.path("exit").unlink(missing_ok=True)
     found = watcher_that_sees_no_queue().statuses([done, cancelled])
     assert found == [(JobState.DONE, ""), (JobState.CANCELLED, "by root")]
 

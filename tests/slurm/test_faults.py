@@ -137,7 +137,7 @@ def test_a_training_that_is_cancelled_ends_its_driver_and_the_next_one_goes_on(r
     slurm("scancel", handle.job_id)
     assert drivers.last.end() == LaunchError.exit_code
     assert "cancelled" in drivers.last.said
-    until(lambda: not processes(f"{handle.folder} {handle.job_id}"), what="every rank to end")
+    until(lambda: not processes(f"submitit.core._submit {handle.folder}"), what="every rank to end")
     drivers.start()
     job_of(run)
 

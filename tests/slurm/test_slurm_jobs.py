@@ -18,15 +18,15 @@ from dflop.launch import (
     Journal,
     Resources,
     Site,
+    adopt_or_submit_all,
+    executor,
     log_paths,
-    run_job,
     run_jobs_async,
-    sbatch,
-    script,
 )
-from dflop.launch.adopt import adopt_or_submit_all
-from dflop.launch.slurm import SlurmLauncher
-from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, until
+from dflop.launch.slurm import SlurmLauncher, max_array_size
+from dflop.launch.submitted import submitted_in
+from dflop.launch.watcher import BATCH_LOG
+from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, run_job, until
 from tests.slurm.faults import processes
 
 TWO_BY_TWO = Resources(num_nodes=2, tasks_per_node=2, time_limit_min=5)
@@ -48,7 +48,7 @@ def test_one_task_with_gpus_and_memory(launcher, tmp_path, monkeypatch):
     for part in ("Partition=low", "Comment=dflop:test", "MinMemoryNode=1G", "CPUs/Task=2", "TimeLimit=00:05:00"):
         assert part in shown
     assert "rank 0 says hello" in log_paths(handle, 0).stdout.read_text()
-    assert sbatch.max_array_size() == 1001
+    assert max_array_size() == 1001
 
 
 @pytest.mark.lane("slurm-heart")
@@ -81,7 +81,7 @@ def test_the_saved_script_does_the_same_work_by_hand(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
     script = tmp_path / "job" / "job.sbatch"
     text = script.read_text()
-    assert text.startswith("#!/bin/bash\n# dflop job `report`: tests.launch.entries:report x\n")
+    assert text.startswith("#!/bin/bash\n# dflop job `report`: tests.launch.entries:report x  (key report)\n")
     assert "gpus" not in text
     job_id = ask_slurm("sbatch", "--parsable", str(script)).strip()
     by_hand = JobHandle("slurm", job_id, "report", "report", handle.folder, 1, handle.submitted_at_s)
@@ -106,8 +106,8 @@ def test_a_killed_rank_fails_the_job_without_sacct(launcher, tmp_path):
 
 
 def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(launcher, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "LOOKS_EVERY_S", 1)
-    monkeypatch.setattr(script, "ENDS_WITHIN_S", 3)
+    monkeypatch.setattr(executor, "LOOKS_EVERY_S", 1)
+    monkeypatch.setattr(executor, "ENDS_WITHIN_S", 3)
     gate = tmp_path / "gate"
     handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(gate), resources=TWO_BY_TWO))
     until(lambda: handle.path("3.pid").exists(), what="the tasks to begin")
@@ -117,7 +117,7 @@ def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(launcher, tmp_pa
     assert end(launcher, handle).state is JobState.DONE
     until(lambda: handle.job_id not in ask_slurm("squeue", "-h", "-o", "%i"), what="the job to leave the queue")
     assert launcher.collect(handle) == ["seen"] * 4
-    assert "but srun waits; it is killed" in handle.path(script.BATCH_LOG).read_text()
+    assert "but srun waits; it is killed" in handle.path(BATCH_LOG).read_text()
 
 
 def fail_once(folder: Path, *names: str) -> list[JobSpec]:
@@ -167,7 +167,7 @@ def test_a_job_goes_on_under_its_id(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
     seen: list[str] = []
     journal = Journal(tmp_path / "run", "test")
-    assert run_job(launcher, spec, journal, on_state=lambda _, s: seen.append(str(s)), poll_interval_s=0.1) == [10]
+    assert run_job(launcher, spec, journal, on_state=lambda _, s: seen.append(str(s))) == [10]
     assert len({r.job_id for r in journal.records()}) == 1
     assert any(line.startswith("queued: BeginTime, requeued once") for line in seen), seen
     log = next((tmp_path / "job").glob("*_batch.log")).read_text()
@@ -233,16 +233,18 @@ def test_another_process_adopts_the_job(launcher, tmp_path):
     Journal(tmp_path / "run", "r1").submitted(handle)
     script = (
         "import sys\n"
-        "from dflop.launch import JobHandle, make_launcher\n"
-        "handle = JobHandle.from_json(sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from dflop.launch import make_launcher\n"
+        "from dflop.launch.submitted import handle_of\n"
+        "handle = handle_of(Path(sys.argv[1]))\n"
         "print(make_launcher('slurm').poll(handle).state)\n"
     )
-    args = [sys.executable, "-c", script, handle.to_json()]
+    args = [sys.executable, "-c", script, str(handle.path("submitted.pkl"))]
     seen = subprocess.run(args, cwd=REPO, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     assert seen in ("queued", "running")
     gate.touch()
     fresh = SlurmLauncher(poll_interval_s=0.5)
-    assert run_job(fresh, spec, Journal(tmp_path / "run", "r1"), poll_interval_s=0.1) == ["seen"]
+    assert run_job(fresh, spec, Journal(tmp_path / "run", "r1")) == ["seen"]
     assert {r.job_id for r in Journal(tmp_path / "run", "r1").records()} == {handle.job_id}
 
 
@@ -257,7 +259,7 @@ def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, tmp_path
     later = SlurmLauncher(run_id="test", poll_interval_s=0.5, lost_after_s=3, results_timeout_s=5)
     adopted = adopt_or_submit_all(later, specs, journal)
     assert [h.job_id for h in adopted] == [h.job_id for h in submitted]
-    assert later.strays(specs, {h.job_id for h in adopted}) == []
+    assert list(submitted_in({s.folder for s in specs}, journal.known())) == []
     gate.touch()
     assert {end(later, handle).state for handle in adopted} == {JobState.DONE}
 

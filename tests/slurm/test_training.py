@@ -15,7 +15,7 @@ import pytest
 from dflop.config import load_config
 from dflop.data.dataset_profile import profile_key
 from dflop.data.demo import make_demo_dataset
-from dflop.launch import Journal, run_job, run_jobs_async
+from dflop.launch import Journal, run_jobs_async
 from dflop.records import StepObservation, StepPlan
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
@@ -25,7 +25,7 @@ from dflop.steps import planning, submit
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.jobs.training import set_config
-from tests.launch.helpers import REPO, parent_of, until
+from tests.launch.helpers import REPO, parent_of, run_job, until
 from tests.slurm.faults import end_of, make_environment, processes, shown, write_config
 
 

@@ -44,7 +44,6 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
     [
         ("model.family=llava", "unknown model family `llava`"),
         ("model.media={max_pixel: 1}", "unknown media limit `max_pixel`"),
-        ("cluster.backend=inline", "cannot train"),
         ("model.frozen=[visio]", "unknown module `visio`"),
         ("model.frozen=[vision, audio, llm]", "nothing to train"),
         ("stages=[{name: a, num_steps: 2}, {name: a}]", "two stages are named `a`"),

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from dflop.config import ModelProfileConfig
 from dflop.errors import LaunchError
+from dflop.launch.executor import batches
 from dflop.launch.payload import load_entry
-from dflop.launch.script import batches
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.launcher import site_of
@@ -81,7 +81,7 @@ def test_on_slurm_a_degree_is_an_array_of_modules_and_elsewhere_one_job(tmp_path
     assert {(j.array, j.folder.name) for j in one} == {("small-1-profile-tp1", "profile-tp1")}
     assert all(j.name.startswith(j.array) for j in (*one, *two))
     assert [j.array for j in links] == [""]
-    assert all(len(batches(group, 1001)) == 1 for group in (one, two, links))
+    assert all(len(batches(group)) == 1 for group in (one, two, links))
 
 
 def test_the_cluster_file_is_the_sites_dialect(tmp_path):

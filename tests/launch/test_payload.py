@@ -9,12 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from submitit.core.utils import DelayedSubmission
 
+from dflop.launch.payload import Payload
+from dflop.launch.submitted import handle_of
 from dflop.launch.tail import LogTail
-from tests.launch.helpers import REPO
+from tests.launch.helpers import REPO, make_spec
 
 PLACE = {
+    "SUBMITIT_EXECUTOR": "slurm",
     "SLURM_JOB_ID": "905",
+    "SLURM_ARRAY_JOB_ID": "7",
+    "SLURM_ARRAY_TASK_ID": "3",
     "SLURM_PROCID": "1",
     "SLURM_NTASKS": "2",
     "SLURM_LOCALID": "1",
@@ -26,7 +32,8 @@ PLACE = {
 
 
 def run_task(folder: Path, entry: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-u", "-m", "dflop.launch.task", str(folder), "7_3", entry, *args]
+    DelayedSubmission(Payload("slurm", make_spec(folder, "x", *args, entry=entry))).dump(folder / "7_3_submitted.pkl")
+    command = [sys.executable, "-u", "-m", "submitit.core._submit", str(folder)]
     env = {**os.environ, **PLACE, "PYTHONPATH": str(REPO), **environ}
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
@@ -36,14 +43,16 @@ def result(folder: Path) -> tuple[str, object]:
 
 
 def test_a_task_learns_its_place_and_leaves_its_value(tmp_path):
-    done = run_task(tmp_path, "tests.launch.entries:report", "hello")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "rank 1 says hello\n"
+    done = run_task(tmp_path, "tests.launch.entries:report", "hello", SLURM_RESTART_COUNT="1")
+    assert (done.returncode, done.stderr) == (0, "dflop: start 2\n")
+    (tmp_path / "log").write_text(done.stdout)
+    assert list(LogTail(tmp_path / "log").read()) == ["rank 1 says hello"]
     kind, seen = result(tmp_path)
     assert kind == "success"
     assert (seen["RANK"], seen["WORLD_SIZE"], seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("1", "2", "node1", "12905")
     assert (tmp_path / "7_3_1.pid").read_text().split()[0].isdigit()
-    assert not list(tmp_path.glob("*.partial"))
+    found = handle_of(tmp_path / "7_3_submitted.pkl")
+    assert (found.backend, found.job_id, found.name, found.folder) == ("slurm", "7_3", "x", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,6 @@ def test_a_task_learns_its_place_and_leaves_its_value(tmp_path):
     [
         ("tests.launch.entries:fail_on", ("1",), "ValueError: no microbatch for rank 1"),
         ("tests.launch.nowhere:run", (), "No module named 'tests.launch.nowhere'"),
-        ("builtins:compile", ("1", "f", "eval"), "cannot pickle"),
     ],
 )
 def test_a_task_that_fails_leaves_its_traceback_and_an_exit_code(tmp_path, entry, args, error):
@@ -61,13 +69,10 @@ def test_a_task_that_fails_leaves_its_traceback_and_an_exit_code(tmp_path, entry
     assert kind == "error"
     assert error in str(trace)
     assert error in done.stderr
-    assert done.stderr.count("Traceback (most recent call last)") == str(trace).count(
-        "Traceback (most recent call last)"
-    )
     (tmp_path / "log").write_text(done.stderr)
     assert list(LogTail(tmp_path / "log").read(is_last=True)) == [], "who follows the log leaves it to the result"
 
 
 def test_a_task_that_ends_itself_leaves_its_exit_code_only(tmp_path):
     assert run_task(tmp_path, "tests.launch.entries:leave_on", "1").returncode == 3
-    assert not list(tmp_path.glob("*.pkl"))
+    assert not list(tmp_path.glob("*_result.pkl"))

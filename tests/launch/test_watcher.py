@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from submitit.slurm.slurm import SlurmJob
 
 from dflop.launch import JobHandle, JobState, JobStatus
-from dflop.launch.watch import SlurmWatcher
+from dflop.launch.watcher import Watcher
 
 NOON_S = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 
@@ -39,7 +41,7 @@ class FakeSlurm:
     def _row(self, job_id: str, row: str) -> str:
         state, reason, *more = row.split("|")
         submitted, name = more or (f"{NOON_S:.0f}", "job")
-        return f"{job_id}|{state}|{submitted}|N/A|{reason}|{name}"
+        return f"{job_id}|{state}|{submitted}|N/A|n1|{reason}|{name}"
 
     def _sacct(self, ids: list[str]) -> tuple[int, str, str]:
         if self.accounting is None:
@@ -58,12 +60,11 @@ def slurm() -> FakeSlurm:
 
 
 @pytest.fixture
-def watcher(slurm: FakeSlurm) -> SlurmWatcher:
-    return SlurmWatcher(
+def watcher(slurm: FakeSlurm) -> Watcher:
+    return Watcher(
         poll_interval_s=30,
         lost_after_s=100,
         command=slurm,
-        clock=lambda: slurm.now_s,
         now=lambda: NOON_S + slurm.now_s,
     )
 
@@ -76,7 +77,7 @@ def job(tmp_path: Path):
     return make
 
 
-def status(watcher: SlurmWatcher, handle: JobHandle) -> JobStatus:
+def status(watcher: Watcher, handle: JobHandle) -> JobStatus:
     return watcher.statuses([handle])[0]
 
 
@@ -104,7 +105,7 @@ def test_ended_jobs_are_not_asked_for_again(slurm, watcher, job):
 @pytest.mark.parametrize("row", ["", "CANCELLED|None"])
 def test_accounting_is_asked_once_for_what_squeue_has_forgotten_or_who_cancelled(slurm, watcher, job, row):
     slurm.queue = {"7": row} if row else {}
-    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|None|job"}
+    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|n1|None|job"}
     for slurm.now_s in (0, 30):
         assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
     assert slurm.calls == ["squeue", "sacct"]
@@ -118,16 +119,16 @@ def test_an_end_that_nobody_can_explain_is_an_end_all_the_same(slurm, watcher, j
 def test_scontrol_is_asked_where_sacct_does_not_work_and_sacct_is_left_alone(slurm, watcher, job):
     slurm.controller = {
         "7": "JobName=job UserId=a JobState=NODE_FAIL Reason=None",
-        "8": "JobName=job UserId=a JobState=FAILED Reason=NonZeroExitCode",
+        "8": "JobName=job UserId=a JobState=FAILED Reason=NonZeroExitCode NodeList=n4",
     }
     assert status(watcher, job("7")).state is JobState.NODE_FAIL
-    assert status(watcher, job("8")) == (JobState.FAILED, "NonZeroExitCode")
+    assert status(watcher, job("8")) == (JobState.FAILED, "NonZeroExitCode on n4")
     assert slurm.calls == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
 
 
 def test_what_accounting_keeps_as_running_is_not_believed(slurm, watcher, job):
     """A controller that lost its state leaves such rows behind for ever."""
-    slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|None|job"}
+    slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|n1|None|job"}
     for slurm.now_s in (0, 50, 120):
         found = status(watcher, job("7"))
     assert found.state is JobState.LOST
@@ -179,7 +180,7 @@ def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
 
 
 def test_an_old_record_of_accounting_is_not_ours_either(slurm, watcher, job):
-    slurm.accounting = {"7": f"COMPLETED|{NOON_S - 86400:.0f}|None|job"}
+    slurm.accounting = {"7": f"COMPLETED|{NOON_S - 86400:.0f}|n1|None|job"}
     assert status(watcher, job("7")).state is JobState.QUEUED
 
 
@@ -217,3 +218,27 @@ def test_an_element_that_had_begun_and_is_forgotten_is_not_called_cancelled(slur
     assert watcher.statuses(handles)[1].state is JobState.QUEUED
     slurm.now_s = 150
     assert watcher.statuses(handles)[1].state is JobState.LOST
+
+
+def test_the_exit_file_is_asked_last_and_only_if_it_is_of_this_job(slurm, watcher, job):
+    old, failed, done = job("7"), job("8", at_s=0.0), job("9", at_s=0.0)
+    for handle, code in ((old, 0), (failed, 3), (done, 0)):
+        handle.path("exit").write_text(f"{code}\n")
+        os.utime(handle.path("exit"), (NOON_S - 3600, NOON_S - 3600))
+    found = watcher.statuses([old, failed, done])
+    assert [s.state for s in found] == [JobState.QUEUED, JobState.FAILED, JobState.DONE]
+
+
+def test_of_two_jobs_with_one_id_the_later_one_is_asked_for(slurm, watcher, job):
+    before, now = job("7", at_s=NOON_S - 86400), job("7")
+    watcher.statuses([before])
+    slurm.queue = {"7": "RUNNING|None"}
+    assert status(watcher, now).state is JobState.RUNNING
+    assert status(watcher, before).state is JobState.QUEUED, "what was known of it"
+
+
+def test_a_job_of_submitits_asks_the_same_watcher(slurm, watcher, job, tmp_path):
+    slurm.queue = {"7": "SUSPENDED|None"}
+    status(watcher, job("7"))
+    found = type("Job", (SlurmJob,), {"watcher": watcher})(tmp_path, "7")
+    assert (found.state, found.done(), watcher.num_calls) == ("RUNNING", False, 0)

@@ -1,0 +1,283 @@
+"""Submits jobs alike to Slurm, several as an array: submitit's executor, whose batch script says what it runs.
+
+The script is all that a person needs: its first lines say in words what each element runs, and `job.sbatch` beside it
+does the same work again by hand. submitit pickles what tasks run (names, see `payload.py`), and the pickle gets the
+job's id as its name once sbatch has said it. So a job whose driver died in between finds no work and ends by itself
+within a minute: nothing is done twice, and a submission of which nobody heard may be made again.
+
+`srun` stays between the script and the tasks, because only it passes signals on to them, with --kill-on-bad-exit, or
+the peers of a dead rank would hang until the time limit. It waits for ever where a node's slurmstepd has died, so the
+script looks itself whether all is done. A job that can go on from a checkpoint is requeued by its script once srun has
+ended (see `marks.py`), and not, as submitit does it, by a signal handler of rank 0: all ranks have to stop after one
+step, and in a container there may be no scontrol.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from dflop.errors import Interrupted, LaunchError, printable
+from dflop.launch.commands import ControllerAway, is_away, job_environment, last_line, run_command
+from dflop.launch.job import JobSpec
+from dflop.launch.marks import NUM_CHANCES, START_LINE, STOPS_VARIABLE
+from dflop.launch.payload import task_environment
+from dflop.launch.site import Site
+from dflop.launch.watcher import BATCH_LOG, EXIT
+
+OVERRIDDEN = {
+    "SlurmExecutor.__init__(self, folder, max_num_timeout, max_pickle_size_gb, python)": "test_executor.py",
+    "SlurmExecutor._internal_process_submissions(self, delayed_submissions)": "test_slurm.py: arrays",
+    "SlurmExecutor._submit_command(self, command)": "test_slurm.py: refusals, a silent controller",
+    "SlurmExecutor._make_submission_file_text(self, command, uid)": "test_executor.py",
+    "SlurmExecutor._make_submission_command(self, submission_file_path)": "test_slurm.py: parts of an array",
+    "SlurmExecutor._get_job_id_from_submission_command(string)": "test_executor.py: what sbatch prints",
+    "SlurmExecutor._num_tasks(self)": "test_slurm.py: tasks of a job",
+    "SlurmExecutor._submitit_command_str": "test_executor.py: what srun starts",
+    "SlurmInfoWatcher.__init__(self, delay_s)": "test_watcher.py",
+    "SlurmInfoWatcher.update(self)": "test_watcher.py",
+    "SlurmInfoWatcher.get_state(self, job_id, mode)": "test_watcher.py: a job of submitit's",
+    "SlurmInfoWatcher.is_done(self, job_id, mode)": "test_watcher.py: a job of submitit's",
+    "SlurmInfoWatcher.register_job(self, job_id)": "test_watcher.py: a job of submitit's",
+    "LocalExecutor._submit_command(self, command)": "test_local.py",
+    "Controller.__init__(self, folder)": "test_local.py",
+    "Controller.start_tasks(self)": "test_local.py: forked tasks",
+    "Controller.wait(self, freq)": "test_local.py: a killed rank",
+}
+"""Names of submitit that are overridden or relied on, with the test that holds each; most are private, so submitit is
+pinned below 1.6 and `tests/launch/test_submitit.py` compares signatures."""
+
+SCRIPT, INTERRUPTED, MAKE_WAY, STOPS = "job.sbatch", "interrupted", "make_way", "stops"
+"""The last script, to be submitted by hand. Suffixes of a job's files: there when it ended with its state on disk, with
+why; there when it was told to stop for good; where it was stopped."""
+LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
+"""How often the script looks whether every task has left its result, and how long all of them may take to end then."""
+USUAL_MAX_ARRAY_SIZE = 1001
+SUBMIT_TIMEOUT_S = 600
+"""sbatch itself tries again while the controller is busy."""
+_AGAIN = "again="
+
+
+def batches(specs: Sequence[JobSpec], max_array_size: int = USUAL_MAX_ARRAY_SIZE) -> list[list[int]]:
+    """Positions of specs that go to sbatch together: those of one array name and shape, at most so many."""
+    groups: list[tuple[object, list[int]]] = []
+    for n, spec in enumerate(specs):
+        shape = (spec.array, spec.folder, spec.resources, spec.env, spec.is_resumable) if spec.array else n
+        group = next((g for of, g in reversed(groups) if of == shape and len(g) < max_array_size), None)
+        if group is None:
+            groups.append((shape, group := []))
+        group.append(n)
+    return [group for _, group in groups]
+
+
+class Executor(SlurmExecutor):
+    """Submits jobs of one shape.
+
+    Args:
+        specs: The jobs.
+        site: The Slurm's dialect.
+        comment: By which a run's jobs can be found in the queue.
+        after: Id of a job that has to end first.
+        job_class: Of submitit's, with a watcher.
+
+    Raises:
+        LaunchError: a folder or an option has a line break in it, or the folder what Slurm would replace.
+    """
+
+    def __init__(
+        self, specs: Sequence[JobSpec], site: Site, comment: str, *, after: str = "", job_class: type[Any] = SlurmJob
+    ) -> None:
+        spec, r = specs[0], specs[0].resources
+        super().__init__(spec.folder, python=site.task_command(has_gpus=r.gpus_per_node > 0))
+        self.specs, self.job_class, self._after = specs, job_class, after
+        self.job_name = spec.array if len(specs) > 1 else spec.name
+        log = f"{self.folder}/{'%A_%a' if len(specs) > 1 else '%j'}_{BATCH_LOG}"
+        options = {
+            "comment": comment, "requeue" if site.requeue else "no-requeue": True, "chdir": str(Path.cwd()),
+            "output": log, "error": log, **site.gpu_options(r.gpus_per_node),
+            # With the number of tasks the number per node is a maximum.
+            **({"ntasks": r.num_tasks} if r.num_idle_slots else {}),
+            **({"mem": f"{r.memory_bytes // 2**20}M"} if r.memory_bytes and site.ask_for_memory else {}),
+            **{name: value or True for name, value in r.extra.items()},
+        }  # fmt: skip
+        _check({"job-name": self.job_name, "partition": r.partition, **options})
+        if "%" in str(self.folder):
+            raise LaunchError(
+                "Slurm would replace the `%` in the name of the folder", where=str(self.folder), hint="rename it"
+            )
+        self.update_parameters(
+            job_name=self.job_name, partition=r.partition or None, time=r.time_limit_min, nodes=r.num_nodes,
+            ntasks_per_node=r.tasks_per_node, cpus_per_task=r.cpus_per_task, wckey=None,
+            signal_delay_s=r.signal_delay_s(site.signal_delay_s), array_parallelism=site.max_jobs_at_once or len(specs),
+            srun_args=[
+                "--kill-on-bad-exit=1", "--open-mode=append",
+                f"--cpus-per-task={r.cpus_per_task}",  # since 22.05 srun does not take it from the job
+                *site.srun_options(),
+            ],
+            setup=_setup(spec, self.folder), teardown=_go_on(site) if spec.is_resumable else None,
+            additional_parameters={name.replace("-", "_"): value for name, value in options.items()},
+        )  # fmt: skip
+        if len(specs) > 1:
+            self.parameters["map_count"] = len(specs)
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always there: the launcher has looked for Slurm, and a dry run needs none."""
+        return 2
+
+    def script_text(self) -> str:
+        """The batch script; a function of what it is given and the working directory."""
+        return self._make_submission_file_text(self._submitit_command_str, "")
+
+    def options(self) -> dict[str, str]:
+        """Options of sbatch that the script sets; flags have empty values."""
+        flags = re.findall(r"^#SBATCH --(.*)$", self.script_text(), re.MULTILINE)
+        return {name: value for name, _, value in (shlex.split(flag)[0].partition("=") for flag in flags)}
+
+    def _num_tasks(self) -> int:
+        return self.specs[0].resources.num_tasks
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        shebang, _, rest = super()._make_submission_file_text(command, uid).partition("\n")
+        says = [f"{shlex.join([spec.entry, *spec.args])}  (key {spec.key})" for spec in self.specs]
+        if len(says) == 1:
+            about = [f"dflop job `{self.job_name}`: {says[0]}"]
+        else:
+            about = [f"dflop jobs `{self.job_name}`, an array of {len(says)}. What each element runs:"]
+            about += [f"  {element}: {what}" for element, what in enumerate(says)]
+        about.append(f"To run it again by hand: sbatch {shlex.quote(str(self.folder / SCRIPT))}")
+        return "\n".join([shebang, *(f"# {' '.join(line.splitlines())}" for line in about), rest])
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        after = [f"--dependency=afterany:{self._after}"] if self._after else []
+        return ["sbatch", "--parsable", *after, str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        # With several clusters `123;name`; plugins of a site may talk before it.
+        found = re.search(r"^(\d+)(;.*)?$", last_line(str(string)))
+        return found[1] if found else ""
+
+    def _submit_command(self, command: str) -> SlurmJob[Any]:
+        # submitit's own prints what sbatch says, and hands it what a surrounding job left in the environment.
+        uid = uuid.uuid4().hex
+        script, text = self.folder / f".submission_file_{uid}.sh", self._make_submission_file_text(command, uid)
+        script.write_text(text)
+        environment = job_environment(os.environ, self.options())
+        done = run_command(self._make_submission_command(script), environment, timeout_s=SUBMIT_TIMEOUT_S)
+        job_id = self._get_job_id_from_submission_command(done.stdout) if done.returncode == 0 else ""
+        if not job_id:
+            script.replace(self.folder / SCRIPT)
+            raise self._refusal(done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")
+        job: SlurmJob[Any] = self.job_class(self.folder, job_id, range(self._num_tasks()))
+        job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        (self.folder / SCRIPT).write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
+        return job
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
+        # submitit's own makes arrays with an executor and jobs of its own classes, which lack what is overridden here.
+        pickles = [self.folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
+        try:
+            for submission, path in zip(delayed_submissions, pickles, strict=True):
+                submission.dump(path)
+            first = self._submit_command(self._submitit_command_str)
+            ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
+            jobs: list[Job[Any]] = [self.job_class(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
+            self._forget_before(first.job_id, os.stat(pickles[0]).st_mtime)
+            for job, path in zip(jobs, pickles, strict=True):
+                job.paths.move_temporary_file(path, "submitted_pickle")
+            return jobs
+        finally:
+            for path in pickles:
+                path.unlink(missing_ok=True)
+
+    def _forget_before(self, job_id: str, at_s: float) -> None:
+        """Ids come again: what another job with this one has left, but for its logs, is not this one's."""
+        for path in self.folder.glob(f"{job_id}_*"):
+            if path.suffix not in (".out", ".err", ".log") and os.lstat(path).st_mtime < at_s:
+                path.unlink(missing_ok=True)
+
+    def _refusal(self, said: str) -> LaunchError:
+        where = str(self.folder / SCRIPT)
+        if is_away(said):
+            what = f"Slurm's controller does not answer, so job `{self.job_name}` is not submitted: {last_line(said)}"
+            return ControllerAway(what, where=where, hint="start again when `sinfo` answers")
+        hint = "check partition, limits and extra options in the cluster file"
+        if re.search(r"\bmem(ory)?\b", said, re.IGNORECASE):
+            hint = "a Slurm that does not count memory refuses to be asked for it: cluster.slurm.ask_for_memory: false"
+        return LaunchError(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
+
+
+def _check(options: dict[str, Any]) -> None:
+    # sbatch reads these lines one by one and knows no quotes over several: what follows would be an option of its own.
+    for name, value in options.items():
+        if printable(str(value)) != str(value) or "\n" in str(value):
+            raise LaunchError(
+                f"a line break or control character in sbatch's option --{name}: {value!r}",
+                hint="rename the folder, or mend the value in the cluster file",
+            )
+
+
+def _setup(spec: JobSpec, folder: Path) -> list[str]:
+    """Lines before srun."""
+    failed = 'echo "dflop: a setup line of the cluster file failed: $BASH_COMMAND" >&2'
+    ours = spec.resources.setup
+    return [
+        f"folder={shlex.quote(str(folder))}",
+        "element=${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}$element",
+        f'echo "{START_LINE}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of job $job on $SLURM_JOB_NODELIST"',
+        "# The job whose work is done again by hand.", _AGAIN,
+        '[ -z "$again" ] || ln -sf "$again${element}_submitted.pkl" "$folder/${job}_submitted.pkl"',
+        "# What a start before this one has left, or another job with this id.",
+        f'rm -f "$folder/$job"_*_result.pkl* "$folder/${{job}}_{EXIT}" "$folder/${{job}}_{INTERRUPTED}"',
+        f'((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$folder/${{job}}_{STOPS}"',
+        "# Here and not in the tasks: in a container there may be no scontrol.",
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(task_environment(spec).items())),
+        f"export {STOPS_VARIABLE}=$folder/${{job}}_{STOPS}",
+        f'num_stops() {{ cat "${STOPS_VARIABLE}" 2>/dev/null | wc -l; }}', "before=$(num_stops)",
+        "# Where a slurmstepd has died, srun is never told that the tasks of its node are over. What they left tells.",
+        '(while (($(ls "$folder/$job"_*_result.pkl 2>/dev/null | wc -l) < '
+        f"{spec.resources.num_tasks})); do sleep {LOOKS_EVERY_S}; done; sleep {ENDS_WITHIN_S}",
+        f' echo "dflop: all tasks left their results {ENDS_WITHIN_S} s ago, but srun waits; it is killed" >&2',
+        " pkill -KILL -x -P $$ srun) &", "looking=$!; disown",
+        "# The exit code, for a Slurm that has forgotten the job.",
+        f"""trap 'code=$?; kill $looking 2>/dev/null; echo "$code" >"$folder/${{job}}_{EXIT}"' EXIT""",
+        *(["# From the cluster file.", f"trap {shlex.quote(failed)} ERR; set -e", *ours, "set +e; trap - ERR"]
+          if ours else []),
+    ]  # fmt: skip
+
+
+def _go_on(site: Site) -> list[str]:
+    """Lines after srun, of a job that goes on from a checkpoint."""
+    nowhere = (
+        f'tail -n {NUM_CHANCES} "${STOPS_VARIABLE}" |'
+        f" awk '$1 < $2 {{ moved = 1 }} END {{ exit moved || NR < {NUM_CHANCES} }}'"
+    )
+    requeue = [
+        '  elif scontrol requeue "$SLURM_JOB_ID"; then',
+        '    echo "dflop: its state is on disk; requeued"; kill $looking 2>/dev/null; trap - EXIT; exit 0',
+        '  else why="this site does not requeue"; fi',
+    ]
+    return [
+        "code=$?",
+        "# Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.",
+        "# The code of srun does not tell: it is 137 where one rank leaves some ms after another.",
+        "if (($(num_stops) > before)); then",
+        f'  if [[ -e $folder/${{job}}_{MAKE_WAY} ]]; then why="it was told to make way"',
+        f'  elif {nowhere}; then why="it was stopped {NUM_CHANCES} times before it got anywhere"',
+        *(requeue if site.requeue else ['  else why="it is not to be requeued"; fi']),
+        f'  echo "$why" >"$folder/${{job}}_{INTERRUPTED}"; code={Interrupted.exit_code}',
+        "fi",
+        'exit "$code"',
+    ]
