@@ -1,4 +1,27 @@
-"""A step becomes a job, and what became of it: on Slurm or on this machine."""
+"""A step becomes a submitit job, and what became of it: on Slurm or on this machine.
+
+    JobSpecs --alike?--> Executor --Site--> job.sbatch --sbatch--> squeue, sacct, scontrol, files --Watcher--> JobStatus
+                                               +--srun--> task: entry(*args) --> result, traceback, stops --explain--^
+
+A job is a function named by reference plus string arguments, known by its id *and* its time of submission, because ids
+come again. Shards of a data profile are an array; so are modules of a model profile, one array per tensor-parallel
+degree. More jobs than MaxArraySize are several arrays, which wait for each other where `max_jobs_at_once` is set.
+Elements that were done are kept when a sibling fails.
+
+What is said of a job is true: why it waits and when it is expected to start, how often it was requeued, who cancelled
+it, and since when squeue has not answered, which is no loss of anything. A traceback makes a job failed only once
+Slurm says that it has ended, for Slurm may be about to start it again.
+
+How the one error of a job is chosen, layer by layer: inside the job the ranks agree on a first cause
+(`dflop/train/liveness.py`, `Judge.verdict`); each task leaves its result or traceback; afterwards `first_error`
+(results.py) ranks them: killed by a signal, then a traceback that is no echo, then echoes, the earliest of a class;
+`explain.py` knows which task srun saw die. The launcher's `collect` puts the two together.
+
+A warning that comes before ranks listen waits for them; one that ends a task in its first millisecond, before anything
+can wait, is a stop like the others. srun's exit code is 137 where one rank leaves before another, so the script goes
+by the line that rank 0 leaves. srun is never told that tasks are over whose slurmstepd has died, and would hold the
+nodes until the time limit: about a minute after the last result the batch script ends it.
+"""
 
 from __future__ import annotations
 
