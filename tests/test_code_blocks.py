@@ -26,7 +26,7 @@ from tests.test_documents import DOCUMENTS, FENCED
 LANGUAGES = {"", "sh", "python", "yaml", "sql", "schema"}
 OTHERS = (
     "make", "chmod", "prefect", "python", "python3.11", "source", "export", "sbatch", "kill", "duckdb", "torchrun",
-    "pip", ".venv/bin/python", ".venv/bin/pip", "apt-get", "su", "curl",
+    "pip", ".venv/bin/python", ".venv/bin/pip", "apt-get", "su", "curl", "ssh",
 )  # fmt: skip
 """Programs that examples may name besides ours."""
 
