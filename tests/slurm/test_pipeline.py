@@ -150,9 +150,8 @@ def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipeline
 
 def test_the_others_find_its_profiles_and_submit_no_others(pipelines):
     for name, submitted in {"inside": ["train", "compare"], "worker": ["train"]}.items():
-        said = pipelines.said[
-            name
-        ]  # by Prefect where its cache knows the profile, else by the step that asks the store
+        said = pipelines.said[name]
+        # Prefect says the first where its cache knows the profile, the step that asks the store the second.
         assert said.count("Cached(type=COMPLETED)") + said.count("not repeated") == 2, said
         assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == submitted
     assert pipelines.rows("select kind, count(*) from profile_record group by kind order by kind") == [
