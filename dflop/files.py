@@ -1,7 +1,7 @@
-"""Files that are replaced as a whole: readers see the old one or the new one, whoever else writes, whatever is killed.
+"""Atomic replacement of files: readers see the old content or the new, with concurrent writers and after kills.
 
-Jobs and drivers on several nodes write and read the same small files. Each writer has a temporary name of its own in
-the same folder, and `rename` is one step on every file system that dflop runs on.
+Jobs and drivers on several nodes write and read the same small files. Each writer uses a unique temporary name in
+the same folder, and `rename` is atomic on every file system that dflop supports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TMP_PREFIX = ".tmp-"
 
 
 def tmp_path(final: Path) -> Path:
-    """A name beside `final` that no other process, host or thread can pick."""
+    """A name in the folder of `final` that no other process, host or thread can pick."""
     return final.with_name(f"{TMP_PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -21,10 +20,11 @@ from dflop import errors
 from dflop.config import Config, load_with_origins, validated_config
 from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.run import lifecycle
-from dflop.run.cancel import cancel_run
-from dflop.run.console import Say
+from dflop.run.cancel import as_cancelled, cancel_run
 from dflop.run.directory import RunDir, open_run
 from dflop.run.driver_lock import driver_of
+from dflop.run.find import runs_folder
+from dflop.run.messages import Say
 from dflop.steps.session import begin_or_take_up, driver_session, finished_text
 
 RUN_DIR_LABEL = "dflop.run_dir"
@@ -107,11 +107,6 @@ def _run_meant(config: Config | None, config_path: str, overrides: tuple[str, ..
     return begin_or_take_up(loaded.config, loaded.origins, name=run, folder=loaded.config.runs, say=say)
 
 
-def runs_folder() -> Path:
-    """Where runs are that no configuration is given with."""
-    return Path(os.environ.get("DFLOP_RUNS") or "runs")
-
-
 @contextlib.asynccontextmanager
 async def driving(run: RunDir) -> AsyncIterator[None]:
     """Drive a run for the length of the block; if the run is cancelled, the block ends and what is behind it follows.
@@ -145,9 +140,7 @@ def finished(run: RunDir) -> State[Any]:
 
 def cancelled(run: RunDir) -> State[Any]:
     """How a flow ends whose run was cancelled."""
-    error = errors.Cancelled(
-        f"run `{run.run_id}` was cancelled", where=str(run.path), hint="dflop run, or dflop train, takes it up again"
-    )
+    error = as_cancelled(run)
     return states.Cancelled(message=error.what, data=error)
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import tasks
-from flow_run import begin, cancelled, drives, driving, finished, looks, plain_logs, runs_folder
+from flow_run import begin, cancelled, drives, driving, finished, looks, plain_logs
 from pipeline import profiled_data, profiled_model, trained_by_now
 from prefect import State
 
 from dflop.config import Config, load_config
 from dflop.records import Plan, ProfileRecord
 from dflop.report.summary import RunSummary
-from dflop.run.find import find_run
+from dflop.run.find import find_run, runs_folder
 from dflop.run.lifecycle import is_finished
 from dflop.steps import training
 from dflop.steps.session import finish

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from dflop.errors import ConfigError, path_problem
-from dflop.run.console import Say, say
+from dflop.run.messages import Say, say
 
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
 from dflop.cli.plan import Device, Gpus, GpusPerNode
-from dflop.run.console import Say
+from dflop.run.messages import Say
 
 if TYPE_CHECKING:
     from dflop.report.html_page import Page

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from dflop.cli.common import ConfigFile, Json, Overrides
-from dflop.run.console import say
+from dflop.run.messages import say
 
 if TYPE_CHECKING:
     from dflop.errors import DflopError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
-from dflop.run.console import Say
+from dflop.run.messages import Say
 
 if TYPE_CHECKING:
     from dflop.config import Config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, talk
-from dflop.run.console import Say
+from dflop.run.messages import Say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dflop.cli.common import RUNS, ConfigFile, Overrides, Runs
-from dflop.run.console import say
+from dflop.run.messages import say
 
 if TYPE_CHECKING:
     from dflop.config import Config

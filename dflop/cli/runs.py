@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of, talk
 from dflop.errors import printable
-from dflop.run.console import say
+from dflop.run.messages import say
 
 app = App(name="runs", help="Runs: how they stand, their logs, cancelling. RUN is a directory, an id, or `latest`.")
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from dflop import units
 from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, form_of
 from dflop.errors import ConfigError
-from dflop.run.console import say
+from dflop.run.messages import say
 
 if TYPE_CHECKING:
     from dflop.store.console import Result

@@ -21,8 +21,8 @@ from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
 from dflop.records import ClusterSpec, CostTable, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
-from dflop.run.console import Say
 from dflop.run.launcher import reading_launcher_of
+from dflop.run.messages import Say
 from dflop.steps import planning
 from dflop.steps.profiling import data_profile, own_run, stored_profile
 from dflop.store.reader import Reader

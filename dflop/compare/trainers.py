@@ -12,7 +12,7 @@ from dflop.data.distribution import sample_batches
 from dflop.plan.drafts import holding
 from dflop.records import Plan
 from dflop.report.tables import layout_text
-from dflop.run.console import Say
+from dflop.run.messages import Say
 
 COLUMNS = (
     "what", "layout", "microbatches", "step_s", "speedup", "speedup_low", "speedup_high", "idle_frac", "gpu_hours",

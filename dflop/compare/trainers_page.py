@@ -30,7 +30,7 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         config: Of the run that it is about.
         config_file: Where that lies.
         num_steps: Optimizer steps of the training whose cost is told.
-        usd_per_gpu_hour: Price; 0: not named, and no price is told.
+        usd_per_gpu_hour: Price; 0: unknown, the page shows no cost.
     """
     rows = comparison_rows(found, num_steps, usd_per_gpu_hour)
     bars = [(str(row[0]), _number(row[4]), _number(row[5]), _number(row[6])) for row in rows if row[0] != BOUND]

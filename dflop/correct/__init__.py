@@ -5,7 +5,7 @@
 
 `estimate.py` sorts items into sizes of equal shares of the seconds (`buckets.py`) and finds the factors with a Kalman
 filter in information form (`filter.py`). `noise.py` tells a slow step of a whole rank from dozens of microbatches that
-agree; `nodes.py` tells a slow rank from a slow size. With one rank per module these two cannot be told apart.
+agree; `nodes.py` separates slow ranks from slow sizes. With one rank per module the two are not identifiable.
 
 Three things are applied: the level of a module, outside a dead zone of 3 %; the factor of a slow rank, once several
 steps in a row agree; the deviation of a size from its module's level, where it exceeds its own uncertainty and while

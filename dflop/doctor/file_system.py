@@ -1,8 +1,8 @@
 """Whether a folder's file system does what store, runs and checkpoints rely on, tried in a folder that goes away.
 
 Locks between processes (one ingester at a time), `link` that refuses to overwrite (spool files, claims), `rename` that
-replaces in one step, with fsync of files and folders (CURRENT, plans), links (`current.duckdb`). What a mount does
-between nodes can only be told by its kind.
+replaces in one step, with fsync of files and folders (CURRENT, plans), links (`current.duckdb`). How a mount
+behaves between nodes is inferred from its type.
 """
 
 from __future__ import annotations

@@ -20,29 +20,18 @@ from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
 from dflop.launch import JobSpec, Site
+from dflop.launch.answers import keys_of_refusal
 from dflop.launch.commands import job_environment, run_command
 from dflop.launch.executor import Executor
+from dflop.launch.slurm import comment_of
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.launcher import site_of
 from dflop.run.lifecycle import absolute
-from dflop.run.queue import COMMENT
 from dflop.steps import submit
 
 AREA = "Slurm"
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
-_KEYS_OF_REFUSALS = (
-    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site wants memory by CPU or GPU"),
-    ("memory", "cluster.memory_per_process_gib, or cluster.slurm.ask_for_memory: false"),
-    ("account", "cluster.slurm.account"),
-    ("partition", "cluster.slurm.partition"),
-    ("qos", "cluster.slurm.qos"),
-    ("feature", "cluster.slurm.constraint"),
-    ("generic resource", "cluster.slurm.gpus, cluster.slurm.gpu_type"),
-    ("time limit", "cluster.slurm.time_limit_min"),
-    ("node configuration", "cluster.num_nodes, cluster.num_processes_per_node"),
-)
-"""(in sbatch's words, what to look at)."""
 _NO_SLURM = "jobs run on this machine then: cluster.backend local"
 _NO_CLUSTER = (
     "run on a login node, or say in SLURM_CONF where the cluster's slurm.conf is; without a cluster, jobs run on this "
@@ -153,21 +142,21 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
 
 def sbatch_options(spec: JobSpec, site: Site) -> Mapping[str, str]:
     """Options with which the launcher submits a job, without dashes; flags have empty values."""
-    return Executor([spec], site, f"{COMMENT}doctor").options()
+    return Executor([spec], site, comment_of("doctor")).options()
 
 
 def _job(
     name: str, wanted: Mapping[str, str], config: Config, groups: Sequence[NodeGroup], command: Command
 ) -> Iterator[Finding]:
     ok, said = _test_only(wanted, command)
-    usual = {"partition": os.environ.get("SBATCH_PARTITION", "")}  # which sbatch goes by where nothing else is said
+    usual = {"partition": os.environ.get("SBATCH_PARTITION", "")}  # sbatch's default
     obstacles = partition_limits.obstacles(usual | dict(wanted), groups)
     extra = "; or cluster.slurm.extra" if config.cluster.slurm.extra else ""
     for obstacle in obstacles:
         what = f"{obstacle.what}{': it would never start' if obstacle.is_for_ever else ''}"
         yield Finding(AREA, name, FAIL if obstacle.is_for_ever else WARN, what, f"{obstacle.hint}{extra}")
     if not ok:
-        keys = next((keys for said_, keys in _KEYS_OF_REFUSALS if said_ in said.lower()), "the cluster section")
+        keys = keys_of_refusal(said)
         tried = " ".join(_flags(wanted))
         yield Finding(AREA, name, FAIL, said, f"check {keys}{extra}; the options tried: {tried}")
     elif not obstacles:

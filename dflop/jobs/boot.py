@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dflop.config import Config
 from dflop.jobs.supervisor import Supervisor
 from dflop.run.batches import TRAIN, Stage, job_steps, stage_of_job
-from dflop.run.console import say
 from dflop.run.directory import RunDir
+from dflop.run.messages import say
 from dflop.train import wire
 from dflop.train.listen import master_host
 from dflop.train.manifest import read_latest

@@ -8,8 +8,8 @@ from dataclasses import replace
 from dflop.data.dataset_profile import DatasetRef, profile_shard, profile_sizes_shard
 from dflop.models.media import MediaRules
 from dflop.records import LLM, QuarantinedSample, SampleShape
-from dflop.run.console import say
 from dflop.run.directory import RunDir, dataset_ref, open_run, rules_of
+from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 
 

@@ -19,8 +19,8 @@ from dflop.profile.probe import ProbeSettings
 from dflop.profile.profiler import profile_model, used_modules
 from dflop.records import Measurement
 from dflop.run.batches import profiled_ways
-from dflop.run.console import say
 from dflop.run.directory import RunDir, family_of, open_run, tokenizer_of
+from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 
 

@@ -29,8 +29,8 @@ from dflop.learn.decisions import JobFacts
 from dflop.learn.learner import Learner, Row
 from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
 from dflop.run.batches import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
-from dflop.run.console import say
 from dflop.run.directory import RunDir, open_run
+from dflop.run.messages import say
 from dflop.run.plan_scope import basis_of, factors_text, scenario_batches
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans

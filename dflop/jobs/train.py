@@ -34,8 +34,8 @@ from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
-from dflop.run.console import say
 from dflop.run.directory import RunDir, open_run, tokenizer_of, trainable_of
+from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.activity import Activities

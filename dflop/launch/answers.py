@@ -51,6 +51,18 @@ NEVER = {
     "`scontrol release` it",
 }
 """Reasons for which a job waits for ever, and what to do; besides these, limits of a QOS or an account on one job."""
+_KEYS_OF_REFUSALS = (
+    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site wants memory by CPU or GPU"),
+    ("memory", "cluster.memory_per_process_gib, or cluster.slurm.ask_for_memory: false"),
+    ("account", "cluster.slurm.account"),
+    ("partition", "cluster.slurm.partition"),
+    ("qos", "cluster.slurm.qos"),
+    ("feature", "cluster.slurm.constraint"),
+    ("generic resource", "cluster.slurm.gpus, cluster.slurm.gpu_type"),
+    ("time limit", "cluster.slurm.time_limit_min"),
+    ("node configuration", "cluster.num_nodes, cluster.num_processes_per_node"),
+)
+"""(In sbatch's words, what to look at) where it refuses a job."""
 _PER_JOB = re.compile(r"(QOS|Assoc)Max\w+Per(Job|Node)\w*")
 ON_NODES = " on "
 """Between the reason of a failure and the nodes it happened on."""
@@ -77,6 +89,11 @@ class Row:
     """That it has or had, as Slurm writes them; empty: not said."""
     num_restarts: int | None = None
     """None: not said."""
+
+
+def keys_of_refusal(said: str) -> str:
+    """Keys of the configuration to look at when sbatch refuses a job in these words."""
+    return next((keys for words, keys in _KEYS_OF_REFUSALS if words in said.lower()), "the cluster section")
 
 
 def squeue_rows(text: str, now_s: float) -> Iterator[Row]:

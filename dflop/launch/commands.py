@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dflop.errors import InfrastructureError
 
+COMMENT = "dflop:"
+"""Begins the comment of every job that is submitted to Slurm; the id of its run follows."""
 COMMAND_TIMEOUT_S = 60
 
 _CLIENT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})

@@ -27,6 +27,7 @@ from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from dflop.errors import Interrupted, LaunchError, printable
+from dflop.launch.answers import keys_of_refusal
 from dflop.launch.commands import ControllerAway, is_away, job_environment, last_line, run_command
 from dflop.launch.job import JobSpec
 from dflop.launch.marks import NUM_CHANCES, START_LINE, STOPS_VARIABLE
@@ -211,9 +212,7 @@ class Executor(SlurmExecutor):
         if is_away(said):
             what = f"Slurm's controller does not answer, so job `{self.job_name}` is not submitted: {last_line(said)}"
             return ControllerAway(what, where=where, hint="start again when `sinfo` answers")
-        hint = "check partition, limits and extra options in the cluster file"
-        if re.search(r"\bmem(ory)?\b", said, re.IGNORECASE):
-            hint = "a Slurm that does not count memory refuses to be asked for it: cluster.slurm.ask_for_memory: false"
+        hint = f"check {keys_of_refusal(said)}{'; or cluster.slurm.extra' if self.specs[0].resources.extra else ''}"
         return LaunchError(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from submitit.slurm.slurm import SlurmJob
 
 from dflop.errors import LaunchError
-from dflop.launch.commands import ControllerAway, run_command
+from dflop.launch.commands import COMMENT, ControllerAway, run_command
 from dflop.launch.executor import MAKE_WAY, USUAL_MAX_ARRAY_SIZE, Executor, batches
 from dflop.launch.explain import explain, first_dead_task
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, make_folder
@@ -163,7 +163,7 @@ class SlurmLauncher:
 
 def comment_of(run_id: str) -> str:
     """By which the jobs of a run are found in the queue: `squeue -o "%i %k"`."""
-    return f"dflop:{run_id}"
+    return f"{COMMENT}{run_id}"
 
 
 def max_array_size() -> int:

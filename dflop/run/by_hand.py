@@ -5,16 +5,15 @@ Prints how many processes the plan of the run has, and its directory; nothing wh
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.run import driver_lock, lifecycle
 from dflop.run.batches import COMPARE, TRAIN
-from dflop.run.console import say
 from dflop.run.directory import RunDir
-from dflop.run.find import find_run
+from dflop.run.find import find_run, runs_folder
+from dflop.run.messages import say
 from dflop.train.manifest import read_latest
 
 
@@ -55,7 +54,7 @@ def main() -> None:
     """The facts on stdout; errors as `dflop` shows them, with its exit codes."""
     name, mode, num_tasks = sys.argv[1:]
     try:
-        run = trainable_run(name, mode, int(num_tasks), Path(os.environ.get("DFLOP_RUNS", "runs")))
+        run = trainable_run(name, mode, int(num_tasks), runs_folder())
     except DflopError as error:
         print(f"dflop: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

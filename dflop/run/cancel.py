@@ -11,19 +11,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dflop.errors import DflopError, LaunchError
+from dflop.errors import Cancelled, DflopError, LaunchError
 from dflop.launch import JobState
 from dflop.run import lifecycle
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
 from dflop.run.launcher import launcher_of
+from dflop.run.messages import Say
 from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, journalled, live_jobs, scancel
 
 LIMIT_S = 60.0
 """For jobs to leave the queue; Slurm gives a job KillWait (30 s by default) to end."""
 POLL_S = 1.0
+
+
+def as_cancelled(run: RunDir, because: str = "") -> Cancelled:
+    """The error of a driver whose run was cancelled; `because` is how it noticed."""
+    return Cancelled(
+        f"run `{run.run_id}` was cancelled{f': {because}' if because else ''}",
+        where=str(run.path),
+        hint="dflop run, or dflop train, takes it up again",
+    )
 
 
 def cancel_run(

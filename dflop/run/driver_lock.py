@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.errors import LaunchError, StoreError
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.store.lease import Claim, Lease, newest_claim
 from dflop.units import seconds
 
@@ -74,16 +74,12 @@ def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.s
 
 
 @contextlib.contextmanager
-def drive_alone(run: RunDir, say: Say) -> Iterator[Callable[[], None]]:
+def drive_alone(run: RunDir, say: Say) -> Iterator[None]:
     """Be the driver of a run for the length of the block.
 
     Args:
         run: The run.
         say: Told if a driver on another node has to be waited for.
-
-    Yields:
-        Raises a LaunchError when another node has taken over, because this process gave no sign of life for too long;
-        to be called before anything is submitted.
 
     Raises:
         LaunchError: somebody else drives it, or files cannot be locked there.
@@ -93,11 +89,27 @@ def drive_alone(run: RunDir, say: Say) -> Iterator[Callable[[], None]]:
         lease = _lease(run)
         lease.__enter__()
         try:
-            yield lambda: _check(run, lease)
+            yield
         finally:
             # A full disk: the claim is then not released, but old, before anybody else can need it.
             with contextlib.suppress(OSError):
                 lease.__exit__(None, None, None)
+
+
+def refuse_if_taken_over(run: RunDir) -> None:
+    """Stop a driver that another node has succeeded; to be called before anything is submitted.
+
+    Raises:
+        LaunchError: the newest claim is not this process's, because it gave no sign of life for too long.
+    """
+    claim = newest_claim(run.path / FOLDER)
+    if claim is None or (claim.is_of_this_machine and claim.pid == os.getpid()):
+        return
+    raise LaunchError(
+        f"run `{run.run_id}` is driven by somebody else by now: {driver_of(run) or 'who has ended, too'}",
+        where=str(run.path),
+        hint="this process was silent for too long; its jobs are followed by the other one",
+    )
 
 
 @contextlib.contextmanager
@@ -146,17 +158,6 @@ def _lease(run: RunDir) -> Lease:
         raise _refusal(run, driver_of(run)) from None
     except OSError as error:
         raise LaunchError(f"cannot note who drives the run: {error.strerror}", where=str(run.path / FOLDER)) from error
-
-
-def _check(run: RunDir, lease: Lease) -> None:
-    try:
-        lease.check()
-    except StoreError:
-        raise LaunchError(
-            f"run `{run.run_id}` is driven by somebody else by now: {driver_of(run) or 'who has ended, too'}",
-            where=str(run.path),
-            hint="this process was silent for too long; its jobs are followed by the other one",
-        ) from None
 
 
 def _falls_silent(run: RunDir, driver: Driver, say: Say, sleep: Callable[[float], None]) -> bool:

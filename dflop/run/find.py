@@ -12,6 +12,11 @@ LATEST = "latest"
 _MAX_SHOWN = 5
 
 
+def runs_folder() -> Path:
+    """Where runs are when neither a configuration nor an option says so: DFLOP_RUNS, else `runs`."""
+    return Path(os.environ.get("DFLOP_RUNS") or "runs")
+
+
 def all_runs(runs: Path) -> list[RunDir]:
     """Every run in a folder, the one that began last first."""
     found = [RunDir(path) for path in runs.absolute().iterdir()] if runs.is_dir() else []

@@ -16,8 +16,8 @@ from dflop.launch import Journal
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import JobRecord, RunRecord
 from dflop.run import driver_lock
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.store.spool import SpoolWriter, next_seq
 
 BEGINS_WITHIN_S = 60.0

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
-from dflop.launch.commands import run_command
+from dflop.launch.commands import COMMENT, run_command
 from dflop.records import JobRecord
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.launcher import launcher_of
-
-COMMENT = "dflop:"
-"""Begins the comment of every job that dflop submits to Slurm; the id of its run follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,21 @@ import asyncio
 import contextlib
 import functools
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from os import getpid
 from typing import Any
 
 from dflop.config import Config
-from dflop.errors import Cancelled, InfrastructureError, Interrupted, LaunchError
+from dflop.errors import InfrastructureError, Interrupted
 from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, log_paths, run_jobs_async
 from dflop.run import lifecycle
-from dflop.run.console import Say
+from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir
-from dflop.run.driver_lock import driver_of
+from dflop.run.driver_lock import refuse_if_taken_over
 from dflop.run.logs import STEP_LINE
+from dflop.run.messages import Say
 from dflop.store.ingest import ingest
 from dflop.units import count, seconds
 
@@ -125,18 +124,8 @@ def refuse_if_cancelled(run: RunDir) -> None:
         LaunchError: another process has taken over, because this one gave no sign of life for too long.
     """
     if run.is_cancelled():
-        raise Cancelled(
-            f"run `{run.run_id}` was cancelled",
-            where=str(run.path),
-            hint="dflop run, or dflop train, takes it up again",
-        )
-    driver = driver_of(run)
-    if driver is not None and (driver.host, driver.pid) != (socket.gethostname(), getpid()):
-        raise LaunchError(
-            f"run `{run.run_id}` is driven by somebody else by now: {driver}",
-            where=str(run.path),
-            hint="this process was silent for too long; its jobs are followed by the other one",
-        )
+        raise as_cancelled(run)
+    refuse_if_taken_over(run)
 
 
 def is_the_clusters_doing(error: object, run: RunDir) -> bool:

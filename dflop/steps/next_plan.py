@@ -17,8 +17,8 @@ from dflop.errors import ConfigError
 from dflop.launch import JobHandle, Journal, Launcher
 from dflop.records import Decision, Plan
 from dflop.run.batches import TRAIN, Stage, stage_at
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning, replanning, submit
 from dflop.steps.profiling import stored_profile

@@ -13,7 +13,7 @@ from dflop.config import Config
 from dflop.cost.devices import find_device
 from dflop.errors import ConfigError
 from dflop.records import ClusterSpec
-from dflop.run.console import Say
+from dflop.run.messages import Say
 from dflop.units import num_bytes
 
 SAMPLES_PER_GPU = 8

@@ -32,8 +32,8 @@ from dflop.records import (
     SampleShape,
 )
 from dflop.run.batches import profiled_ways, stage_at
-from dflop.run.console import Say
 from dflop.run.directory import RunDir, family_of, tokenizer_of
+from dflop.run.messages import Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
 from dflop.schedule.levels import levelled
 from dflop.steps.planned_cluster import batch_note

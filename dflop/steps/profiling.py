@@ -20,10 +20,10 @@ from dflop.launch import JobSpec, Launcher
 from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
-from dflop.run.console import Say
 from dflop.run.directory import RunDir, dataset_ref, rules_of
 from dflop.run.driver_lock import drive_alone
 from dflop.run.launcher import launcher_of
+from dflop.run.messages import Say
 from dflop.steps import planning, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
 from dflop.steps.media_limits import stated_limits

@@ -24,8 +24,8 @@ from dflop.plan.space import Problem
 from dflop.records import Decision, Plan, RankFactor
 from dflop.report.tables import layout_text
 from dflop.run.batches import stage_at
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.simulate.step import Node, step_nodes
 from dflop.steps.follow import poll_interval_s
 from dflop.steps.planning import Task, find_plans, keep_plans, planning_task

@@ -14,8 +14,8 @@ from dflop.report.cost_plots import COLUMNS, fitted, table_rows
 from dflop.report.history_table import markdown_history
 from dflop.report.summary import RunSummary
 from dflop.report.terminal import markdown_plan, markdown_summary
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
 from dflop.store.freshen import freshen

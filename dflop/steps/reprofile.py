@@ -17,8 +17,8 @@ from dflop.correct.drift_detector import DRIFT_COST
 from dflop.errors import CostError
 from dflop.learn.remeasure import Doubt, Judged, find_doubts, judge, new_doubts, read_doubts, write_doubts
 from dflop.records import Correction, CostTable, Decision, Measurement, ProfileRecord
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.steps.planning import bound_family
 from dflop.steps.replanning import ADVISED, DONE, FAILED, REPROFILE, STAY, spool_decision
 from dflop.store.ingest import ingest

@@ -17,11 +17,12 @@ from dflop.config import Config, Origins
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import Cancelled, DflopError, Interrupted, StoreError
 from dflop.run import lifecycle
-from dflop.run.console import Say
+from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir, rules_of
 from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run
 from dflop.run.launcher import launcher_of
+from dflop.run.messages import Say
 from dflop.run.queue import live_jobs
 from dflop.steps import next_plan, profiling, training
 from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
@@ -189,11 +190,7 @@ def _as_cancelled(run: RunDir, error: DflopError) -> DflopError:
     """A job that ended because its run was cancelled has not failed."""
     if isinstance(error, Cancelled) or not run.is_cancelled():
         return error
-    return Cancelled(
-        f"run `{run.run_id}` was cancelled: {error.what.splitlines()[0]}",
-        where=str(run.path),
-        hint="dflop run, or dflop train, takes it up again",
-    )
+    return as_cancelled(run, error.what.splitlines()[0])
 
 
 def _state_after(error: DflopError) -> str:

@@ -15,8 +15,8 @@ from dflop.errors import ConfigError, Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobState, Journal, Launcher
 from dflop.records import Decision
 from dflop.run.batches import COMPARE, TRAIN
-from dflop.run.console import Say
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.steps import replanning, reprofile, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
 from dflop.steps.next_plan import came_to_nothing, live_job, next_step

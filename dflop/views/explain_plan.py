@@ -22,7 +22,7 @@ from dflop.report.explain_page import Explanation, StageUse, TimeUse, Variation
 from dflop.report.plan_picture import SimulatedStep, save_plan_steps
 from dflop.report.plots import check_suffix
 from dflop.report.tables import stage_layers, stage_name
-from dflop.run.console import Say
+from dflop.run.messages import Say
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import bucket_tokens
 from dflop.schedule.policies import QUICK, StepJob

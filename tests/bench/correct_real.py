@@ -20,8 +20,8 @@ from dflop.cost.model import CostModel
 from dflop.data.demo import make_demo_dataset
 from dflop.records import LLM, GateReading, ModuleFactors, StepObservation, StepPlan
 from dflop.run.batches import GlobalBatches
-from dflop.run.console import say
 from dflop.run.directory import RunDir
+from dflop.run.messages import say
 from dflop.schedule.step_scheduler import schedule_step
 from dflop.steps import planning
 from dflop.store.spool import read_spool

@@ -42,8 +42,8 @@ from dflop.plan.space import Problem
 from dflop.records import Plan
 from dflop.report.tables import layout_text
 from dflop.run.batches import GlobalBatches
-from dflop.run.console import say
 from dflop.run.directory import RunDir
+from dflop.run.messages import say
 from dflop.schedule.step_scheduler import schedule_step
 from dflop.schedule.warm import warm
 from dflop.steps import planning

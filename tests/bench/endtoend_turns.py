@@ -26,8 +26,8 @@ from typing import Any, Self
 from dflop.jobs import train
 from dflop.records import StepObservation
 from dflop.run.batches import TRAIN
-from dflop.run.console import say
 from dflop.run.directory import RunDir
+from dflop.run.messages import say
 from dflop.steps.submit import CPU_ENV
 from dflop.train.activity import Activity
 from tests.bench.jobs import take_given_steps

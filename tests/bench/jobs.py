@@ -21,9 +21,9 @@ from dflop.cost.model import CostModel
 from dflop.jobs import supervisor, train
 from dflop.records import SampleShape, StepObservation, StepPlan, from_dict, to_dict
 from dflop.run import lifecycle
-from dflop.run.console import say
 from dflop.run.directory import RunDir, open_run
 from dflop.run.launcher import launcher_of
+from dflop.run.messages import say
 from dflop.steps import planning, profiling
 from dflop.steps.follow import Listener
 from dflop.store.reader import Reader

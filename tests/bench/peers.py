@@ -26,7 +26,7 @@ from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import SampleShape
-from dflop.run.console import say
+from dflop.run.messages import say
 from dflop.schedule.warm import warm
 from tests.bench.command import options
 from tests.bench.figures import conclude

@@ -27,7 +27,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
 from dflop.records import LLM, ClusterSpec, Plan, SampleShape, StepObservation, StepPlan
-from dflop.run.console import say
+from dflop.run.messages import say
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from tests.bench.command import become_a_job, in_ranks, keep_to, options
 from tests.bench.figures import conclude

@@ -14,7 +14,7 @@ import pytest
 
 from dflop.errors import LaunchError
 from dflop.run.directory import RunDir
-from dflop.run.driver_lock import FOLDER, LEASE_S, check_free, drive_alone, driver_of
+from dflop.run.driver_lock import FOLDER, LEASE_S, check_free, drive_alone, driver_of, refuse_if_taken_over
 from dflop.store import lease
 from tests.jobs.made import make_run
 
@@ -42,8 +42,8 @@ def silent_for(run: RunDir, seconds: float) -> None:
 
 def test_a_run_has_one_driver_and_it_is_known(run):
     assert driver_of(run) is None
-    with drive_alone(run, print) as check:
-        check()
+    with drive_alone(run, print):
+        refuse_if_taken_over(run)
         found = driver_of(run)
         assert found is not None
         assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
@@ -96,13 +96,19 @@ def test_a_driver_on_another_node_that_is_dead_is_waited_for_and_replaced(run, o
 
 def test_whoever_slept_through_a_takeover_is_told(run, on_node):
     on_node(ELSEWHERE)
-    with drive_alone(run, print) as asleep:
+    with drive_alone(run, print):
         silent_for(run, LEASE_S + 1)
         on_node("here")
         # The mount's locks reach one node only.
         other = lease.Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
-        with other, pytest.raises(LaunchError, match="driven by somebody else by now"):
-            asleep()
+        with other:
+            on_node(ELSEWHERE)
+            with pytest.raises(LaunchError, match="driven by somebody else by now: process"):
+                refuse_if_taken_over(run)
+            on_node("here")
+        on_node(ELSEWHERE)
+        with pytest.raises(LaunchError, match="by now: who has ended, too"):
+            refuse_if_taken_over(run)
 
 
 def test_a_file_system_without_locks_and_a_full_disk_are_named_but_no_error_at_the_end(run, monkeypatch):

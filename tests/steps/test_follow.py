@@ -8,11 +8,12 @@ import pytest
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_launcher
-from dflop.run.console import Say
+from dflop.run import driver_lock
 from dflop.run.directory import RunDir
-from dflop.run.driver_lock import Driver
+from dflop.run.messages import Say
 from dflop.steps import follow
 from dflop.steps.follow import Listener, Meanwhile, _Told, follow_jobs
+from dflop.store.lease import Claim
 from tests.launch.helpers import make_spec
 
 
@@ -145,7 +146,8 @@ def test_of_many_jobs_what_they_have_in_common_is_said_once(run, job):
 
 
 def test_who_is_no_longer_the_driver_submits_nothing(run, launcher, job, monkeypatch):
-    monkeypatch.setattr(follow, "driver_of", lambda _: Driver("node7", 1, "2026-11-20T12:00:00Z"))
+    claim = Claim(host="node7", pid=1, since="2026-11-20T12:00:00Z", boot_id="another-boot")
+    monkeypatch.setattr(driver_lock, "newest_claim", lambda _: claim)
     with pytest.raises(LaunchError, match="driven by somebody else by now: process 1 on node7"):
         asyncio.run(follow_jobs(run, launcher, [job], Listener(str)))
     assert not job.folder.exists()

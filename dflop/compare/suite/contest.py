@@ -18,7 +18,7 @@ from dflop.plan.space import Problem
 from dflop.plan.worst import without_beyond
 from dflop.records import Plan
 from dflop.records.speedup import Speedup, speedup
-from dflop.run.console import Say
+from dflop.run.messages import Say
 from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"

@@ -27,7 +27,7 @@ from dflop.errors import InfeasiblePlanError
 from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import Series, bars_svg, save_bars
 from dflop.report.tables import layout_text
-from dflop.run.console import Say
+from dflop.run.messages import Say
 from dflop.units import percent, ratio, seconds
 
 COLUMNS = (

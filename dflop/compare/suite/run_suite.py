@@ -18,7 +18,7 @@ from dflop.profile.hardware import hardware_name
 from dflop.records import CostTable
 from dflop.report.html_page import Drawing
 from dflop.report.plots import check_suffix
-from dflop.run.console import Say
+from dflop.run.messages import Say
 
 
 @dataclass(frozen=True, slots=True)

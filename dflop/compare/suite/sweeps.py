@@ -27,7 +27,7 @@ from dflop.compare.suite.unseen_batches import Noise
 from dflop.errors import InfeasiblePlanError
 from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import BOUND, Panel, Series, line_svg, save_lines
-from dflop.run.console import Say
+from dflop.run.messages import Say
 from dflop.units import percent, ratio, seconds
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
