@@ -55,7 +55,7 @@ def test_a_real_cluster_is_told_and_nothing_is_submitted(partitions, tmp_path):
         ("slurm.extra={mem_per_gpu: 600M}", "cluster.slurm.ask_for_memory"),
         ("num_nodes=5", "cluster.num_nodes"),
         ("num_processes_per_node=5", "cluster.num_processes_per_node"),
-        ("slurm.extra={gpus_per_node: 3}", "cluster.num_processes_per_node"),
+        ("slurm.extra={gpus_per_node: '3'}", "cluster.num_processes_per_node"),
     ],
 )
 def test_what_would_not_start_is_a_failure_that_names_the_key(partitions, tmp_path, override, key):
