@@ -275,10 +275,15 @@ def make_specs(*encoders: str, num_layers: int = 4, max_pp: int = 4) -> tuple[Mo
             hidden_size=64,
             num_heads=4,
             num_kv_heads=4,
+            head_dim=16,
+            mlp_width=256,
+            num_norm_values=512,
             num_layer_params=1_000_000,
             num_edge_params=2_000_000,
             max_pp=max_pp if module == LLM else 1,
             tp_choices=(1,),
+            vocab_size=15_625 if module == LLM else 0,
+            num_entry_params=1_000_000,
         )
         for module in (*encoders, LLM)
     )

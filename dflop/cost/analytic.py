@@ -84,7 +84,7 @@ def _table(
     links = LinkModel(analytic_link_costs(device, num_nodes=1, num_processes_per_node=tp, profile_key=profile_key))
     forward_exchange, backward_exchange = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)
     whole, split = layer_bytes_per_token(spec, is_frozen=is_frozen, recompute=recompute)
-    is_llm = spec.module == LLM
+    edge_per_token, edge_per_item = edge_bytes(spec, tp, is_frozen=is_frozen)
     return with_table_id(
         CostTable(
             table_id="",
@@ -101,8 +101,8 @@ def _table(
             activation_bytes=dataclasses.replace(
                 curve.ZERO,
                 layer_per_token=whole + split / tp,
-                edge_per_token=0.0 if is_llm else edge_bytes(spec),
-                edge_per_item=edge_bytes(spec) / tp if is_llm else 0.0,
+                edge_per_token=edge_per_token,
+                edge_per_item=edge_per_item,
             ),
             layer_param_bytes=-(-BYTES_PER_VALUE * spec.num_layer_params // tp),
             edge_param_bytes=BYTES_PER_VALUE * spec.num_edge_params,

@@ -1,9 +1,9 @@
 """Floating point operations that a global batch asks of a model, and how many its devices could do: the parts of MFU.
 
 Model FLOPs, as in PaLM's model FLOPs utilisation: what the mathematics needs, so that recomputation, padding and tricks
-of kernels count for nothing. A matmul takes two per parameter and token; attention over u tokens takes 4 u^2 h, half of
-that where it is causal (with heads that are together as wide as the model). A backward pass takes twice its forward;
-where weights are frozen and what is before them is not, matmuls with weights take once. The head works on tokens that
+of kernels count for nothing. A matmul takes two per parameter and token; attention over u tokens takes 4 u^2 q
+with queries q wide, half of that where it is causal. A backward pass takes twice its forward; where weights are frozen
+and what is before them is not, matmuls with weights take once. The head works on tokens that
 carry loss, embeddings are looked up. An encoder's patch embedding and projector are left out, some percent of an
 encoder, and norms and biases inside the layers count as matmuls, less than a thousandth: utilisation comes out low
 rather than high.
@@ -28,21 +28,20 @@ class FlopCounter:
 
     Args:
         specs: Modules of the model.
-        vocab_size: Rows of the head.
         frozen: Names of modules whose weights take no gradients, or `<encoder>.tower`s.
     """
 
-    def __init__(self, specs: Sequence[ModuleSpec], vocab_size: int, frozen: Collection[str] = ()) -> None:
+    def __init__(self, specs: Sequence[ModuleSpec], frozen: Collection[str] = ()) -> None:
         # Of forward and backward together.
         self._per_token: dict[str, float] = {}
         self._per_sq_token: dict[str, float] = {}
         for spec in specs:
             weights, attention = _passes(spec.module, specs, frozen)
-            sq_flops = (2.0 if spec.module == LLM else 4.0) * spec.hidden_size
+            sq_flops = (2.0 if spec.module == LLM else 4.0) * spec.query_width
             self._per_token[spec.module] = weights * spec.num_layers * 2.0 * spec.num_layer_params
             self._per_sq_token[spec.module] = attention * spec.num_layers * sq_flops
             if spec.module == LLM:
-                self._per_loss_token = weights * 2.0 * vocab_size * spec.hidden_size
+                self._per_loss_token = weights * 2.0 * spec.vocab_size * spec.hidden_size
 
     def count(self, batch: Iterable[SampleShape]) -> float:
         """FLOPs of forward and backward of a global batch, all modules together; microseconds per sample."""

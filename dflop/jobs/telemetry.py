@@ -20,7 +20,7 @@ from dflop.jobs.tensorboard import Scalars
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import LLM, RankMemory, RankSpan, StepFlops, StepObservation
+from dflop.records import RankMemory, RankSpan, StepFlops, StepObservation
 from dflop.run.batches import GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.manifest import read_latest
@@ -71,7 +71,7 @@ class SpeedCounter:
         frozen: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._batches, self._steps = batches, steps
-        self._counter = FlopCounter(family.specs(), int(family.configs[LLM]["vocab_size"]), frozen)
+        self._counter = FlopCounter(family.specs(), frozen)
         hardware = config.cluster.hardware
         hardware = hardware_name(config.cluster.device) if hardware == "auto" else hardware
         self._peak_flops_per_s = num_ranks * peak_flops_per_s(hardware, config.model.dtype)

@@ -8,6 +8,7 @@ and for the published models.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
@@ -75,6 +76,9 @@ DEFAULTS: Mapping[str, Config] = {
 _QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 DECODERS = (*_QKV_BIAS, "qwen3", "llama", "qwen3_vl_text")
 _QK_NORM = ("qwen3", "qwen3_vl_text")
+_LAYER_NORM, _RMS_NORM, _QK_NORM_VALUES = 2, 4, 3
+"""16-bit values that a norm keeps of each of its inputs: an RMS norm reckons in 32 bit, and keeps what it makes before
+its weight, too; what norms of query and key put out is kept as query and key."""
 
 
 def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
@@ -97,17 +101,22 @@ def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
     edge = c["vocab_size"] * h * (1 if tied else 2) + h
     depth, degrees = c["num_hidden_layers"], _degrees(heads, kv_heads, mlp)
     max_pp = max(1, depth // num_entry_layers)  # of stages as even as they go, the first has so many layers
-    return ModuleSpec(LLM, depth, h, heads, kv_heads, layer, edge, max_pp, degrees, num_entry_layers)
+    norms = 2 * _RMS_NORM * h + _QK_NORM_VALUES * (q + kv) * (kind in _QK_NORM)
+    return ModuleSpec(
+        LLM, depth, h, heads, kv_heads, head_dim, mlp, norms, layer, edge, max_pp, degrees, num_entry_layers,
+        num_mlp_tensors=4, vocab_size=c["vocab_size"], is_tied=tied, num_entry_params=c["vocab_size"] * h,
+    )  # fmt: skip
 
 
 def siglip(c: Config, num_projector_params: int) -> ModuleSpec:
     """SigLIP's vision transformer with a projector."""
     h, mlp = c["hidden_size"], c["intermediate_size"]
-    edge = _patches(c) + (c["image_size"] // c["patch_size"]) ** 2 * h + 2 * h
+    entry = _patches(c) + (c["image_size"] // c["patch_size"]) ** 2 * h
+    edge = 2 * h
     if c["vision_use_head"]:
         edge += h + linear(h, 3 * h) + linear(h, h) + 2 * h + _mlp(h, mlp)
     layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
-    return _tower("vision", c, layer, edge + num_projector_params)
+    return _tower(c, layer, entry, edge + num_projector_params)
 
 
 def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
@@ -125,9 +134,12 @@ def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
     layer = 3 * linear(h, h, c["attention_bias"]) + linear(h, h) + _mlp(h, mlp) + 2 * norm + 2 * h
     layer += 2 * h * c["use_qk_norm"]
     positions = (c["image_size"] // c["patch_size"]) ** 2 + 1
-    edge = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
-    edge += 0 if c["use_mean_pooling"] else 2 * h
-    return _tower("vision", c, layer, edge + num_projector_params, can_split=not c["use_qk_norm"])
+    norms = 2 * h * ({"layer_norm": _LAYER_NORM, "rms_norm": _RMS_NORM}[c["norm_type"]] + 1)  # and two layer scales
+    norms += 2 * _QK_NORM_VALUES * h * c["use_qk_norm"]
+    entry = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
+    behind = num_projector_params + (0 if c["use_mean_pooling"] else 2 * h)
+    found = replace(_tower(c, layer, entry, behind), num_norm_values=norms)
+    return replace(found, tp_choices=(1,)) if c["use_qk_norm"] else found
 
 
 def qwen2_vision(c: Config) -> ModuleSpec:
@@ -135,7 +147,8 @@ def qwen2_vision(c: Config) -> ModuleSpec:
     h = c["embed_dim"]
     c = {**c, "hidden_size": h, "out_hidden_size": c["hidden_size"], "intermediate_size": h * c["mlp_ratio"]}
     layer = 4 * linear(h, h) + _mlp(h, c["intermediate_size"]) + 4 * h
-    return _native(c, layer, linear(_patch_volume(c), h, bias=False) + 2 * h + _merger(c))
+    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + _merger(c))
+    return replace(found, num_mlp_tensors=3)
 
 
 def qwen2_5_vision(c: Config) -> ModuleSpec:
@@ -143,7 +156,8 @@ def qwen2_5_vision(c: Config) -> ModuleSpec:
     h, mlp = c["hidden_size"], c["intermediate_size"]
     layer = 4 * linear(h, h) + 2 * linear(h, mlp) + linear(mlp, h) + 2 * h
     # No bias in the patch embedding; the merger has an RMS norm.
-    return _native(c, layer, linear(_patch_volume(c), h, bias=False) + h + _merger(c))
+    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), h + _merger(c))
+    return replace(found, num_mlp_tensors=4, num_norm_values=2 * _RMS_NORM * h)
 
 
 def qwen3_vision(c: Config) -> ModuleSpec:
@@ -151,20 +165,23 @@ def qwen3_vision(c: Config) -> ModuleSpec:
     h, mlp = c["hidden_size"], c["intermediate_size"]
     layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
     merged = h * c["spatial_merge_size"] ** 2
-    mergers = _merger(c) + 2 * h + len(c["deepstack_visual_indexes"]) * (_merger(c) + 2 * merged)
-    return _native(c, layer, linear(_patch_volume(c), h) + c["num_position_embeddings"] * h + mergers)
+    deep_layers = tuple(c["deepstack_visual_indexes"])
+    entry = linear(_patch_volume(c), h) + c["num_position_embeddings"] * h
+    found = _native(c, layer, entry, _merger(c) + 2 * h)
+    deep = len(deep_layers) * (_merger(c) + 2 * merged)
+    return replace(found, num_edge_params=found.num_edge_params + deep, num_deep_params=deep, deep_layers=deep_layers)
 
 
 def qwen2_audio(c: Config, num_projector_params: int) -> ModuleSpec:
     """Whisper's encoder with a projector; its table of positions is a parameter that is not trained."""
     h = c["d_model"]
-    return _whisper(c, c["max_source_positions"] * h + 2 * h + num_projector_params)
+    return _whisper(c, c["max_source_positions"] * h, 2 * h + num_projector_params)
 
 
 def omni_audio(c: Config) -> ModuleSpec:
     """Whisper's layers over chunks, with start and end embeddings and the projection to the LLM."""
     h, out = c["d_model"], c["output_dim"]
-    return _whisper(c, 2 * out + 2 * h + linear(h, out))
+    return _whisper(c, 0, 2 * out + 2 * h + linear(h, out))
 
 
 def two_layer_projector(width: int, hidden: int, bias: bool = True) -> int:
@@ -177,26 +194,30 @@ def linear(fan_in: int, fan_out: int, bias: bool = True) -> int:
     return fan_in * fan_out + fan_out * bias
 
 
-def _whisper(c: Config, edge: int) -> ModuleSpec:
+def _whisper(c: Config, positions: int, behind: int) -> ModuleSpec:
     h, mlp, heads = c["d_model"], c["encoder_ffn_dim"], c["encoder_attention_heads"]
     layer = 3 * linear(h, h) + h * h + _mlp(h, mlp) + 4 * h  # keys have no bias
-    convolutions = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h
-    degrees = _degrees(heads, heads, mlp)
+    entry = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h + positions
+    return _encoder("audio", c["encoder_layers"], h, heads, mlp, layer, entry, behind)
+
+
+def _native(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
+    h, heads, mlp = c["hidden_size"], c["num_heads"], c["intermediate_size"]
+    return _encoder("vision", c["depth"], h, heads, mlp, layer, entry, behind)
+
+
+def _tower(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
+    h, heads, mlp = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"]
+    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, layer, entry, behind)
+
+
+def _encoder(module: str, depth: int, h: int, heads: int, mlp: int, layer: int, entry: int, behind: int) -> ModuleSpec:
+    """Spec of an encoder with layer norms, and `entry` parameters before its layers and `behind` more behind them."""
+    norms, degrees = 2 * _LAYER_NORM * h, _degrees(heads, heads, mlp)
     return ModuleSpec(
-        "audio", c["encoder_layers"], h, heads, heads, layer, convolutions + edge, c["encoder_layers"], degrees
-    )
-
-
-def _native(c: Config, layer: int, edge: int) -> ModuleSpec:
-    heads, degrees = c["num_heads"], _degrees(c["num_heads"], c["num_heads"], c["intermediate_size"])
-    return ModuleSpec("vision", c["depth"], c["hidden_size"], heads, heads, layer, edge, c["depth"], degrees)
-
-
-def _tower(module: str, c: Config, layer: int, edge: int, *, can_split: bool = True) -> ModuleSpec:
-    heads, mlp = c["num_attention_heads"], c["intermediate_size"]
-    degrees = _degrees(heads, heads, mlp) if can_split else (1,)
-    depth = c["num_hidden_layers"]
-    return ModuleSpec(module, depth, c["hidden_size"], heads, heads, layer, edge, depth, degrees)
+        module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, depth, degrees,
+        num_entry_params=entry,
+    )  # fmt: skip
 
 
 def _degrees(heads: int, kv_heads: int, mlp: int) -> tuple[int, ...]:

@@ -14,16 +14,46 @@ class ModuleSpec:
     hidden_size: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
+    """Queries are `num_heads * head_dim` wide, which need not be the hidden size."""
+    mlp_width: int
+    num_norm_values: int
+    """That norms and scales of a layer keep of a token for the backward pass, of 16 bit; one of 32 bit counts twice."""
     num_layer_params: int
     """Parameters of one layer."""
     num_edge_params: int
-    """Parameters outside the layers (embeddings, patch embedding, projector, head)."""
+    """Parameters outside the layers (embeddings, patch embedding, projector, head), a tied head counted once."""
     max_pp: int
     """Deepest pipeline the engine can cut the module into."""
     tp_choices: tuple[int, ...]
     """Tensor-parallel degrees that the engine can share it out to."""
     num_entry_layers: int = 1
     """First layers that stay together: behind them the features of media are added."""
+    num_mlp_tensors: int = 2
+    """Of the MLP's width that a layer makes of a token: 2, with the two steps of a QuickGELU 3, with a gate 4."""
+    vocab_size: int = 0
+    """Rows of an LLM's embedding and of its head; 0: an encoder."""
+    is_tied: bool = False
+    """Whether embedding and head are one parameter."""
+    num_entry_params: int = 0
+    """Of `num_edge_params`, those before the first layer (embedding, patch embedding, learned positions)."""
+    num_deep_params: int = 0
+    """Of `num_edge_params`, those that make deep features of `deep_layers`, all together; the rest is behind the last
+    layer."""
+    deep_layers: tuple[int, ...] = ()
+    """Layers of an encoder whose hidden states go to the LLM as deep features."""
+
+    @property
+    def is_gated_mlp(self) -> bool:
+        return self.num_mlp_tensors == 4
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def masked_flops() -> float:
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_language_model_takes_what_torch_counts(is_frozen):
-    counter = FlopCounter([VIT_SPEC, TEXT_SPEC], VOCAB, [LLM] if is_frozen else [])
+    counter = FlopCounter([VIT_SPEC, TEXT_SPEC], [LLM] if is_frozen else [])
     found = counter.count([make_sample(0, NUM_TOKENS, num_supervised_tokens=100)])
     assert found == pytest.approx(counted_llm(is_frozen, 100) - masked_flops(), rel=1e-3)
 
@@ -62,7 +62,7 @@ def test_an_encoder_takes_what_torch_counts_but_for_its_edge():
     counted = watched.get_total_flops()
     patches = (384 // 14) ** 2
     # An image is a sequence of its own; the sample has no text to count.
-    counter = FlopCounter([VIT_SPEC, TEXT_SPEC], VOCAB)
+    counter = FlopCounter([VIT_SPEC, TEXT_SPEC])
     with_images = counter.count([make_sample(0, 8, [("vision", patches), ("vision", patches)])])
     rows = 2 * (patches // 4)
     found = with_images - counter.count([make_sample(0, 8 + rows)])
@@ -72,14 +72,14 @@ def test_an_encoder_takes_what_torch_counts_but_for_its_edge():
 @pytest.mark.parametrize("name", ["vision", "vision.tower"])
 def test_a_frozen_encoder_has_no_backward(name):
     media, specs = [("vision", 729)], [VIT_SPEC, TEXT_SPEC]
-    text = FlopCounter(specs, VOCAB).count([make_sample(0, 8 + 729 // 4)])
-    found = [FlopCounter(specs, VOCAB, frozen).count([make_sample(0, 8, media)]) - text for frozen in ([], [name])]
+    text = FlopCounter(specs).count([make_sample(0, 8 + 729 // 4)])
+    found = [FlopCounter(specs, frozen).count([make_sample(0, 8, media)]) - text for frozen in ([], [name])]
     assert found[1] == pytest.approx(found[0] / 3)
 
 
 def test_samples_add_up():
-    tiny = ModuleSpec(LLM, 2, 16, 2, 2, 1000, 10, 2, (1,))
-    counter = FlopCounter([tiny], 7)
+    tiny = ModuleSpec(LLM, 2, 16, 2, 2, 8, 64, 128, 1000, 10, 2, (1,), vocab_size=7)
+    counter = FlopCounter([tiny])
     # Layers: 2 * 1000 per token and 2 * 16 per squared token, twice; head: 2 * 7 * 16 per token that carries loss.
     expected = [3 * (2 * (2000 * n + 32 * n * n) + 224 * 10) for n in (5, 9)]
     samples = [make_sample(0, 5), make_sample(1, 9)]

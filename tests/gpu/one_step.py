@@ -55,7 +55,7 @@ class Whole:
 
     @cached_property
     def flops(self) -> FlopCounter:
-        return FlopCounter(self.family.specs(), self.vocab_size)
+        return FlopCounter(self.family.specs())
 
     def ids(self, shape: SampleShape) -> tuple[np.ndarray, np.ndarray]:
         """(token ids, labels) of a sample: media first, loss on the last of the text."""

@@ -98,7 +98,7 @@ def told(tmp_path):
     batches = GlobalBatches(config, shapes)
     family = trainable_of(config, VOCAB)
     telemetry.count_speed(SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS))
-    yield telemetry, rows, run, (FlopCounter(family.specs(), VOCAB), batches)
+    yield telemetry, rows, run, (FlopCounter(family.specs()), batches)
     telemetry.close()
 
 

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from dflop.errors import ConfigError
 from dflop.models import counts, load_family
 from dflop.models.family import Family
+from dflop.models.slices import ENTRIES
 from dflop.records import LLM, ModuleSpec
 from tests.models.tiny_families import CASES, LLAVA, TEXT
 from tests.train.synthetic import HF_CONFIG
@@ -71,6 +72,10 @@ def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
         assert specs[module].hidden_size == width
         assert specs[module].num_heads == (heads or config.num_attention_heads)
         assert_spec_equals(specs[module], whole, model.get_submodule(f"{tower.path}.{tower.layers}"))
+        own = {n.removeprefix(f"{tower.path}."): p for n, p in named.items() if n.startswith(f"{tower.path}.")}
+        entry = [p for n, p in own.items() if n.partition(".")[0] in ENTRIES[tower.call]]
+        deep = [p for n, p in own.items() if n.startswith("deepstack_merger_list.")]
+        assert (specs[module].num_entry_params, specs[module].num_deep_params) == (num_params(entry), num_params(deep))
     decoder = model.get_submodule(family.decoder.path)
     whole = [*decoder.parameters(), *model.get_submodule(family.decoder.head).parameters()]
     assert_spec_equals(specs[LLM], whole, decoder.layers)
@@ -78,6 +83,9 @@ def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
     assert (specs[LLM].hidden_size, specs[LLM].num_heads, specs[LLM].num_kv_heads) == (
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     )  # fmt: skip
+    head, embedding = model.get_submodule(family.decoder.head), decoder.embed_tokens
+    assert (specs[LLM].vocab_size, specs[LLM].is_tied) == (len(head.weight), head.weight is embedding.weight)
+    assert specs[LLM].num_entry_params == embedding.weight.numel()
     assert sum(total(spec) for spec in specs.values()) == num_params(model.parameters())
 
 
@@ -85,6 +93,13 @@ def assert_spec_equals(spec: ModuleSpec, whole: list[torch.nn.Parameter], layers
     assert spec.num_layers == len(layers)
     assert {num_params(layer.parameters()) for layer in layers} == {spec.num_layer_params}
     assert total(spec) == num_params(whole), spec.module
+    linears = [(n, m) for n, m in layers[0].named_modules() if isinstance(m, torch.nn.Linear)]
+    widths = {n.rpartition(".")[2]: m.out_features for n, m in linears}
+    (into, *_) = (n for n in ("gate_proj", "up_proj", "fc1", "linear_fc1") if n in widths)
+    assert (spec.mlp_width, spec.is_gated_mlp) == (widths[into], "gate_proj" in widths)
+    assert spec.query_width + 2 * spec.key_width == sum(
+        widths.get(n, 0) for n in ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qkv")
+    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

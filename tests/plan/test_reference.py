@@ -112,7 +112,9 @@ def test_memory_rule_charges_the_encoder_for_every_replica_it_serves_and_both_pi
 def test_flops_as_published_with_the_miscounted_keys():
     depth, h, heads, kv_heads, width, vocab, s = 28, 3584, 28, 4, 18944, 152064, 2048
     layer = 2 * h * h + 2 * h * h * kv_heads // heads + 3 * h * width
-    spec = ModuleSpec(LLM, depth, h, heads, kv_heads, layer, 2 * h * vocab, depth, (1,))
+    spec = ModuleSpec(
+        LLM, depth, h, heads, kv_heads, h // heads, width, 8 * h, layer, 2 * h * vocab, depth, (1,), vocab_size=vocab
+    )
     miscounted = heads / kv_heads
     whole = (
         6 * depth * s * h * h * (2 + 2 * miscounted / heads + s / h) + 18 * depth * s * h * width + 6 * s * h * vocab
@@ -124,7 +126,9 @@ def test_flops_as_published_with_the_miscounted_keys():
 
 def test_flops_of_tiles_as_published():
     depth, h, width, patches, patch = 27, 1152, 4304, 729, 14
-    spec = ModuleSpec("vision", depth, h, 16, 16, 4 * h * h + 2 * h * width, 3 * patch**2 * h, depth, (1,))
+    spec = ModuleSpec(
+        "vision", depth, h, 16, 16, h // 16, width, 4 * h, 4 * h * h + 2 * h * width, 3 * patch**2 * h, depth, (1,)
+    )
     layers = 3 * (8 * h * h * patches + 4 * patches**2 * h) + 12 * patches * h * width
     embedding = 18 * h * patches * patch**2
     assert encoder_flops(spec, 5, patches) == pytest.approx(4 / 3 * 5 * (depth * layers + embedding))

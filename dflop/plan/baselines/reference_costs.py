@@ -107,13 +107,13 @@ def encoder_flops(spec: ModuleSpec, num_tiles: npt.ArrayLike, tile_tokens: float
 def llm_flops(spec: ModuleSpec, num_tokens: npt.ArrayLike) -> tuple[Floats, Floats]:
     """(linear, attention) FLOPs of training on sequences of `num_tokens`, with recomputation.
 
-    Attention is causal. The head is half of the edge: an embedding is looked up. Keys and values take
+    Attention is causal, and an embedding is looked up. Keys and values take
     `2 h^2 * kv_heads / heads` parameters, which the reference counts with heads / kv_heads in place of kv_heads.
     """
     tokens = np.asarray(num_tokens, dtype=np.float64)
     miscounted = spec.num_heads / spec.num_kv_heads - spec.num_kv_heads
     layer_params = spec.num_layer_params + 2 * spec.hidden_size**2 * miscounted / spec.num_heads
-    linear = 2 * tokens * (spec.num_layers * layer_params + spec.num_edge_params / 2)
+    linear = 2 * tokens * (spec.num_layers * layer_params + spec.vocab_size * spec.hidden_size)
     attention = 2 * tokens**2 * spec.hidden_size * spec.num_layers
     return RECOMPUTE_FLOPS * TRAINING_PASSES * linear, RECOMPUTE_FLOPS * TRAINING_PASSES * attention
 
