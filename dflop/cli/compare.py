@@ -65,8 +65,7 @@ def compare(
         return
     from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_ahead
-    from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows
-    from dflop.compare.trainers_page import data_page
+    from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows, data_page
     from dflop.config import load_config
     from dflop.steps.planned_cluster import planned_cluster
 
@@ -77,7 +76,7 @@ def compare(
     contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say)
     if html is not None:
         _write(html, data_page(contest, loaded, config, num_steps, usd_per_gpu_hour), say)
-    print_rows(COLUMNS, comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
+    print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
     say(f"simulated on {num_batches} batches nobody planned for; costs {outlook.source}")
     say(contest.plans.ours.reason)
 

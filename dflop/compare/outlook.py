@@ -7,7 +7,9 @@ named device. Everything that comes out is simulated.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
@@ -26,6 +28,8 @@ from dflop.run.messages import Say
 from dflop.steps import planning
 from dflop.steps.profiling import data_profile, own_run, stored_profile
 from dflop.store.reader import Reader
+
+T = TypeVar("T")
 
 MAX_SAMPLES = 20_000
 """Shapes that batches are drawn from: more would not change them, and a million take minutes to read."""
@@ -54,32 +58,29 @@ async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say
     Raises:
         CostError: measured costs are wanted and the store has none, or an unknown device.
     """
-    async with own_run(config, "plan", say) as run:
-        found = await data_profile(run, reading_launcher_of(run, run.config(), say), say)
-        return await asyncio.to_thread(_outlook, run.config(), found.profile_key, device, cluster)
+    return await _with_profile(config, "plan", say, lambda own, key: _outlook(own, key, device, cluster))
 
 
 async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
     """The probes a profile of the modules would take, timed by the data sheet of `device` where one is named."""
-    async with own_run(config, "probes", say) as run:
+    return await _with_profile(config, "probes", say, lambda own, key: _probes(own, key, device))
+
+
+async def _with_profile(config: Config, suffix: str, say: Say, look: Callable[[Config, str], T]) -> T:
+    async with own_run(config, suffix, say) as run:
         found = await data_profile(run, reading_launcher_of(run, run.config(), say), say)
-        return await asyncio.to_thread(_probes, run.config(), found.profile_key, device)
+        return await asyncio.to_thread(look, run.config(), found.profile_key)
 
 
 def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]:
     family, settings = planning.bound_family(config), config.model_profile
-    ways = [WAYS[name] for name in profiled_ways(config)]
-    frozen = [spec.module for spec in family.specs()]
-    with Reader(config.store) as reader:
-        drawn, largest = reader.shapes(profile_key, max_samples=MAX_SAMPLES), reader.largest_samples(profile_key)
+    specs, sheet = family.specs(), find_device(device) if device else None
+    drawn, largest = _shapes(config, profile_key)
     shapes = list({s.sample_index: s for s in (*drawn, *largest)}.values())
     tables: list[CostTable] = []
-    memory_bytes: int | None = None
-    if device:
-        sheet = find_device(device)
-        memory_bytes = sheet.memory_bytes
-        tables = analytic_cost_tables(family.specs(), sheet, profile_key="")
-        tables += analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen)
+    if sheet is not None:
+        for frozen in ((), [spec.module for spec in specs]):
+            tables += analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen)
     return [
         probe
         for tp in settings.tp
@@ -92,27 +93,24 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
             num_repeats=settings.num_repeats,
             budget_s=settings.budget_s,
             seed=config.model.seed,
-            ways=ways,
+            ways=[WAYS[name] for name in profiled_ways(config)],
             tp=tp,
             tables=tables,
-            memory_bytes=memory_bytes,
+            memory_bytes=sheet.memory_bytes if sheet else None,
         )
     ]
 
 
 def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
-    with Reader(config.store) as reader:
-        shapes = reader.shapes(profile_key, max_samples=MAX_SAMPLES)
-        worst = reader.largest_samples(profile_key)
+    shapes, worst = _shapes(config, profile_key)
     cost, source = _costs(config, device, cluster)
+    batches = sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed)
     problem = Problem(
         run_id="outlook",
         specs=planning.used_modules(planning.bound_family(config), (*shapes, *worst)),
         cluster=cluster,
         cost=cost.extrapolating(),
-        batches=tuple(
-            sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed)
-        ),
+        batches=tuple(batches),
         global_batch_size=config.plan.global_batch_size,
         snapshot_seq=0,
         space=planning.search_space(config),
@@ -121,16 +119,18 @@ def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec
     return Outlook(problem, tuple(shapes), source)
 
 
+def _shapes(config: Config, profile_key: str) -> tuple[list[SampleShape], list[SampleShape]]:
+    """(drawn at random, the largest)."""
+    with Reader(config.store) as reader:
+        return reader.shapes(profile_key, max_samples=MAX_SAMPLES), reader.largest_samples(profile_key)
+
+
 def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel, str]:
     specs, frozen = planning.bound_family(config).specs(), stages_of(config)[-1].frozen
     if device:
-        sheet = find_device(device)
-        links = analytic_link_costs(  # an explanation asks what one node more would do
-            sheet,
-            num_nodes=cluster.num_nodes + 1,
-            num_processes_per_node=cluster.num_processes_per_node,
-            profile_key="",
-        )
+        sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
+        each = cluster.num_processes_per_node
+        links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
         tables, held = tables_for(analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen), frozen)
         cost = CostModel(tables, specs=specs, links=links, frozen=held)
         return cost, f"analytic, {sheet.name}: never measured"

@@ -1,25 +1,69 @@
-"""What trainers would take for the same global batches of one's own data: rows of `dflop compare`. All simulated."""
+"""What trainers would take for the same global batches of one's own data: rows and page of `dflop compare CONFIG`.
+
+All simulated. A further figure of a competitor is a field of `Competitor`, with a column in `COLUMNS` (for programs)
+and one in `_table` (for people).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
+from dflop import __version__, units
 from dflop.compare.outlook import Outlook
 from dflop.compare.suite.cases import Setting
 from dflop.compare.suite.contest import BATCHES, DEFAULT, GROUPED, OURS, REFERENCE, TOKEN_LPT, TUNED, Contest, contest
-from dflop.compare.suite.savings import savings
+from dflop.config import Config
 from dflop.data.distribution import sample_batches
 from dflop.plan.drafts import holding
 from dflop.records import Plan
-from dflop.report.tables import layout_text
+from dflop.records.speedup import Speedup
+from dflop.report.html_page import Drawing, Page, Section
+from dflop.report.suite_plots import competitors as bars_of
+from dflop.report.tables import Table, layout_text, make_table
+from dflop.report.worth import gpu_hours
 from dflop.run.messages import Say
 
-COLUMNS = (
-    "what", "layout", "microbatches", "step_s", "speedup", "speedup_low", "speedup_high", "idle_frac", "gpu_hours",
-    "usd",
-)  # fmt: skip
-"""Speed-ups are over the tuned uniform plan, geometric means over batches with their 95 % interval."""
 BOUND = "perfect balance, no bubble"
+NOTES = (
+    "Simulated: every number. Plans were made on some batches of your data and judged on others.",
+    "Speed-ups are over the best uniform plan of all that fit: one layout for the whole model, arrival order, equal "
+    "counts. Geometric means over batches, the same for all, with their 95 % interval.",
+    "The bound is what the step would take with every GPU busy all the time, at the best tensor-parallel degree.",
+    "A name with (exceeds memory): its plan does not fit, or some batch or sample has more than it has room for.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Competitor:
+    """A trainer on the batches that nobody planned for."""
+
+    what: str
+    plan: Plan | None
+    step_s: float
+    """Mean over batches."""
+    speedup: Speedup
+    """Over the tuned uniform plan."""
+    idle_frac: float
+    gpu_hours: float
+    """Of all steps of the training, on all GPUs, whether a plan uses them or not."""
+    usd: float
+
+
+COLUMNS: Mapping[str, Callable[[Competitor], object]] = {
+    "what": lambda c: c.what,
+    "layout": lambda c: layout_text(c.plan) if c.plan else "",
+    "microbatches": lambda c: c.plan.num_microbatches if c.plan else None,
+    "step_s": lambda c: c.step_s,
+    "speedup": lambda c: c.speedup.mean,
+    "speedup_low": lambda c: c.speedup.low if c.speedup.has_interval else None,
+    "speedup_high": lambda c: c.speedup.high if c.speedup.has_interval else None,
+    "idle_frac": lambda c: c.idle_frac,
+    "gpu_hours": lambda c: c.gpu_hours,
+    "usd": lambda c: c.usd,
+}
 
 
 def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> Contest:
@@ -33,40 +77,111 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> 
     return contest(Setting("your data", "your data", problem, tuple(unseen), outlook.source), say)
 
 
+def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
+    """The data-blind ones first, the bound last; those without a plan are left out."""
+    plans = found.plans
+    named: dict[str, tuple[str, Plan | None]] = {
+        DEFAULT: ("uniform, default", plans.default),
+        TUNED: ("uniform, tuned", plans.tuned),
+        GROUPED: ("uniform, length-grouped", plans.tuned),
+        TOKEN_LPT: ("LPT on LLM tokens, on the better of tuned and dflop", None),
+        BATCHES: ("uniform, our batches", plans.tuned),
+        REFERENCE: ("reference's plan, balanced", plans.reference),
+        OURS: ("dflop", plans.ours),
+    }
+
+    def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
+        hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
+        return Competitor(what, plan, step_s, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
+
+    rows = []
+    for key, (what, plan) in named.items():
+        if (steps := found.steps.get(key)) is not None:
+            judged = (plan,) if plan else (plans.ours, plans.tuned)
+            is_over = steps.num_over_cap > 0 or all(holding(found.setting.problem, p) is None for p in judged)
+            name = what + " (exceeds memory)" * is_over
+            rows.append(competitor(name, plan, steps.mean_s, found.speedup(key), steps.mean_idle_frac))
+    bound_s = sum(found.bound_s) / len(found.bound_s)
+    return [*rows, competitor(BOUND, None, bound_s, Speedup(found.bound_speedup, math.nan, math.nan, 0), 0.0)]
+
+
 def comparison_rows(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[tuple[object, ...]]:
-    """Rows of `COLUMNS`, the data-blind ones first; competitors without a plan are left out."""
-    ours, tuned = found.plans.ours, found.plans.tuned
-    competitors: Sequence[tuple[str, str, Plan | None]] = (
-        (DEFAULT, "uniform, default", found.plans.default),
-        (TUNED, "uniform, tuned", tuned),
-        (GROUPED, "uniform, length-grouped", tuned),
-        (TOKEN_LPT, "LPT on LLM tokens, on the better of tuned and dflop", None),
-        (BATCHES, "uniform, our batches", tuned),
-        (REFERENCE, "reference's plan, balanced", found.plans.reference),
-        (OURS, "dflop", ours),
+    """Rows of `COLUMNS`, for programs."""
+    return [tuple(of(row) for of in COLUMNS.values()) for row in competitors(found, num_steps, usd_per_gpu_hour)]
+
+
+def data_page(found: Contest, config: Config, config_file: Path, num_steps: int, usd_per_gpu_hour: float) -> Page:
+    """The page of `--html`.
+
+    Args:
+        found: What was compared.
+        config: Of the run that it is about.
+        config_file: Where that lies.
+        num_steps: Optimizer steps of the training whose cost is told.
+        usd_per_gpu_hour: Price; 0: unknown, the page shows no cost.
+    """
+    rows = competitors(found, num_steps, usd_per_gpu_hour)
+    bars = [(c.what, c.speedup.mean, c.speedup.low, c.speedup.high) for c in rows[:-1]]
+    caption = "Times as fast as the tuned uniform plan; whiskers: 95 % intervals; dashed: the bound"
+    drawing = Drawing(bars_of("competitors", caption, bars, found.bound_speedup).svg(), f"{caption}.")
+    steps, tuned = found.steps[OURS], found.steps[TUNED]
+    facts = (
+        ("command", f"dflop compare {config_file}"),
+        ("configuration key", config.key),
+        ("costs", found.setting.cost_name),
+        ("batches", f"{len(found.setting.unseen)}, none of which was planned for"),
+        ("plan", f"{found.plans.ours.plan_id}: {found.plans.ours.reason}"),
+        ("dflop", __version__),
     )
-    rows = [
-        _row(found, key, name, plan, num_steps, usd_per_gpu_hour)
-        for key, name, plan in competitors
-        if key in found.steps
-    ]
-    mean_s = sum(found.bound_s) / len(found.bound_s)
-    cost = savings(mean_s, mean_s, num_steps, found.setting.num_gpus, usd_per_gpu_hour)
-    spent = (cost.baseline_gpu_hours, cost.baseline_gpu_hours * usd_per_gpu_hour)
-    return [*rows, (BOUND, "", None, mean_s, found.bound_speedup, None, None, 0.0, *spent)]
+    return Page(
+        title="dflop on your data",
+        subtitle=f"{config.name}: {found.setting.num_gpus} devices, costs {found.setting.cost_name}.",
+        kinds=("simulated",),
+        verdict=_verdict(found),
+        numbers=(
+            ("step, simulated", units.seconds(steps.mean_s), f"uniform, tuned: {units.seconds(tuned.mean_s)}"),
+            (
+                "idle, simulated",
+                units.percent(steps.mean_idle_frac),
+                f"uniform, tuned: {units.percent(tuned.mean_idle_frac)}",
+            ),
+            ("step over the bound", units.ratio(found.over_bound), "1.00x cannot be beaten"),
+        ),
+        sections=(
+            Section(
+                "speedups",
+                "Speed-ups, their bound and what they are worth",
+                ("simulated",),
+                drawings=(drawing,),
+                tables=(_table(rows, num_steps, has_price=usd_per_gpu_hour > 0),),
+            ),
+            Section("how", "How to read this", notes=NOTES),
+            Section("reproduce", "To reproduce", facts=facts),
+        ),
+    )
 
 
-def _row(
-    found: Contest, key: str, name: str, plan: Plan | None, num_steps: int, usd_per_gpu_hour: float
-) -> tuple[object, ...]:
-    steps, speedup = found.steps[key], found.speedup(key)
-    assert speedup is not None, key
-    cost = savings(steps.mean_s, steps.mean_s, num_steps, found.setting.num_gpus, usd_per_gpu_hour)
-    judged = (plan,) if plan else (found.plans.ours, found.plans.tuned)
-    is_over = steps.num_over_cap > 0 or all(holding(found.setting.problem, p) is None for p in judged)
-    over = " (exceeds memory)" * is_over
-    return (
-        name + over, layout_text(plan) if plan else "", plan.num_microbatches if plan else None, steps.mean_s,
-        speedup.mean, speedup.low, speedup.high, steps.mean_idle_frac, cost.baseline_gpu_hours,
-        cost.baseline_gpu_hours * usd_per_gpu_hour,
-    )  # fmt: skip
+def _verdict(found: Contest) -> str:
+    ours = found.speedup(OURS)
+    times = units.speedup(ours.mean, ours.low, ours.high)
+    if ours.has_interval and not ours.is_conclusive:
+        return f"Simulated: no difference beyond noise to the best uniform plan, {times}."
+    bound = f"With every GPU busy all the time it would be {units.ratio(found.bound_speedup)}."
+    return f"Simulated: dflop is {times} as fast as the best uniform plan. {bound}"
+
+
+def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
+    columns: dict[str, Callable[[Competitor], str]] = {
+        "what": lambda c: c.what,
+        "layout": lambda c: layout_text(c.plan) if c.plan else "",
+        "micro-batches": lambda c: str(c.plan.num_microbatches) if c.plan else "",
+        "step": lambda c: units.seconds(c.step_s),
+        "speed-up": lambda c: units.speedup(c.speedup.mean, math.nan, math.nan),
+        "95 %": lambda c: f"{c.speedup.low:.3f}-{c.speedup.high:.3f}" if c.speedup.has_interval else "",
+        "idle": lambda c: units.percent(c.idle_frac),
+        "GPU-hours": lambda c: f"{c.gpu_hours:,.1f}",
+    }
+    if has_price:
+        columns["USD"] = lambda c: f"{c.usd:,.0f}"
+    title = f"The same batches, and {units.count(num_steps)} steps"
+    return make_table(title, rows, columns, {"what", "layout"}, "Means over batches.")

@@ -11,16 +11,16 @@ Inside a track everything is kept in whole nanoseconds: slices that touch in the
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dflop import __version__
 from dflop.records import Plan, RankSpan, StepObservation, StepPlan
 from dflop.report.observed_steps import MeasuredStep
-from dflop.report.predicted import Op, PredictedOp, PredictedStep, simulate_again
+from dflop.report.predicted import Op, PredictedStep, simulate_again
 from dflop.report.tables import layout_text, stage_name
-from dflop.simulate.step import Node
 
 MEASURED, INPUT, PREDICTED = 1, 2, 3
 """Tracks of a rank; steps whose predictions overlap, since they ran faster, need further ones behind the last."""
@@ -30,22 +30,6 @@ ARROW_NS = 10
 """How far inside a slice an arrow ends: at its very edge it might belong to the neighbour."""
 
 Event = dict[str, Any]
-
-
-@dataclass(slots=True)
-class _TrackEnds:
-    """Where tracks end so far, in nanoseconds."""
-
-    measured: dict[int, int] = field(default_factory=dict)
-    """By rank."""
-    predicted: list[int] = field(default_factory=list)
-    """The same for all ranks."""
-
-    def free_track(self, begin: int, end: int) -> int:
-        """Number of the first predicted track that has room."""
-        free = next((i for i, at in enumerate(self.predicted) if at <= begin), len(self.predicted))
-        self.predicted[free:] = [end, *self.predicted[free + 1 :]]
-        return free
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +52,28 @@ def chrome_trace(run_id: str, steps: Sequence[TracedStep], max_concurrency: int 
         steps: In order.
         max_concurrency: Processes that can compute at once; None: each has a device of its own.
     """
-    if not steps:
-        return {"traceEvents": [], "displayTimeUnit": "ms", "otherData": _other(run_id, steps)}
-    origin_s = min(_begin_s(rank) for rank in steps[0].measured.ranks)
     # What comes before the first step must not come before zero.
-    before = (-span.start_s for span in steps[0].spans)
-    before_input = (rank.data_wait_s for rank in steps[0].measured.ranks)
-    origin_s -= max(0.0, *before, *before_input)
-    ends, events = _TrackEnds(), list[Event]()
+    ranks = [rank for step in steps[:1] for rank in step.measured.ranks]
+    before = [*(rank.data_wait_s for rank in ranks), *(-span.start_s for step in steps[:1] for span in step.spans)]
+    origin_s = min((_begin_s(rank) for rank in ranks), default=0.0) - max(0.0, *before, 0.0)
+    measured_ends, predicted_ends, events = dict[int, int](), list[int](), list[Event]()
     for step in steps:
         again = None
         if step.plan is not None and step.step_plan is not None:
             again = simulate_again(step.plan, step.step_plan, step.measured.ranks, max_concurrency)
-        events += _step(step, again, origin_s, ends)
-    events = [*_names(steps, len(ends.predicted)), *events]
+        events += _step(step, again, origin_s, measured_ends, predicted_ends)
+    events = [*_names(steps, len(predicted_ends)), *events]
     for number, event in enumerate(e for e in events if e["ph"] in "sf"):
         event["id"] = number // 2
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _other(run_id, steps)}
-
-
-def _other(run_id: str, steps: Sequence[TracedStep]) -> dict[str, str]:
     numbers = [s.measured.step for s in steps]
-    return {
+    about = {
         "run": run_id,
         "steps": f"{numbers[0]} to {numbers[-1]}" if numbers else "none",
         "dflop": __version__,
         "measured": "by the ranks, wall time by their own clocks",
         "predicted": "simulated from the recorded predictions of every microbatch; messages take no time",
     }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
 def _names(steps: Sequence[TracedStep], num_predicted: int) -> Iterator[Event]:
@@ -123,32 +101,34 @@ def _meta(what: str, rank: int, track: int, **args: object) -> Event:
     return {"ph": "M", "name": what, "pid": _pid(rank), "tid": track, "ts": 0, "args": args}
 
 
-def _step(step: TracedStep, again: PredictedStep | None, origin_s: float, ends: _TrackEnds) -> Iterator[Event]:
-    """Events of one step, which moves `ends` on."""
-    spans: dict[int, list[RankSpan]] = {}
+def _step(
+    step: TracedStep,
+    again: PredictedStep | None,
+    origin_s: float,
+    measured_ends: dict[int, int],
+    predicted_ends: list[int],
+) -> Iterator[Event]:
+    """Events of one step, which moves the ends of what each rank measured, and of the predicted tracks, on."""
+    begins, spans = list[int](), defaultdict[int, list[RankSpan]](list)
     for span in step.spans:
-        spans.setdefault(span.rank, []).append(span)
-    begins: dict[int, int] = {}
+        spans[span.rank].append(span)
     slices: dict[Op, tuple[int, int, int]] = {}
     for rank in step.measured.ranks:
-        own = spans.get(rank.rank, [])
-        wait_ns = _ns(rank.data_wait_s)
+        own = spans[rank.rank]
         # A clock that was set back would lay a step over the one before it.
-        begin = max(_ns(_begin_s(rank) - origin_s), ends.measured.get(rank.rank, 0) + wait_ns)
-        begins[rank.rank] = begin
+        begin = max(_ns(_begin_s(rank) - origin_s), measured_ends.get(rank.rank, 0) + _ns(rank.data_wait_s))
+        begins.append(begin)
         yield from _waits(rank, own, begin)
-        yield from _measured(step, rank, own, begin, slices)
+        yield from _measured(rank, own, begin, slices)
         behind = [begin + _ns(s.start_s + s.duration_s) for s in own if s.name == AFTER_STEP]
-        ends.measured[rank.rank] = max([begin + _ns(rank.step_s), *behind])
+        measured_ends[rank.rank] = max([begin + _ns(rank.step_s), *behind])
     if again is not None and step.plan is not None:
-        begin = min(begins.values())
-        track = PREDICTED + ends.free_track(begin, begin + _ns(again.pipeline_s) + _ns(step.plan.sync_s))
-        of_node: dict[Node, list[PredictedOp]] = {}
-        for op in again.ops:
-            of_node.setdefault(op.node, []).append(op)
+        begin = min(begins)
+        end = begin + _ns(again.pipeline_s) + _ns(step.plan.sync_s)
+        free = next((i for i, at in enumerate(predicted_ends) if at <= begin), len(predicted_ends))
+        predicted_ends[free : free + 1] = [end]
         for rank in step.measured.ranks:
-            ops = of_node.get((rank.module, rank.stage, rank.dp_rank), [])
-            yield from _predicted(step.plan, again.pipeline_s, ops, rank, track, begin)
+            yield from _predicted(step.plan, again, rank, PREDICTED + free, begin)
         yield from _arrows(again, slices)
 
 
@@ -165,11 +145,7 @@ def _waits(rank: StepObservation, spans: Sequence[RankSpan], begin: int) -> Iter
 
 
 def _measured(
-    step: TracedStep,
-    rank: StepObservation,
-    spans: Sequence[RankSpan],
-    begin: int,
-    slices: dict[Op, tuple[int, int, int]],
+    rank: StepObservation, spans: Sequence[RankSpan], begin: int, slices: dict[Op, tuple[int, int, int]]
 ) -> Iterator[Event]:
     """The step and what is inside it; `slices` takes (rank, start, end) of what others may wait for."""
     end_of_step = begin + _ns(rank.step_s)
@@ -221,15 +197,13 @@ def _inside(rank: StepObservation, spans: Sequence[RankSpan]) -> list[tuple[str,
     return sorted(found, key=lambda span: (span[2], span[2] + span[3]))
 
 
-def _predicted(
-    plan: Plan, pipeline_s: float, ops: Sequence[PredictedOp], rank: StepObservation, track: int, begin: int
-) -> Iterator[Event]:
+def _predicted(plan: Plan, again: PredictedStep, rank: StepObservation, track: int, begin: int) -> Iterator[Event]:
     """The same step as it was predicted, from when its first rank began."""
-    end = begin + _ns(pipeline_s)
+    end = begin + _ns(again.pipeline_s)
     end_of_step = end + _ns(plan.sync_s)
-    told = {"step": rank.step, "pipeline_s": pipeline_s, "sync_s": plan.sync_s, "layout": layout_text(plan)}
+    told = {"step": rank.step, "pipeline_s": again.pipeline_s, "sync_s": plan.sync_s, "layout": layout_text(plan)}
     yield _slice(rank.rank, track, f"step {rank.step}", begin, end_of_step, told)
-    for op in ops:
+    for op in again.of((rank.module, rank.stage, rank.dp_rank)):
         start, stop = _from_to(begin, op.start_s, op.duration_s)
         if stop > start:
             name = "forward" if op.phase == "F" else "backward"

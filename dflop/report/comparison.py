@@ -7,7 +7,6 @@ the same figure with the same interval. With fewer than 3 batches there is no in
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,11 +50,16 @@ class BatchPair:
     @property
     def speedup(self) -> float:
         """Measured arrival / balanced, medians over repeats."""
-        return statistics.median(s.step_s for s in self.arrival) / statistics.median(s.step_s for s in self.balanced)
+        arrival_s, balanced_s = (statistics.median(s.step_s for s in side) for side in (self.arrival, self.balanced))
+        return arrival_s / balanced_s
 
-    def typical(self) -> tuple[MeasuredStep, MeasuredStep]:
+    def typical(self) -> list[MeasuredStep]:
         """The arrival and the balanced step nearest to their medians."""
-        return _nearest_median(self.arrival), _nearest_median(self.balanced)
+        found = []
+        for side in (self.arrival, self.balanced):
+            median_s = statistics.median(s.step_s for s in side)
+            found.append(min(side, key=lambda s: (abs(s.step_s - median_s), s.step)))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +95,13 @@ def compare_policies(
     steps = [s for s in steps if s.policy in (ARRIVAL, BALANCED)]
     last = max((s.ranks[0].attempt for s in steps), default=0)
     steps = [s for s in steps if s.ranks[0].attempt == last]
-    policies = tuple(_stats(p, [s for s in steps if s.policy == p]) for p in (ARRIVAL, BALANCED))
-    policies = tuple(p for p in policies if p.num_steps)
-    if not policies:
-        return None
-    return Comparison(policies, _pair(steps, plans), measured, predicted)
+    sides = ([s for s in steps if s.policy == policy] for policy in (ARRIVAL, BALANCED))
+    policies = tuple(_stats(side) for side in sides if side)
+    return Comparison(policies, _pair(steps, plans), measured, predicted) if policies else None
 
 
 def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int | None) -> str:
-    """One or two plain sentences: who won, by how much, and whether that is more than noise.
-
-    Args:
-        comparison: None when the run compared nothing.
-        num_processes: Of the plan.
-        num_cores: Cores they share; None when every process has a device of its own.
-    """
+    """Plain sentences: who won, by how much, whether that is more than noise, and what sharing cores hides of it."""
     sentences = [_outcome(comparison)]
     if comparison and comparison.predicted.num_batches:
         sentences.append(f"The simulation expected {_text(comparison.predicted)}.")
@@ -118,11 +114,11 @@ def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int
 
 
 def _outcome(found: Comparison | None) -> str:
-    if found is None:
-        return "Not compared: no global batch was trained in data-blind (arrival) order, so no gain is claimed."
-    speedup = found.measured
-    if not speedup.num_batches:
-        return "Not compared: no global batch has measured steps under both policies, so no gain is claimed."
+    if found is None or not (speedup := found.measured).num_batches:
+        missing = (
+            "was trained in data-blind (arrival) order" if found is None else "has measured steps under both policies"
+        )
+        return f"Not compared: no global batch {missing}, so no gain is claimed."
     batches = f"{speedup.num_batches} global batch{'es' if speedup.num_batches > 1 else ''}"
     measured = f"measured speedup {_text(speedup)}"
     if not speedup.has_interval:
@@ -143,12 +139,10 @@ def _text(found: Speedup) -> str:
     return units.speedup(found.mean, found.low, found.high)
 
 
-def _stats(policy: str, steps: Sequence[MeasuredStep]) -> PolicyStats:
-    if not steps:
-        return PolicyStats(policy, 0, *[math.nan] * 6)
+def _stats(steps: Sequence[MeasuredStep]) -> PolicyStats:
     q1, median, q3 = np.quantile([s.step_s for s in steps], [0.25, 0.5, 0.75]).tolist()
     return PolicyStats(
-        policy=policy,
+        policy=steps[0].policy,
         num_steps=len(steps),
         step_s=median,
         step_q1_s=q1,
@@ -165,13 +159,5 @@ def _pair(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan]) -> tuple[Bat
     for s in steps:
         if s.step in batch_of and s.step_s > 0:
             sides.setdefault(batch_of[s.step], {ARRIVAL: [], BALANCED: []})[s.policy].append(s)
-    return tuple(
-        BatchPair(batch, tuple(found[ARRIVAL]), tuple(found[BALANCED]))
-        for batch, found in sides.items()
-        if found[ARRIVAL] and found[BALANCED]
-    )
-
-
-def _nearest_median(side: Sequence[MeasuredStep]) -> MeasuredStep:
-    median_s = statistics.median(s.step_s for s in side)
-    return min(side, key=lambda s: (abs(s.step_s - median_s), s.step))
+    pairs = (BatchPair(batch, tuple(found[ARRIVAL]), tuple(found[BALANCED])) for batch, found in sides.items())
+    return tuple(pair for pair in pairs if pair.arrival and pair.balanced)

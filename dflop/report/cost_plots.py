@@ -8,15 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from dflop import units
 from dflop.cost.model import CostModel
 from dflop.records import CostTable, Measurement
-from dflop.report.plots import check_suffix
+from dflop.report.plots import check_suffix, legend, tell_ticks
 
 # Okabe-Ito, one colour and one mark per probe group.
 GROUP_MARKS = {
@@ -140,60 +138,45 @@ def save_cost_plots(found: Sequence[Fitted], path: Path, title: str) -> None:
     for column, of_table in enumerate(found):
         _curve(axes[0, column], of_table)
         _residuals(axes[1, column], of_table)
-    handles: dict[str, Artist] = {}
-    for axis in axes.flat:
-        handles.update({label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)})
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=max(1, len(handles)), fontsize=9
-    )
+    legend(figure)
     figure.savefig(path, dpi=110)
 
 
 def _curve(axes: Axes, found: Fitted) -> None:
+    t = found.table
     axes.set_title(found.title, fontsize=10)
-    if not found.probes and found.table.max_tokens:
-        _analytic_curve(axes, found)
+    if not found.probes and t.max_tokens:
+        tokens = np.geomspace(max(1, t.min_tokens), t.max_tokens, 80)
+        curve = [found.seconds(1, n, n * t.max_mean_length / 2, 1) for n in tokens]
+        axes.plot(tokens, curve, color="black", linewidth=1, label=f"{t.source}, 1 layer")
     for depth, style in zip(sorted({p.num_layers for p in found.probes}), ("-", "--", ":"), strict=False):
         probes = [p for p in found.probes if p.num_layers == depth]
         # The curve is drawn for groups of the usual make-up; points lie off it where theirs differs.
         length = float(np.median([p.sum_sq_tokens / p.num_tokens for p in probes]))
         per_item = float(np.median([p.num_tokens / max(1, p.num_items) for p in probes]))
         tokens = np.geomspace(min(p.num_tokens for p in probes), max(p.num_tokens for p in probes), 80)
-        curve = [found.seconds(t / per_item, t, t * length, depth) for t in tokens]
+        curve = [found.seconds(n / per_item, n, n * length, depth) for n in tokens]
         axes.plot(tokens, curve, style, color="black", linewidth=1, label=f"fit, {depth} layer{'s' * (depth > 1)}")
-        for group, (colour, mark) in GROUP_MARKS.items():
-            points = [(p.num_tokens, p.forward_s + p.backward_s) for p in probes if p.group == group]
-            if points:
-                axes.scatter(
-                    [x for x, _ in points],
-                    [y for _, y in points],
-                    s=14,
-                    color=colour,
-                    marker=mark,
-                    label=group.replace("_", " "),
-                )
-    axes.set(xscale="log", yscale="log", xlabel="tokens in the group", ylabel="forward + backward")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.seconds(y)))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.count(x)))
-
-
-def _analytic_curve(axes: Axes, found: Fitted) -> None:
-    t = found.table
-    tokens = np.geomspace(max(1, t.min_tokens), t.max_tokens, 80)
-    curve = [found.seconds(1, n, n * t.max_mean_length / 2, 1) for n in tokens]
-    axes.plot(tokens, curve, color="black", linewidth=1, label=f"{t.source}, 1 layer")
+    _points(axes, found, found.measured_s)
+    axes.set(yscale="log", ylabel="forward + backward")
+    tell_ticks(axes.yaxis, units.seconds)
 
 
 def _residuals(axes: Axes, found: Fitted) -> None:
-    tokens = np.array([p.num_tokens for p in found.probes], np.float64)
-    off, noise = found.predicted_s / found.measured_s - 1, found.noise_frac
+    off = found.predicted_s / found.measured_s - 1
+    tokens = [p.num_tokens for p in found.probes]
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.errorbar(tokens, off, yerr=noise, fmt="none", ecolor="#bbbbbb", linewidth=1, label="spread of repeats")
+    axes.errorbar(tokens, off, found.noise_frac, fmt="none", ecolor="#bbbbbb", linewidth=1, label="spread of repeats")
+    _points(axes, found, off)
+    axes.set(ylabel="predicted / measured - 1")
+    tell_ticks(axes.yaxis, lambda y: f"{y * 100:+.0f} %")
+
+
+def _points(axes: Axes, found: Fitted, y: Floats) -> None:
+    """A mark per probe over its tokens, by group."""
+    tokens, groups = np.array([p.num_tokens for p in found.probes]), np.array([p.group for p in found.probes], str)
     for group, (colour, mark) in GROUP_MARKS.items():
-        chosen = np.array([p.group == group for p in found.probes], bool)
-        if chosen.any():
-            axes.scatter(tokens[chosen], off[chosen], s=14, color=colour, marker=mark, label=group.replace("_", " "))
-    axes.set(xscale="log", xlabel="tokens in the group", ylabel="predicted / measured - 1")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y * 100:+.0f} %"))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.count(x)))
+        if (own := groups == group).any():
+            axes.scatter(tokens[own], y[own], s=14, color=colour, marker=mark, label=group.replace("_", " "))
+    axes.set(xscale="log", xlabel="tokens in the group")
+    tell_ticks(axes.xaxis, units.count)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 from rich.console import Console
 from rich.text import Text
 
 from dflop import units
 from dflop.data.distribution import quantiles
 from dflop.records import LLM
-from dflop.report.plots import check_suffix
+from dflop.report.plots import check_suffix, legend, tell_ticks
 
 # Okabe-Ito: told apart with any common kind of colour blindness. One colour per modality group.
 GROUP_COLOURS = {
@@ -80,13 +80,10 @@ def save_plots(profile: Profile, path: Path) -> None:
         axes[0, column].set(xlabel=f"{module} tokens per sample", ylabel="samples per epoch", title=module)
         _octaves(axes[0, column], "x")
     if profile.encoders:
-        figure.legend(
-            *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(present), fontsize=9
-        )
-        axes[1, 0].axis("off")
-        axes[1, 0].text(
-            -0.1, 1, _words(profile), va="top", fontsize=9, family="monospace", transform=axes[1, 0].transAxes
-        )
+        legend(figure)
+        words = axes[1, 0]
+        words.axis("off")
+        words.text(-0.1, 1, _words(profile), va="top", fontsize=9, family="monospace", transform=words.transAxes)
     for column, module in enumerate(profile.encoders, start=1):
         both = profile.tokens[module] > 0
         drawn = axes[1, column]
@@ -95,8 +92,8 @@ def save_plots(profile: Profile, path: Path) -> None:
             edges, weights = [_edges(x, 4), _edges(y, 4)], profile.weight[both]
             *_, shown = drawn.hist2d(x, y, edges, weights=weights, cmin=1e-9, norm=LogNorm(), cmap="cividis_r")
             bar = figure.colorbar(shown, ax=drawn, label="samples per epoch")
-            bar.ax.yaxis.set_major_formatter(FuncFormatter(_tick))
             bar.ax.yaxis.set_minor_locator(NullLocator())
+            tell_ticks(bar.ax.yaxis, _tick)
         drawn.set(xlabel=f"{module} tokens per sample", ylabel=f"{LLM} tokens per sample")
         _octaves(drawn, "x", "y")
     figure.savefig(path, dpi=110)
@@ -109,7 +106,7 @@ def _octaves(axes: Axes, *names: str) -> None:
         axis = getattr(axes, f"{name}axis")
         axis.set_major_locator(LogLocator(2, numticks=8))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(_tick))
+        tell_ticks(axis, _tick)
 
 
 def print_plots(profile: Profile, console: Console) -> None:
@@ -168,5 +165,5 @@ def _words(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _tick(value: float, _position: int | None = None) -> str:
+def _tick(value: float) -> str:
     return units.count(round(value))

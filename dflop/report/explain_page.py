@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from rich.text import Text
 from dflop import units
 from dflop.plan.limits import BINDING_FRAC, Limit
 from dflop.records import Plan, to_dict
+from dflop.report.rows import json_text
 from dflop.report.table_text import print_table
 from dflop.report.tables import Table, layout_text, make_table
 
@@ -108,13 +108,7 @@ def explanation_tables(found: Explanation) -> tuple[Table, ...]:
 
 
 def print_explanation(found: Explanation, source: str, console: Console) -> None:
-    """Prints the tables and the paragraph.
-
-    Args:
-        found: What to print.
-        source: Of the costs.
-        console: Where to.
-    """
+    """Prints the tables and the paragraph; `source` is that of the costs."""
     if not console.is_terminal:
         console.width = NO_EDGE  # of a log or a pager
     for table in explanation_tables(found):
@@ -146,20 +140,18 @@ def explanation_json(found: Explanation, source: str) -> str:
             for v in found.variations
         ],
     }
-    return json.dumps(_without_nan(content), allow_nan=False)
+    return json_text(content)
 
 
 def _candidates(found: Explanation) -> Table:
-    usable_bytes = found.stages[0].usable_bytes
-    shown = found.plans[:MAX_CANDIDATES]
-    more = len(found.plans) - len(shown)
+    usable_bytes, more = found.stages[0].usable_bytes, len(found.plans) - MAX_CANDIDATES
     return make_table(
         "Candidates, simulated",
-        shown,
+        found.plans[:MAX_CANDIDATES],
         {
             "rank": lambda p: str(p.candidate_rank),
             "layout": layout_text,
-            "layers": layers_text,
+            "layers": lambda p: ", ".join(f"{m.module} {'-'.join(map(str, m.layers_per_stage))}" for m in p.modules),
             "micro-batches": lambda p: str(p.num_microbatches),
             "step": lambda p: units.seconds(p.predicted_step_s),
             "peak memory": lambda p: _memory(max(b for m in p.modules for b in m.stage_memory_bytes), usable_bytes),
@@ -172,11 +164,6 @@ def _candidates(found: Explanation) -> Table:
         + f" {more} more."
         * (more > 0),
     )
-
-
-def layers_text(plan: Plan) -> str:
-    """`vision 26, llm 10-10-8`: layers per stage."""
-    return ", ".join(f"{m.module} {'-'.join(map(str, m.layers_per_stage))}" for m in plan.modules)
 
 
 def _limits(found: Explanation) -> Table:
@@ -237,11 +224,3 @@ def _variations(found: Explanation) -> Table:
 
 def _memory(num_bytes: int, usable_bytes: int) -> str:
     return f"{units.num_bytes(num_bytes)} ({num_bytes / usable_bytes:.0%})"
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(v) for key, v in value.items()}
-    return [_without_nan(v) for v in value] if isinstance(value, list | tuple) else value

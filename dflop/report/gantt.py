@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dflop import units
-from dflop.report.plots import BLUE, GREY, INK, ORANGE, Hints
+from dflop.report.plots import BLUE, GREY, INK, ORANGE, Picture, legend
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "gradient reduction + optimizer"
 COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE, UPDATE: GREY}
@@ -71,36 +71,28 @@ class StepPicture:
         return max([self.end_s, *(bar.start_s + bar.duration_s for lane in self.lanes for bar in lane.thin)])
 
 
-def gantt_size(steps: Sequence[StepPicture]) -> tuple[float, float]:
-    """Width and height in inches."""
-    return WIDTH_IN, 1.5 + 0.45 * len(steps) + 0.3 * sum(len(step.lanes) for step in steps)
+def gantt(name: str, label: str, steps: Sequence[StepPicture]) -> Picture:
+    """One or more steps below one another, the data-blind one first; a page tells the hints of their bars."""
 
+    def draw(figure: Figure) -> dict[str, list[str]]:
+        ratios, hints = [len(step.lanes) + 0.5 for step in steps], dict[str, list[str]]()
+        panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
+        end_s = max(step.last_s for step in steps)
+        unit_s, unit = (1.0, "s") if end_s >= 2 else (1e-3, "ms")
+        for number, (axes, step) in enumerate(zip(panels, steps, strict=True)):
+            _panel(axes, step, end_s, unit_s)
+            for y, lane in enumerate(step.lanes):
+                hints |= _lane(axes, f"bars{number}-{y}", y, lane, end_s, unit_s)
+        panels[-1].set_xlabel(f"time since the start of the step ({unit})")
+        found = {kind: Patch(facecolor=COLOURS[kind]) for kind in (FORWARD, BACKWARD)}
+        found |= {"idle": Patch(facecolor=INK, alpha=IDLE_ALPHA), UPDATE: Patch(facecolor=GREY)}
+        if any(lane.thin for step in steps for lane in step.lanes):
+            found["thin: predicted, simulated"] = Patch(facecolor=BLUE, alpha=THIN_ALPHA)
+        legend(figure, found)
+        return hints
 
-def draw_gantt(figure: Figure, steps: Sequence[StepPicture], hints: Hints | None = None) -> None:
-    """Draws steps below one another.
-
-    Args:
-        figure: As large as `gantt_size` says.
-        steps: One or more, the data-blind one first.
-        hints: Takes what a page tells of bars.
-    """
-    heights = [len(step.lanes) + 0.5 for step in steps]
-    panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
-    end_s = max(step.last_s for step in steps)
-    unit_s, unit = (1.0, "s") if end_s >= 2 else (1e-3, "ms")
-    for number, (axes, step) in enumerate(zip(panels, steps, strict=True)):
-        _panel(axes, step, end_s, unit_s)
-        for y, lane in enumerate(step.lanes):
-            _lane(axes, f"bars{number}-{y}", y, lane, end_s, unit_s, hints)
-    panels[-1].set_xlabel(f"time since the start of the step ({unit})")
-    thin = any(lane.thin for step in steps for lane in step.lanes)
-    handles = [
-        *(Patch(facecolor=COLOURS[kind], label=kind) for kind in (FORWARD, BACKWARD)),
-        Patch(facecolor=INK, alpha=IDLE_ALPHA, label="idle"),
-        Patch(facecolor=GREY, label=UPDATE),
-        *[Patch(facecolor=BLUE, alpha=THIN_ALPHA, label="thin: predicted, simulated")] * thin,
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=9)
+    height_in = 1.5 + 0.45 * len(steps) + 0.3 * sum(len(step.lanes) for step in steps)
+    return Picture(name, label, (WIDTH_IN, height_in), draw)
 
 
 def _panel(axes: Axes, step: StepPicture, end_s: float, unit_s: float) -> None:
@@ -120,8 +112,9 @@ def _panel(axes: Axes, step: StepPicture, end_s: float, unit_s: float) -> None:
     axes.set_axisbelow(True)
 
 
-def _lane(axes: Axes, name: str, y: int, lane: Lane, end_s: float, unit_s: float, hints: Hints | None) -> None:
-    height = 0.55 if lane.thin else 0.8
+def _lane(axes: Axes, name: str, y: int, lane: Lane, end_s: float, unit_s: float) -> dict[str, list[str]]:
+    """Draws a lane and returns its hints by `gid`."""
+    height, hints = 0.55 if lane.thin else 0.8, dict[str, list[str]]()
     num_digits = len(str(1 + max((bar.microbatch for bar in lane.bars), default=0)))
     for kind, colour in COLOURS.items():
         for wide in (False, True):
@@ -130,7 +123,7 @@ def _lane(axes: Axes, name: str, y: int, lane: Lane, end_s: float, unit_s: float
                 [(bar.start_s / unit_s, bar.duration_s / unit_s) for bar in own], (y - 0.4, height),
                 facecolors=colour, edgecolor="white" if wide else "none", linewidth=0.4 * wide,
             )  # fmt: skip
-            if hints is not None and own:
+            if any(bar.hint for bar in own):
                 drawn.set_gid(gid := f"{name}-{'fbu'[list(COLOURS).index(kind)]}{wide:d}")
                 hints[gid] = [bar.hint for bar in own]
         thin = [(bar.start_s / unit_s, bar.duration_s / unit_s) for bar in lane.thin if bar.kind == kind]
@@ -140,3 +133,4 @@ def _lane(axes: Axes, name: str, y: int, lane: Lane, end_s: float, unit_s: float
             x, ink = (bar.start_s + bar.duration_s / 2) / unit_s, "white" if bar.kind == FORWARD else "black"
             middle = y - 0.4 + height / 2
             axes.text(x, middle, str(bar.microbatch + 1), color=ink, ha="center", va="center_baseline", fontsize=8)
+    return hints

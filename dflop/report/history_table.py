@@ -11,7 +11,6 @@ from dflop import units
 from dflop.report.table_text import markdown_table
 from dflop.report.tables import Table, make_table
 
-COMMAND = "dflop history RUN --format json"
 MAX_LINES = 200
 """Of a run that decides often, the newest; all of them are in the store."""
 _STATES = frozenset({"run", "job", "plan"})
@@ -52,11 +51,13 @@ def history_rows(entries: Iterable[HistoryEntry]) -> list[tuple[Any, ...]]:
 def history_table(entries: Sequence[HistoryEntry]) -> Table:
     """One row per entry, the newest `MAX_LINES` of them."""
     shown = entries[-MAX_LINES:]
-    notes = ["Time since the run began; steps count from 0."] if shown else []
-    if all(entry.kind in _STATES for entry in entries):
-        notes.append("Nothing was decided: nothing that would have called for it was noticed.")
-    if len(shown) < len(entries):
-        notes.append(f"{len(entries) - len(shown)} earlier lines: {COMMAND}")
+    num_earlier = len(entries) - len(shown)
+    notes = [
+        "Time since the run began; steps count from 0." * bool(shown),
+        "Nothing was decided: nothing that would have called for it was noticed."
+        * all(entry.kind in _STATES for entry in entries),
+        f"{num_earlier} earlier lines: dflop history RUN --format json" * (num_earlier > 0),
+    ]
     return make_table(
         "History",
         shown,
@@ -68,7 +69,7 @@ def history_table(entries: Sequence[HistoryEntry]) -> Table:
             "what happened": lambda e: e.detail if e.subject in e.detail else f"{e.subject}: {e.detail}",
         },
         text={"kind", "verdict", "what happened"},
-        note=" ".join(notes),
+        note=" ".join(filter(None, notes)),
         empty="Nothing is known of how this run went.",
         num_shown=20,
     )

@@ -69,19 +69,12 @@ def drawings(*found: tuple[str | None, str, tuple[str, ...]]) -> tuple[Drawing, 
 
 def render_page(page: Page) -> str:
     """The whole document, a pure function of its content; text in it is escaped."""
+    loader, strict = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    content = environment.get_template("page.html.jinja").render(page=page, style=style, policy=content_policy(style))
-    return content.strip() + "\n"
-
-
-def content_policy(style: str) -> str:
-    """Content security policy under which nothing is loaded, nothing runs, and only this style counts."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    # Nothing is loaded, nothing runs, and only this style counts.
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return environment.get_template("page.html.jinja").render(page=page, style=style, policy=policy).strip() + "\n"

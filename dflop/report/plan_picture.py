@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 
 from dflop import units
 from dflop.records import Plan
-from dflop.report.gantt import BACKWARD, FORWARD, MAX_LANES, UPDATE, Bar, Lane, StepPicture, draw_gantt, gantt_size
-from dflop.report.plots import save_drawing
+from dflop.report.gantt import BACKWARD, FORWARD, MAX_LANES, UPDATE, Bar, Lane, StepPicture, gantt
 from dflop.report.tables import POLICY_NAMES, layout_text, stage_name
 from dflop.simulate.step import step_nodes
 
@@ -45,13 +43,7 @@ class SimulatedStep:
 
 
 def save_plan_steps(plan: Plan, steps: Sequence[SimulatedStep], source: str, path: Path) -> None:
-    """Draws simulated steps of the same global batch below one another.
-
-    Args:
-        plan: Whose steps they are; its `sync_s` ends each of them.
-        steps: One or more, the data-blind one first.
-        source: Of the costs.
-        path: .png, .svg or .pdf.
+    """Draws simulated steps of the same global batch below one another, each with the plan's `sync_s` at its end.
 
     Raises:
         ConfigError: the suffix of the path is none that can be drawn.
@@ -59,13 +51,7 @@ def save_plan_steps(plan: Plan, steps: Sequence[SimulatedStep], source: str, pat
     """
     title = f"{layout_text(plan)}, {plan.num_microbatches} microbatches: one global batch, simulated"
     lines = [*textwrap.wrap(title, MAX_TITLE_CHARS), *textwrap.wrap(f"costs {source}", MAX_TITLE_CHARS)]
-    pictures = [step_picture(plan, step) for step in steps]
-
-    def draw(figure: Figure) -> None:
-        figure.suptitle("\n".join(lines), fontsize=10)
-        draw_gantt(figure, pictures)
-
-    save_drawing(path, "plan", title, gantt_size(pictures), draw)
+    gantt("plan", title, [step_picture(plan, step) for step in steps]).save(path, "\n".join(lines))
 
 
 def step_picture(plan: Plan, step: SimulatedStep) -> StepPicture:

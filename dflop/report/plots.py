@@ -12,11 +12,15 @@ import html
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from dflop.errors import ConfigError
 
@@ -62,8 +66,79 @@ _FONT_SIZE = re.compile(r"(?:^|\s)([\d.]+px)(?:\s|$)")
 _PATH = re.compile(r"(<path\b[^>]*)/>")
 
 
-class Hints(dict[str, Sequence[str]]):
-    """By the `gid` of a collection what a page tells of each of its paths when it is pointed at."""
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Something drawn: for a page, or as a file of its own."""
+
+    name: str
+    """Unlike those of all others of the page."""
+    label: str
+    """What it shows, for those who cannot see it."""
+    size: tuple[float, float]
+    """Width and height in inches."""
+    draw: Callable[[Figure], Mapping[str, Sequence[str]] | None]
+    """Draws; may return, by the `gid` of a collection, what a page tells of each of its paths when pointed at."""
+
+    def svg(self, title: str = "") -> str:
+        """One `<svg class="plot">`, as wide as its size says at 96 px an inch.
+
+        Raises:
+            ValueError: a style that no attribute can take the place of.
+        """
+        out = io.StringIO()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        hints = self._draw_into(out, title, format="svg", transparent=True, metadata=no_metadata)
+        svg = out.getvalue()
+        svg = _SHEET.sub("", svg[svg.index("<svg") :].strip().replace(INK, "currentColor"), count=1)
+        for gid, of_paths in hints.items():
+            svg = _with_titles(svg, gid, of_paths)
+        svg = _STYLE.sub(lambda found: found[1] + _attributes(found[2]), svg)
+        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
+        # Height follows from the width, which the page may make smaller.
+        opening, rest = svg.split(">", 1)
+        opening = re.sub(r' (width|height)="[^"]*"', "", opening)
+        about = f'class="plot" role="img" aria-label="{html.escape(self.label)}" width="{96 * self.size[0]:.0f}"'
+        return f'{opening} stroke-linejoin="round" stroke-linecap="butt" {about}>{rest}'
+
+    def save(self, path: Path, title: str) -> None:
+        """Writes a .png, a .pdf, or an .svg that is light or dark as its reader's screen is, under a title.
+
+        Raises:
+            ConfigError: the suffix of the path is none that can be drawn.
+            OSError: the file cannot be written.
+        """
+        check_suffix(path)
+        if path.suffix.lower() == ".svg":
+            opening, rest = self.svg(title).split(">", 1)
+            path.write_text(f"{opening}>{_OWN_PAGE}{rest}\n", encoding="utf-8")
+        else:
+            self._draw_into(path, title, dpi=125)
+
+    def _draw_into(self, out: Path | io.StringIO, title: str, **how: Any) -> Mapping[str, Sequence[str]]:
+        with matplotlib.rc_context({**STYLE, "svg.hashsalt": self.name}):
+            figure = Figure(figsize=self.size, layout="constrained")
+            if title:
+                figure.suptitle(title, fontsize=10)
+            hints = self.draw(figure)
+            figure.savefig(out, **how)
+        return hints or {}
+
+
+def tell_ticks(axis: Axis, text: Callable[[float], str]) -> None:
+    """Ticks of an axis say what `text` makes of their values; those between say nothing."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend(figure: Figure, found: Mapping[str, Artist] | None = None, **how: Any) -> None:
+    """One legend below all diagrams, a name once however many have it."""
+    if found is None:
+        found = {}
+        for axes in figure.axes:
+            handles, labels = axes.get_legend_handles_labels()
+            found |= dict(zip(labels, handles, strict=True))
+    how = {"ncols": max(1, len(found)), "fontsize": 9} | how
+    figure.legend(list(found.values()), list(found), loc="outside lower center", **how)
 
 
 def check_suffix(path: Path) -> None:
@@ -74,58 +149,6 @@ def check_suffix(path: Path) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"cannot draw a `{path.suffix}` file", where=str(path), hint=f"valid: {', '.join(SUFFIXES)}")
-
-
-def svg_text(
-    name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None], hints: Mapping[str, Any] = {}
-) -> str:
-    """Runs `draw` on a figure of `size` inches and returns one `<svg class="plot">`, as wide as that at 96 px an inch.
-
-    Args:
-        name: Of the drawing, unlike all others of the page.
-        label: What it shows, for those who cannot see it.
-        size: Width and height.
-        draw: Draws, and fills `hints`.
-        hints: See `Hints`.
-
-    Raises:
-        ValueError: a style that no attribute can take the place of.
-    """
-    out = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=True, metadata=no_metadata)
-    svg = out.getvalue()
-    svg = _SHEET.sub("", svg[svg.index("<svg") :].strip().replace(INK, "currentColor"), count=1)
-    for gid, of_paths in hints.items():
-        svg = _with_titles(svg, gid, of_paths)
-    svg = _STYLE.sub(lambda found: found[1] + _attributes(found[2]), svg)
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    # Height follows from the width, which the page may make smaller.
-    opening, rest = svg.split(">", 1)
-    opening = re.sub(r' (width|height)="[^"]*"', "", opening)
-    about = f'class="plot" role="img" aria-label="{html.escape(label)}" width="{96 * size[0]:.0f}"'
-    return f'{opening} stroke-linejoin="round" stroke-linecap="butt" {about}>{rest}'
-
-
-def save_drawing(path: Path, name: str, label: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
-    """The same as a file of its own: .png and .pdf, or an .svg that is light or dark as its reader's screen is.
-
-    Raises:
-        ConfigError: the suffix of the path is none that can be drawn.
-        OSError: the file cannot be written.
-    """
-    check_suffix(path)
-    if path.suffix.lower() == ".svg":
-        opening, rest = svg_text(name, label, size, draw).split(">", 1)
-        path.write_text(f"{opening}>{_OWN_PAGE}{rest}\n", encoding="utf-8")
-        return
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        figure.savefig(path, dpi=125)
 
 
 def _with_titles(svg: str, gid: str, titles: Sequence[str]) -> str:

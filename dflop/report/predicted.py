@@ -8,7 +8,8 @@ reckoned to take is not recorded, so here they take no time: the pipeline ends u
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.records import LLM, Plan, StepObservation, StepPlan
@@ -36,15 +37,15 @@ class PredictedOp:
 class PredictedStep:
     """When everything in a step would have run, had the predictions been right."""
 
-    ops: tuple[PredictedOp, ...]
-    """By node of `step_nodes`, then in the order in which they run."""
+    ops: Mapping[Node, Sequence[PredictedOp]]
+    """By node, in the order in which they run."""
     waits: tuple[tuple[Op, Op], ...]
     """(what sends, what waits for it), between nodes."""
     pipeline_s: float
 
-    def of(self, node: Node) -> tuple[PredictedOp, ...]:
+    def of(self, node: Node) -> Sequence[PredictedOp]:
         """What a node does, in order."""
-        return tuple(op for op in self.ops if op.node == node)
+        return self.ops.get(node, ())
 
 
 def fits(plan: Plan, step_plan: StepPlan) -> bool:
@@ -90,9 +91,13 @@ def simulate_again(
     }
     graph = step_graph(plan, step_plan.work, seconds)
     found = run_graph(graph, max_concurrency)
-    in_order = [op for of_node in graph.node_ops for op in of_node if op in ops]
+    in_order = [op for own in graph.node_ops for op in own if op in ops]
+    of_node = defaultdict[Node, list[PredictedOp]](list)
+    for op in in_order:
+        node, k, phase = ops[op]
+        of_node[node].append(PredictedOp(node, k, phase, found.start_s[op], found.end_s[op] - found.start_s[op]))
     return PredictedStep(
-        tuple(PredictedOp(*ops[op], found.start_s[op], found.end_s[op] - found.start_s[op]) for op in in_order),
+        of_node,
         tuple((ops[before], ops[op]) for op in in_order for before in graph.depends_on[op] if before in ops),
         found.makespan_s,
     )

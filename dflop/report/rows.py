@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,31 +77,27 @@ def _target(output: Path | None) -> Iterator[IO[str]]:
 
 
 def _write_text(columns: Sequence[str], given: Iterable[Row], form: str, file: IO[str]) -> int:
-    num_rows = 0
-    writer = csv.writer(file)
+    num_rows, writer = 0, csv.writer(file)
     if form == "csv":
         writer.writerow(columns)
     for row in given:
         num_rows += 1
         if form == "csv":
-            writer.writerow([_csv_cell(v) for v in row])
+            writer.writerow([json_text(v) if isinstance(v, dict | list) else v for v in row])
         else:
-            file.write(_json_object(columns, row) + "\n")
+            file.write(json_text(dict(zip(columns, row, strict=True))) + "\n")
     return num_rows
 
 
 def _write_table(columns: Sequence[str], given: Iterable[Row], file: IO[str]) -> int:
-    rows: list[Row] = []
-    num_rows = 0
-    for row in given:
-        num_rows += 1
-        if num_rows <= MAX_TABLE_ROWS:
-            rows.append(row)
+    left = iter(given)
+    rows = list(islice(left, MAX_TABLE_ROWS))
+    num_more = sum(1 for _ in left)
     console = Console(file=file) if file is not sys.stdout else Console()
     _print_table(columns, rows, console)
-    if num_rows > MAX_TABLE_ROWS:
-        console.print(Text(f"and {num_rows - MAX_TABLE_ROWS} more rows: use --format csv, json or parquet"))
-    return num_rows
+    if num_more:
+        console.print(Text(f"and {num_more} more rows: use --format csv, json or parquet"))
+    return len(rows) + num_more
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Row], console: Console) -> None:
@@ -135,18 +132,11 @@ def _cell(value: Any) -> str:
         return "NaN" if math.isnan(value) else f"{value:.6g}"
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
-    return _json(value) if isinstance(value, dict | list) else printable(str(value))
+    return json_text(value) if isinstance(value, dict | list) else printable(str(value))
 
 
-def _csv_cell(value: Any) -> Any:
-    return _json(value) if isinstance(value, dict | list) else value
-
-
-def _json_object(columns: Sequence[str], row: Row) -> str:
-    return _json(dict(zip(columns, row, strict=True)))
-
-
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """One line of JSON: what is no finite number is null, numbers are in full."""
     return json.dumps(_clean(value), default=str, allow_nan=False)
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-
-from dflop import units
 from dflop.report import run_plots, run_tables
 from dflop.report.history_table import history_table
 from dflop.report.html_page import Drawing, Page, Pairs, Section, drawings, render_page
@@ -44,8 +40,13 @@ def run_page(summary: RunSummary) -> Page:
                 tables=(run_tables.idle_table(summary), run_tables.stage_table(summary)),
             ),
             _prediction(summary),
-            _corrections(summary),
-            Section("history", "History", tables=(history_table(summary.details.history),)),
+            Section(
+                "corrections",
+                "Corrections learnt",
+                (MEASURED,),
+                tables=(run_tables.correction_table(summary), run_tables.slow_rank_table(summary.rank_factors)),
+            ),
+            Section("history", "History", tables=(history_table(summary.history),)),
             _memory(summary),
             Section("quarantine", "Quarantined samples", tables=(run_tables.quarantine_table(summary.quarantined),)),
             Section("worth", "What it is worth", tables=(worth_table(summary),)),
@@ -54,52 +55,31 @@ def run_page(summary: RunSummary) -> Page:
     )
 
 
-def median_mfu(summary: RunSummary) -> float:
-    """Model FLOPs utilisation; NaN where the peak of the devices is not known."""
-    step_s = {s.step: s.step_s for s in summary.steps}
-    found = [
-        f.model_flops / (f.peak_flops_per_s * step_s[f.step])
-        for f in summary.details.flops
-        if step_s.get(f.step, 0.0) > 0 and f.peak_flops_per_s > 0
-    ]
-    return statistics.median(found) if found else math.nan
-
-
 def run_facts(summary: RunSummary) -> Pairs:
     """(name, value) of what ran."""
-    run, plan, details = summary.run, summary.plan, summary.details
+    run, plan = summary.run, summary.plan
     cores = "a device each" if summary.num_cores is None else f"{summary.num_cores} at a time"
-    planned = "" if details.num_steps_planned is None else f" of {details.num_steps_planned}"
-    facts = [
+    planned = "" if summary.num_steps_planned is None else f" of {summary.num_steps_planned}"
+    return (
         ("run", f"{run.name}, {run.state}"),
-        *details.facts,
+        *summary.facts,
         ("hardware", run.hardware),
         ("processes", f"{plan.num_processes}, {cores}: {layout_text(plan)}"),
         ("optimizer steps", f"{len(summary.steps)}{planned}, of {plan.global_batch_size} samples each"),
-    ]
-    if not math.isnan(mfu := median_mfu(summary)):
-        facts.append(("model FLOPs utilisation", f"{units.percent(mfu)}, measured, median over steps"))
-    return tuple(facts)
-
-
-def _ran(summary: RunSummary) -> Section:
-    return Section(
-        "ran",
-        "What ran",
-        facts=run_facts(summary),
-        drawings=drawings(
-            (run_plots.loss_curve(summary.steps), "Loss of every training step.", (MEASURED,)),
-            (
-                run_plots.throughput_curve(summary.steps, summary.details.plan_steps),
-                "LLM tokens per second of every training step.",
-                (MEASURED,),
-            ),
-        ),
     )
 
 
+def _ran(summary: RunSummary) -> Section:
+    loss, speed = run_plots.loss_curve(summary.steps), run_plots.throughput_curve(summary.steps, summary.plan_steps)
+    drawn = drawings(
+        (loss, "Loss of every training step.", (MEASURED,)),
+        (speed, "LLM tokens per second of every training step.", (MEASURED,)),
+    )
+    return Section("ran", "What ran", facts=run_facts(summary), drawings=drawn)
+
+
 def _plan(summary: RunSummary) -> Section:
-    plan, sources = summary.plan, summary.details.cost_sources
+    plan, sources = summary.plan, summary.cost_sources
     layers = "; ".join(f"{name}: {stage_layers(plan, p.module, stage)}" for p, stage, name in stages_of_plan(plan))
     facts = [
         ("layers", layers),
@@ -109,18 +89,16 @@ def _plan(summary: RunSummary) -> Section:
     if sources:
         facts.append(("costs", ", ".join(f"{module} {source}" for module, source in sources)))
     kinds = (SIMULATED, *["analytic"] * any(source == "analytic" for _, source in sources))
-    return Section("plan", "The plan and why", kinds, facts=tuple(facts), tables=(plan_table(summary.candidates),))
+    return Section(
+        "plan", "The plan and why", kinds, facts=tuple(facts), tables=(plan_table(summary.candidates or (plan,)),)
+    )
 
 
 def _comparison(summary: RunSummary) -> Section:
     bars = run_plots.step_time_bars(summary.comparison) if summary.comparison else None
-    caption = "Median step time on the same global batches; whiskers: quartiles."
-    return Section(
-        "comparison",
-        "Same global batches, both policies",
-        drawings=drawings((bars, caption, (MEASURED, SIMULATED))),
-        tables=(run_tables.policy_table(summary),),
-    )
+    drawn = (bars, "Median step time on the same global batches; whiskers: quartiles.", (MEASURED, SIMULATED))
+    table = run_tables.policy_table(summary)
+    return Section("comparison", "Same global batches, both policies", drawings=drawings(drawn), tables=(table,))
 
 
 def _timeline(summary: RunSummary) -> Section:
@@ -128,7 +106,7 @@ def _timeline(summary: RunSummary) -> Section:
     pair = summary.comparison.typical_pair() if summary.comparison else None
     if pair is None:
         return Section("timeline", title, kinds, text="No global batch was trained under both policies.")
-    svg = batch_gantt(pair, summary.plan, summary.details.compare_plans, summary.num_cores)
+    svg = batch_gantt(pair, summary.plan, summary.compare_plans, summary.num_cores)
     steps = " and ".join(str(step.step) for step in pair.typical())
     return Section(
         "timeline",
@@ -147,30 +125,18 @@ def _timeline(summary: RunSummary) -> Section:
 def _prediction(summary: RunSummary) -> Section:
     spans = timed_spans(summary.steps)
     caption = f"Every microbatch of training on every stage, at most {run_plots.MAX_MARKERS} of them."
-    return Section(
-        "prediction",
-        "Prediction and measurement",
-        (PREDICTED, MEASURED),
-        drawings=drawings((run_plots.prediction_scatter(spans), caption, ())),
-        tables=(error_table(spans),),
-    )
-
-
-def _corrections(summary: RunSummary) -> Section:
-    tables = run_tables.correction_table(summary), run_tables.slow_rank_table(summary.details.rank_factors)
-    return Section("corrections", "Corrections learnt", (MEASURED,), tables=tables)
+    drawn, kinds = drawings((run_plots.prediction_scatter(spans), caption, ())), (PREDICTED, MEASURED)
+    return Section("prediction", "Prediction and measurement", kinds, drawings=drawn, tables=(error_table(spans),))
 
 
 def _memory(summary: RunSummary) -> Section:
-    peaks = summary.details.peaks
-    rows = run_tables.memory_rows(summary.plan, peaks)
-    kinds = (PREDICTED, *[MEASURED] * any(measured is not None for _, _, measured in rows)) if rows else ()
-    table = run_tables.memory_table(rows, summary.memory_limit_bytes, peaks)
+    table = run_tables.memory_table(summary.plan, summary.cluster.memory_per_process_bytes, summary.peaks)
+    kinds = (PREDICTED, *[MEASURED] * bool(summary.peaks)) if table.rows else ()
     return Section("memory", "Memory per stage", kinds, tables=(table,))
 
 
 def _reproduce(summary: RunSummary) -> Section:
-    run, plan, details = summary.run, summary.plan, summary.details
+    run, plan = summary.run, summary.plan
     facts = [
         ("run", run.run_id),
         ("config key", run.config_key),
@@ -180,14 +146,10 @@ def _reproduce(summary: RunSummary) -> Section:
         ("code revision", run.code_rev),
         ("run directory", run.run_dir),
     ]
-    for seen in sorted(details.inputs, key=lambda i: i.observed_at_s):
+    for seen in sorted(summary.inputs, key=lambda i: i.observed_at_s):
         read = f"snapshot {seen.snapshot_seq}, revision {seen.snapshot_revision}"
         profiles = f"data profile {seen.data_profile_key}, model profile {seen.model_profile_key}"
         facts.append((f"read by {seen.job}", f"{read}; {profiles}; cost tables {', '.join(seen.table_ids) or 'none'}"))
     facts.append(("all numbers", run_tables.SQL_LINE))
-    return Section(
-        "reproduce",
-        "To reproduce",
-        facts=tuple(facts),
-        listing=("Configuration, every default filled in", details.config_text),
-    )
+    listing = "Configuration, every default filled in", summary.config_text
+    return Section("reproduce", "To reproduce", facts=tuple(facts), listing=listing)

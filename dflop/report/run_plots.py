@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from dflop import units
 from dflop.records import LLM
 from dflop.report.comparison import Comparison, PolicyStats
 from dflop.report.observed_steps import MeasuredStep
-from dflop.report.plots import BLUE, GREY, INK, SKY, svg_text
+from dflop.report.plots import BLUE, GREY, INK, SKY, Picture, legend, tell_ticks
 from dflop.report.stage_stats import TimedSpan
 from dflop.report.tables import POLICY_NAMES
 
@@ -46,16 +46,11 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str | None:
         axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
         _steps_axis(figure, axes)
 
-    return svg_text("loss", "Loss per optimizer step, measured", SIZE, draw)
+    return Picture("loss", "Loss per optimizer step, measured", SIZE, draw).svg()
 
 
 def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = ()) -> str | None:
-    """SVG of LLM tokens per second over training; None where no step knows its tokens.
-
-    Args:
-        steps: Of training.
-        plan_steps: At which another plan began.
-    """
+    """SVG of LLM tokens per second over training, and where other plans began; None where no step knows its tokens."""
     known = [(s.step + 1, s.llm_tokens_per_s, s.step_s) for s in steps if not math.isnan(s.llm_tokens_per_s)]
     if not known:
         return None
@@ -73,10 +68,10 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
             axes.axvline(step + 1, color=INK, linewidth=1, linestyle=":", label=label)
         axes.set(xlabel="optimizer step", ylabel="LLM tokens per second")
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.count(y)))
+        tell_ticks(axes.yaxis, units.count)
         _steps_axis(figure, axes)
 
-    return svg_text("throughput", "LLM tokens per second over optimizer steps, measured", SIZE, draw)
+    return Picture("throughput", "LLM tokens per second over optimizer steps, measured", SIZE, draw).svg()
 
 
 def step_time_bars(comparison: Comparison) -> str:
@@ -93,13 +88,10 @@ def step_time_bars(comparison: Comparison) -> str:
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.set(xlabel="time per step (ms), median", xlim=(0, 1.22 * max(ends_ms)))
-        handles = [
-            Patch(facecolor=BLUE, label="forward + backward"),
-            Patch(facecolor=GREY, label="reduction + optimizer (not simulated)"),
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
+        told = {"forward + backward": BLUE, "reduction + optimizer (not simulated)": GREY}
+        legend(figure, {name: Patch(facecolor=colour) for name, colour in told.items()})
 
-    return svg_text("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw)
+    return Picture("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw).svg()
 
 
 def prediction_scatter(spans: Sequence[TimedSpan]) -> str | None:
@@ -124,13 +116,12 @@ def prediction_scatter(spans: Sequence[TimedSpan]) -> str | None:
         decades = math.log10(high / low)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if decades < 1.5 else (1,)))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: units.seconds(value)))
-            axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+            tell_ticks(axis, units.seconds)
         axes.grid()
         axes.set_axisbelow(True)
-        figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+        legend(figure)
 
-    return svg_text("scatter", "Predicted over measured seconds of microbatches", (4.8, 3.8), draw)
+    return Picture("scatter", "Predicted over measured seconds of microbatches", (4.8, 3.8), draw).svg()
 
 
 def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> float:
@@ -163,4 +154,4 @@ def _steps_axis(figure: Figure, axes: Axes) -> None:
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     if len(axes.lines) > 1:
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        legend(figure)

@@ -17,37 +17,32 @@ MAX_ROWS = 50
 """Of lists that grow with the dataset; the rest is in the store."""
 NOT_BLIND = "This run has no comparison with data-blind steps."
 
-MemoryRow = tuple[str, int, int | None]
-"""(stage, predicted peak in bytes, measured peak or None)."""
-
 
 def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
-    """(label, value, remark) of what a person looks for first."""
-    found, plan = summary.comparison, summary.plan
+    """(label, value, remark) of what a person looks for first, on the terminal, in Prefect and on the page."""
+    found, plan, ends = summary.comparison, summary.plan, summary.ends_of_loss
     measured, predicted = (NOT_COMPARED, NOT_COMPARED) if found is None else (found.measured, found.predicted)
-    over_uniform = units.ratio(plan.planned_speedup_over_uniform)
-    # A loss can be NaN because it diverged; that must be seen, not shown as absent.
-    has_loss = any(s.loss is not None for s in summary.steps)
-    tokens_per_s = summary.llm_tokens_per_s
-    return (
+    tokens_per_s = summary.median(lambda s: s.llm_tokens_per_s)
+    planned = f"simulated; over a uniform plan {units.ratio(plan.planned_speedup_over_uniform)}"
+    numbers = [
         _speedup("speedup, measured", measured, "data-blind over balanced step time"),
         _speedup("speedup, simulated", predicted, "of the same global batches"),
-        ("speedup, planned", units.ratio(plan.planned_speedup), f"simulated; over a uniform plan {over_uniform}"),
+        ("speedup, planned", units.ratio(plan.planned_speedup), planned),
         ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
-        (
-            "loss",
-            f"{summary.first_loss:.2f} to {summary.last_loss:.2f}" if has_loss else "-",
-            "mean of the first and the last 3 steps",
-        ),
+        # A loss can be NaN because it diverged; that must be seen, not shown as absent.
+        ("loss", f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "-", "mean of the first and the last 3 steps"),
         (
             "LLM throughput, measured",
             "-" if math.isnan(tokens_per_s) else f"{units.count(round(tokens_per_s))} tokens/s",
             "median over steps",
         ),
         ("idle, measured", units.percent(summary.idle_frac), "process time outside forward and backward"),
-        ("wait for input, measured", units.seconds(summary.data_wait_s), "before a step, median"),
+        ("wait for input, measured", units.seconds(summary.median(lambda s: s.data_wait_s)), "before a step, median"),
         ("samples quarantined", str(len(summary.quarantined)), "left out, with a reason each"),
-    )
+    ]
+    if not math.isnan(summary.mfu):
+        numbers.append(("model FLOPs utilisation", units.percent(summary.mfu), "measured, median over steps"))
+    return tuple(numbers)
 
 
 def policy_table(summary: RunSummary) -> Table:
@@ -72,7 +67,6 @@ def policy_table(summary: RunSummary) -> Table:
 
 def stage_table(summary: RunSummary) -> Table:
     """Training steps, one row per pipeline stage."""
-    shares = summary.num_cores is not None and summary.num_cores < summary.plan.num_processes
     return make_table(
         "Stages in training",
         summary.stages,
@@ -87,8 +81,8 @@ def stage_table(summary: RunSummary) -> Table:
             "predicted / measured": lambda s: units.ratio(s.errors.predicted_to_measured),
         },
         text={"stage", "layers"},
-        note=f"Measured. Idle: all but busy{'; busy includes waiting for a core' * shares}. Error: median over "
-        "microbatches.",
+        note=f"Measured. Idle: all but busy{'; busy includes waiting for a core' * summary.shares_cores}. Error: "
+        "median over microbatches.",
         empty="No training step was observed.",
     )
 
@@ -139,24 +133,22 @@ def quarantine_table(quarantined: Sequence[QuarantinedSample]) -> Table:
 def correction_table(summary: RunSummary) -> Table:
     """Corrections at the end of the run: per module its level, then the sizes that plans are made otherwise for."""
     rows: list[tuple[str, ...]] = []
-    for module in dict.fromkeys(c.module for c in summary.corrections):
-        buckets = [c for c in summary.corrections if c.module == module]
-        in_force = [c for c in buckets if c.is_in_force and len(buckets) > 1]
-        first = buckets[0]
+    for buckets in summary.corrections:
+        first, in_force = buckets[0], [c for c in buckets if c.is_in_force and len(buckets) > 1]
         sizes = f"{len(in_force)} of {len(buckets)} sizes" if len(buckets) > 1 else ""
         rows.append((
-            module, "typical mix", str(first.effective_step + 1), units.ratio(first.level), "", sizes,
+            first.module, "typical mix", str(first.effective_step + 1), units.ratio(first.level), "", sizes,
             units.percent(first.residual_frac), units.count(max(c.num_observations for c in buckets)),
         ))  # fmt: skip
         rows += [
-            (module, _sizes(c), "", units.ratio(c.factor), units.ratio(c.sd_frac), "yes", "", "") for c in in_force
+            (c.module, _sizes(c), "", units.ratio(c.factor), units.ratio(c.sd_frac), "yes", "", "") for c in in_force
         ]
     return Table(
         "Corrections learnt",
         ("module", "tokens of an item", "from step", "factor", "+-", "in force", "error before", "observations"),
         tuple(rows),
         frozenset({"module", "tokens of an item"}),
-        f"Last per module, of {summary.num_corrections}. Factor: measured over predicted compute seconds. "
+        f"Last per module, of {len(summary.correction_sets)}. Factor: measured over predicted compute seconds. "
         "Sizes that are not in force have the factor of the typical mix.",
         empty="None: predicted seconds stayed within 3 % of what was measured, or nothing was observed.",
     )
@@ -183,11 +175,12 @@ def slow_rank_table(factors: Sequence[RankFactor]) -> Table:
     )
 
 
-def memory_rows(plan: Plan, peaks: Sequence[RankMemory] = ()) -> tuple[MemoryRow, ...]:
-    """One row per stage; nothing where the plan says nothing about memory.
+def memory_table(plan: Plan, limit_bytes: int, peaks: Sequence[RankMemory] = ()) -> Table:
+    """Per stage the predicted peak beside the measured one; no rows where the plan says nothing about memory.
 
     Args:
         plan: That ran last.
+        limit_bytes: Of a process.
         peaks: Of the run; those of its last start count, since before it another plan may have run.
     """
     last = max((peak.attempt for peak in peaks), default=0)
@@ -196,32 +189,26 @@ def memory_rows(plan: Plan, peaks: Sequence[RankMemory] = ()) -> tuple[MemoryRow
         if peak.attempt == last:
             place = peak.module, peak.stage
             measured[place] = max(peak.peak_bytes, measured.get(place, 0))
-    rows = tuple(
+    rows = [
         (name, pipe.stage_memory_bytes[stage], measured.get((pipe.module, stage)))
         for pipe, stage, name in stages_of_plan(plan)
         if stage < len(pipe.stage_memory_bytes)
-    )
-    return rows if any(predicted > 0 for _, predicted, _ in rows) else ()
-
-
-def memory_table(rows: Sequence[MemoryRow], limit_bytes: int, peaks: Sequence[RankMemory] = ()) -> Table:
-    """Predicted beside measured peaks, and the limit of a process."""
-    if all(measured is None for _, _, measured in rows):
+    ]
+    how = "Measured: what torch held on the device."
+    if all(peak_bytes is None for _, _, peak_bytes in rows):
         how = "Predicted when planning; in this run nobody measured."
     elif any(peak.kind == "process" for peak in peaks):
         how = (
             "Measured: the whole process, with interpreter, libraries and samples that wait; predicted: what training "
             "itself holds."
         )
-    else:
-        how = "Measured: what torch held on the device."
 
     def share(num_bytes: int | None) -> str:
         return "-" if num_bytes is None or not limit_bytes else units.percent(num_bytes / limit_bytes)
 
     return make_table(
         "Memory per stage",
-        rows,
+        rows if any(predicted > 0 for _, predicted, _ in rows) else (),
         {
             "stage": lambda row: row[0],
             "predicted peak": lambda row: units.num_bytes(row[1]),

@@ -118,31 +118,26 @@ def error_table(spans: Iterable[TimedSpan]) -> Table:
 def _stats(plan: Plan, module: str, stage: int, steps: Sequence[Sequence[StepObservation]]) -> StageStats:
     ranks = [rank for of_step in steps for rank in of_step]
     whole_s = sum(rank.step_s for rank in ranks) or math.nan
+    uneven = [found for of_step in steps if (found := _max_over_mean(of_step))]
     return StageStats(
         stage=stage_name(plan, module, stage),
         layers=stage_layers(plan, module, stage),
         num_ranks=len({rank.rank for rank in ranks}),
         busy_frac=sum(rank.busy_s for rank in ranks) / whole_s,
         update_frac=sum(rank.reduce_s + rank.optimizer_s for rank in ranks) / whole_s,
-        max_over_mean=statistics.fmean(known)
-        if (known := [r for s in steps if (r := _max_over_mean(s))])
-        else math.nan,
+        max_over_mean=statistics.fmean(uneven) if uneven else math.nan,
         errors=errors_of(_timed(ranks)),
     )
 
 
 def _timed(ranks: Iterable[StepObservation]) -> tuple[TimedSpan, ...]:
-    found = (
-        TimedSpan(
-            rank.module,
-            span.num_tokens,
-            span.predicted_forward_s + span.predicted_backward_s,
-            span.forward_compute_s + span.backward_compute_s,
-        )
-        for rank in ranks
-        for span in rank.spans
-    )
-    return tuple(span for span in found if span.predicted_s > 0 and span.measured_s > 0)
+    found = []
+    for module, s in ((rank.module, span) for rank in ranks for span in rank.spans):
+        predicted_s = s.predicted_forward_s + s.predicted_backward_s
+        measured_s = s.forward_compute_s + s.backward_compute_s
+        if predicted_s > 0 and measured_s > 0:
+            found.append(TimedSpan(module, s.num_tokens, predicted_s, measured_s))
+    return tuple(found)
 
 
 def _max_over_mean(ranks: Sequence[StepObservation]) -> float:

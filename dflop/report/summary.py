@@ -1,15 +1,17 @@
-"""Everything a person wants to know about a run, computed once and shown three ways (terminal, Prefect, HTML).
+"""Everything a person wants to know about a run: gathered and computed once, shown on a terminal, in Prefect, in HTML.
 
-Measured and simulated numbers never mix in one field. Sums and means follow the views `v_stage_idle` and `v_step`, so
-that a number here can be found again with SQL.
+A further figure of a run is a property here and a line of `key_numbers` in `run_tables.py`, which all three show.
+Measured and simulated numbers never mix in one of them. Sums and means follow the views `v_stage_idle` and `v_step`,
+so that a number here can be found again with SQL.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dflop.records import (
     ClusterSpec,
@@ -35,25 +37,40 @@ LOSS_WINDOW = 3
 """Steps averaged for the first and the last loss: single steps are different samples, not progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunDetails:
-    """Records and texts that only the page shows. Every part may be empty: the page then says that it is."""
+@dataclass(frozen=True)
+class RunSummary:
+    """A finished (or interrupted) run: its rows, in any order, and what they say. Every part but three may be empty."""
 
-    history: tuple[HistoryEntry, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
+    run: RunRecord
+    """Its latest state."""
+    cluster: ClusterSpec
+    plan: Plan
+    """That ran."""
+    candidates: Sequence[Plan] = ()
+    """All that the search found, by rank, the plan that ran first."""
+    train: Sequence[StepObservation] = ()
+    """Of the training job, all ranks and attempts."""
+    compare: Sequence[StepObservation] = ()
+    """Of the comparison job (`<run_id>/compare`), warm-up included."""
+    compare_plans: Sequence[StepPlan] = ()
+    speedups: tuple[Speedup, Speedup] = (NOT_COMPARED, NOT_COMPARED)
+    """Measured and simulated, of the view `v_speedup`."""
+    quarantined: Sequence[QuarantinedSample] = ()
+    """Samples left out, by profile or training."""
+    correction_rows: Sequence[Correction] = ()
+    """All sets."""
+    rank_factors: Sequence[RankFactor] = ()
+    peaks: Sequence[RankMemory] = ()
+    """Of training."""
+    flops: Sequence[StepFlops] = ()
+    """Of training."""
+    jobs: Sequence[JobRecord] = ()
+    inputs: Sequence[RunInput] = ()
+    history: Sequence[HistoryEntry] = ()
+    """In order."""
+    facts: Sequence[tuple[str, str]] = ()
     """(name, value) of what ran: model, dataset, stages."""
-    compare_plans: tuple[StepPlan, ...] = ()
-    """Of the comparison."""
-    corrections: tuple[Correction, ...] = ()
-    """All sets, in any order."""
-    rank_factors: tuple[RankFactor, ...] = ()
-    peaks: tuple[RankMemory, ...] = ()
-    """Of training."""
-    flops: tuple[StepFlops, ...] = ()
-    """Of training."""
-    jobs: tuple[JobRecord, ...] = ()
-    inputs: tuple[RunInput, ...] = ()
-    cost_sources: tuple[tuple[str, str], ...] = ()
+    cost_sources: Sequence[tuple[str, str]] = ()
     """(module with its degree, `measured`, `derived` or `analytic`)."""
     num_steps_planned: int | None = None
     """Of the whole training."""
@@ -61,129 +78,102 @@ class RunDetails:
     """YAML with every default filled in."""
 
     @property
+    def num_cores(self) -> int | None:
+        """Cores the processes share; None when each has a device of its own."""
+        return self.cluster.max_concurrency if self.cluster.device == "cpu" else None
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some processes wait for a core."""
+        return self.num_cores is not None and self.num_cores < self.plan.num_processes
+
+    @cached_property
+    def steps(self) -> tuple[MeasuredStep, ...]:
+        """Of training."""
+        return measured_steps(self.train)
+
+    def median(self, of: Callable[[MeasuredStep], float]) -> float:
+        """Over the steps of training that have it; NaN without any."""
+        return _median([of(step) for step in self.steps])
+
+    @property
+    def ends_of_loss(self) -> tuple[float, float] | None:
+        """Means over the first and the last steps that have a loss; NaN where one diverged, None without any."""
+        found = [s.loss for s in self.steps if s.loss is not None]
+        return (statistics.fmean(found[:LOSS_WINDOW]), statistics.fmean(found[-LOSS_WINDOW:])) if found else None
+
+    @property
+    def idle_frac(self) -> float:
+        """Mean, measured."""
+        return statistics.fmean(s.idle_frac for s in self.steps) if self.steps else math.nan
+
+    @property
+    def step_s(self) -> float:
+        """Median, measured."""
+        return self.median(lambda step: step.step_s)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation, median over steps; NaN where the peak of the devices is not known."""
+        step_s = {s.step: s.step_s for s in self.steps}
+        known = [f for f in self.flops if step_s.get(f.step, 0.0) > 0 and f.peak_flops_per_s > 0]
+        return _median([f.model_flops / (f.peak_flops_per_s * step_s[f.step]) for f in known])
+
+    @cached_property
+    def stages(self) -> tuple[StageStats, ...]:
+        """Of training."""
+        return stage_stats(self.steps, self.plan)
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """None where neither policy has a step."""
+        return compare_policies(measured_steps(self.compare), self.compare_plans, *self.speedups)
+
+    @property
     def plan_steps(self) -> tuple[int, ...]:
         """Steps at which the run went on under another plan."""
         return tuple(e.step for e in self.history if e.kind == "plan" and e.step is not None)
 
+    @cached_property
+    def correction_sets(self) -> list[list[Correction]]:
+        """Rows that were written together, in the order of their steps, within each by size."""
+        found: dict[tuple[int, str, float, str], list[Correction]] = {}
+        for c in sorted(
+            self.correction_rows, key=lambda c: (c.effective_step, c.observed_at_s, c.module, c.min_tokens)
+        ):
+            found.setdefault((c.effective_step, c.module, c.observed_at_s, c.table_id), []).append(c)
+        return list(found.values())
 
-NOTHING = RunDetails()
+    @property
+    def corrections(self) -> list[list[Correction]]:
+        """The last set of each module."""
+        latest = {rows[0].module: rows for rows in self.correction_sets}
+        return [rows for rows in self.correction_sets if rows is latest[rows[0].module]]
 
+    @property
+    def verdict(self) -> str:
+        """Who won, in plain sentences."""
+        found = verdict(self.comparison, num_processes=self.plan.num_processes, num_cores=self.num_cores)
+        if not self._lost:
+            return found
+        return f"{found} Training lost {len(self._lost)} sample(s) that the data profile called good."
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A finished (or interrupted) run."""
+    @property
+    def warning(self) -> str:
+        """Of samples that the profile called good and training could not use; empty where there are none."""
+        if not self._lost:
+            return ""
+        first = self._lost[0]
+        return (
+            f"Warning: {len(self._lost)} sample(s) that the data profile called good were not trained on, first "
+            f"`{first.sample_id}` ({first.path or 'no path'}): {first.reason}. All: select * from v_quarantine"
+        )
 
-    run: RunRecord
-    plan: Plan
-    candidates: tuple[Plan, ...]
-    """By rank, the plan that ran first."""
-    num_cores: int | None
-    """Cores the processes share; None when each has a device of its own."""
-    memory_limit_bytes: int
-    """Of a process."""
-    steps: tuple[MeasuredStep, ...]
-    """Training steps."""
-    first_loss: float
-    last_loss: float
-    step_s: float
-    """Median, measured."""
-    data_wait_s: float
-    """Median wait for input before a step."""
-    idle_frac: float
-    """Mean, measured."""
-    llm_tokens_per_s: float
-    stages: tuple[StageStats, ...]
-    comparison: Comparison | None
-    verdict: str
-    quarantined: tuple[QuarantinedSample, ...]
-    warning: str
-    """Of samples that the profile called good and training could not use; empty where there are none."""
-    corrections: tuple[Correction, ...]
-    """The last set of each module, in the order of their steps; the buckets of a set by size."""
-    num_corrections: int
-    """Sets."""
-    details: RunDetails
-
-
-def summarise(
-    *,
-    run: RunRecord,
-    cluster: ClusterSpec,
-    plan: Plan,
-    candidates: Sequence[Plan] = (),
-    train: Sequence[StepObservation],
-    compare: Sequence[StepObservation] = (),
-    speedups: tuple[Speedup, Speedup] = (NOT_COMPARED, NOT_COMPARED),
-    quarantined: Sequence[QuarantinedSample] = (),
-    details: RunDetails = NOTHING,
-) -> RunSummary:
-    """Summary of one run from its records; every part but `run`, `cluster` and `plan` may be empty.
-
-    Args:
-        run: Its latest state.
-        cluster: Where it ran; tells whether processes share cores.
-        plan: The plan that ran.
-        candidates: All plans of the run, for the record.
-        train: Observations of the training job, all ranks and attempts.
-        compare: Observations of the comparison job (`<run_id>/compare`), warm-up included.
-        speedups: Measured and simulated, of the view `v_speedup`.
-        quarantined: Samples left out, by profile or training.
-        details: What else is known, step plans of the comparison and corrections among it.
-    """
-    steps = measured_steps(train)
-    comparison = compare_policies(measured_steps(compare), details.compare_plans, *speedups)
-    num_cores = cluster.max_concurrency if cluster.device == "cpu" else None
-    sets = _correction_sets(details.corrections)
-    latest = {rows[0].module: rows for rows in sets}
-    losses = [s.loss for s in steps if s.loss is not None]
-    num_lost, warning = _lost(quarantined)
-    lost = f" Training lost {num_lost} sample(s) that the data profile called good." if num_lost else ""
-    return RunSummary(
-        run=run,
-        plan=plan,
-        candidates=tuple(sorted(candidates, key=lambda p: p.candidate_rank)) or (plan,),
-        num_cores=num_cores,
-        memory_limit_bytes=cluster.memory_per_process_bytes,
-        steps=steps,
-        first_loss=_mean(losses[:LOSS_WINDOW]),
-        last_loss=_mean(losses[-LOSS_WINDOW:]),
-        step_s=_median([s.step_s for s in steps]),
-        data_wait_s=_median([s.data_wait_s for s in steps]),
-        idle_frac=_mean([s.idle_frac for s in steps]),
-        llm_tokens_per_s=_median([s.llm_tokens_per_s for s in steps]),
-        stages=stage_stats(steps, plan),
-        comparison=comparison,
-        verdict=verdict(comparison, num_processes=plan.num_processes, num_cores=num_cores) + lost,
-        quarantined=tuple(sorted(quarantined, key=lambda q: (q.sample_index, q.phase, q.path))),
-        warning=warning,
-        corrections=tuple(c for rows in sets if rows is latest[rows[0].module] for c in rows),
-        num_corrections=len(sets),
-        details=details,
-    )
-
-
-def _lost(quarantined: Sequence[QuarantinedSample]) -> tuple[int, str]:
-    """How many samples only training found to be bad, and the warning that names the first."""
-    found = sorted((q for q in quarantined if q.phase == "train"), key=lambda q: (q.sample_index, q.path))
-    if not found:
-        return 0, ""
-    first, num_lost = found[0], len({q.sample_index for q in found})
-    return num_lost, (
-        f"Warning: {num_lost} sample(s) that the data profile called good were not trained on, first "
-        f"`{first.sample_id}` ({first.path or 'no path'}): {first.reason}. All: select * from v_quarantine"
-    )
-
-
-def _correction_sets(corrections: Sequence[Correction]) -> list[list[Correction]]:
-    """Rows that were written together, in the order of their steps, within each by size."""
-    found: dict[tuple[int, str, float, str], list[Correction]] = {}
-    for c in sorted(corrections, key=lambda c: (c.effective_step, c.observed_at_s, c.module, c.min_tokens)):
-        found.setdefault((c.effective_step, c.module, c.observed_at_s, c.table_id), []).append(c)
-    return list(found.values())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan
+    @property
+    def _lost(self) -> list[QuarantinedSample]:
+        """The first row of each such sample."""
+        found = sorted((q for q in self.quarantined if q.phase == "train"), key=lambda q: (q.sample_index, q.path))
+        return [q for i, q in enumerate(found) if i == 0 or q.sample_index != found[i - 1].sample_index]
 
 
 def _median(values: Sequence[float]) -> float:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dflop import units
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
 from dflop.report.comparison import BatchPair
-from dflop.report.gantt import BACKWARD, FORWARD, MAX_LANES, UPDATE, Bar, Lane, StepPicture, draw_gantt, gantt_size
+from dflop.report.gantt import BACKWARD, FORWARD, MAX_LANES, UPDATE, Bar, Lane, StepPicture, gantt
 from dflop.report.observed_steps import MeasuredStep
-from dflop.report.plots import Hints, svg_text
 from dflop.report.predicted import PredictedStep, plan_that_ran, simulate_again
 from dflop.report.tables import POLICY_NAMES, stage_name
 
@@ -22,21 +21,13 @@ def batch_gantt(
     pair: BatchPair, plan: Plan, step_plans: Iterable[StepPlan] = (), max_concurrency: int | None = None
 ) -> str:
     """SVG of the typical step of either policy; see `batch_steps`."""
-    steps, hints = batch_steps(pair, plan, step_plans, max_concurrency), Hints()
-    return svg_text("timeline", LABEL, gantt_size(steps), lambda figure: draw_gantt(figure, steps, hints), hints)
+    return gantt("timeline", LABEL, batch_steps(pair, plan, step_plans, max_concurrency)).svg()
 
 
 def batch_steps(
     pair: BatchPair, plan: Plan, step_plans: Iterable[StepPlan] = (), max_concurrency: int | None = None
 ) -> list[StepPicture]:
-    """The typical step of either policy.
-
-    Args:
-        pair: Steps of one global batch.
-        plan: Layout.
-        step_plans: Of the comparison; without that of a step nothing of it is simulated.
-        max_concurrency: Processes that can compute at once; None: each has a device of its own.
-    """
+    """The typical step of either policy; of one without its plan among `step_plans` nothing is simulated."""
     known = list(step_plans)
     found = []
     for step in pair.typical():

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dflop import units
 from dflop.records import JobRecord
+from dflop.records.speedup import NOT_COMPARED
 from dflop.report.summary import RunSummary
 from dflop.report.tables import Table
 
 HOUR_S = 3600.0
 
 
+def gpu_hours(step_s: float, *, num_steps: int, num_gpus: int) -> float:
+    """Hours of all GPUs, or of processes without one, over steps of one length."""
+    return num_steps * num_gpus * step_s / HOUR_S
+
+
 def worth_table(summary: RunSummary) -> Table:
     """Hours over the steps of the whole training, at the measured speed-up, or the planned one without any."""
-    num_steps = summary.details.num_steps_planned or len(summary.steps)
-    hours = summary.plan.num_processes * num_steps * summary.step_s / HOUR_S
-    once = once_hours(summary.details.jobs)
-    if summary.comparison is not None and summary.comparison.measured.num_batches:
-        found = summary.comparison.measured
-        speedup, low, high, how = found.mean, found.low, found.high, "measured"
-    else:
-        speedup, low, high, how = summary.plan.planned_speedup, math.nan, math.nan, "simulated when planning"
-    saved = hours * (speedup - 1)
-    per_step = saved / num_steps if num_steps else math.nan
-    interval = (
-        "" if math.isnan(low) else f" (95 % interval {_hours(hours * (low - 1))} to {_hours(hours * (high - 1))})"
-    )
+    num_steps = summary.num_steps_planned or len(summary.steps)
+    hours = gpu_hours(summary.step_s, num_steps=num_steps, num_gpus=summary.plan.num_processes)
+    once, how = once_hours(summary.jobs), "measured"
+    found = summary.comparison.measured if summary.comparison else NOT_COMPARED
+    if not found.num_batches:
+        found, how = replace(NOT_COMPARED, mean=summary.plan.planned_speedup), "simulated when planning"
+    saved, low, high = (hours * (speedup - 1) for speedup in (found.mean, found.low, found.high))
+    interval = f" (95 % interval {_hours(low)} to {_hours(high)})" if found.has_interval else ""
+    back_after = "never"
+    if once == 0:
+        back_after = "0 steps"
+    elif num_steps and saved > 0:
+        back_after = f"{units.count(math.ceil(once / (saved / num_steps)))} steps"
     rows = (
         ("training, balanced", _hours(hours)),
-        ("training, data-blind", _hours(hours * speedup)),
+        ("training, data-blind", _hours(hours * found.mean)),
         ("saved", _hours(saved) + interval),
         ("spent once, on profiling and planning", _hours(once)),
-        ("back after", _back_after(once, per_step)),
+        ("back after", back_after),
     )
     what = "processes" if summary.num_cores is not None else "GPUs"
     return Table(
@@ -62,12 +69,6 @@ def once_hours(jobs: Sequence[JobRecord]) -> float:
         if began is not None and began.job_key.split("/")[1:2] not in (["train"], ["compare"]):
             hours += began.num_tasks * (states[-1].observed_at_s - began.observed_at_s) / HOUR_S
     return hours
-
-
-def _back_after(once: float, saved_per_step: float) -> str:
-    if once == 0:
-        return "0 steps"
-    return f"{units.count(math.ceil(once / saved_per_step))} steps" if saved_per_step > 0 else "never"
 
 
 def _hours(value: float) -> str:

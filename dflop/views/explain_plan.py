@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from dflop.plan.rank import contention
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import samples_beyond
-from dflop.records import ClusterSpec, Plan
+from dflop.records import Plan
 from dflop.report.explain_page import Explanation, StageUse, TimeUse, Variation
 from dflop.report.plan_picture import SimulatedStep, save_plan_steps
 from dflop.report.plots import check_suffix
@@ -41,22 +42,24 @@ class _Step(SimulatedStep):
 def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivity: bool = True) -> Explanation:
     """Explains the first of `plans`, which `plan_problem` made for `problem`.
 
-    Args:
-        problem: What the plans are for.
-        plans: Best first.
-        say: Told what happens.
-        sensitivity: Whether to plan for other circumstances, too: a search each.
+    With `sensitivity` it also plans for other circumstances: a search each.
     """
     plan = plans[0]
     policy = policy_of(problem)
     steps = [_step(problem, plan, i, policy) for i in range(len(problem.batches))]
     return Explanation(
         plans=tuple(plans),
-        costs=tuple(_costs(problem, plan)),
+        costs=tuple(
+            (f"{m.module} tp{m.parallel.tp}", problem.cost.table(m.module, m.parallel.tp, m.recompute).source)
+            for m in plan.modules
+        ),
         stages=tuple(_stages(problem, plan, steps)),
         time=_time(problem, plan, steps),
         limits=plan_limits(problem, plan, _largest_tokens(plan, steps)),
-        variations=(_as_it_is(problem, plan), *(_variations(problem, say) if sensitivity else ())),
+        variations=(
+            Variation("as it is", problem.cluster.num_processes, _num_samples(problem), plan),
+            *(_variations(problem, say) if sensitivity else ()),
+        ),
     )
 
 
@@ -86,12 +89,6 @@ def _step(problem: Problem, plan: Plan, index: int, policy: str) -> _Step:
     job = StepJob(plan, problem.batches[index], problem.cost, contention(problem, plan), problem.batch_items[index])
     assignment = job.assign(policy, QUICK)
     return _Step(policy, *job.judge.spans(assignment), job, assignment)
-
-
-def _costs(problem: Problem, plan: Plan) -> Iterator[tuple[str, str]]:
-    for m in plan.modules:
-        table = problem.cost.table(m.module, m.parallel.tp, m.recompute)
-        yield f"{m.module} tp{m.parallel.tp}", table.source
 
 
 def _stages(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> Iterator[StageUse]:
@@ -165,10 +162,6 @@ def _largest_tokens(plan: Plan, steps: Sequence[_Step]) -> dict[str, int]:
     }
 
 
-def _as_it_is(problem: Problem, plan: Plan) -> Variation:
-    return Variation("as it is", problem.cluster.num_processes, _num_samples(problem), plan)
-
-
 def _variations(problem: Problem, say: Say) -> Iterator[Variation]:
     for name, changed, note in _changed_problems(problem):
         say(f"planning with {name}")
@@ -185,25 +178,22 @@ def _variations(problem: Problem, say: Say) -> Iterator[Variation]:
 def _changed_problems(problem: Problem) -> Iterator[tuple[str, Problem, str]]:
     """(name, problem, note)."""
     cluster, batches = problem.cluster, problem.batches
+
+    def on(**changes: Any) -> Problem:
+        return replace(problem, cluster=replace(cluster, **changes))
+
     guessed = "links between nodes are not known" if not any(x.num_nodes > 1 for x in problem.cost.links) else ""
     if cluster.num_nodes > 1:
-        fewer = replace(cluster, num_nodes=cluster.num_nodes - 1)
-        yield "one node fewer", _on(problem, fewer), guessed if fewer.num_nodes > 1 else ""
+        yield "one node fewer", on(num_nodes=cluster.num_nodes - 1), guessed * (cluster.num_nodes > 2)
     elif cluster.num_processes_per_node > 1:
-        each = cluster.num_processes_per_node // 2
-        yield "half the node", _on(problem, replace(cluster, num_processes_per_node=each)), ""
-    yield "one node more", _on(problem, replace(cluster, num_nodes=cluster.num_nodes + 1)), guessed
+        yield "half the node", on(num_processes_per_node=cluster.num_processes_per_node // 2), ""
+    yield "one node more", on(num_nodes=cluster.num_nodes + 1), guessed
     halves = tuple(batch[: len(batch) // 2] for batch in batches)
     if all(halves):
         yield "half the batch", replace(problem, batches=halves, global_batch_size=problem.global_batch_size // 2), ""
     doubled = tuple((*batch, *batches[(i + 1) % len(batches)]) for i, batch in enumerate(batches))
     yield "double the batch", replace(problem, batches=doubled, global_batch_size=2 * problem.global_batch_size), ""
-    memory = 2 * cluster.memory_per_process_bytes
-    yield "double the memory", _on(problem, replace(cluster, memory_per_process_bytes=memory)), ""
-
-
-def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
-    return replace(problem, cluster=cluster)
+    yield "double the memory", on(memory_per_process_bytes=2 * cluster.memory_per_process_bytes), ""
 
 
 def _num_samples(problem: Problem) -> float:

@@ -24,7 +24,7 @@ from dflop.records import (
     StepPlan,
 )
 from dflop.report.history_table import COLUMNS, HistoryEntry
-from dflop.report.summary import RunDetails, RunSummary, summarise
+from dflop.report.summary import RunSummary
 from dflop.run.batches import COMPARE, stages_of
 from dflop.run.directory import RunDir
 from dflop.store import console
@@ -46,37 +46,34 @@ def load_summary(run: RunDir) -> RunSummary:
             hint="dflop runs show says how it stands",
         )
     history = load_history(config.store, run.run_id)
-    compared = {"run_id": f"{run.run_id}/{COMPARE}"}
-    own = {"run_id": run.run_id}
+    own, compared = {"run_id": run.run_id}, {"run_id": f"{run.run_id}/{COMPARE}"}
     with Reader(config.store) as reader:
         states = sorted(reader.records(RunRecord, where=own), key=lambda r: r.observed_at_s)
         if not states:
             raise StoreError(f"run `{run.run_id}` is not in the store", where=str(config.store))
         chosen = run.plan()
-        plans = reader.records(Plan, where=own)
-        return summarise(
+        of_search = [p for p in reader.records(Plan, where=own) if p.snapshot_seq == chosen.snapshot_seq]
+        return RunSummary(
             run=states[-1],
             cluster=config.cluster.spec(),
             plan=replace(chosen, run_id=run.run_id),
-            candidates=[p for p in plans if p.snapshot_seq == chosen.snapshot_seq],  # of the search that found it
+            candidates=sorted(of_search, key=lambda p: p.candidate_rank),
             train=reader.records(StepObservation, where=own),
             compare=reader.records(StepObservation, where=compared),
+            compare_plans=reader.records(StepPlan, where=compared),
             speedups=reader.speedups(run.run_id),
             quarantined=_quarantined(reader, run),
-            details=RunDetails(
-                history=tuple(history),
-                facts=_facts(config, run),
-                compare_plans=tuple(reader.records(StepPlan, where=compared)),
-                corrections=tuple(reader.records(Correction, where=own)),
-                rank_factors=tuple(reader.records(RankFactor, where=own)),
-                peaks=tuple(reader.records(RankMemory, where=own)),
-                flops=tuple(reader.records(StepFlops, where=own)),
-                jobs=tuple(reader.records(JobRecord, where=own)),
-                inputs=_last_inputs(reader.records(RunInput, where={"run_id": [run.run_id, compared["run_id"]]})),
-                cost_sources=_cost_sources(run, chosen),
-                num_steps_planned=config.train.num_steps,
-                config_text=shown_config(config),
-            ),
+            correction_rows=reader.records(Correction, where=own),
+            rank_factors=reader.records(RankFactor, where=own),
+            peaks=reader.records(RankMemory, where=own),
+            flops=reader.records(StepFlops, where=own),
+            jobs=reader.records(JobRecord, where=own),
+            inputs=_last_inputs(reader.records(RunInput, where={"run_id": [run.run_id, compared["run_id"]]})),
+            history=history,
+            facts=_facts(config, run),
+            cost_sources=_cost_sources(run, chosen),
+            num_steps_planned=config.train.num_steps,
+            config_text=shown_config(config),
         )
 
 
@@ -127,7 +124,9 @@ def _quarantined(reader: Reader, run: RunDir) -> list[QuarantinedSample]:
         *reader.records(QuarantinedSample, where={"profile_key": run.profile_key(), "phase": "profile"}),
         *reader.records(QuarantinedSample, where={"run_id": jobs, "phase": "train"}),
     )
-    return list({(q.sample_index, q.phase): q for q in found}.values())
+    return sorted(
+        {(q.sample_index, q.phase): q for q in found}.values(), key=lambda q: (q.sample_index, q.phase, q.path)
+    )
 
 
 def _last_inputs(inputs: Sequence[RunInput]) -> tuple[RunInput, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,8 @@ def write_trace(run: RunDir, out: Path | None = None, *, job: str = TRAIN, windo
         steps = _traced_steps(reader, run_id, chosen, plans)
     cluster = config.cluster.spec()
     content = chrome_trace(run_id, steps, cluster.max_concurrency if cluster.device == "cpu" else None)
-    _write(path, json.dumps(content, separators=(",", ":"), allow_nan=False))
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    files.replace(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text)
     predicted = {e["args"]["step"] for e in content["traceEvents"] if e.get("cat") == "predicted"}
     return Traced(
         path,
@@ -99,13 +101,10 @@ def choose_steps(observed: Sequence[int], window: str | None, most: int = NUM_ST
         raise ConfigError("no step of this run is in the store", hint="bring its rows in: dflop store ingest")
     if window is None:
         return steps[-most:]
-    found = re.fullmatch(r"(\d+)|(\d*):(\d*)", window.strip())
-    if found is None:
+    found = re.fullmatch(r"(\d*)(:?)(\d*)", window.strip())
+    if found is None or not window.strip():
         raise ConfigError(f"cannot read the steps `{window}`", where="--steps", hint="write 100:120, 100:, :20 or 100")
-    if found[1]:
-        first, end = int(found[1]), int(found[1]) + 1
-    else:
-        first, end = int(found[2] or 0), int(found[3]) if found[3] else steps[-1] + 1
+    first, end = int(found[1] or 0), int(found[3] or steps[-1] + 1) if found[2] else int(found[1]) + 1
     chosen = [step for step in steps if first <= step < end]
     if not chosen:
         raise ConfigError(
@@ -136,16 +135,15 @@ def _traced_steps(
 ) -> list[TracedStep]:
     where: dict[str, str | list[int]] = {"run_id": run_id, "step": list(chosen)}
     measured = measured_steps(reader.records(StepObservation, where=where))
-    step_plans: dict[int, list[StepPlan]] = {}
+    step_plans, spans = defaultdict[int, list[StepPlan]](list), defaultdict[tuple[int, int], list[RankSpan]](list)
     for step_plan in reader.records(StepPlan, where=where):
-        step_plans.setdefault(step_plan.step, []).append(step_plan)
-    spans: dict[tuple[int, int], list[RankSpan]] = {}
+        step_plans[step_plan.step].append(step_plan)
     for span in reader.records(RankSpan, where=where):
-        spans.setdefault((span.step, span.attempt), []).append(span)
+        spans[span.step, span.attempt].append(span)
     found = []
     for step in measured:
-        ran = plan_that_ran(step_plans.get(step.step, ()), step.predicted_step_s)
-        own = spans.get((step.step, step.ranks[0].attempt), ())
+        ran = plan_that_ran(step_plans[step.step], step.predicted_step_s)
+        own = spans[step.step, step.ranks[0].attempt]
         found.append(TracedStep(step, _layout(step, ran, plans), ran, tuple(own)))
     return found
 
@@ -162,7 +160,3 @@ def _layout(step: MeasuredStep, step_plan: StepPlan | None, plans: Sequence[tupl
     ]
     begun = [plan for first, plan in possible if first <= step.step]
     return begun[-1] if begun else (possible[0][1] if possible else None)
-
-
-def _write(path: Path, text: str) -> None:
-    files.replace(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text)

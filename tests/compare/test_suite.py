@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 
 import pytest
 
@@ -13,14 +12,12 @@ from dflop.compare.suite import run_suite as suite_run
 from dflop.compare.suite import sweeps
 from dflop.compare.suite.cases import CASES, make_setting, suite_family
 from dflop.compare.suite.contest import OURS, TUNED, contest, make_contestants
-from dflop.compare.suite.ideal_step import bound_of_plan_s, bound_s
 from dflop.compare.suite.mixtures import MAIN, MIXTURES, draw_batches
-from dflop.compare.suite.paper import COLUMNS, NOTES, contest_numbers, paper_drawings, paper_rows, save_paper_plot
-from dflop.compare.suite.savings import savings
+from dflop.compare.suite.run_suite import SuiteResult
+from dflop.compare.suite.suite_figures import save_picture
 from dflop.compare.suite.suite_page import suite_page
-from dflop.compare.suite.unseen_batches import judge
-from dflop.compare.trainers import comparison_rows
-from dflop.compare.trainers_page import data_page
+from dflop.compare.suite.unseen_batches import bound_of_plan_s, bound_s, judge
+from dflop.compare.trainers import comparison_rows, data_page
 from dflop.cost.devices import A100
 from dflop.errors import ConfigError
 from dflop.plan.baselines.layers import even_chain
@@ -28,6 +25,7 @@ from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ParallelSpec
+from dflop.report.worth import gpu_hours
 from dflop.schedule.policies import Effort
 from tests.jobs.configs import make_config
 
@@ -120,8 +118,7 @@ def test_a_contest_measures_all_by_the_tuned_uniform_plan(found):
 
 
 def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp_path, monkeypatch):
-    points = [sweeps.Point("noise", 0.0, "0 %", found)]
-    monkeypatch.setitem(suite_run.SUITES, "noise", lambda say: suite_run._sweep("noise", points))
+    monkeypatch.setitem(sweeps.SUITES, "noise", lambda say: [sweeps.Point("noise", 0.0, "0 %", found)])
     file, picture = tmp_path / "noise.json", tmp_path / "noise.svg"
     result = suite_run.run_suite("noise", lambda line: None, [picture], file)
     content = json.loads(file.read_text())
@@ -131,7 +128,9 @@ def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp
     assert set(content["versions"]) >= {"dflop", "numpy"}
     assert content["cases"][0]["label"] == "0 %"
     assert picture.exists()
-    assert result.columns == sweeps.COLUMNS
+    assert {len(row) for row in result.rows} == {len(result.columns)}
+    assert dict(zip(result.columns, result.rows[0], strict=True))["dflop"] == units.ratio(found.speedup(OURS).mean)
+    assert suite_page(result).title == "dflop where costs stray from their predictions"
     with pytest.raises(ConfigError, match="unknown suite `papers`"):
         suite_run.run_suite("papers", lambda line: None)
     with pytest.raises(ConfigError, match="cannot draw"):
@@ -139,12 +138,10 @@ def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp
 
 
 def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
-    rows, numbers = paper_rows([found]), contest_numbers([found])
-    assert {len(row) for row in rows} == {len(COLUMNS)}
-    save_paper_plot([found], tmp_path / "paper.svg")
-    result = suite_run.SuiteResult(
-        "paper", COLUMNS, rows, NOTES, (found,), numbers, str, lambda: paper_drawings([found])
-    )
+    result = SuiteResult("paper", (sweeps.Point("", 0.0, "", found),))
+    assert {len(row) for row in result.rows} == {len(result.columns)}
+    assert [row[0] for row in result.rows] == [LLAVA.name, "geometric mean"]
+    save_picture(result.points, tmp_path / "paper.svg")
     assert f"dflop is {found.speedup(OURS).mean:.2f}x as fast" in suite_page(result).verdict
 
 
@@ -167,10 +164,5 @@ def test_a_sample_that_nothing_holds_is_in_all_rows_and_all_are_planned_without_
     assert all(str(row[0]).endswith(" (exceeds memory)") for row in rows[:-1])
 
 
-def test_savings_are_of_all_gpus_over_all_steps():
-    saved = savings(3.0, 2.0, num_steps=3600, num_gpus=64, usd_per_gpu_hour=2.5)
-    assert (saved.baseline_gpu_hours, saved.ours_gpu_hours) == (192.0, 128.0)
-    assert (saved.saved_gpu_hours, saved.saved_usd) == (64.0, 160.0)
-    assert dataclasses.replace(saved, ours_gpu_hours=200.0).saved_usd == -20.0
-    with pytest.raises(ValueError, match="finite"):
-        savings(math.nan, 2.0, 1, 1, 1.0)
+def test_hours_are_of_all_gpus_over_all_steps():
+    assert gpu_hours(3.0, num_steps=3600, num_gpus=64) == 192.0

@@ -39,7 +39,7 @@ def finished_run(folder: Path, *, num_steps: int = 6) -> RunDir:
     assert summary.comparison is not None
     steps = [step for pair in summary.comparison.pairs for step in (*pair.arrival, *pair.balanced)]
     with SpoolWriter(run.config().store, f"{run.run_id}/compare", "compare") as spool:
-        for record in summary.details.compare_plans:
+        for record in summary.compare_plans:
             spool.append(record)
         for step in steps:
             for rank in step.ranks:
@@ -64,13 +64,12 @@ def train_records(run_id: str, num_steps: int) -> list[StepPlan | StepObservatio
 
 
 def _of_run(run: RunDir, summary: RunSummary, plan: Plan) -> list[Any]:
-    details = summary.details
     run.write_state({"run_id": run.run_id, "state": "done"})
     states = [
         RunRecord(run.run_id, "small", "key", state, "cpu", "torch", "abc", str(run.path), at_s)
         for state, at_s in (("running", 1000.0), ("done", 2000.0))
     ]
-    inputs = [replace(seen, job=job) for seen in details.inputs for job in ("plan", "train")]
+    inputs = [replace(seen, job=job) for seen in summary.inputs for job in ("plan", "train")]
     others = [replace(plan, candidate_rank=i, plan_id=f"p{i}") for i in (1, 2)]
-    mine = (*details.corrections, *details.rank_factors, *details.peaks, *details.jobs)
+    mine = (*summary.correction_rows, *summary.rank_factors, *summary.peaks, *summary.jobs)
     return [*states, *inputs, plan, *others, *(replace(record, run_id=run.run_id) for record in mine)]

@@ -26,7 +26,7 @@ from dflop.records import (
     StepPlan,
 )
 from dflop.report.history_table import HistoryEntry
-from dflop.report.summary import RunDetails, RunSummary, summarise
+from dflop.report.summary import RunSummary
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.pipeline_order import one_f_one_b
 from dflop.simulate.step import Node, num_stages_after, op_id, run_graph, step_graph, step_nodes
@@ -165,7 +165,14 @@ def detailed(plan: Plan = SPLIT, *, num_steps: int = 24, num_batches: int = 4, r
     sized = dataclasses.replace(
         plan, modules=tuple(dataclasses.replace(m, stage_memory_bytes=(2**29,) * m.parallel.pp) for m in plan.modules)
     )
-    details = RunDetails(
+    return RunSummary(
+        run=dataclasses.replace(make_run(), run_id=run_id),
+        cluster=make_cluster(plan.num_processes, num_cores=64),
+        plan=sized,
+        candidates=[sized, *(dataclasses.replace(sized, plan_id=f"p{i}", candidate_rank=i) for i in range(1, 12))],
+        train=train,
+        compare=compare,
+        speedups=speedups_of(compare, plans),
         history=(
             HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", NOON),
             HistoryEntry(75.0, 9, 1, "slow_rank", "rank 2", "noticed", None, None, "30 % slower on <b>host1</b>", NOON),
@@ -173,7 +180,7 @@ def detailed(plan: Plan = SPLIT, *, num_steps: int = 24, num_batches: int = 4, r
         ),
         facts=(("model", "tiny"), ("dataset", "/data/<script>.jsonl")),
         compare_plans=tuple(plans),
-        corrections=tuple(_corrections()),
+        correction_rows=tuple(_corrections()),
         rank_factors=(make_rank_factor(2, 1.3), make_rank_factor(0, 1.0)),
         flops=tuple(StepFlops(run_id, 1, step, 1e12, 4e13) for step in range(num_steps)),
         peaks=tuple(
@@ -190,16 +197,6 @@ def detailed(plan: Plan = SPLIT, *, num_steps: int = 24, num_batches: int = 4, r
         cost_sources=tuple((f"{m.module} tp1", "measured") for m in plan.modules),
         num_steps_planned=num_steps,
         config_text="name: demo  # </pre><script>alert(1)</script>\n",
-    )
-    return summarise(
-        run=dataclasses.replace(make_run(), run_id=run_id),
-        cluster=make_cluster(plan.num_processes, num_cores=64),
-        plan=sized,
-        candidates=[sized, *(dataclasses.replace(sized, plan_id=f"p{i}", candidate_rank=i) for i in range(1, 12))],
-        train=train,
-        compare=compare,
-        speedups=speedups_of(compare, plans),
-        details=details,
     )
 
 

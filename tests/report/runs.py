@@ -14,7 +14,7 @@ from dflop.records import ClusterSpec, MicrobatchSpan, Plan, QuarantinedSample, 
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
 from dflop.report.comparison import compare_policies
 from dflop.report.observed_steps import measured_steps
-from dflop.report.summary import RunDetails, RunSummary, summarise
+from dflop.report.summary import RunSummary
 from tests.builders import make_cluster, make_corrections, make_plan
 
 HOSTILE = "<script>alert('sample')</script>"
@@ -93,11 +93,11 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
         batch = (step // 2 - 1) % 5
         seen += _step(rng, step, policy, scale=batch_scale[batch] * (1.12 if policy == "arrival" else 1.0))
         plans.append(step_plan(step, [batch], policy))
-    return summarise(
+    return RunSummary(
         run=make_run(),
         cluster=make_cluster(),
         plan=_ranked(plan, 0),
-        candidates=[_ranked(plan, rank) for rank in (2, 0, 1)],
+        candidates=[_ranked(plan, rank) for rank in (0, 1, 2)],
         train=train,
         compare=seen,
         speedups=speedups_of(seen, plans),
@@ -105,7 +105,7 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
             QuarantinedSample("data", 7, HOSTILE, "profile", "images/cut off.jpg", "truncated JPEG: 812 of 4096 bytes"),
             QuarantinedSample("data", 93, "clip-93", "train", "video/[x](http://evil).mp4", "no video stream | <b>"),
         ],
-        details=RunDetails(compare_plans=tuple(plans), corrections=tuple(
+        compare_plans=tuple(plans), correction_rows=tuple(
             row
             for t in (3, 9)
             for m, edges in (("llm", (100, 900)), ("audio", ()))
@@ -113,7 +113,7 @@ def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
                 m, [1.0 + t / 50 + i / 4 for i in range(len(edges) + 1)], edges, level=1.0 + t / 50, effective_step=t,
                 observed_at_s=float(t), is_in_force=m == "audio" or t > 3, num_observations=40 * t,
             )
-        )),
+        ),
     )  # fmt: skip
 
 

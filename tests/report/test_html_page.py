@@ -9,7 +9,7 @@ from dataclasses import replace
 from html import unescape
 
 from dflop.report.html_page import TEMPLATES, Drawing, Page, Section, render_page
-from dflop.report.suite_plots import Series, bars_svg, competitors_svg
+from dflop.report.suite_plots import Series, bars, competitors
 from dflop.report.tables import Table
 from tests.report.runs import HOSTILE
 from tests.report.test_run_page import Page as Parsed
@@ -22,8 +22,8 @@ TABLE = Table("The rest", ("model", "idle"), ((HOSTILE, "10 %"), ("other", "11 %
 def comparison() -> Page:
     """A page as comparisons have it, with everything."""
     drawings = (
-        Drawing(bars_svg("bars", "bars", ("one", "two"), BARS, (2.0, 2.1)), "wide one", is_wide=True),
-        Drawing(competitors_svg("rows", "rows", [(HOSTILE, 1.2, 1.1, 1.3)], 2.0), "small one"),
+        Drawing(bars("bars", "bars", ("one", "two"), BARS, (2.0, 2.1)).svg(), "wide one", is_wide=True),
+        Drawing(competitors("rows", "rows", [(HOSTILE, 1.2, 1.1, 1.3)], 2.0).svg(), "small one"),
     )
     return Page(
         title="dflop on paper",

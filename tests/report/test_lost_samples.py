@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dflop.records import QuarantinedSample
-from dflop.report.summary import summarise
+from dflop.report.summary import RunSummary
 from dflop.report.terminal import markdown_summary, print_summary
 from tests.builders import make_cluster, make_plan
 from tests.report.runs import make_run
@@ -29,7 +29,7 @@ def bad(index: int, phase: str, path: str = "a.mp4") -> QuarantinedSample:
 )
 def test_a_run_that_lost_what_the_profile_called_good_says_so_and_warns(quarantined, num_lost) -> None:
     plan = make_plan({"vision": 2, "llm": 1})
-    found = summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=[], quarantined=quarantined)
+    found = RunSummary(run=make_run(), cluster=make_cluster(), plan=plan, train=[], quarantined=quarantined)
     out = io.StringIO()
     print_summary(found, Console(file=out, width=300, no_color=True))
     assert ("that the data profile called good" in found.verdict) == bool(num_lost)

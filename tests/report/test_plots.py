@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from dflop.report import plots
-from dflop.report.plots import svg_text
+from dflop.report.plots import Picture
 from tests.report.runs import HOSTILE
 
 
-def draw(figure: Figure) -> None:
+def draw(figure: Figure) -> dict[str, list[str]]:
     axes = figure.subplots()
     axes.plot([1, 2, 3], [1, 4, 9], marker="o", linestyle="--", label=HOSTILE)
     axes.barh(1, 2, hatch="///", facecolor="none", edgecolor="#0072B2", alpha=0.4)
@@ -22,15 +22,16 @@ def draw(figure: Figure) -> None:
     axes.set_xscale("log")
     axes.grid()
     figure.legend()
+    return {"bars": ["<one>", "two"]}
 
 
 @pytest.fixture(scope="module")
 def svgs() -> dict[str, str]:
-    return {name: svg_text(name, "any", (4.0, 3.0), draw, {"bars": ["<one>", "two"]}) for name in ("a", "b")}
+    return {name: Picture(name, "any", (4.0, 3.0), draw).svg() for name in ("a", "b")}
 
 
 def test_svg_is_valid_deterministic_and_has_no_date(svgs: dict[str, str]) -> None:
-    assert svg_text("a", "any", (4.0, 3.0), draw, {"bars": ["<one>", "two"]}) == svgs["a"]
+    assert Picture("a", "any", (4.0, 3.0), draw).svg() == svgs["a"]
     for svg in svgs.values():
         root = ET.fromstring(svg)
         assert root.tag.endswith("svg")
@@ -66,7 +67,7 @@ def test_what_a_style_said_an_attribute_says(svgs: dict[str, str], monkeypatch: 
     assert not re.search(r"<[^<>]*\sstyle=", svgs["a"])
     assert "<style" not in svgs["a"]
     monkeypatch.setattr(plots, "_attributes", lambda style: f' style="{style}"')
-    given = svg_text("a", "any", (4.0, 3.0), draw, {"bars": ["<one>", "two"]})
+    given = Picture("a", "any", (4.0, 3.0), draw).svg()
     for name in ("fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity"):
         told = re.findall(rf"[\" ;]{name}: ([^;\"]+)", given)
         assert sorted(re.findall(rf' {name}="([^"]+)"', svgs["a"])) == sorted(told), name

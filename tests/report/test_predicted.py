@@ -51,7 +51,7 @@ def test_everybody_waits_for_what_ended_before() -> None:
     step_plan = plan_step(SPLIT, batch, 0, "arrival", "run")
     again = simulate_again(SPLIT, step_plan, observe_step(SPLIT, step_plan, batch))
     assert again is not None
-    ops = {(op.node, op.microbatch, op.phase): op for op in again.ops}
+    ops = {(op.node, op.microbatch, op.phase): op for own in again.ops.values() for op in own}
     assert again.waits
     for before, behind in again.waits:
         assert before[0] != behind[0], "between nodes"

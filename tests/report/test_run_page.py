@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dflop.report.run_page import median_mfu, render_report, run_facts, run_page
-from dflop.report.summary import RunDetails, RunSummary, summarise
+from dflop.report.run_page import render_report, run_facts, run_page
+from dflop.report.run_tables import key_numbers
+from dflop.report.summary import RunSummary
 from tests.builders import make_cluster, make_plan
 from tests.report.runs import HOSTILE, make_run, realistic
 
@@ -97,7 +98,7 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: Ru
 @pytest.fixture(scope="module")
 def empty() -> RunSummary:
     """A run that failed before its first step."""
-    return summarise(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
+    return RunSummary(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
 
 
 def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
@@ -122,9 +123,10 @@ def test_facts_of_a_run(run: RunSummary) -> None:
     assert facts["optimizer steps"] == "24 of 24, of 16 samples each"
     assert facts["processes"] == f"5, {run.num_cores} at a time: vision dp2 | audio dp1 | llm pp2 dp1"
     assert facts["model"] == "tiny"
-    assert facts["model FLOPs utilisation"].endswith("measured, median over steps")
-    assert "model FLOPs utilisation" not in dict(run_facts(replace(run, details=RunDetails())))
+    shown = [label for label, _, remark in key_numbers(run) if remark == "measured, median over steps"]
+    assert shown == ["model FLOPs utilisation"]
+    assert "model FLOPs utilisation" not in [label for label, *_ in key_numbers(replace(run, flops=()))]
     found = sorted(1e12 / (4e13 * s.step_s) for s in run.steps)
-    assert median_mfu(run) == pytest.approx((found[11] + found[12]) / 2)
-    flops = tuple(replace(f, peak_flops_per_s=math.nan) for f in run.details.flops)
-    assert math.isnan(median_mfu(replace(run, details=replace(run.details, flops=flops))))
+    assert run.mfu == pytest.approx((found[11] + found[12]) / 2)
+    flops = tuple(replace(f, peak_flops_per_s=math.nan) for f in run.flops)
+    assert math.isnan(replace(run, flops=flops).mfu)

@@ -16,7 +16,7 @@ from tests.report.runs import observe
 
 DRAWN: dict[str, Callable[[RunSummary], str | None]] = {
     "loss": lambda s: run_plots.loss_curve(s.steps),
-    "throughput": lambda s: run_plots.throughput_curve(s.steps, s.details.plan_steps),
+    "throughput": lambda s: run_plots.throughput_curve(s.steps, s.plan_steps),
     "bars": lambda s: run_plots.step_time_bars(s.comparison) if s.comparison else None,
     "scatter": lambda s: run_plots.prediction_scatter(timed_spans(s.steps)),
 }

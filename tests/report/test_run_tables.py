@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dflop.records import LLM, RankMemory
-from dflop.report.run_tables import idle_table, memory_rows, memory_table, slow_rank_table
+from dflop.report.run_tables import idle_table, memory_table, slow_rank_table
 from dflop.report.summary import RunSummary
 from tests.builders import make_plan, make_rank_factor
 
@@ -28,15 +28,15 @@ def test_memory_of_a_stage_is_that_of_its_fullest_rank_in_the_last_start() -> No
     sized = replace(plan, modules=tuple(replace(m, stage_memory_bytes=(100,) * m.parallel.pp) for m in plan.modules))
     peaks = [peak(0, "vision", 50, attempt=1), peak(0, "vision", 70, attempt=2), peak(1, "vision", 80, attempt=2),
              peak(3, LLM, 60, stage=1, attempt=2)]  # fmt: skip
-    rows = memory_rows(sized, peaks)
-    assert rows == (("vision pp0", 100, 80), ("llm pp0", 100, None), ("llm pp1", 100, 60))
-    assert memory_rows(plan, peaks) == (), "a plan that says nothing about memory"
-    table = memory_table(rows, 200, peaks)
-    assert table.rows[0] == ("vision pp0", "100 B", "50.0 %", "80 B", "40.0 %")
-    assert table.rows[1][3:] == ("-", "-")
+    assert memory_table(plan, 200, peaks).rows == (), "a plan that says nothing about memory"
+    table = memory_table(sized, 200, peaks)
+    assert table.rows == (
+        ("vision pp0", "100 B", "50.0 %", "80 B", "40.0 %"), ("llm pp0", "100 B", "50.0 %", "-", "-"),
+        ("llm pp1", "100 B", "50.0 %", "60 B", "30.0 %"),
+    )  # fmt: skip
     assert table.note == "Limit: 200 B of a process. Measured: what torch held on the device."
-    assert "the whole process" in memory_table(rows, 200, [peak(0, LLM, 9, kind="process")]).note
-    assert "nobody measured" in memory_table((("llm pp0", 100, None),), 200).note
+    assert "the whole process" in memory_table(sized, 200, [peak(3, LLM, 9, kind="process")]).note
+    assert "nobody measured" in memory_table(sized, 200).note
 
 
 def test_slow_ranks_are_the_newest_factors_that_say_something() -> None:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from dflop.errors import ConfigError
-from dflop.report.suite_plots import Panel, Series, save_bars, save_lines
+from dflop.report.suite_plots import Panel, Series, bars, lines
 
 BARS = (
     Series("rival", (1.1, math.nan)),
@@ -28,7 +28,7 @@ PANEL = Panel(
 
 
 def test_bars_are_as_high_as_given_and_the_bound_is_a_line_over_its_group(drawn, tmp_path):
-    save_bars(("one", "two"), BARS, (1.8, 3.0), tmp_path / "bars.png", "Simulated")
+    bars("bars", "bars", ("one", "two"), BARS, (1.8, 3.0)).save(tmp_path / "bars.png", "Simulated")
     (axes,) = drawn[0].axes
     heights = [bar.get_height() for bar in axes.patches]
     assert heights[0] == 1.1
@@ -41,17 +41,14 @@ def test_bars_are_as_high_as_given_and_the_bound_is_a_line_over_its_group(drawn,
 
 
 def test_lines_and_bands_are_those_of_the_panel(drawn, tmp_path):
-    save_lines((PANEL, PANEL), tmp_path / "lines.png", "Simulated")
+    lines("lines", "lines", (PANEL, PANEL)).save(tmp_path / "lines.png", "Simulated")
     for axes in drawn[0].axes:
         assert [line.get_label() for line in axes.lines] == ["bound", "rival", "dflop"]
         assert list(axes.lines[-1].get_ydata()) == [1.3, 1.4, 1.5]
         assert len(axes.collections) == 1  # the band of the one with an interval
 
 
-@pytest.mark.parametrize(
-    "save", [lambda p: save_bars(("a", "b"), BARS, (1, 1), p, ""), lambda p: save_lines([PANEL], p, "")]
-)
-def test_other_files_are_refused_before_anything_is_drawn(save, drawn, tmp_path):
+def test_other_files_are_refused_before_anything_is_drawn(drawn, tmp_path):
     with pytest.raises(ConfigError, match="cannot draw"):
-        save(tmp_path / "x.bmp")
+        lines("lines", "lines", [PANEL]).save(tmp_path / "x.bmp", "")
     assert drawn == []

@@ -12,7 +12,7 @@ from dflop.records import StepObservation
 from dflop.report.observed_steps import MeasuredStep
 from dflop.report.run_plots import loss_curve
 from dflop.report.run_tables import key_numbers
-from dflop.report.summary import RunDetails, RunSummary, summarise
+from dflop.report.summary import RunSummary
 from tests.builders import make_cluster, make_corrections, make_plan
 from tests.report.runs import CUDA, make_run, observe
 
@@ -20,18 +20,17 @@ PLAN = make_plan({"vision": 2, "llm": 1})
 
 
 def summary_of(train: Sequence[StepObservation] = (), **parts: Any) -> RunSummary:
-    return summarise(**{"run": make_run(), "cluster": make_cluster(), "plan": PLAN, "train": train, **parts})
+    return RunSummary(**{"run": make_run(), "cluster": make_cluster(), "plan": PLAN, "train": train, **parts})
 
 
 def test_training_numbers() -> None:
     losses = [6.0, 5.0, 4.0, 9.0, 3.0, 2.0, 1.0]
     train = [observe(t, loss=loss, step_s=1.0 + t, busy_s=0.5) for t, loss in enumerate(losses)]
     found = summary_of(train)
-    assert (found.first_loss, found.last_loss) == (5.0, 2.0)
+    assert found.ends_of_loss == (5.0, 2.0)
     assert found.step_s == 4.0
-    assert found.data_wait_s == 0.01
+    assert found.median(lambda s: s.data_wait_s) == 0.01
     assert found.idle_frac == pytest.approx(sum(1 - 0.5 / (1 + t) for t in range(7)) / 7)
-    assert found.candidates == (PLAN,)
 
 
 def test_speedups_seen_when_planning() -> None:
@@ -45,9 +44,12 @@ def test_speedups_seen_when_planning() -> None:
 
 def test_a_run_without_any_step() -> None:
     found = summary_of(run=make_run("failed"))
-    assert found.steps == found.stages == found.corrections == ()
-    assert found.comparison is None
-    assert all(math.isnan(v) for v in (found.first_loss, found.step_s, found.idle_frac, found.llm_tokens_per_s))
+    assert found.steps == found.stages == ()
+    assert found.corrections == []
+    assert found.comparison is found.ends_of_loss is None
+    assert all(
+        math.isnan(v) for v in (found.step_s, found.idle_frac, found.mfu, found.median(lambda s: s.llm_tokens_per_s))
+    )
     assert found.verdict.startswith("Not compared")
 
 
@@ -63,7 +65,7 @@ def test_a_step_whose_samples_were_all_lost_is_in_no_mean_and_no_plot(lost, has_
     ]
     found = summary_of(steps)
     assert [s.loss is None for s in found.steps] == [has == "n" for has in has_loss]
-    assert (found.first_loss, found.last_loss) == pytest.approx((first, last), nan_ok=True)
+    assert found.ends_of_loss == (None if said == "-" else pytest.approx((first, last)))
     assert next(value for label, value, _ in key_numbers(found) if label == "loss") == said
     curve = loss_curve([MeasuredStep(k + s.step, s.policy, s.ranks) for k in range(0, 60, 6) for s in found.steps])
     ET.fromstring(curve)
@@ -73,8 +75,7 @@ def test_a_step_whose_samples_were_all_lost_is_in_no_mean_and_no_plot(lost, has_
 def test_a_diverged_loss_is_not_hidden() -> None:
     train = [observe(t, loss=5.0 if t < 4 else math.nan) for t in range(6)]
     found = summary_of(train)
-    assert found.first_loss == 5.0
-    assert math.isnan(found.last_loss)
+    assert found.ends_of_loss == pytest.approx((5.0, math.nan), nan_ok=True)
     ET.fromstring(loss_curve(found.steps))
 
 
@@ -83,9 +84,9 @@ def test_the_last_set_of_corrections_is_kept_whole() -> None:
     new = make_corrections("llm", [1.1, 1.7], [500], effective_step=5)
     other = make_corrections("vision", [1.2], effective_step=3)
     rows = [*new[::-1], *old, *other]
-    found = summary_of(details=RunDetails(corrections=tuple(rows)))
-    assert found.corrections == (*other, *new)
-    assert found.num_corrections == 3
+    found = summary_of(correction_rows=rows)
+    assert found.corrections == [list(other), list(new)]
+    assert len(found.correction_sets) == 3
 
 
 def test_devices_share_no_cores() -> None:

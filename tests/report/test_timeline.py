@@ -24,7 +24,7 @@ def pair_of(run: RunSummary) -> BatchPair:
 
 def test_both_policies_are_there_with_all_ranks_and_every_span_where_it_ran(run: RunSummary) -> None:
     pair = pair_of(run)
-    pictures = batch_steps(pair, run.plan, run.details.compare_plans, run.num_cores)
+    pictures = batch_steps(pair, run.plan, run.compare_plans, run.num_cores)
     assert [picture.title.split(":")[0] for picture in pictures] == ["data-blind", "balanced"]
     for step, picture in zip(pair.typical(), pictures, strict=True):
         assert [lane.name for lane in picture.lanes] == [
@@ -40,9 +40,9 @@ def test_both_policies_are_there_with_all_ranks_and_every_span_where_it_ran(run:
 
 
 def test_bars_tell_their_microbatch_and_both_times(run: RunSummary) -> None:
-    svg = batch_gantt(pair_of(run), run.plan, run.details.compare_plans, run.num_cores)
+    svg = batch_gantt(pair_of(run), run.plan, run.compare_plans, run.num_cores)
     told = [unescape(title) for title in re.findall(r"<path[^>]*><title>([^<]*)</title></path>", svg)]
-    pictures = batch_steps(pair_of(run), run.plan, run.details.compare_plans, run.num_cores)
+    pictures = batch_steps(pair_of(run), run.plan, run.compare_plans, run.num_cores)
     assert sorted(told) == sorted(bar.hint for picture in pictures for lane in picture.lanes for bar in lane.bars)
     assert any(
         re.fullmatch(r"0: vision pp0 dp0: forward of microbatch 1, .* compute .*, predicted .* ms", t) for t in told

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dflop.records import LLM, JobRecord
-from dflop.report.summary import RunDetails, summarise
+from dflop.report.summary import RunSummary
 from dflop.report.worth import once_hours, worth_table
 from tests.builders import make_cluster, make_plan
 from tests.report.runs import CUDA, comparison_of, make_run, observe, speedups_of
@@ -20,10 +20,10 @@ def job(number: str, key: str, state: str, at_s: float, num_tasks: int = 4) -> J
 def test_hours_are_those_of_the_whole_training_at_the_measured_speedup() -> None:
     seen, plans = comparison_of([([1.25], [1.0])] * 3)
     jobs = (job("1", "data", "running", 0), job("1", "data", "done", 450))
-    found = summarise(
+    found = RunSummary(
         run=make_run(), cluster=CUDA, plan=make_plan({LLM: 8}), train=[observe(0, step_s=3.6)], compare=seen,
         speedups=speedups_of(seen, plans),
-        details=RunDetails(compare_plans=tuple(plans), num_steps_planned=1000, jobs=jobs),
+        compare_plans=tuple(plans), num_steps_planned=1000, jobs=jobs,
     )  # fmt: skip
     table = worth_table(found)
     assert table.header[1] == "hours of GPUs"
@@ -37,15 +37,12 @@ def test_hours_are_those_of_the_whole_training_at_the_measured_speedup() -> None
 def test_without_a_comparison_the_planned_speedup_counts_and_what_is_slower_never_pays_back() -> None:
     plan = replace(make_plan({LLM: 2}), predicted_step_s=2.0, baseline_step_s=1.6)
     jobs = (job("1", "data", "running", 0), job("1", "data", "done", 450))
-    details = RunDetails(jobs=jobs)
-    table = worth_table(
-        summarise(run=make_run(), cluster=make_cluster(), plan=plan, train=[observe(0)], details=details)
-    )
+    table = worth_table(RunSummary(run=make_run(), cluster=make_cluster(), plan=plan, train=[observe(0)], jobs=jobs))
     assert table.header[1] == "hours of processes"
     assert dict(table.rows)["saved"].startswith("-0.0001")
     assert dict(table.rows)["back after"] == "never"
     assert "simulated when planning" in table.note
-    assert worth_table(summarise(run=make_run(), cluster=CUDA, plan=plan, train=[])).rows == ()
+    assert worth_table(RunSummary(run=make_run(), cluster=CUDA, plan=plan, train=[])).rows == ()
 
 
 def test_spent_once_is_all_but_training_and_comparing() -> None:

@@ -23,18 +23,17 @@ def run(finished: RunDir) -> RunDir:
 
 def test_everything_that_a_page_shows_is_there(run: RunDir) -> None:
     summary = load_summary(run)
-    details = summary.details
     assert summary.comparison is not None
     pair = summary.comparison.typical_pair()
     assert pair is not None
-    steps = batch_steps(pair, summary.plan, details.compare_plans, summary.num_cores)
+    steps = batch_steps(pair, summary.plan, summary.compare_plans, summary.num_cores)
     assert all(lane.thin for step in steps for lane in step.lanes)
-    assert dict(details.facts)["model"] == "qwen2_5_omni_thinker, float32"
-    assert details.cost_sources == (("vision tp1", "analytic"), ("audio tp1", "analytic"), ("llm tp1", "analytic"))
-    assert summary.memory_limit_bytes == 2**30
-    assert details.num_steps_planned == 6
-    assert "num_steps: 6" in details.config_text
-    assert details.history
+    assert dict(summary.facts)["model"] == "qwen2_5_omni_thinker, float32"
+    assert summary.cost_sources == (("vision tp1", "analytic"), ("audio tp1", "analytic"), ("llm tp1", "analytic"))
+    assert summary.cluster.memory_per_process_bytes == 2**30
+    assert summary.num_steps_planned == 6
+    assert "num_steps: 6" in summary.config_text
+    assert summary.history
 
 
 def test_the_report_is_written_with_all_of_it_that_can_be_read(run: RunDir, tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_the_report_is_written_with_all_of_it_that_can_be_read(run: RunDir, tmp_
     copy = RunDir(tmp_path / run.run_id)
     shutil.copytree(run.path, copy.path)
     (copy.path / "cost_tables.json").write_text("{")
-    assert load_summary(copy).details.cost_sources == ()
+    assert load_summary(copy).cost_sources == ()
 
 
 def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interval(run: RunDir) -> None:

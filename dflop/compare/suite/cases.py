@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dflop import resources
 from dflop.compare.suite.mixtures import Mixture, draw_batches
@@ -99,19 +100,13 @@ def make_setting(
         draw: Which draw of batches, those that are planned on and the unseen ones alike.
     """
     family = suite_family(case, mixture)
-
-    def batches(num_batches: int, seed: int) -> tuple[tuple[SampleShape, ...], ...]:
-        return draw_batches(
-            family,
-            mixture,
-            max_llm_tokens=case.max_llm_tokens,
-            global_batch_size=global_batch_size,
-            num_batches=num_batches,
-            seed=seed,
-        )
-
-    planned = batches(NUM_SCENARIOS, PLANNING_SEED + NUM_SEEDS * draw)
-    specs = used_specs(suite_specs(family), planned)
+    batches = partial(
+        draw_batches, family, mixture, max_llm_tokens=case.max_llm_tokens, global_batch_size=global_batch_size
+    )
+    planned = batches(num_batches=NUM_SCENARIOS, seed=PLANNING_SEED + NUM_SEEDS * draw)
+    # A model for sounds and images may be trained on sounds alone.
+    used = {LLM, *(item.module for batch in planned for sample in batch for item in sample.items)}
+    specs = tuple(spec for spec in suite_specs(family) if spec.module in used)
     problem = Problem(
         run_id="suite",
         specs=specs,
@@ -123,7 +118,8 @@ def make_setting(
         space=space or SearchSpace(),
     )
     name = f"analytic, {device.name}: data sheets, never measured"
-    return Setting(case.name, mixture.name, problem, batches(num_unseen, UNSEEN_SEED + NUM_SEEDS * draw), name)
+    unseen = batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw)
+    return Setting(case.name, mixture.name, problem, unseen, name)
 
 
 def suite_family(case: Case, mixture: Mixture) -> Family:
@@ -131,12 +127,6 @@ def suite_family(case: Case, mixture: Mixture) -> Family:
     model = load_model(resources.path("configs") / "models" / f"{case.model}.yaml")
     limits = {"video_frames": mixture.max_frames} if mixture.has("video") else {}
     return load_family(model.family, model.hf_config, {**model.media, **limits})
-
-
-def used_specs(specs: Sequence[ModuleSpec], batches: Sequence[Sequence[SampleShape]]) -> tuple[ModuleSpec, ...]:
-    """Those that samples bring work to: a model for sounds and images may be trained on sounds alone."""
-    used = {item.module for batch in batches for sample in batch for item in sample.items}
-    return tuple(spec for spec in specs if spec.module == LLM or spec.module in used)
 
 
 def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:

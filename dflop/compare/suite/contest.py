@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dflop.compare.suite.cases import Setting
-from dflop.compare.suite.ideal_step import bound_of_plan_s, bound_s, module_gpu_seconds
-from dflop.compare.suite.unseen_batches import TRAINING_EFFORT, Noise, Steps, judge
+from dflop.compare.suite.unseen_batches import (
+    TRAINING_EFFORT,
+    Noise,
+    Steps,
+    bound_of_plan_s,
+    bound_s,
+    judge,
+    module_gpu_seconds,
+)
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
@@ -17,7 +24,7 @@ from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import without_beyond
 from dflop.records import Plan
-from dflop.records.speedup import Speedup, speedup
+from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
 from dflop.run.messages import Say
 from dflop.schedule.policies import Effort
 
@@ -43,6 +50,12 @@ class Plans:
     """By our memory model; the reference has a rule of its own."""
     ours: Plan
 
+    @property
+    def named(self) -> dict[str, Plan]:
+        """By competitor, those that there are."""
+        found = {TUNED: self.tuned, DEFAULT: self.default, REFERENCE: self.reference, OURS: self.ours}
+        return {name: plan for name, plan in found.items() if plan is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Contest:
@@ -56,11 +69,15 @@ class Contest:
     bound_of_ours_s: tuple[float, ...]
     """The bound at the tp and recomputation of our plan."""
 
-    def speedup(self, name: str) -> Speedup | None:
-        """Over the tuned uniform plan; None without a plan."""
+    def speedup(self, name: str) -> Speedup:
+        """Over the tuned uniform plan; of no batches without a plan."""
         if name not in self.steps:
-            return None
+            return NOT_COMPARED
         return speedup(self.steps[TUNED].step_s, self.steps[name].step_s)
+
+    def exceeds_memory(self, name: str) -> bool:
+        """Whether some batch has more than the plan has room for, or the reference's plan does not fit at all."""
+        return self.steps[name].num_over_cap > 0 or (name == REFERENCE and not self.plans.reference_fits)
 
     @property
     def bound_speedup(self) -> float:
@@ -77,14 +94,13 @@ class Contest:
         return speedup(self.steps[OURS].step_s, self.bound_of_ours_s).mean
 
 
-def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, noise: Noise | None = None) -> Contest:
+def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT) -> Contest:
     """Plans and judges everything.
 
     Raises:
         InfeasiblePlanError: nothing fits in memory, or no uniform plan does.
     """
-    plans = make_contestants(setting.problem, say)
-    return compete(setting, plans, effort=effort, noise=noise)
+    return compete(setting, make_contestants(setting.problem, say), effort=effort)
 
 
 def make_contestants(problem: Problem, say: Say) -> Plans:
@@ -126,13 +142,8 @@ def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT,
         found[DEFAULT] = steps(plans.default, "arrival")
     if plans.reference:
         found[REFERENCE] = steps(plans.reference, "bottleneck")
-    return Contest(
-        setting,
-        plans,
-        found,
-        tuple(bound_s(problem, batch) for batch in unseen),
-        tuple(bound_of_plan_s(problem, plans.ours, batch) for batch in unseen),
-    )
+    bounds = tuple(bound_s(problem, batch) for batch in unseen)
+    return Contest(setting, plans, found, bounds, tuple(bound_of_plan_s(problem, plans.ours, b) for b in unseen))
 
 
 def by_mixture(contests: Sequence[Contest]) -> list[tuple[str, list[Contest]]]:

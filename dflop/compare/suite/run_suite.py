@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from dflop import __version__
-from dflop.compare.suite import paper, sweeps
-from dflop.compare.suite.contest import Contest
+from dflop.compare.suite.cases import CASES
+from dflop.compare.suite.contest import OURS, RIVALS, TUNED, Contest, by_mixture
+from dflop.compare.suite.suite_figures import save_picture
+from dflop.compare.suite.sweeps import SUITES, Point
+from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.errors import ConfigError, did_you_mean
 from dflop.profile.hardware import hardware_name
-from dflop.records import CostTable
-from dflop.report.html_page import Drawing
 from dflop.report.plots import check_suffix
+from dflop.report.tables import layout_text
 from dflop.run.messages import Say
+from dflop.units import percent, ratio, seconds
+
+NOTES = (
+    "simulated: every number; no GPU was involved",
+    "speed-ups are over `uniform tuned`: the best Megatron-style plan of all that fit, arrival order, equal counts; "
+    "geometric means over unseen batches, the same for all",
+    "default: largest tp, smallest pp, one sample a microbatch; reference: the literal rule of the released code with "
+    "certified balance; token LPT: on the better of our layout and tuned uniform; bound: every GPU busy, best tp",
+    "`!`: the plan does not fit in memory, or some batch exceeds what it has room for: it would run out of memory",
+    "at its tp: step over the bound at the tp and recomputation that memory made our plan choose",
+    "published: what two public summaries of the paper say, which contradict each other (secondary; 1.2 to 3.6 over "
+    "all models is common to both); its baseline was tuned by hand, ours by simulation",
+)
+COMPETITORS = {name.removeprefix("uniform "): name for name in (*RIVALS, OURS)}
+"""By column."""
+COLUMNS = (
+    "model", "data", "sweep", "at", "uniform tuned", *COMPETITORS, "95 %", "bound", "idle tuned", "idle dflop",
+    "step / bound", "at its tp", "samples/s/GPU tuned", "samples/s/GPU dflop", "published",
+)  # fmt: skip
+OF_PAPER = {"default", "length-grouped", "step / bound", "at its tp", "published"}
+OF_SWEEPS = {"sweep", "at", "samples/s/GPU tuned", "samples/s/GPU dflop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +50,36 @@ class SuiteResult:
     """What a suite found; every number is simulated."""
 
     name: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    notes: tuple[str, ...]
-    contests: tuple[Contest, ...]
-    numbers: list[dict[str, object]]
-    draw: Callable[[Path], None]
-    drawings: Callable[[], list[Drawing]]
-    """For a page."""
+    points: tuple[Point, ...]
+
+    @property
+    def contests(self) -> list[Contest]:
+        return [point.found for point in self.points]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        left_out = OF_SWEEPS if self.name == "paper" else OF_PAPER
+        return tuple(name for name in COLUMNS if name not in left_out)
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row per setting; of the paper's models also their geometric means per kind of data."""
+        found = [_cells(point) for point in self.points]
+        if self.name == "paper":
+            found += [_mean_cells(name, of) for name, of in by_mixture(self.contests)]
+        return [tuple(cells.get(name, "") for name in self.columns) for cells in found]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        chosen = NOTES if self.name == "paper" else (*NOTES[:2], NOTES[3])
+        return (*chosen, f"costs: {self.points[0].found.setting.cost_name}")
+
+    @property
+    def numbers(self) -> list[dict[str, object]]:
+        """Everything in full, for programs; step times in seconds."""
+        return [
+            ({"sweep": p.sweep, "x": p.x, "label": p.label} if p.sweep else {}) | _numbers(p.found) for p in self.points
+        ]
 
 
 def run_suite(name: str, say: Say, pictures: Sequence[Path] = (), json_file: Path | None = None) -> SuiteResult:
@@ -55,9 +101,9 @@ def run_suite(name: str, say: Say, pictures: Sequence[Path] = (), json_file: Pat
     for picture in pictures:
         check_suffix(picture)
     started_s = time.process_time()
-    found = SUITES[name](say)
+    found = SuiteResult(name, tuple(SUITES[name](say)))
     for picture in pictures:
-        found.draw(picture)
+        save_picture(found.points, picture)
     if json_file:
         content = {**provenance(found), "cpu_s": time.process_time() - started_s, "cases": found.numbers}
         json_file.write_text(json.dumps(content, indent=1) + "\n")
@@ -71,55 +117,84 @@ def provenance(found: SuiteResult) -> dict[str, object]:
         "simulated": True,
         "notes": found.notes,
         "costs": sorted({c.setting.cost_name for c in found.contests}),
-        "cost_tables": _tables(found.contests),
+        "cost_tables": {
+            c.setting.name: {
+                f"{t.module} tp {t.tp}{' recompute' * t.recompute}, {t.hardware}, {t.source}": t.table_id
+                for t in c.setting.problem.cost.tables
+            }
+            for c in found.contests
+        },
         "machine": {"cpu": hardware_name("cpu"), "num_cores": os.cpu_count()},
         "versions": {"dflop": __version__, **{name: version(name) for name in ("numpy", "numba", "cvxpy")}},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
-def _tables(contests: Sequence[Contest]) -> dict[str, dict[str, str]]:
-    """Per model, the cost tables at hand: `module tp 2 recompute` -> table id."""
+def plan_rows(contests: Sequence[Contest]) -> list[tuple[str, ...]]:
+    """(model, data, competitor, layout, microbatches) of every plan."""
+    return [
+        (one.setting.name, one.setting.mixture, name, layout_text(plan), str(plan.num_microbatches))
+        for one in contests
+        for name, plan in one.plans.named.items()
+    ]
+
+
+def _cells(point: Point) -> dict[str, str]:
+    """Everything that a suite says of a setting, by column."""
+    one, ours = point.found, point.found.speedup(OURS)
+    tuned_steps, our_steps = one.steps[TUNED], one.steps[OURS]
+    published = next((case.published for case in CASES if case.name == one.setting.name), None)
     return {
-        c.setting.name: {_table_name(table): table.table_id for table in c.setting.problem.cost.tables}
-        for c in contests
+        "model": one.setting.name,
+        "data": one.setting.mixture,
+        "sweep": point.sweep,
+        "at": point.label,
+        "uniform tuned": seconds(tuned_steps.mean_s) + _mark(one, TUNED),
+        **{column: ratio(value) + _mark(one, COMPETITORS.get(column, "")) for column, value in _ratios(one).items()},
+        "95 %": f"{ours.low:.2f}-{ours.high:.2f}" if ours.has_interval else "-",
+        "idle tuned": percent(tuned_steps.mean_idle_frac),
+        "idle dflop": percent(our_steps.mean_idle_frac),
+        "samples/s/GPU tuned": f"{point.throughput(TUNED):.3f}",
+        "samples/s/GPU dflop": f"{point.throughput(OURS):.3f}",
+        "published": f"{published[0]}-{published[1]}" if published else "-",
     }
 
 
-def _table_name(table: CostTable) -> str:
-    return f"{table.module} tp {table.tp}{' recompute' if table.recompute else ''}, {table.hardware}, {table.source}"
+def _mean_cells(mixture: str, contests: Sequence[Contest]) -> dict[str, str]:
+    """Geometric means of every ratio; `-` where one of the contests has none."""
+    each = [_ratios(one) for one in contests]
+    of = {column: [ratios[column] for ratios in each] for column in each[0]}
+    means = {c: "-" if any(map(math.isnan, found)) else ratio(geometric_mean(found)) for c, found in of.items()}
+    return {"model": "geometric mean", "data": mixture, **means}
 
 
-def _paper(say: Say) -> SuiteResult:
-    contests = paper.run_paper(say)
-    return SuiteResult(
-        "paper",
-        paper.COLUMNS,
-        paper.paper_rows(contests),
-        (*paper.NOTES, f"costs: {contests[0].setting.cost_name}"),
-        tuple(contests),
-        paper.contest_numbers(contests),
-        lambda path: paper.save_paper_plot(contests, path),
-        lambda: paper.paper_drawings(contests),
-    )
+def _ratios(one: Contest) -> dict[str, float]:
+    return {
+        **{column: one.speedup(name).mean for column, name in COMPETITORS.items()},
+        "bound": one.bound_speedup,
+        "step / bound": one.over_bound,
+        "at its tp": one.over_bound_of_ours,
+    }
 
 
-def _sweep(name: str, points: Sequence[sweeps.Point]) -> SuiteResult:
-    return SuiteResult(
-        name,
-        sweeps.COLUMNS,
-        sweeps.sweep_rows(points),
-        (*paper.NOTES[:2], f"costs: {points[0].found.setting.cost_name}"),
-        tuple(point.found for point in points),
-        sweeps.sweep_numbers(points),
-        lambda path: sweeps.save_sweep_plot(points, path),
-        lambda: sweeps.sweep_drawings(points),
-    )
+def _mark(one: Contest, name: str) -> str:
+    return "!" if name in one.steps and one.exceeds_memory(name) else ""
 
 
-SUITES: Mapping[str, Callable[[Say], SuiteResult]] = {
-    "paper": _paper,
-    "scaling": lambda say: _sweep("scaling", sweeps.run_scaling(say)),
-    "balance": lambda say: _sweep("balance", sweeps.run_balance(say)),
-    "noise": lambda say: _sweep("noise", sweeps.run_noise(say)),
-}
+def _numbers(one: Contest) -> dict[str, object]:
+    return {
+        "model": one.setting.name,
+        "data": one.setting.mixture,
+        "num_gpus": one.setting.num_gpus,
+        "global_batch_size": one.setting.problem.global_batch_size,
+        "step_s": {name: list(steps.step_s) for name, steps in one.steps.items()},
+        "idle_frac": {name: steps.mean_idle_frac for name, steps in one.steps.items()},
+        "num_over_cap": {name: steps.num_over_cap for name, steps in one.steps.items()},
+        "bound_s": list(one.bound_s),
+        "bound_of_our_tp_s": list(one.bound_of_ours_s),
+        "reference_fits": one.plans.reference_fits,
+        "plans": {
+            name: {"layout": layout_text(plan), "num_microbatches": plan.num_microbatches, "plan_id": plan.plan_id}
+            for name, plan in one.plans.named.items()
+        },
+    }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
-from dflop.compare.suite import paper
 from dflop.compare.suite.contest import OURS, Contest, by_mixture
-from dflop.compare.suite.run_suite import SuiteResult, provenance
+from dflop.compare.suite.run_suite import COMPETITORS, SuiteResult, plan_rows, provenance
+from dflop.compare.suite.suite_figures import drawings
 from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.report.html_page import Page, Section
 from dflop.report.tables import Table
@@ -15,9 +14,7 @@ from dflop.units import ratio
 
 KEYS = frozenset({"model", "data", "sweep", "at"})
 """Columns that say what a row is about."""
-SPEEDUPS = frozenset({
-    "default", "length-grouped", "reference", "token LPT", "tuned + our batches", "dflop", "95 %", "bound",
-})  # fmt: skip
+SPEEDUPS = frozenset({*COMPETITORS, "95 %", "bound"})
 TITLES = {
     "paper": "dflop on the models of the paper",
     "scaling": "dflop on clusters of every size",
@@ -34,54 +31,47 @@ def suite_page(found: SuiteResult) -> Page:
         _some_columns("Step times, idle time and what the bound leaves", found, rest),
     ]
     if found.name == "paper":
-        tables.append(_plans(found.contests))
+        header = ("model", "data", "competitor", "layout", "microbatches")
+        tables.append(Table("Plans", header, tuple(plan_rows(found.contests)), frozenset(header[:-1])))
+    verdict, numbers = _told(found.contests)
+    known = provenance(found)
+    facts = [
+        ("command", f"dflop compare --suite {found.name}"),
+        ("costs", ", ".join(sorted({c.setting.cost_name for c in found.contests}))),
+        *((name, _words(known[name])) for name in ("machine", "versions", "date")),
+    ]
+    speedups = Section(
+        "speedups", "Speed-ups and their bounds", ("simulated",), drawings=drawings(found.points), tables=tuple(tables)
+    )
     return Page(
-        title=TITLES.get(found.name, f"dflop, suite {found.name}"),
+        title=TITLES[found.name],
         subtitle=f"Suite {found.name}: {len(found.contests)} settings, costs of data sheets, never measured.",
         kinds=("simulated",),
-        verdict=verdict(found.contests),
-        numbers=tuple(_numbers(found.contests)),
+        verdict=verdict,
+        numbers=numbers,
         sections=(
-            Section(
-                "speedups",
-                "Speed-ups and their bounds",
-                ("simulated",),
-                drawings=tuple(found.drawings()),
-                tables=tuple(tables),
-            ),
+            speedups,
             Section("how", "How to read this", notes=found.notes),
-            Section("reproduce", "To reproduce", facts=tuple(_facts(found))),
+            Section("reproduce", "To reproduce", facts=tuple(facts)),
         ),
     )
 
 
-def verdict(contests: Sequence[Contest]) -> str:
-    """Who won by how much, per kind of data, in plain words."""
-    sentences = []
+def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+    """Who won by how much, per kind of data: in plain words, and as numbers with a label and a remark."""
+    sentences, numbers = [], []
     for mixture, of in by_mixture(contests):
-        speedups = _speedups(of)
-        mean, bound = geometric_mean(speedups), geometric_mean([c.bound_speedup for c in of])
+        speedups = [c.speedup(OURS).mean for c in of]
+        mean, bound = ratio(geometric_mean(speedups)), ratio(geometric_mean([c.bound_speedup for c in of]))
         several = f", {ratio(min(speedups))} to {ratio(max(speedups))}" if len(speedups) > 1 else ""
         sentences.append(
-            f"On data `{mixture}` dflop is {ratio(mean)} as fast as the best uniform plan{several}. "
-            f"With every GPU busy all the time it would be {ratio(bound)}."
+            f"On data `{mixture}` dflop is {mean} as fast as the best uniform plan{several}. With every GPU busy all "
+            f"the time it would be {bound}."
         )
+        remark = f"{len(of)} settings, bound {bound}, geometric means"
+        numbers.append((f"speed-up on `{mixture}`, simulated", mean, remark))
     means = " Both are geometric means over the settings." if len(contests) > 1 else ""
-    return " ".join(sentences) + means + " All of it is simulated."
-
-
-def _numbers(contests: Sequence[Contest]) -> list[tuple[str, str, str]]:
-    found = []
-    for mixture, of in by_mixture(contests):
-        speedups, bound = _speedups(of), geometric_mean([c.bound_speedup for c in of])
-        remark = f"{len(of)} settings, bound {ratio(bound)}, geometric means"
-        found.append((f"speed-up on `{mixture}`, simulated", ratio(geometric_mean(speedups)), remark))
-    return found
-
-
-def _speedups(contests: Sequence[Contest]) -> list[float]:
-    found = [c.speedup(OURS) for c in contests]
-    return [s.mean if s else math.nan for s in found]
+    return " ".join(sentences) + means + " All of it is simulated.", tuple(numbers)
 
 
 def _some_columns(title: str, found: SuiteResult, wanted: Collection[str]) -> Table:
@@ -93,24 +83,6 @@ def _some_columns(title: str, found: SuiteResult, wanted: Collection[str]) -> Ta
         tuple(tuple(row[i] for i in chosen) for row in found.rows),
         KEYS & frozenset(found.columns),
     )
-
-
-def _plans(contests: Sequence[Contest]) -> Table:
-    return Table(
-        "Plans",
-        ("model", "data", "competitor", "layout", "microbatches"),
-        tuple(paper.plan_rows(contests)),
-        frozenset({"model", "data", "competitor", "layout"}),
-    )
-
-
-def _facts(found: SuiteResult) -> list[tuple[str, str]]:
-    known = provenance(found)
-    return [
-        ("command", f"dflop compare --suite {found.name}"),
-        ("costs", ", ".join(sorted({c.setting.cost_name for c in found.contests}))),
-        *((name.replace("_", " "), _words(known[name])) for name in ("machine", "versions", "date")),
-    ]
 
 
 def _words(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Simulated steps of unseen batches under a plan and a policy, compared batch by batch."""
+"""Steps of unseen batches: simulated under a plan and a policy, and what no plan and no schedule can be faster than."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflop.cost.model import CostModel, Floats
-from dflop.records import ClusterSpec, Plan, SampleShape
+from dflop.plan.space import Problem
+from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
 from dflop.schedule.evaluate import StepEvaluator
-from dflop.schedule.items import ModuleItems
+from dflop.schedule.items import ModuleItems, module_items
 from dflop.schedule.policies import Effort, StepJob
 from dflop.simulate.step import step_nodes
 
@@ -61,6 +62,7 @@ def judge(
         noise: What items cost besides what was predicted; None: nothing.
     """
     found = []
+    gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)])
     limit = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
     for number, batch in enumerate(batches):
         job = StepJob(plan, batch, cost, limit)
@@ -70,7 +72,6 @@ def judge(
             evaluator = StepEvaluator(plan, noise.of(job.items, number), job.cost, limit)
         work = evaluator.work(assignment)
         step_s = evaluator.step_s(assignment) + plan.sync_s
-        gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)])
         busy_s = ((work.forward_s + work.backward_s) * work.is_active).sum(axis=1) @ gpus
         idle_frac = 1.0 - float(busy_s) / (step_s * cluster.num_processes)
         found.append((step_s, idle_frac, job.keeps_caps(assignment)))
@@ -98,6 +99,42 @@ class Noise:
         # Loads are counts everywhere else, so mypy wants integers; here they are seconds in the making.
         scaled = {"num_items": num_items, "num_tokens": num_tokens, "sum_sq_tokens": sum_sq_tokens}
         return replace(items, **scaled)  # type: ignore[arg-type]  # seconds, not counts
+
+
+def bound_s(problem: Problem, batch: Sequence[SampleShape]) -> float:
+    """Seconds of one step when every GPU is busy with useful work from beginning to end.
+
+    The GPU-seconds of every module at the tp that costs least of them, added up and divided over all GPUs. Left out are
+    fill and drain of pipelines, uneven microbatches, fixed costs of a microbatch, messages, recomputation, gradient
+    synchronisation, the optimizer, and that memory may forbid the cheapest tp. So it is a true lower bound where costs
+    are lines, and no plan of a large model reaches it.
+    """
+    least_s = (min(module_gpu_seconds(problem, spec, batch, tp) for tp in problem.tps(spec)) for spec in problem.specs)
+    return sum(least_s) / problem.cluster.num_processes
+
+
+def bound_of_plan_s(problem: Problem, plan: Plan, batch: Sequence[SampleShape]) -> float:
+    """The same at the tp and the recomputation that a plan chose: what of its distance they explain."""
+    placed = {m.module: (m.parallel.tp, m.recompute) for m in plan.modules}
+    busy_s = (module_gpu_seconds(problem, spec, batch, *placed[spec.module]) for spec in problem.specs)
+    return sum(busy_s) / problem.cluster.num_processes
+
+
+def module_gpu_seconds(
+    problem: Problem, spec: ModuleSpec, batch: Sequence[SampleShape], tp: int, recompute: bool = False
+) -> float:
+    """GPU-seconds of all of a batch's items in one module, without fixed costs."""
+    items = module_items(batch, spec.module)
+    seconds = problem.cost.item_seconds(
+        spec.module,
+        *(float(part.sum()) for part in items.loads),
+        num_layers=spec.num_layers,
+        edge=True,
+        tp=tp,
+        recompute=recompute,
+        factor=problem.cost.level(spec.module),
+    )
+    return tp * float(seconds)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
