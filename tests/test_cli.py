@@ -9,9 +9,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from dflop import cli
 from dflop.records import RunRecord
@@ -32,6 +34,15 @@ def dflop(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[s
     """A command in a process of its own, forked: what it imports is imported already."""
     environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "200", **env}
     return run_module("dflop.cli", *map(str, args), cwd=cwd, env=environment)
+
+
+def subcommands(app: App, chain: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """Every command below an app, as the words that a person types; groups of commands come before what is in them."""
+    found: list[tuple[str, ...]] = []
+    for name in (name for name in app if not name.startswith("-")):
+        found.append((*chain, name))
+        found += subcommands(app[name], (*chain, name))
+    return found
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], exit_code: int, *said: str) -> None:

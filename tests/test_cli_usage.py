@@ -10,9 +10,9 @@ from cyclopts import CycloptsError
 from rich.console import Console
 
 from dflop.cli import app
-from dflop.cli.completion import completion
-from dflop.cli.usage import subcommands, usage_error
-from tests.test_cli import dflop
+from dflop.cli.init import completion
+from dflop.cli.usage import usage_error
+from tests.test_cli import dflop, subcommands
 
 COMMANDS = [(), *subcommands(app)]
 MAX_HELP_LINES = 40

@@ -15,12 +15,12 @@ from cyclopts import CycloptsError, MissingArgumentError
 from ruamel.yaml import YAML
 
 from dflop.cli import app
-from dflop.cli.usage import subcommands
 from dflop.config import json_schema
 from dflop.store import console
 from tests.store.asking import fill, write
 from tests.store.conftest import Make
 from tests.story import story
+from tests.test_cli import subcommands
 from tests.test_documents import DOCUMENTS, FENCED
 
 LANGUAGES = {"", "sh", "python", "yaml", "sql", "schema"}

@@ -8,25 +8,7 @@ import sys
 from cyclopts import App, CycloptsError, Parameter
 
 from dflop import __version__, errors
-from dflop.cli import (
-    compare,
-    completion,
-    config,
-    cost,
-    data,
-    doctor,
-    export,
-    history,
-    init,
-    plan,
-    replan,
-    report,
-    run,
-    runs,
-    sql,
-    store,
-    trace,
-)
+from dflop.cli import compare, config, doctor, init, outputs, plan, profiles, run, runs, sql, store
 from dflop.cli.common import check_value
 from dflop.cli.usage import usage_error
 from dflop.errors import DflopError
@@ -41,15 +23,15 @@ app = App(
     default_parameter=Parameter(negative=(), validator=check_value),  # no --no-json
 )
 commands = (
-    run.run, run.train, run.serve, plan.plan, compare.compare, report.report, trace.trace, report.demo_data,
-    cost.profile, sql.sql, init.init, doctor.doctor, completion.completion, runs.cancel, runs.reap,
+    run.run, run.train, run.serve, plan.plan, compare.compare, outputs.report, outputs.trace, init.demo_data,
+    profiles.profile, sql.sql, init.init, doctor.doctor, init.completion, runs.cancel, runs.reap,
 )  # fmt: skip
 for command in commands:
     app.command(command)
-for also_runs in (history.history, replan.replan, export.export):
+for also_runs in (outputs.history, outputs.replan, outputs.export):
     runs.app.command(also_runs)
     app.command(also_runs)
-for group in (config.app, cost.app, data.app, runs.app, store.app):
+for group in (config.app, profiles.cost, profiles.data, runs.app, store.app):
     app.command(group)
 
 

@@ -6,6 +6,7 @@ stdout is data, stderr is talk. `--json` is one object per line, `--parsable` th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,21 @@ def form_of(form: str, as_json: bool) -> str:
 
 def _say_nothing(_line: str) -> None:
     pass
+
+
+def freshen(store: Path, run_id: str, say: Say) -> None:
+    """Brings in rows of a run that wait in the spool, and says where somebody else is at it."""
+    from dflop.store.freshen import freshen as bring_in
+
+    if num_waiting := bring_in(store, run_id):
+        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+
+
+def prepare_kernels() -> None:
+    """To be called before anything is imported that has kernels."""
+    from dflop.launch.kernels import kernel_environment
+
+    os.environ |= kernel_environment(os.environ)
 
 
 @contextmanager

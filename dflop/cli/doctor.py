@@ -73,16 +73,11 @@ def _print(finding: Finding, console: Console) -> None:
 
 
 def _flow_server() -> tuple[FlowServer | None, str]:
-    """What Prefect's own settings say, from variables, files and profiles; and what is wrong with them."""
-    from dflop.cli.server import tls_of
-    from dflop.doctor.flow_server import FlowServer
+    """What Prefect's own settings say, and what is wrong with them."""
+    from dflop.cli.server import configured_server
 
     try:
-        from prefect.settings import get_current_settings
-
-        api = get_current_settings().api
-        auth, key = (secret.get_secret_value() if secret else "" for secret in (api.auth_string, api.key))
-        return FlowServer.of((api.url or "").rstrip("/"), auth_string=auth, api_key=key, tls=tls_of(api)), ""
+        return configured_server(), ""
     except ImportError:
         return None, "Prefect cannot be imported"
     except Exception as error:  # settings of any kind of wrong end in errors of pydantic, TOML or Prefect's own

@@ -1,9 +1,9 @@
-"""`dflop init`: a commented configuration to begin with."""
+"""What one begins with: a commented configuration, the demo's data, completion in one's shell."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -45,3 +45,38 @@ def init(
         say(f"edit   {line}")
     file, planned = out or "FILE", f" --gpus {gpus}" if gpus else ""
     say(f"then   dflop config validate {file}; dflop plan {file} --device h100{planned}")
+
+
+def demo_data(
+    folder: Annotated[Path, Parameter(help="Folder to make; nothing else may be in it.")],
+    *,
+    num_samples: Annotated[int, Parameter(help="Rows of the annotation file.")] = 320,
+    seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.")] = 0,
+    family: Annotated[str, Parameter(help="Model family it is made for.")] = "qwen2_5_omni_thinker",
+    quiet: Quiet = False,
+) -> None:
+    """Build the demo dataset from media inside Python packages; print its file.
+
+    Example: dflop demo-data data/demo
+    """
+    from dflop.data.demo import make_demo_dataset
+    from dflop.models import load_rules
+
+    rules = load_rules(family, {}, {})
+    made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet), rules=rules)
+    print(made.entries[0].paths[0])
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Whose script to print.")],
+    /,
+    *,
+    install: Annotated[bool, Parameter(help="Write it where the shell looks for it, and say where that is.")] = False,
+) -> None:
+    """Print the completion script of a shell, or install it for this user.
+
+    Example: dflop completion zsh --install; eval "$(dflop completion bash)"
+    """
+    from dflop.cli import app
+
+    print(app.install_completion(shell=shell) if install else app.generate_completion(shell=shell))

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, talk
+from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, prepare_kernels, talk
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dflop.plan.space import Problem
     from dflop.records import Plan
 
 Device = Annotated[str, Parameter(help="Plan from the data sheet of a100, h100 or h200 instead of measured costs.")]
-
-
 Gpus = Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")]
 GpusPerNode = Annotated[int | None, Parameter(help="With nodes of so many GPUs; those of a data sheet have 8.")]
 
@@ -43,16 +39,15 @@ def plan(
 
     Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
-    import os
+    prepare_kernels()
     from dataclasses import replace
 
-    from dflop.launch.kernels import kernel_environment
-
-    os.environ |= kernel_environment(os.environ)  # before anything is imported that has kernels
+    from rich.console import Console
 
     from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_ahead
     from dflop.config import load_config
+    from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.search import plan_problem
     from dflop.report.rows import print_rows
@@ -62,7 +57,16 @@ def plan(
 
     say, wanted = talk(quiet), form_of(form, as_json)
     write = emitter(emit) if emit else None
-    _check(explain, picture, wanted)
+    if explain and wanted == "csv":
+        raise ConfigError(
+            "an explanation is several tables, CSV holds one", where="--format csv", hint="--format table or json"
+        )
+    if explain or picture is not None:
+        from dflop.report.explain_page import explanation_json, print_explanation
+        from dflop.report.plots import check_suffix
+        from dflop.views.explain_plan import explain_plan, save_plan_picture
+    if picture is not None:
+        check_suffix(picture)
     loaded = load_config(config, overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
     found = run_driver(look_ahead(loaded, device, cluster, say))
@@ -81,28 +85,16 @@ def plan(
         table = plan_table(plans)
         print_rows(table.header, table.rows, wanted)
     if explain:
-        _explain(problem, plans, found.source, wanted, say, to_stderr=bool(emit))
+        explained, out = explain_plan(problem, plans, say), Console(stderr=bool(emit))
+        if wanted == "json":
+            print(explanation_json(explained, found.source), file=out.file)
+        else:
+            print_explanation(explained, found.source, out)
     else:
         say(plans[0].reason)
     if picture is not None:
-        from dflop.views.explain_plan import save_plan_picture
-
         save_plan_picture(problem, plans[0], found.source, picture)
         say(f"picture of a step: {picture}")
-
-
-def _check(explain: bool, picture: Path | None, form: str) -> None:
-    """Refuses what cannot be written before anything is computed."""
-    from dflop.errors import ConfigError
-
-    if explain and form == "csv":
-        raise ConfigError(
-            "an explanation is several tables, CSV holds one", where="--format csv", hint="--format table or json"
-        )
-    if picture is not None:
-        from dflop.report.plots import check_suffix
-
-        check_suffix(picture)
 
 
 def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) -> None:
@@ -117,18 +109,3 @@ def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) ->
         f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the best plan, "
         f"{layout_text(best)} with {best.num_microbatches} microbatches at {units.seconds(best.predicted_step_s)}"
     )
-
-
-def _explain(problem: Problem, plans: Sequence[Plan], source: str, form: str, say: Say, *, to_stderr: bool) -> None:
-    import sys
-
-    from rich.console import Console
-
-    from dflop.report.explain_page import explanation_json, print_explanation
-    from dflop.views.explain_plan import explain_plan
-
-    found = explain_plan(problem, plans, say)
-    if form == "json":
-        print(explanation_json(found, source), file=sys.stderr if to_stderr else sys.stdout)
-    else:
-        print_explanation(found, source, Console(stderr=to_stderr))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dflop.cli.common import RUNS, ConfigFile, Overrides, Runs
+from dflop.cli.common import RUNS, ConfigFile, DryRun, Overrides, Runs, prepare_kernels
 from dflop.run.messages import say
 
 if TYPE_CHECKING:
@@ -21,14 +20,7 @@ FLOWS = {"pipeline": "pipeline.py"} | dict.fromkeys(("profile", "plan", "train",
 """Flows that are served, and where each is in `flows/`."""
 
 
-def run(
-    config: ConfigFile,
-    *,
-    overrides: Overrides = (),
-    dry_run: Annotated[
-        bool, Parameter(name=("--dry-run", "-n"), help="Print configuration and jobs, do nothing.")
-    ] = False,
-) -> None:
+def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = False) -> None:
     """Run the whole pipeline of a configuration, or go on with its unfinished run.
 
     Uses the Prefect server of PREFECT_API_URL, or a temporary one; `dflop train` needs none. Ctrl-C cancels its jobs.
@@ -36,7 +28,7 @@ def run(
 
     Example: dflop run configs/demo.yaml
     """
-    _prepare_kernels()
+    prepare_kernels()
     from dflop.config import load_with_origins
     from dflop.steps.preflight import preflight
 
@@ -101,7 +93,7 @@ def train(
 
     Example: dflop train latest
     """
-    _prepare_kernels()
+    prepare_kernels()
     from dflop.cli.sigterm import run_driver
     from dflop.config import load_with_origins
     from dflop.errors import ConfigError
@@ -146,7 +138,7 @@ def serve(
 
     Example: dflop serve --limit 4
     """
-    _prepare_kernels()
+    prepare_kernels()
     from dflop.cli import server
     from dflop.errors import ConfigError
 
@@ -163,10 +155,8 @@ def serve(
             where="PREFECT_API_URL",
             hint="prefect server start; then export PREFECT_API_URL=http://127.0.0.1:4200/api",
         )
-    deployments: list[Any] = []
-    for flow_name, file in FLOWS.items():
-        flow = server.load_flow(file, flow_name)
-        deployments.append(flow.to_deployment(name=name, tags=["dflop"]))
+    flows = (server.load_flow(file, flow) for flow, file in FLOWS.items())
+    deployments: list[Any] = [flow.to_deployment(name=name, tags=["dflop"]) for flow in flows]
     asyncio.run(server.watch_for_silent_flows())
     say(f"serving {', '.join(f'dflop-{flow}/{name}' for flow in FLOWS)} to {url}; Ctrl-C ends it and cancels its runs")
     prefect.serve(*deployments, limit=limit, print_starting_message=False)
@@ -180,10 +170,3 @@ def _tell(run: RunDir) -> None:
 
     print_summary(load_summary(run), Console())
     print(f"report: {run.report_file}", file=sys.stderr)
-
-
-def _prepare_kernels() -> None:
-    """Before anything is imported that has kernels."""
-    from dflop.launch.kernels import kernel_environment
-
-    os.environ |= kernel_environment(os.environ)

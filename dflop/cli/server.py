@@ -6,15 +6,15 @@ traceback, and tries for minutes to reach a server that is not there.
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
 import ssl
-import urllib.error
-import urllib.request
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflop.errors import ConfigError, DflopError, LaunchError
+
+if TYPE_CHECKING:
+    from dflop.doctor.flow_server import FlowServer
 
 DEFAULTS = {
     # Nothing is told to anybody.
@@ -33,7 +33,6 @@ DEFAULTS = {
     "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
 }
 """Settings, where the user has not chosen; to be in the environment before Prefect is imported."""
-TIMEOUT_S = 10.0
 _FOREIGN = ("httpx", "httpcore", "prefect", "websockets", "anyio")
 
 
@@ -65,38 +64,55 @@ async def watch_for_silent_flows() -> None:
             await client.create_automation(wanted)
 
 
+def configured_server() -> FlowServer:
+    """The server that Prefect's own settings name, from variables, files and profiles; no address: a temporary one."""
+    from prefect.settings import get_current_settings
+
+    from dflop.doctor.flow_server import FlowServer
+
+    api = get_current_settings().api
+    auth, key = (secret.get_secret_value() if secret else "" for secret in (api.auth_string, api.key))
+    tls = None
+    if str(api.url).startswith("https"):
+        tls = ssl.create_default_context(cafile=api.ssl_cert_file)
+        if api.tls_insecure_skip_verify:
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return FlowServer.of((api.url or "").rstrip("/"), auth_string=auth, api_key=key, tls=tls)
+
+
 def check_server() -> str:
     """Address of the server's API, once it has answered; empty where a temporary one will be started.
 
     Raises:
         ConfigError: it wants another password, or the address is none.
-        LaunchError: it does not answer.
+        LaunchError: it does not answer, or is none.
     """
-    from prefect.settings import get_current_settings
+    from dflop.doctor.flow_server import get
 
-    api = get_current_settings().api
-    if not api.url:
+    server = configured_server()
+    if not server.url:
         return ""
-    request = urllib.request.Request(f"{api.url.rstrip('/')}/admin/version")  # /health answers without a password
-    if api.key is not None:
-        request.add_header("Authorization", f"Bearer {api.key.get_secret_value()}")
-    elif api.auth_string is not None:
-        text = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
-        request.add_header("Authorization", f"Basic {text}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=tls_of(api)):
-            return str(api.url)
-    except urllib.error.HTTPError as error:
-        raise _refused(api, error) from None
+        status, _ = get(server, "/admin/version")  # /health answers without a password
     except ValueError as error:
         raise ConfigError(f"not an address: {error}", where="PREFECT_API_URL", hint=_HINT) from None
     except OSError as error:
-        reason = getattr(error, "reason", error)
         raise LaunchError(
-            f"the Prefect server at {api.url} does not answer: {reason}",
+            f"the Prefect server at {server.url} does not answer: {getattr(error, 'reason', error)}",
             where="PREFECT_API_URL",
             hint="start it (prefect server start), or unset the variable for a temporary one; dflop train needs none",
         ) from None
+    if status in (401, 403):
+        given = "it refuses ours" if server.auth else "no password is given"
+        raise ConfigError(
+            f"the Prefect server at {server.url} wants a password, {given}",
+            where="PREFECT_API_AUTH_STRING",
+            hint="export PREFECT_API_AUTH_STRING, name:password as in the server's PREFECT_SERVER_API_AUTH_STRING",
+        )
+    if status != 200:
+        what = f"what answers at {server.url} is no Prefect server: HTTP {status}"
+        raise LaunchError(what, where="PREFECT_API_URL", hint=_HINT)
+    return server.url
 
 
 def lock_temporary_server() -> None:
@@ -141,26 +157,3 @@ def mark_as_driver() -> None:
     from dflop.run.stray_servers import driver_mark
 
     os.environ |= driver_mark()
-
-
-def _refused(api: Any, error: urllib.error.HTTPError) -> DflopError:
-    if error.code in (401, 403):
-        given = "no password is given" if api.key is None and api.auth_string is None else "it refuses ours"
-        return ConfigError(
-            f"the Prefect server at {api.url} wants a password, {given}",
-            where="PREFECT_API_AUTH_STRING",
-            hint="export PREFECT_API_AUTH_STRING, name:password as in the server's PREFECT_SERVER_API_AUTH_STRING",
-        )
-    return LaunchError(
-        f"what answers at {api.url} is no Prefect server: HTTP {error.code}", where="PREFECT_API_URL", hint=_HINT
-    )
-
-
-def tls_of(api: Any) -> ssl.SSLContext | None:
-    """Whom Prefect's settings trust; None where the server speaks plain HTTP."""
-    if not str(api.url).startswith("https"):
-        return None
-    context = ssl.create_default_context(cafile=api.ssl_cert_file)
-    if api.tls_insecure_skip_verify:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context

@@ -55,14 +55,14 @@ def sql(
     if not query.strip():
         raise ConfigError("no query", hint="give SQL text, a file or a name: `dflop sql --list`, `dflop sql tables`")
     named = None if any(c.isspace() for c in query.strip()) else console.named_query(query)
+    text = named.sql if named else query
     if show:
-        print(named.sql if named else query, end="")
+        print(text, end="")
         return
     given = _pairs(param)
     values: dict[str, Any] = dict(named.values(given)) if named else dict(given)
     if shape == "parquet" and output is None:
         raise ConfigError("Parquet needs a file", hint="--output FILE")
-    text = named.sql if named else query
     bounds.bound_process(timeout_s)
     with console.open_query(store, text, values or None, timeout_s=timeout_s) as result:
         num_rows = _write(result, shape, output)
@@ -110,10 +110,7 @@ def _write(result: Result, form: str, output: Path | None) -> int:
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
+        if text.find("=") < 1:
             raise ConfigError(f"cannot read `--param {text}`", hint="write it as --param name=value")
-        found[name] = value
-    return found
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}

@@ -88,17 +88,15 @@ def ingest(
         print(f"{num_passes} passes")
         return
     done = ingest_module.ingest(store, say)
-    print(
-        done.snapshot_seq
-        if parsable
-        else f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files"
-    )
-    if done.num_quarantined_files:
-        say(f"{done.num_quarantined_files} bad files were moved to {store}/quarantine; see dflop sql quarantine")
-    if done.num_newer_files:
-        say(f"{done.num_newer_files} files wait for a newer dflop")
-    if done.num_unreadable:
-        say(f"{done.num_unreadable} files or folders cannot be read and wait; see the lines above")
+    told = f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files"
+    print(done.snapshot_seq if parsable else told)
+    for num_files, text in (
+        (done.num_quarantined_files, f"bad files were moved to {store}/quarantine; see dflop sql quarantine"),
+        (done.num_newer_files, "files wait for a newer dflop"),
+        (done.num_unreadable, "files or folders cannot be read and wait; see the lines above"),
+    ):
+        if num_files:
+            say(f"{num_files} {text}")
 
 
 @app.command
@@ -144,13 +142,13 @@ def rebuild(
         raise ConfigError(
             "--snapshot and --output go together", hint="dflop store rebuild --snapshot 17 --output a.duckdb"
         )
-    say = talk(quiet)
     if snapshot is not None and output is not None:
-        report = rebuild_module.rebuild_snapshot(store, snapshot, output, say)
-        print(f"{output}: snapshot {snapshot}, {report.num_rows} rows of {report.num_files} files")
-        return
-    report = rebuild_module.rebuild(store, say)
-    print(f"snapshot {report.snapshot_seq}: {report.num_rows} rows of {report.num_files} files")
+        report = rebuild_module.rebuild_snapshot(store, snapshot, output, talk(quiet))
+        made = f"{output}: snapshot {snapshot},"
+    else:
+        report = rebuild_module.rebuild(store, talk(quiet))
+        made = f"snapshot {report.snapshot_seq}:"
+    print(f"{made} {report.num_rows} rows of {report.num_files} files")
 
 
 @app.command
@@ -171,10 +169,8 @@ def compact(
     from dflop.store.compact import compact as run_compact
 
     done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, say=talk(quiet))
-    would = "would become" if dry_run else "became"
-    saved = (
-        "" if dry_run else f", {units.num_bytes(done.num_bytes_before)} became {units.num_bytes(done.num_bytes_after)}"
-    )
+    saved = f", {units.num_bytes(done.num_bytes_before)} became {units.num_bytes(done.num_bytes_after)}"
+    would, saved = ("would become", "") if dry_run else ("became", saved)
     print(f"{done.num_files_before} files of {done.num_runs} runs {would} {done.num_files_after}{saved}")
 
 
@@ -210,11 +206,12 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     columns, rows = console.query(store, console.named_query("store").sql)
     waiting, rules = freshen.waiting_files(store), settings.read_settings(store)
     if as_json:
-        shown = dataclasses.asdict(current) if current else None
-        kinds = [dict(zip(columns, row, strict=True)) for row in rows]
         content = {
-            "snapshot": shown, "num_waiting_files": len(waiting), "kinds": kinds, "settings": dataclasses.asdict(rules)
-        }  # fmt: skip
+            "snapshot": dataclasses.asdict(current) if current else None,
+            "num_waiting_files": len(waiting),
+            "kinds": [dict(zip(columns, row, strict=True)) for row in rows],
+            "settings": dataclasses.asdict(rules),
+        }
         print(json.dumps(content, default=str))
         return
     print_rows(columns, rows, "table")

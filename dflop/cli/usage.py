@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from cyclopts import App, CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from dflop.errors import ConfigError, did_you_mean
 
@@ -16,7 +14,10 @@ def usage_error(error: CycloptsError) -> ConfigError:
         word = error.unused_tokens[0]
         if word.startswith("-"):
             return ConfigError(f"`{command}` takes no option {word}", hint=f"{command} --help")
-        return ConfigError(f"no command `{command} {word}`", hint=did_you_mean(word, command_names(error.app)))
+        return ConfigError(
+            f"no command `{command} {word}`",
+            hint=did_you_mean(word, [name for name in error.app if not name.startswith("-")]),
+        )
     if isinstance(error, UnknownOptionError):
         word = error.token.keyword or error.token.value
         options = sorted({name for argument in error.argument_collection if argument.parse for name in argument.names})
@@ -26,20 +27,6 @@ def usage_error(error: CycloptsError) -> ConfigError:
         words = " ".join(error.unused_tokens or ())
         return ConfigError(f"`{command}` does not know what to do with: {words}", hint=f"{command} --help")
     return ConfigError(_one_line(str(error)), hint=f"{command} --help")
-
-
-def command_names(app: App) -> list[str]:
-    """Commands of an app, without `--help` and the like."""
-    return [name for name in app if not name.startswith("-")]
-
-
-def subcommands(app: App, chain: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """Every command below an app, as the words that a person types; groups of commands come before what is in them."""
-    found: list[tuple[str, ...]] = []
-    for name in command_names(app):
-        found.append((*chain, name))
-        found += subcommands(app[name], (*chain, name))
-    return found
 
 
 def _one_line(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.cli.replan import replan as replan_command
+from dflop.cli.outputs import replan as replan_command
 from dflop.config import Config
 from dflop.errors import ConfigError
 from dflop.records import LLM, Correction, Decision, JobRecord, Plan, RankFactor, RankSpan, StepObservation

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dflop import cli
-from dflop.cli.usage import subcommands
 from dflop.data.annotations import printable
 from dflop.records import QuarantinedSample
 from dflop.report.chrome_trace import chrome_trace
@@ -32,6 +31,7 @@ from tests.jobs.configs import write_config
 from tests.jobs.finished import finished_run
 from tests.report.chrome_trace import problems_of
 from tests.report.runs import realistic
+from tests.test_cli import subcommands
 
 _LEFT_OUT = {
     "run", "train", "serve", "reap", "doctor", "compare", "completion", "demo-data", "profile", "watch", "replan",

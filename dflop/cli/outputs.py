@@ -1,0 +1,190 @@
+"""What a run leaves: its report, its history, traces, advice whether to go on, and the trained model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from dflop.cli.common import (
+    DEFAULT_STORE,
+    RUNS,
+    Form,
+    Json,
+    Quiet,
+    Run,
+    Runs,
+    Store,
+    check_folder,
+    form_of,
+    freshen,
+    prepare_kernels,
+    talk,
+    writing,
+)
+
+if TYPE_CHECKING:
+    from dflop.run.directory import RunDir
+
+
+def report(run: Run = "latest", *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
+    """Write report.html of a run from what the store knows now; print its path.
+
+    Example: dflop report latest
+    """
+    from rich.console import Console
+
+    from dflop.report.terminal import print_summary
+    from dflop.run.find import find_run
+    from dflop.steps.reporting import report_again
+
+    found = find_run(run, runs)
+    print_summary(report_again(found, talk(quiet)), Console())
+    print(found.report_file)
+
+
+def history(
+    run: Annotated[str, Parameter(help="Run directory, id, beginning of one, `latest`; or an id in --store.")],
+    *,
+    runs: Runs = RUNS,
+    store: Store = DEFAULT_STORE,
+    form: Annotated[
+        Literal["table", "markdown", "json", "csv"], Parameter(name="--format", help="How entries are written.")
+    ] = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tell in order what a run noticed and what was done about it.
+
+    Plans, corrections, drifts, slow ranks, restarts. Rows that wait in the spool are brought in first, unless somebody
+    else is at it. A run directory names its own store; --store has runs whose directory is gone, too.
+
+    Example: dflop history latest
+    """
+    from rich.console import Console
+
+    from dflop.report.history_table import COLUMNS, history_rows, history_table, markdown_history
+    from dflop.report.rows import print_rows
+    from dflop.report.table_text import print_table
+    from dflop.views.run_results import load_history
+
+    run_id = run
+    if (opened := _directory_of(run, runs)) is not None:
+        run_id, store = opened.run_id, opened.config().store
+    freshen(store, run_id, talk(quiet))
+    entries = load_history(store, run_id)
+    if (shown := form_of(form, as_json)) == "table":
+        print_table(history_table(entries), Console())
+    elif shown == "markdown":
+        sys.stdout.write(markdown_history(entries))
+    else:
+        print_rows(COLUMNS, history_rows(entries), shown)
+
+
+def trace(
+    run: Run = "latest",
+    *,
+    runs: Runs = RUNS,
+    steps: Annotated[
+        str | None, Parameter(help="A:B, steps from A up to but not including B, from 0; default: the last 20.")
+    ] = None,
+    job: Annotated[Literal["train", "compare"], Parameter(help="Training, or its comparison.")] = "train",
+    out: Annotated[Path | None, Parameter(help=".json or .json.gz; default: trace.json in the run directory.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write steps of a run as a Chrome trace, predicted beside measured.
+
+    Open it in ui.perfetto.dev.
+
+    Example: dflop trace latest --steps 10:20
+    """
+    from dflop import units
+    from dflop.run.find import find_run
+    from dflop.views.trace_window import MANY_EVENTS, write_trace
+
+    check_folder(out)
+    found, say = find_run(run, runs), talk(quiet)
+    freshen(found.config().store, found.run_id, say)
+    with writing(out or found.path / "trace.json"):
+        made = write_trace(found, out, job=job, window=steps)
+    say(
+        f"steps {made.first_step} to {made.last_step}: {made.num_steps} measured, {made.num_predicted} also predicted; "
+        f"{made.num_events} events, {units.num_bytes(made.num_bytes)}"
+    )
+    if made.num_events > MANY_EVENTS:
+        say("viewers become slow with so many events: name fewer steps with --steps")
+    print(made.path)
+
+
+def replan(run: Run, *, runs: Runs = RUNS, form: Form = "table", as_json: Json = False, quiet: Quiet = False) -> None:
+    """Say whether a run should now stop and go on under another plan.
+
+    Nothing is changed. A run decides by itself where `replan.mode` is `act`. Seconds are simulated, on the batches that
+    are to come, with what the run has learnt; the cost is what its own starts took.
+
+    Example: dflop replan latest
+    """
+    prepare_kernels()
+    from dflop.errors import ConfigError
+    from dflop.report.rows import print_rows
+    from dflop.report.tables import layout_text
+    from dflop.run.find import find_run
+    from dflop.steps.replanning import advise_now
+
+    found, say = find_run(run, runs), talk(quiet)
+    config = found.config()
+    freshen(config.store, found.run_id, say)
+    advice = advise_now(found, config, say) if found.has_plan() else None
+    if advice is None:
+        raise ConfigError("no step of this run's training is in the store", where=str(found.path), hint="wait for one")
+    decided = advice.decision
+    row = {
+        "verdict": decided.verdict,
+        "step": decided.step,
+        "num_steps_left": decided.num_steps_left,
+        "plan": layout_text(found.plan()),
+        "new_plan": layout_text(advice.plans[0]) if advice.plans else None,
+        "step_s": decided.measured,
+        "new_step_s": decided.expected,
+        "gain_s": decided.gain_s,
+        "cost_s": decided.cost_s,
+    }
+    print_rows(tuple(row), [tuple(row.values())], form_of(form, as_json))
+
+
+def export(
+    run: Run,
+    *,
+    runs: Runs = RUNS,
+    out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
+    quiet: Quiet = False,
+) -> None:
+    """Write a run's newest checkpoint as a folder for Hugging Face's from_pretrained.
+
+    Example: dflop export latest --out models/demo
+    """
+    from dflop.jobs.checkpoint_export import export_run
+    from dflop.run.find import find_run
+
+    say = talk(quiet)
+    step = export_run(find_run(run, runs), out, say)
+    say(f"model after {step} steps")
+    print(out)
+
+
+def _directory_of(name: str, runs: Path) -> RunDir | None:
+    """The run directory that is meant; None: the name is for the store."""
+    from dflop.errors import ConfigError
+    from dflop.run.directory import open_run
+    from dflop.run.find import LATEST, find_run
+
+    if Path(name).is_dir():
+        return open_run(name)
+    try:
+        return find_run(name, runs)
+    except ConfigError:
+        if name == LATEST:
+            raise
+        return None
