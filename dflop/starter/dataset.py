@@ -10,7 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dflop.config import load_mixture
@@ -94,9 +94,7 @@ def find_dataset(path: Path) -> FoundDataset:
             where="--data",
             hint=f"rows in {', '.join(SUFFIXES)}, .parquet or .tar, as CONTRIBUTING.md and docs/guide.md describe",
         )
-    best, *rest = judged
-    others = tuple(found.annotations for found in rest)
-    return FoundDataset(**{name: getattr(best, name) for name in best.__slots__ if name != "others"}, others=others)
+    return replace(judged[0], others=tuple(found.annotations for found in judged[1:]))
 
 
 def _groups(folder: Path) -> Iterator[tuple[Path, ...]]:
@@ -176,9 +174,8 @@ def _judge(name: str, form: str, source: RowSource, num_rows: int, folder: Path,
     frames.update("folder" if _is_folder(ref) else "list" for ref in refs if ref.frames)
     refs = [named for ref in refs for named in _named(ref)]
     root, num_found = _media_root(refs, folder, given)
-    frames.update(
-        WITHOUT_RATE for ref in refs if ref.kind == "video" and not ref.frames and _leads_to_folder(root, ref)
-    )
+    videos = [ref for ref in refs if ref.kind == "video" and not ref.frames]
+    frames.update(WITHOUT_RATE for ref in videos if _lies_under(root, ref, as_folder=True))
     unknown = Counter(key for sample in samples for key in sample.unknown_keys)
     kinds = Counter(kind for sample in samples for kind in sorted({ref.kind for ref in sample.media}))
     return FoundDataset(
@@ -196,7 +193,7 @@ def _media_root(refs: Sequence[MediaRef], folder: Path, given: Path) -> tuple[Pa
     absolute = [ref.path for ref in refs if os.path.isabs(ref.path)]
     common = [Path(os.path.commonpath(list(map(os.path.dirname, absolute))))] if absolute else []
     candidates = [path for path in dict.fromkeys([*bases, *below, *inside, *common]) if path.is_dir()]
-    counts = {path: sum(_is_under(path, ref) for ref in refs) for path in candidates}
+    counts = {path: sum(_lies_under(path, ref) for ref in refs) for path in candidates}
     best = max(candidates, key=lambda path: counts[path], default=folder)
     return (best, counts[best]) if refs and counts.get(best) else (folder, 0)
 
@@ -213,24 +210,14 @@ def _is_folder(ref: MediaRef) -> bool:
     return len(ref.frames) == 1 and not ref.frames[0].lower().endswith(PICTURES)
 
 
-def _is_under(root: Path, ref: MediaRef) -> bool:
+def _lies_under(root: Path, ref: MediaRef, *, as_folder: bool = False) -> bool:
     try:
         path = confine(root, ref.path)
-        return path.is_file() or (ref.kind == "video" and path.is_dir())
-    except (BadSample, OSError):
-        return False
-
-
-def _leads_to_folder(root: Path, ref: MediaRef) -> bool:
-    try:
-        return confine(root, ref.path).is_dir()
+        return path.is_dir() if as_folder or (ref.kind == "video" and not path.is_file()) else path.is_file()
     except (BadSample, OSError):
         return False
 
 
 def _format(path: Path) -> str:
-    if path.suffix == ".parquet":
-        return "Parquet"
-    if path.suffix == ".tar":
-        return "WebDataset tar"
-    return "JSON Lines" if ".jsonl" in path.name else "JSON"
+    by_suffix = {".parquet": "Parquet", ".tar": "WebDataset tar"}
+    return by_suffix.get(path.suffix, "JSON Lines" if ".jsonl" in path.name else "JSON")

@@ -12,12 +12,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dflop import units
 from dflop.config import dump_yaml
 from dflop.data.annotations import printable
-from dflop.doctor.this_machine import Gpu, find_gpus, memory_bytes
+from dflop.doctor.this_machine import find_gpus, memory_bytes
 from dflop.errors import ConfigError
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
@@ -61,7 +60,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
     folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
     named = tokens_in_texts(tokenizer, model.family, dataset.annotations)
-    writer = _Writer(model_config, model, dataset, tokenizer, named, find_gpus(), gpus)
+    writer = _Writer(model_config, model, dataset, tokenizer, named, gpus)
     text = writer.text()
     if (shown := printable(text)) != text:
         line = next(line for line in shown.splitlines() if "\\udc" in line)
@@ -69,68 +68,41 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
     return Starter(text, tuple(writer.found()), tuple(writer.to_edit()))
 
 
-@dataclass(frozen=True, slots=True)
 class _Writer:
-    model_config: Path
-    model: HubModel
-    dataset: FoundDataset
-    tokenizer: FoundTokenizer
-    named: Mapping[str, int]
-    """Special tokens in texts -> rows."""
-    gpus: list[Gpu]
-    """Of this machine."""
-    wanted: int | None
-    """GPUs to train on, if they are not this machine's."""
+    def __init__(
+        self,
+        model_config: Path,
+        model: HubModel,
+        dataset: FoundDataset,
+        tokenizer: FoundTokenizer,
+        named: Mapping[str, int],
+        wanted: int | None,
+    ) -> None:
+        """Of the GPUs, `wanted` are to train on, if those are not this machine's; `named`: special tokens -> rows."""
+        self.model_config, self.model, self.dataset = model_config, model, dataset
+        self.tokenizer, self.named, self.wanted = tokenizer, named, wanted
+        stem = Path(dataset.annotations).name.partition(".")[0]
+        self.name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{model.family.name}-{stem}").strip("-") or "run"
+        has_weights = any((model_config.parent / name).is_file() for name in _WEIGHTS)
+        self.weights = model_config.parent if has_weights else None
+        self.gpus = find_gpus()
+        self.num_processes = len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
+        self.max_tokens = min(
+            _MAX_TOKENS, int(model.family.configs["llm"].get("max_position_embeddings") or _MAX_TOKENS)
+        )
+        self.batch_size, self.batch_note = self._batch()
+        self.not_taken = {k: n for k, n in dataset.kinds.items() if k not in model.family.media_tokens}
+        self.defaults = [x for x in model.settings.limits if not x.source]
 
-    @property
-    def name(self) -> str:
-        stem = Path(self.dataset.annotations).name.partition(".")[0]
-        return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{self.model.family.name}-{stem}").strip("-") or "run"
-
-    @property
-    def weights(self) -> Path | None:
-        folder = self.model_config.parent
-        return folder if any((folder / name).is_file() for name in _WEIGHTS) else None
-
-    @property
-    def num_processes(self) -> int:
-        return len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
-
-    @property
-    def num_places(self) -> int:
-        """Processes that the global batch is for."""
-        return self.wanted or self.num_processes
-
-    @property
-    def num_rows(self) -> int:
-        """Rows to train on, as far as is known."""
-        return max(1, int(self.dataset.num_good))
-
-    @property
-    def batch_size(self) -> int:
-        """As many samples for every process; all rows where there are fewer rows than processes."""
-        each = min(SAMPLES_PER_GPU, self.num_rows // self.num_places)
-        return each * self.num_places or self.num_rows
-
-    @property
-    def batch_note(self) -> str:
-        """What the size of the global batch is made for."""
-        places = f"{self.num_places} {'GPUs' if self.wanted or self.gpus else 'processes'}"
-        each = self.batch_size // self.num_places
+    def _batch(self) -> tuple[int, str]:
+        """Samples of a global batch, as many for every process, and what that is made for."""
+        num_places, num_rows = self.wanted or self.num_processes, max(1, int(self.dataset.num_good))
+        places = f"{num_places} {'GPUs' if self.wanted or self.gpus else 'processes'}"
+        each = min(SAMPLES_PER_GPU, num_rows // num_places)
         if not each:
-            return f"all rows there are: fewer than {places}, which leaves most of them to pipelines or idle"
-        few = f", as there are {self.num_rows} rows" * (each < SAMPLES_PER_GPU)
-        return f"{each} for each of {places}{few}"
-
-    @property
-    def max_tokens(self) -> int:
-        text = self.model.family.configs["llm"]
-        return min(_MAX_TOKENS, int(text.get("max_position_embeddings") or _MAX_TOKENS))
-
-    @property
-    def not_taken(self) -> dict[str, int]:
-        """Rows, of those looked at, with media of kinds that the family has no encoder for."""
-        return {k: n for k, n in self.dataset.kinds.items() if k not in self.model.family.media_tokens}
+            return num_rows, f"all rows there are: fewer than {places}, which leaves most of them to pipelines or idle"
+        few = f", as there are {num_rows} rows" * (each < SAMPLES_PER_GPU)
+        return each * num_places, f"{each} for each of {places}{few}"
 
     def found(self) -> Iterator[str]:
         specs, data = self.model.family.specs(), self.dataset
@@ -162,14 +134,12 @@ class _Writer:
 
     def to_edit(self) -> Iterator[str]:
         data = self.dataset
-        if self.tokenizer.path is None:
-            yield f"dataset.tokenizer: {self.tokenizer.problem}"
-        elif self.tokenizer.problem:
-            yield f"dataset.tokenizer: {self.tokenizer.path}: {self.tokenizer.problem}"
+        if self.tokenizer.problem:
+            path = f"{self.tokenizer.path}: " if self.tokenizer.path else ""
+            yield f"dataset.tokenizer: {path}{self.tokenizer.problem}"
         if self.tokenizer.path is not None and not self.tokenizer.has_template:
             yield f"dataset.chat_template: no file states one; `{self.tokenizer.template}` is assumed"
-        defaults = ", ".join(f"{x.key} {x.value}" for x in self.model.settings.limits if not x.source)
-        if defaults:
+        if defaults := ", ".join(f"{x.key} {x.value}" for x in self.defaults):
             yield f"model.media: no settings beside the model state these, they are the family's defaults: {defaults}"
         for entry in self.model.settings.not_followed:
             yield f"model: {entry}"
@@ -202,9 +172,8 @@ class _Writer:
         yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
 
     def text(self) -> str:
-        return "\n".join(
-            line for part in (self._head, self._model, self._cluster, self._dataset, self._rest) for line in part()
-        ) + "\n"  # fmt: skip
+        parts = (self._head(), self._model(), self._cluster(), self._dataset(), self._rest())
+        return "".join(f"{line}\n" for part in parts for line in part)
 
     def _head(self) -> Iterator[str]:
         yield f"# Made by `dflop init` from {self.model_config} and what lies at {self.dataset.annotations}."
@@ -226,14 +195,13 @@ class _Writer:
             yield "  # weights: FOLDER   # EDIT: a folder with model.safetensors; without one weights are random"
         yield "  # frozen: [vision.tower]   # what does not train; `stages:` trains in parts"
         yield "  hf_config:   # what differs from transformers' defaults"
-        yield from _indented(dict(self.model.hf_config), 4)
+        yield from (f"    {line}" for line in dump_yaml(dict(self.model.hf_config)).splitlines())
         if self.model.media:
             yield "  media:"
             for limit in self.model.settings.limits:
                 if limit.source:
                     yield f"    {limit.key}: {json.dumps(limit.value)}   # {_comment(limit.source)}"
-        defaults = ", ".join(f"{x.key}: {x.value}" for x in self.model.settings.limits if not x.source)
-        if defaults:
+        if defaults := ", ".join(f"{x.key}: {x.value}" for x in self.defaults):
             yield f"  # EDIT: limits that no file states, with this family's defaults: {defaults}"
 
     def _cluster(self) -> Iterator[str]:
@@ -274,10 +242,6 @@ class _Writer:
         yield f"  num_steps: {steps}   # EDIT: {'once over the data' if data.num_rows else 'assumed'}"
         yield "  learning_rate: 1.0e-5   # EDIT"
         yield f"  checkpoint_every: {max(1, min(100, steps // 4))}"
-
-
-def _indented(values: dict[str, Any], spaces: int) -> Iterator[str]:
-    yield from (" " * spaces + line for line in dump_yaml(values).splitlines())
 
 
 def _scalar(value: object) -> str:
