@@ -88,7 +88,7 @@ def bars(name: str, label: str, groups: Sequence[str], series: Sequence[Series],
 
 
 def lines(name: str, label: str, panels: Sequence[Panel]) -> Picture:
-    """Diagrams, two in a row, with bands for intervals; a single one has no title of its own."""
+    """Diagrams, two in a row, with bands for intervals."""
     num_columns = min(MAX_COLUMNS, len(panels))
     num_rows, is_alone = -(-len(panels) // num_columns), len(panels) == 1
 
@@ -98,7 +98,7 @@ def lines(name: str, label: str, panels: Sequence[Panel]) -> Picture:
                 axes.set_axis_off()
                 continue
             _lines(axes, panel)
-            axes.set_title("" if is_alone else panel.title, fontsize=9)
+            axes.set_title(panel.title, fontsize=9)
         legend(figure, fontsize=8, ncols=2 if is_alone else 4)
 
     return Picture(name, label, (4.8, 4.0) if is_alone else (5.2 * num_columns, 0.8 + 3.6 * num_rows), draw)

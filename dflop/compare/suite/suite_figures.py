@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dflop.compare.suite.contest import BATCHES, OURS, REFERENCE, RIVALS, TOKEN_LPT, TUNED, Contest, by_mixture
@@ -35,24 +36,23 @@ def save_picture(points: Sequence[Point], path: Path) -> None:
         ConfigError: the suffix of the path is none that can be drawn.
     """
     contests, sweep = [point.found for point in points], points[0].sweep
+    title = f"Simulated, {TITLES[sweep]}; costs {contests[0].setting.cost_name}"
     if sweep:
-        picture = lines("lines", TITLES[sweep], _panels(points))
+        picture = lines("lines", title, _panels(points))
     else:
         groups = ["\n".join((*c.setting.name.split(" + "), c.setting.mixture)) for c in contests]
-        picture = bars("bars", TITLES[sweep], groups, _series(contests, (*RIVALS, OURS)), _bounds(contests))
-    picture.save(path, f"Simulated, {TITLES[sweep]}; costs {contests[0].setting.cost_name}")
+        picture = bars("bars", title, groups, _series(contests, (*RIVALS, OURS)), _bounds(contests))
+    picture.save(path, title)
 
 
 def drawings(points: Sequence[Point]) -> tuple[Drawing, ...]:
     """For a page: bars per kind of data, or a diagram per panel."""
-    if points[0].sweep:
-        return tuple(
-            Drawing(
-                lines(f"lines{i}", panel.title, [panel]).svg(), f"{panel.title}: {panel.y_label} over {panel.x_label}."
-            )
-            for i, panel in enumerate(_panels(points))
-        )
     drawn = []
+    if points[0].sweep:
+        for i, panel in enumerate(_panels(points)):
+            svg = lines(f"lines{i}", panel.title, [replace(panel, title="")]).svg()  # the page has the title
+            drawn.append(Drawing(svg, f"{panel.title}: {panel.y_label} over {panel.x_label}."))
+        return tuple(drawn)
     for number, (mixture, of) in enumerate(by_mixture([point.found for point in points])):
         groups = ["\n".join(textwrap.wrap(c.setting.name, 16)) for c in of]
         what = f"Times as fast as the tuned uniform plan on data `{mixture}`; lines: what no plan of a case can exceed"
