@@ -39,10 +39,9 @@ LISTED = {
     ("dflop/train/decode_worker.py", "pickle.loads"),
     # What tasks of a job have left in its folder, mode 0700.
     ("dflop/launch/results.py", "pickle.loads"),
-    ("dflop/launch/submitted.py", "pickle.loads"),
     # Entries of jobs, named by dflop itself; the others are looked up in tables of their files.
     ("dflop/launch/payload.py", "importlib.import_module"),
-    ("dflop/launch/__init__.py", "importlib.import_module"),
+    ("dflop/launch/controller.py", "importlib.import_module"),
     ("dflop/models/__init__.py", "importlib.import_module"),
     ("dflop/models/hub.py", "importlib.import_module"),
     ("dflop/data/demo_text.py", "importlib.import_module"),

@@ -28,8 +28,7 @@ from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.jobs.tensorboard import check_tensorboard
-from dflop.launch.marks import note_stop
-from dflop.launch.ranks import srun_environment
+from dflop.launch.payload import note_stop, srun_environment
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
@@ -74,7 +73,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         TrainError: training stopped.
 
     Told to stop by SIGUSR2 or SIGTERM, every rank ends its process with exit code 75, a checkpoint behind it; rank 0
-    leaves a line for the batch script, which starts the job again (`launch/marks.py`).
+    leaves a line for the batch script, which starts the job again (`launch/payload.py`).
     """
     stop = StopRequest()
     stop.listen()

@@ -17,7 +17,6 @@ from dflop.errors import InfrastructureError
 COMMENT = "dflop:"
 """Begins the comment of every job that is submitted to Slurm; the id of its run follows."""
 COMMAND_TIMEOUT_S = 60
-
 _CLIENT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
 """Where the cluster is, and the token it knows a person by."""
 _WHO_AND_WHERE = ("account", "constraint", "partition", "qos", "reservation", "wckey")
@@ -28,6 +27,18 @@ _NOBODY_ANSWERS = re.compile(
     r"temporarily unable|unable to resolve|no answer within",
     re.IGNORECASE,
 )
+_KEYS_OF_REFUSALS = (
+    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site wants memory by CPU or GPU"),
+    ("memory", "cluster.memory_per_process_gib, or cluster.slurm.ask_for_memory: false"),
+    ("account", "cluster.slurm.account"),
+    ("partition", "cluster.slurm.partition"),
+    ("qos", "cluster.slurm.qos"),
+    ("feature", "cluster.slurm.constraint"),
+    ("generic resource", "cluster.slurm.gpus, cluster.slurm.gpu_type"),
+    ("time limit", "cluster.slurm.time_limit_min"),
+    ("node configuration", "cluster.num_nodes, cluster.num_processes_per_node"),
+)
+"""(In sbatch's words, what to look at) where it refuses a job."""
 
 Command = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
@@ -41,24 +52,21 @@ def is_away(said: str) -> bool:
     return _NOBODY_ANSWERS.search(said) is not None
 
 
-def run_command(
-    args: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    timeout_s: float = COMMAND_TIMEOUT_S,
-) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm client; a missing or hanging one is an ordinary failure.
+def keys_of_refusal(said: str) -> str:
+    """Keys of the configuration to look at when sbatch refuses a job in these words."""
+    return next((keys for words, keys in _KEYS_OF_REFUSALS if words in said.lower()), "the cluster section")
 
-    Args:
-        args: The command.
-        environment: Of the process; default: what is good for clients that show something.
-        timeout_s: How long it may take.
+
+def run_command(
+    args: Sequence[str], environment: Mapping[str, str] | None = None, *, timeout_s: float = COMMAND_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a Slurm client, by default in an environment that is good for those that show something.
+
+    One that is missing or hangs is an ordinary failure.
     """
     env = client_environment(os.environ) if environment is None else environment
     try:
-        return subprocess.run(
-            args, env=env, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s
-        )
+        return subprocess.run(args, env=env, capture_output=True, text=True, errors="replace", timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(args, 127, "", f"no answer within {timeout_s:g} s")
     except OSError as error:
@@ -74,9 +82,7 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def job_environment(environ: Mapping[str, str], said: Collection[str] = ()) -> dict[str, str]:
     """For a job: what this process has, but for the variables of a surrounding job and of its Prefect.
 
-    Args:
-        environ: Of this process.
-        said: Options that a batch script sets; variables, which would win over them, stay for others only.
+    Variables for options that a batch script sets (`said`) would win over them, so they stay for others only.
     """
     wanted = {f"SBATCH_{name.upper()}" for name in _WHO_AND_WHERE if name not in said} | _CLIENT_VARIABLES
     foreign = ("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "PREFECT_")

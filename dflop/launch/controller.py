@@ -1,13 +1,11 @@
-"""The process that owns a local job: starts its tasks, watches them, and ends them together.
+"""The process that owns a local job: forks its tasks, watches them, and ends them together.
 
-`python -m dflop.launch.controller FOLDER JOB_ID PLACES MAX_JOBS [ENTRY ARGS...]`, started by `local.py` in a session of
-its own, so that the job outlives the process that submitted it. submitit's controller does the starting; added here are
-waiting for a place, a job id that is not a pid, the end of the whole job when one task fails (its peers would hang in a
-collective for ever), a record of how each task ended, and no orphans. It looks 24 times a second, so a killed rank is
-seen within 50 ms.
+`python -m dflop.launch.controller FOLDER JOB_ID PLACES MAX_JOBS`, started by `local.py` in a session of its own, so
+that the job outlives the process that submitted it. It waits for a place, and leaves a record of how its tasks ended
+and no orphans. When one task fails the others are ended: they would hang in a collective for ever.
 
-With an entry it imports the entry's module once and forks the tasks: where cores are few, importing torch and a model's
-code per rank is most of a short job.
+Several tasks share one import of their entry: where cores are few, importing torch and a model's code per rank is most
+of a short job. Not those with GPUs: a library may touch the device when it is imported, and CUDA survives no fork.
 """
 
 from __future__ import annotations
@@ -15,97 +13,56 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.core.submission import process_job
 from submitit.core.utils import JobPaths
-from submitit.local.local import Controller
 
 from dflop import files
-from dflop.launch.payload import preload
-from dflop.launch.process import Child, ProcessId, adopt_orphans, family, kill_all
+from dflop.launch.job import JobSpec
+from dflop.launch.payload import FIRST_PORT, NUM_PORTS
+from dflop.launch.process import Child, ProcessId, adopt_orphans, family, kill_all, wait_until
+from dflop.launch.results import payload_of
 
-PLACE_POLL_S = 0.2
-"""Between two looks for a place; who waits must not disturb those who measure."""
-PEER_GRACE_S = 2.0
-"""How long the other tasks may go on after one failed: long enough to write the traceback that explains the failure."""
-
-
-class JobController(Controller):
-    """submitit's controller, for one job id; leaves `<job_id>_exit.json` behind."""
-
-    def __init__(self, folder: Path, job_id: str) -> None:
-        super().__init__(folder)
-        self.pid = job_id  # submitit names the job's files after it
-        self.exit_record: dict[str, Any] | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.default_int_handler)
-
-    def fork_tasks(self, entry: str, args: Sequence[str]) -> bool:
-        """Fork all tasks; returns True in each of them, with its rank in the environment and its logs open."""
-        with contextlib.suppress(Exception, SystemExit):  # the tasks meet the same and report it
-            preload(entry, args)
-        gc.freeze()  # the tasks' collectors would write to, hence copy, every object imported here
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        for rank in range(self.ntasks):
-            if (pid := os.fork()) == 0:
-                _become_task(JobPaths(self.folder, self.pid, rank), rank)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                return True
-            self.tasks.append(Child(pid))  # type: ignore[arg-type]  # as much of Popen as a controller uses
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return False
-
-    def start_tasks(self) -> None:
-        """Start those that were not forked."""
-        if not self.tasks:
-            super().start_tasks()
-
-    def wait(self, freq: int = 24) -> Sequence[int | None]:
-        """Watch until all tasks have ended, one has failed, or the time limit has passed."""
-        limit = time.monotonic() + self.timeout_s
-        warn_at = limit - self.signal_delay_s
-        dead_rank: int | None = None
-        while True:
-            codes = [task.poll() for task in self.tasks]
-            now = time.monotonic()
-            if dead_rank is None and (failed := [rank for rank, code in enumerate(codes) if code]):
-                # Signals first: of several tasks seen dead at once, that one did not die of the others.
-                dead_rank = min(failed, key=lambda rank: (codes[rank] or 0) > 0)
-                limit = min(limit, now + PEER_GRACE_S)
-            if None not in codes or now >= limit:
-                timed_out = dead_rank is None and None in codes
-                self.exit_record = {"codes": codes, "dead_rank": dead_rank, "timed_out": timed_out}
-                return codes
-            must_tell = signal.sigtimedwait({signal.SIGUSR2}, 0) is not None  # it is blocked here, see `local.py`
-            if now >= warn_at:
-                warn_at, must_tell = float("inf"), True
-            if must_tell and dead_rank is None:
-                self._forward_signal(signal.SIGUSR2)
-            time.sleep(1 / freq)
+TIMEOUT_SIGNAL_DELAY_S = 60  # before the time limit tasks get SIGUSR2
+LOOKS_EVERY_S, PLACE_POLL_S = 0.04, 0.2
+"""Between two looks at the tasks; for a place: who waits must not disturb those who measure."""
+PEER_GRACE_S, INTERRUPT_GRACE_S = 2.0, 1.0
+"""How long tasks may go on after one failed, to write the traceback that explains the failure; and after SIGINT."""
+PICKLE_WITHIN_S = 60  # or its submitter died before it named the pickle, and there is no job
 
 
-def _become_task(paths: JobPaths, rank: int) -> None:
-    """What an exec would have done for this fork of the controller."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for path, stream in ((paths.stdout, 1), (paths.stderr, 2)):
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(log, stream)
-        os.close(log)
-    os.environ |= {
-        "SUBMITIT_LOCAL_LOCALID": str(rank),
-        "SUBMITIT_LOCAL_GLOBALID": str(rank),
-        "SUBMITIT_LOCAL_JOB_ID": str(paths.job_id),
-    }
-    with contextlib.suppress(OSError):  # for people who look at `top`
-        Path("/proc/self/comm").write_text(f"rank{rank}")
+def watch(tasks: Sequence[Child], limit_s: float, warning_s: float) -> dict[str, Any]:
+    """How tasks ended: when all have, when one has failed and its peers had their time, or when the limit has passed.
+
+    SIGUSR2, which is blocked here (see `local.py`), is passed on to them, and sent so long before the limit.
+    """
+    limit = time.monotonic() + limit_s
+    warn_at = limit - warning_s
+    dead: tuple[int, int] | None = None
+    while True:
+        codes, now = [task.poll() for task in tasks], time.monotonic()
+        if dead is None and (failed := [(rank, code) for rank, code in enumerate(codes) if code]):
+            # Signals first: of several tasks seen dead at once, that one did not die of the others.
+            dead = min(failed, key=lambda task: task[1] > 0)
+            limit = min(limit, now + PEER_GRACE_S)
+        if None not in codes or now >= limit:
+            return {"dead": dead, "timed_out": dead is None and None in codes}
+        must_tell = signal.sigtimedwait({signal.SIGUSR2}, LOOKS_EVERY_S) is not None
+        if now >= warn_at:
+            warn_at, must_tell = float("inf"), True
+        if must_tell and dead is None:
+            for task in tasks:
+                task.send_signal(signal.SIGUSR2)
 
 
 def take_place(places: int, max_jobs: int) -> None:
@@ -118,27 +75,83 @@ def take_place(places: int, max_jobs: int) -> None:
         time.sleep(PLACE_POLL_S)
 
 
-def main(folder: str, job_id: str, places: str, max_jobs: str, entry: str = "", *args: str) -> None:
+def _preload(spec: JobSpec) -> None:
+    """Import an entry's module for all tasks at once, and what its `preload(*args)` imports, where it has one.
+
+    Nothing there may start a thread, open a connection or touch a device.
+    """
+    with contextlib.suppress(Exception, SystemExit):  # the tasks meet the same and report it
+        module = importlib.import_module(spec.entry.partition(":")[0])
+        if hasattr(module, "preload"):
+            module.preload(*spec.args)
+    gc.freeze()  # the tasks' collectors would write to, hence copy, every object imported here
+
+
+def _free_port() -> int:
+    """Free, and below those that Linux hands out to connections: else one of them may take it before rank 0 listens."""
+    while True:
+        port = random.randrange(FIRST_PORT, FIRST_PORT + NUM_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _become_task(paths: JobPaths, rank: int, num_tasks: int, port: int) -> None:
+    """What an exec would have done for this fork of the controller, and the variables of a rank."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for path, stream in ((paths.stdout, 1), (paths.stderr, 2)):
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(log, stream)
+        os.close(log)
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_GLOBALID"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SUBMITIT_LOCAL_NTASKS"), str(num_tasks))
+    os.environ |= {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": str(paths.job_id)}
+    with contextlib.suppress(OSError):  # for people who look at `top`
+        Path("/proc/self/comm").write_text(f"rank{rank}")
+
+
+def main(folder: str, job_id: str, places: str, max_jobs: str) -> None:
     """Run the job to its end, take everything it started down with it, and only then say how it ended."""
     me = ProcessId.of(os.getpid())
     assert me is not None
     adopt_orphans()
-    controller = JobController(Path(folder), job_id)
-    is_task = False
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    tasks, record, is_task = list[Child](), None, False
     try:
+        pickle = JobPaths(folder, job_id).submitted_pickle
+        wait_until(pickle.exists, PICKLE_WITHIN_S)
+        spec = payload_of(pickle).spec
+        r = spec.resources
         take_place(int(places), int(max_jobs))
-        is_task = bool(entry) and controller.fork_tasks(entry, args)
+        if r.num_tasks > 1 and not r.gpus_per_node:
+            _preload(spec)
+        port = _free_port()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        while not is_task and len(tasks) < r.num_tasks:
+            if is_task := (pid := os.fork()) == 0:
+                _become_task(JobPaths(folder, job_id, len(tasks)), len(tasks), r.num_tasks, port)
+            else:
+                tasks.append(Child(pid))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not is_task:
-            controller.run(max_retry=1)
+            record = watch(tasks, 60 * r.time_limit_min, r.signal_delay_s(TIMEOUT_SIGNAL_DELAY_S))
     except KeyboardInterrupt:
         print(f"job {job_id} was told to stop", file=sys.stderr)
     finally:
         if not is_task:
+            with contextlib.suppress(KeyboardInterrupt):
+                for task in tasks:
+                    task.send_signal(signal.SIGINT)
+                wait_until(lambda: all(task.poll() is not None for task in tasks), INTERRUPT_GRACE_S)
             kill_all(set(family(me)) - {me})
     if is_task:
-        process_job(folder)  # and from there to the end of the program, as a task that was started does
-    elif controller.exit_record is not None:
-        files.replace(Path(folder) / f"{job_id}_exit.json", json.dumps(controller.exit_record))
+        from submitit.core.submission import process_job
+
+        process_job(folder)  # and from there to the end of the program, as a task of its own Python does
+    elif record is not None:
+        files.replace(Path(folder) / f"{job_id}_exit.json", json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Submits jobs alike to Slurm, several as an array: submitit's executor, whose batch script says what it runs.
 
 The script is all that a person needs: its first lines say in words what each element runs, and `job.sbatch` beside it
-does the same work again by hand. submitit pickles what tasks run (names, see `payload.py`), and the pickle gets the
-job's id as its name once sbatch has said it. So a job whose driver died in between finds no work and ends by itself
-within a minute: nothing is done twice, and a submission of which nobody heard may be made again.
+does the same work again by hand. The pickle gets the job's id as its name once sbatch has said it: a job whose driver
+died in between finds no work and ends by itself within a minute, so a submission of which nobody heard may be repeated.
 
-`srun` stays between the script and the tasks, because only it passes signals on to them, with --kill-on-bad-exit, or
-the peers of a dead rank would hang until the time limit. It waits for ever where a node's slurmstepd has died, so the
-script looks itself whether all is done. A job that can go on from a checkpoint is requeued by its script once srun has
-ended (see `marks.py`), and not, as submitit does it, by a signal handler of rank 0: all ranks have to stop after one
-step, and in a container there may be no scontrol.
+`srun` stays between the script and the tasks, because only it passes signals on, with --kill-on-bad-exit, or the peers
+of a dead rank would hang until the time limit. A job that can go on from a checkpoint is requeued by its script once
+srun has ended, and not, as submitit does it, by a signal handler of rank 0: all ranks have to stop after one step, and
+in a container there may be no scontrol.
 """
 
 from __future__ import annotations
@@ -27,44 +25,19 @@ from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from dflop.errors import Interrupted, LaunchError, printable
-from dflop.launch.answers import keys_of_refusal
-from dflop.launch.commands import ControllerAway, is_away, job_environment, last_line, run_command
+from dflop.launch.commands import ControllerAway, is_away, job_environment, keys_of_refusal, last_line, run_command
 from dflop.launch.job import JobSpec
-from dflop.launch.marks import NUM_CHANCES, START_LINE, STOPS_VARIABLE
-from dflop.launch.payload import task_environment
+from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
+from dflop.launch.results import BATCH_LOG, INTERRUPTED
 from dflop.launch.site import Site
-from dflop.launch.watcher import BATCH_LOG, EXIT
+from dflop.launch.watcher import EXIT
 
-OVERRIDDEN = {
-    "SlurmExecutor.__init__(self, folder, max_num_timeout, max_pickle_size_gb, python)": "test_executor.py",
-    "SlurmExecutor._internal_process_submissions(self, delayed_submissions)": "test_slurm.py: arrays",
-    "SlurmExecutor._submit_command(self, command)": "test_slurm.py: refusals, a silent controller",
-    "SlurmExecutor._make_submission_file_text(self, command, uid)": "test_executor.py",
-    "SlurmExecutor._make_submission_command(self, submission_file_path)": "test_slurm.py: parts of an array",
-    "SlurmExecutor._get_job_id_from_submission_command(string)": "test_executor.py: what sbatch prints",
-    "SlurmExecutor._num_tasks(self)": "test_slurm.py: tasks of a job",
-    "SlurmExecutor._submitit_command_str": "test_executor.py: what srun starts",
-    "SlurmInfoWatcher.__init__(self, delay_s)": "test_watcher.py",
-    "SlurmInfoWatcher.update(self)": "test_watcher.py",
-    "SlurmInfoWatcher.get_state(self, job_id, mode)": "test_watcher.py: a job of submitit's",
-    "SlurmInfoWatcher.is_done(self, job_id, mode)": "test_watcher.py: a job of submitit's",
-    "SlurmInfoWatcher.register_job(self, job_id)": "test_watcher.py: a job of submitit's",
-    "LocalExecutor._submit_command(self, command)": "test_local.py",
-    "Controller.__init__(self, folder)": "test_local.py",
-    "Controller.start_tasks(self)": "test_local.py: forked tasks",
-    "Controller.wait(self, freq)": "test_local.py: a killed rank",
-}
-"""Names of submitit that are overridden or relied on, with the test that holds each; most are private, so submitit is
-pinned below 1.6 and `tests/launch/test_submitit.py` compares signatures."""
-
-SCRIPT, INTERRUPTED, MAKE_WAY, STOPS = "job.sbatch", "interrupted", "make_way", "stops"
-"""The last script, to be submitted by hand. Suffixes of a job's files: there when it ended with its state on disk, with
-why; there when it was told to stop for good; where it was stopped."""
+SCRIPT, MAKE_WAY, STOPS = "job.sbatch", "make_way", "stops"
+"""The last script, to be submitted by hand; suffixes of files of a job that was told to stop for good, or stopped."""
 LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
 """How often the script looks whether every task has left its result, and how long all of them may take to end then."""
 USUAL_MAX_ARRAY_SIZE = 1001
-SUBMIT_TIMEOUT_S = 600
-"""sbatch itself tries again while the controller is busy."""
+SUBMIT_TIMEOUT_S = 600  # sbatch itself tries again while the controller is busy
 _AGAIN = "again="
 
 
@@ -81,14 +54,7 @@ def batches(specs: Sequence[JobSpec], max_array_size: int = USUAL_MAX_ARRAY_SIZE
 
 
 class Executor(SlurmExecutor):
-    """Submits jobs of one shape.
-
-    Args:
-        specs: The jobs.
-        site: The Slurm's dialect.
-        comment: By which a run's jobs can be found in the queue.
-        after: Id of a job that has to end first.
-        job_class: Of submitit's, with a watcher.
+    """Submits jobs of one shape, with a comment by which they are found, maybe `after` the job of that id has ended.
 
     Raises:
         LaunchError: a folder or an option has a line break in it, or the folder what Slurm would replace.
@@ -110,11 +76,14 @@ class Executor(SlurmExecutor):
             **({"mem": f"{r.memory_bytes // 2**20}M"} if r.memory_bytes and site.ask_for_memory else {}),
             **{name: value or True for name, value in r.extra.items()},
         }  # fmt: skip
-        _check({"job-name": self.job_name, "partition": r.partition, **options})
+        # sbatch reads these lines one by one and knows no quotes over several: what follows would be an option.
+        for name, value in {"job-name": self.job_name, "partition": r.partition, **options}.items():
+            if printable(str(value)) != str(value) or "\n" in str(value):
+                what = f"a line break or control character in sbatch's option --{name}: {value!r}"
+                raise LaunchError(what, hint="rename the folder, or mend the value in the cluster file")
         if "%" in str(self.folder):
-            raise LaunchError(
-                "Slurm would replace the `%` in the name of the folder", where=str(self.folder), hint="rename it"
-            )
+            what = "Slurm would replace the `%` in the name of the folder"
+            raise LaunchError(what, where=str(self.folder), hint="rename it")
         self.update_parameters(
             job_name=self.job_name, partition=r.partition or None, time=r.time_limit_min, nodes=r.num_nodes,
             ntasks_per_node=r.tasks_per_node, cpus_per_task=r.cpus_per_task, wckey=None,
@@ -132,8 +101,7 @@ class Executor(SlurmExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Always there: the launcher has looked for Slurm, and a dry run needs none."""
-        return 2
+        return 2  # the launcher has looked for Slurm, and a dry run needs none
 
     def script_text(self) -> str:
         """The batch script; a function of what it is given and the working directory."""
@@ -149,12 +117,11 @@ class Executor(SlurmExecutor):
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         shebang, _, rest = super()._make_submission_file_text(command, uid).partition("\n")
-        says = [f"{shlex.join([spec.entry, *spec.args])}  (key {spec.key})" for spec in self.specs]
-        if len(says) == 1:
-            about = [f"dflop job `{self.job_name}`: {says[0]}"]
-        else:
-            about = [f"dflop jobs `{self.job_name}`, an array of {len(says)}. What each element runs:"]
-            about += [f"  {element}: {what}" for element, what in enumerate(says)]
+        runs = [f"{shlex.join([spec.entry, *spec.args])}  (key {spec.key})" for spec in self.specs]
+        about = [f"dflop job `{self.job_name}`: {runs[0]}"]
+        if len(runs) > 1:
+            about = [f"dflop jobs `{self.job_name}`, an array of {len(runs)}. What each element runs:"]
+            about += [f"  {element}: {what}" for element, what in enumerate(runs)]
         about.append(f"To run it again by hand: sbatch {shlex.quote(str(self.folder / SCRIPT))}")
         return "\n".join([shebang, *(f"# {' '.join(line.splitlines())}" for line in about), rest])
 
@@ -193,18 +160,16 @@ class Executor(SlurmExecutor):
             first = self._submit_command(self._submitit_command_str)
             ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
             jobs: list[Job[Any]] = [self.job_class(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
-            self._forget_before(first.job_id, os.stat(pickles[0]).st_mtime)
+            # Ids come again: what another job with this one has left, but for its logs, is not this one's.
+            for path in self.folder.glob(f"{first.job_id}_*"):
+                is_older = os.lstat(path).st_mtime < os.stat(pickles[0]).st_mtime
+                if path.suffix not in (".out", ".err", ".log") and is_older:
+                    path.unlink(missing_ok=True)
             for job, path in zip(jobs, pickles, strict=True):
                 job.paths.move_temporary_file(path, "submitted_pickle")
             return jobs
         finally:
             for path in pickles:
-                path.unlink(missing_ok=True)
-
-    def _forget_before(self, job_id: str, at_s: float) -> None:
-        """Ids come again: what another job with this one has left, but for its logs, is not this one's."""
-        for path in self.folder.glob(f"{job_id}_*"):
-            if path.suffix not in (".out", ".err", ".log") and os.lstat(path).st_mtime < at_s:
                 path.unlink(missing_ok=True)
 
     def _refusal(self, said: str) -> LaunchError:
@@ -214,16 +179,6 @@ class Executor(SlurmExecutor):
             return ControllerAway(what, where=where, hint="start again when `sinfo` answers")
         hint = f"check {keys_of_refusal(said)}{'; or cluster.slurm.extra' if self.specs[0].resources.extra else ''}"
         return LaunchError(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
-
-
-def _check(options: dict[str, Any]) -> None:
-    # sbatch reads these lines one by one and knows no quotes over several: what follows would be an option of its own.
-    for name, value in options.items():
-        if printable(str(value)) != str(value) or "\n" in str(value):
-            raise LaunchError(
-                f"a line break or control character in sbatch's option --{name}: {value!r}",
-                hint="rename the folder, or mend the value in the cluster file",
-            )
 
 
 def _setup(spec: JobSpec, folder: Path) -> list[str]:

@@ -1,28 +1,24 @@
-"""A job as a value: what to run, on what, how to find it again, and what became of it.
+"""A job as a value: what to run, on what, how to find it again, and what became of it; and what a launcher can do.
 
-A payload is named, never shipped: `entry` is `module:function` and `args` are strings, usually a run directory, so
-nothing but names is pickled and a job can be read, repeated and debugged by hand. A `JobHandle` is all that another
-process needs to watch, cancel or collect the job; everything else about it lies in its folder, under submitit's names.
-
-Job ids come again (a Slurm controller that lost its state counts from 1), so a job is its id and its time of
-submission: files that are older are of another job.
+A payload is named, never shipped: `entry` is `module:function` and `args` are strings. A `JobHandle` is all that
+another process needs to watch, cancel or collect the job; the rest lies in its folder, under submitit's names. Job ids
+come again (a Slurm controller that lost its state counts from 1): a job is its id and its time of submission.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dflop.errors import LaunchError
 
 CHECKPOINTED = "its state is on disk"
 """Why a job is INTERRUPTED."""
-
-
 SKEW_S = 60.0
 """By which clocks of nodes may differ, where these and not the file server's say how old a file is."""
 
@@ -46,7 +42,6 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """The state will not change again."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
     @property
@@ -64,7 +59,7 @@ class JobStatus(NamedTuple):
 
     @property
     def gist(self) -> tuple[JobState, str]:
-        """What is worth saying again when it changes."""
+        """What is said again when it changes."""
         return self.state, self.reason.partition("; ")[0]
 
     def __str__(self) -> str:
@@ -118,17 +113,7 @@ class JobSpec:
     array: str = ""
     """Name shared with the jobs that this one is submitted with, the beginning of its own; empty: it stands alone."""
     is_resumable: bool = False
-    """Told to stop, it leaves a checkpoint and a line (`marks.py`), and goes on from there when it is started again."""
-    imports_once: bool = False
-    """On this machine, tasks are forked from a process that has imported the entry. Not for jobs with GPUs: a library
-    may touch the device when it is imported, and CUDA does not survive a fork. Without effect on Slurm."""
-
-
-class LogPaths(NamedTuple):
-    """The two log files of one task."""
-
-    stdout: Path
-    stderr: Path
+    """Told to stop, it leaves a checkpoint and a line (`note_stop`), and goes on from there when it starts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +156,13 @@ class JobHandle:
         return f"job `{self.name}` ({self.backend} {self.job_id})"
 
 
+class LogPaths(NamedTuple):
+    """The two log files of one task."""
+
+    stdout: Path
+    stderr: Path
+
+
 def log_paths(handle: JobHandle, rank: int = 0) -> LogPaths:
     """Where the task of global rank `rank` writes its stdout and stderr (submitit's names)."""
     return LogPaths(handle.path(f"{rank}_log.out"), handle.path(f"{rank}_log.err"))
@@ -187,74 +179,25 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
-        raise LaunchError(
-            f"cannot make the job folder: {error.strerror}", where=str(folder), hint="choose another run directory"
-        ) from error
+        what = f"cannot make the job folder: {error.strerror}"
+        raise LaunchError(what, where=str(folder), hint="choose another run directory") from error
     return folder
 
 
-class Launcher(Protocol):
-    """Runs jobs somewhere. All methods that take a handle work on those that another process created."""
+class Launcher(ABC):
+    """Runs jobs somewhere. All methods that take a handle work on those that another process created.
+
+    All but `poll` raise a LaunchError where a job is refused or cannot be reached.
+    """
 
     backend: str
 
+    @abstractmethod
     def submit(self, spec: JobSpec) -> JobHandle:
-        """Start the job, or queue it, and return without waiting for it.
-
-        Raises:
-            LaunchError: the job was refused.
-        """
-        ...
+        """Start the job, or queue it, and return without waiting for it."""
 
     def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
-        """The same for several jobs, with as few commands as the backend needs; all of them are accepted or none.
-
-        Raises:
-            LaunchError: a job was refused.
-        """
-        ...
-
-    def poll(self, handle: JobHandle) -> JobStatus:
-        """What is known about the job now; cheap enough to call every second."""
-        ...
-
-    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
-        """The same for several jobs, in their order."""
-        ...
-
-    def cancel(self, *handles: JobHandle) -> None:
-        """End the jobs and everything they started; does nothing to a job that has ended."""
-        ...
-
-    def interrupt(self, handle: JobHandle) -> None:
-        """Tell every task to leave a checkpoint and stop (SIGUSR2); the job is INTERRUPTED once they have.
-
-        Returns at once. A job in the queue has nothing to save and is cancelled, one that has ended is left alone. A
-        task that does not listen yet comes to no harm, but may miss it: ask again while the job runs.
-
-        Raises:
-            LaunchError: the job cannot be reached.
-        """
-        ...
-
-    def collect(self, handle: JobHandle) -> list[Any]:
-        """Return value of every task, by rank, of a job whose state is final.
-
-        Raises:
-            LaunchError: the job did not end well; the message shows the first real error, its rank and its log.
-        """
-        ...
-
-
-class OneByOne:
-    """For launchers that submit and poll several jobs one after the other, each known to who submitted it."""
-
-    def submit_all(self: Launcher, specs: Sequence[JobSpec]) -> list[JobHandle]:
-        """Handles of the jobs, in their order.
-
-        Raises:
-            LaunchError: a job was refused; those before it are cancelled.
-        """
+        """The same for several jobs, with as few commands as the backend needs; all of them are accepted or none."""
         handles: list[JobHandle] = []
         try:
             for spec in specs:
@@ -264,6 +207,31 @@ class OneByOne:
             raise
         return handles
 
-    def poll_all(self: Launcher, handles: Sequence[JobHandle]) -> list[JobStatus]:
-        """Statuses of the jobs, in their order."""
+    @abstractmethod
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """What is known about the job now; cheap enough to call every second."""
+
+    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
+        """The same for several jobs, in their order."""
         return [self.poll(handle) for handle in handles]
+
+    @abstractmethod
+    def cancel(self, *handles: JobHandle) -> None:
+        """End the jobs and everything they started; does nothing to a job that has ended."""
+
+    @abstractmethod
+    def interrupt(self, handle: JobHandle) -> None:
+        """Tell every task to leave a checkpoint and stop (SIGUSR2); the job is INTERRUPTED once they have.
+
+        A job in the queue has nothing to save and is cancelled, one that has ended is left alone. A task that does not
+        listen yet comes to no harm, but may miss it: ask again while the job runs.
+        """
+
+    @abstractmethod
+    def collect(self, handle: JobHandle) -> list[Any]:
+        """Return value of every task, by rank, of a job whose state is final.
+
+        Raises:
+            Interrupted: the job was told to stop.
+            LaunchError: the job did not end well; the message shows the first real error, its rank and its log.
+        """

@@ -1,7 +1,7 @@
 """What became of the jobs of a run, for people and for the next driver.
 
 `<run_dir>/jobs.jsonl` holds one `JobRecord` per submission and change of state; `dflop runs` and the store read it.
-Which jobs there are is in their folders, too (`submitted.py`), so what a crash keeps from being noted is found. A job
+Which jobs there are is in their folders, too (`submitted_in`), so what a crash keeps from being noted is found. A job
 is known by its id and its time of submission, which is that of its first record. What is noted together is a single
 write followed by fsync (a few ms), so a crash can tear only the last line; what was read once is kept.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from dflop.errors import LaunchError
 from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, from_dict, parse_json, to_dict
 
-FILE_NAME = "jobs.jsonl"
 _MAX_LINE_BYTES = 1 << 16
 Change = tuple[JobHandle, JobStatus]
 
@@ -28,18 +26,15 @@ class Journal:
     """Append-only job history of one run directory; other processes may append to it, too."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
-        self.path = run_dir / FILE_NAME
+        self.path = run_dir / "jobs.jsonl"
         self.run_id = run_id
-        self._forget()
+        self._records: list[JobRecord] = []
+        self._num_read_bytes = 0
 
     def submitted(self, *handles: JobHandle) -> None:
         """Note new jobs; call it before waiting."""
-        self._read()
-        rows = []
-        for handle in handles:
-            attempt = 1 + max((record.attempt for record in self._of_key[handle.key]), default=-1)
-            rows.append(self._row(handle, JobStatus(JobState.QUEUED), attempt, handle.submitted_at_s))
-        self._append(rows)
+        queued, next_attempt = JobStatus(JobState.QUEUED), {r.job_key: r.attempt + 1 for r in self.records()}
+        self._append([self._row(h, queued, next_attempt.get(h.key, 0), h.submitted_at_s) for h in handles])
 
     def changed(self, handle: JobHandle, status: JobStatus) -> None:
         """Note a job's new state; a state it already has is not noted again."""
@@ -47,58 +42,49 @@ class Journal:
 
     def changes(self, changes: Sequence[Change]) -> None:
         """Note the new states of several jobs."""
-        self._read()
-        now_s = time.time()
-        rows = []
+        rows, jobs, now_s = [], self.jobs(), time.time()
         for handle, status in changes:
-            last = self._last.get((handle.job_id, handle.submitted_at_s))
+            _, last = jobs.get((handle.job_id, handle.submitted_at_s), (handle, None))
             if last is None or last.state != status.state:
                 rows.append(self._row(handle, status, last.attempt if last else 0, now_s))
         self._append(rows)
 
-    def known(self) -> set[tuple[str, float]]:
-        """Id and time of submission of every job that was noted."""
-        self._read()
-        return set(self._last)
+    def jobs(self) -> dict[tuple[str, float], tuple[JobHandle, JobRecord]]:
+        """Every job, by id and time of submission, with the last that was noted of it; in the order of submission."""
+        found: dict[tuple[str, float], tuple[JobHandle, JobRecord]] = {}
+        handles: dict[tuple[str, str, int], JobHandle] = {}
+        for r in self.records():
+            job = r.job_key, r.job_id, r.attempt
+            if job not in handles:
+                folder, at_s = Path(r.folder), r.observed_at_s
+                handles[job] = JobHandle(r.backend, r.job_id, r.job_name, r.job_key, folder, r.num_tasks, at_s)
+            found[r.job_id, handles[job].submitted_at_s] = handles[job], r
+        return found
+
+    def latest(self) -> dict[str, tuple[JobHandle, JobState]]:
+        """The latest job with each key, and its state; it may have ended unseen."""
+        return {handle.key: (handle, JobState(last.state)) for handle, last in self.jobs().values()}
 
     def live(self, key: str) -> JobHandle | None:
         """The latest job with this key that was not seen to end, or None. It may have ended unseen: poll it."""
-        return self._latest(key, is_final=False)
-
-    def ended(self, key: str) -> tuple[JobHandle, JobState] | None:
-        """The latest job with this key and how it ended; None where none was submitted or it may live."""
-        handle = self._latest(key, is_final=True)
-        return (handle, JobState(self._of_key[key][-1].state)) if handle else None
+        handle, state = self.latest().get(key, (None, JobState.LOST))
+        return None if state.is_final else handle
 
     def records(self) -> list[JobRecord]:
-        """Everything noted so far, oldest first.
+        """Everything noted so far, oldest first; what was appended since the last time is read.
 
         Raises:
             LaunchError: a line that is not the last is damaged.
         """
-        self._read()
-        return list(self._known)
-
-    def _forget(self) -> None:
-        self._known: list[JobRecord] = []
-        self._of_key: dict[str, list[JobRecord]] = defaultdict(list)
-        self._last: dict[tuple[str, float], JobRecord] = {}
-        """The last record of each job; a job's first record is as old as the job."""
-        self._first: dict[tuple[str, str, int], JobRecord] = {}
-        """The first one of each job, by key, id and attempt."""
-        self._num_read_bytes = 0
-
-    def _read(self) -> None:
-        """Take in what was appended since the last time."""
-        if not self.path.exists():
-            self._forget()
-            return
-        if self.path.stat().st_size < self._num_read_bytes:  # somebody else cut it
-            self._forget()
-        with self.path.open("rb") as file:
-            file.seek(self._num_read_bytes)
-            lines = file.read().splitlines(keepends=True)
-        for line in lines:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._num_read_bytes:  # somebody else cut it
+            self._records, self._num_read_bytes = [], 0
+        text = b""
+        if size > self._num_read_bytes:
+            with self.path.open("rb") as file:
+                file.seek(self._num_read_bytes)
+                text = file.read()
+        for line in text.splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break  # torn by a crash; the next append drops it
             try:
@@ -106,55 +92,28 @@ class Journal:
                 JobState(record.state)
             except (ValueError, TypeError) as error:
                 raise LaunchError(
-                    f"line {len(self._known) + 1} of the job journal is damaged: {error}",
+                    f"line {len(self._records) + 1} of the job journal is damaged: {error}",
                     where=str(self.path),
                     hint="delete that line; jobs noted only there will not be adopted",
                 ) from error
-            self._known.append(record)
-            self._of_key[record.job_key].append(record)
-            first = self._first.setdefault((record.job_key, record.job_id, record.attempt), record)
-            self._last[record.job_id, first.observed_at_s] = record
+            self._records.append(record)
             self._num_read_bytes += len(line)
-
-    def _latest(self, key: str, *, is_final: bool) -> JobHandle | None:
-        self._read()
-        records = self._of_key[key]
-        if not records or JobState(records[-1].state).is_final != is_final:
-            return None
-        first = self._first[key, records[-1].job_id, records[-1].attempt]
-        return JobHandle(
-            backend=first.backend,
-            job_id=first.job_id,
-            name=first.job_name,
-            key=first.job_key,
-            folder=Path(first.folder),
-            num_tasks=first.num_tasks,
-            submitted_at_s=first.observed_at_s,
-        )
+        return list(self._records)
 
     def _row(self, handle: JobHandle, status: JobStatus, attempt: int, at_s: float) -> JobRecord:
         return JobRecord(
-            run_id=self.run_id,
-            job_name=handle.name,
-            job_key=handle.key,
-            backend=handle.backend,
-            job_id=handle.job_id,
-            state=status.state.value,
-            reason=status.reason,
-            folder=str(handle.folder),
-            num_tasks=handle.num_tasks,
-            attempt=attempt,
-            observed_at_s=at_s,
-        )
+            run_id=self.run_id, job_name=handle.name, job_key=handle.key, backend=handle.backend, job_id=handle.job_id,
+            state=status.state.value, reason=status.reason, folder=str(handle.folder), num_tasks=handle.num_tasks,
+            attempt=attempt, observed_at_s=at_s,
+        )  # fmt: skip
 
     def _append(self, rows: Sequence[JobRecord]) -> None:
         if not rows:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = b"".join(json.dumps(to_dict(row)).encode() + b"\n" for row in rows)
         with self.path.open("ab+") as file:
             _drop_torn_line(file.fileno())
-            os.write(file.fileno(), text)
+            os.write(file.fileno(), b"".join(json.dumps(to_dict(row)).encode() + b"\n" for row in rows))
             os.fsync(file.fileno())
 
 

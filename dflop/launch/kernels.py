@@ -16,9 +16,9 @@ VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables to add before a process that runs compiled kernels starts; none where the user has chosen.
+    """Variables to add before a process that runs compiled kernels starts.
 
-    Nor where the folder of that name is not ours alone: kernels then stay where they are by default.
+    None where the user has chosen, or the folder of that name is not ours alone: kernels then stay where they are.
     """
     if environ.get(VARIABLE):
         return {}

@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -61,15 +62,13 @@ class Child:
         """Minus the signal that ended it, else its exit code; None while it runs."""
 
     def poll(self) -> int | None:
-        """`returncode`, after a look."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended: its pid may be somebody else's by then."""
-        if self.poll() is None:
+        if self.poll() is None:  # else its pid may be somebody else's by now
             os.kill(self.pid, number)
 
 
@@ -82,12 +81,9 @@ def family(root: ProcessId) -> list[ProcessId]:
     if leader is not None and leader.start_ticks != root.start_ticks:
         return []
     stats = [s for entry in os.listdir("/proc") if entry.isdigit() and (s := _stat(int(entry)))]
-    members = {s.pid for s in stats if s.session == root.pid or s.pid == root.pid}
-    grown = True
-    while grown:
-        children = {s.pid for s in stats if s.parent in members} - members
+    members = {s.pid for s in stats if root.pid in (s.session, s.pid)}
+    while children := {s.pid for s in stats if s.parent in members} - members:
         members |= children
-        grown = bool(children)
     return [ProcessId(s.pid, s.start_ticks) for s in stats if s.pid in members and s.state not in "ZX"]
 
 
@@ -107,7 +103,7 @@ def end_family(root: ProcessId, *, grace_s: float) -> None:
     doomed = family(root)
     if root.is_alive:
         root.send(signal.SIGTERM)
-        _wait_until_gone(doomed, grace_s)
+        wait_until(lambda: not any(p.is_alive for p in doomed), grace_s)
     kill_all({*doomed, *family(root)})
 
 
@@ -119,12 +115,13 @@ def kill_all(processes: set[ProcessId]) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
             process.send(number)
-    _wait_until_gone(list(processes), 5.0)
+    wait_until(lambda: not any(p.is_alive for p in processes), 5.0)
 
 
-def _wait_until_gone(processes: list[ProcessId], limit_s: float) -> None:
+def wait_until(is_so: Callable[[], bool], limit_s: float) -> None:
+    """Return once it is so, or the time is over."""
     deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline and any(p.is_alive for p in processes):
+    while time.monotonic() < deadline and not is_so():
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Reads what the tasks of a job left behind, and finds the error that started the trouble.
+"""What jobs left in their folders: which were submitted, results of tasks, and the error that started the trouble.
 
 When one rank of a distributed job fails, its peers fail too, with errors that say only that somebody hung up, often
 earlier than the culprit, which is still unwinding. So causes are ranked: killed by a signal, then tracebacks of the
@@ -7,22 +7,26 @@ payload's own, then such echoes; within a class the earliest wins.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflop.errors import DflopError, InfrastructureError, Interrupted, LaunchError, PayloadError, is_echo
-from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
+from dflop.launch.job import CHECKPOINTED, JobHandle, JobState, JobStatus, log_paths
+from dflop.launch.payload import Payload
 
 TAIL_LINES = 20
-_OURS = f"{DflopError.__module__}."
+BATCH_LOG, INTERRUPTED = "batch.log", "interrupted"
+"""Suffixes of a job's files: what its batch script and srun say; why it ended with its state on disk, if it did."""
+_SUBMITTED = "_submitted.pkl"
+_SIGNAL_9 = "the kernel kills with signal 9 when memory runs out (see dmesg): fewer tokens per microbatch, more memory"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
+class TaskResult(NamedTuple):
     """What one task left: a value, or a traceback."""
 
     rank: int
@@ -41,16 +45,55 @@ class TaskResult:
     @property
     def message(self) -> str:
         """What an error of ours says; empty for any other, of which the traceback is all there is."""
-        _, is_ours, said = f"\n{self.trace}".rpartition(f"\n{_OURS}")
-        if "\nTraceback (most recent call last):" in said:
-            return ""  # another one came of it
+        _, is_ours, said = f"\n{self.trace}".rpartition(f"\n{DflopError.__module__}.")
         name, _, message = said.partition(": ")
-        return message.strip() if is_ours and name.isidentifier() else ""
+        has_another = "\nTraceback (most recent call last):" in said  # which came of it
+        return message.strip() if is_ours and name.isidentifier() and not has_another else ""
+
+
+class DeadTask(NamedTuple):
+    """The first task that ended badly, in the words of who started it."""
+
+    rank: int
+    how: str
+    """It ended: `died (signal 9)`, `Exited with exit code 1`."""
+    on: str = ""
+    """Node, with a preposition."""
 
     @property
-    def is_echo(self) -> bool:
-        """The task failed because another one had."""
-        return not self.ok and is_echo(self.headline)
+    def was_killed(self) -> bool:
+        """By a signal."""
+        return not self.how.lower().startswith("exited")
+
+    @property
+    def reason(self) -> str:
+        return f"rank {self.rank} {self.how}{self.on}"
+
+
+def payload_of(path: Path) -> Payload:
+    """What the tasks of the job run whose pickle this is."""
+    payload: Payload = pickle.loads(path.read_bytes()).function
+    return payload
+
+
+def handle_of(path: Path) -> JobHandle:
+    """The job whose pickle this is, which gets its name once the backend has taken the job.
+
+    A driver that dies behind that leaves a job that the next one finds; before that, one that finds no work.
+    """
+    payload, job_id = payload_of(path), path.name.removesuffix(_SUBMITTED)
+    spec, at_s = payload.spec, os.lstat(path).st_mtime  # of a job that was submitted by hand the pickle is a link
+    return JobHandle(payload.backend, job_id, spec.name, spec.key, path.parent, spec.resources.num_tasks, at_s)
+
+
+def submitted_in(folders: Iterable[Path], known: Collection[tuple[str, float]]) -> Iterator[JobHandle]:
+    """Jobs that were submitted from these folders, but for those of known id and time of submission; oldest first."""
+    pickles = [path for folder in {*folders} for path in folder.absolute().glob(f"*{_SUBMITTED}")]
+    for at_s, path in sorted((os.lstat(path).st_mtime, path) for path in pickles):
+        if (path.name.removesuffix(_SUBMITTED), at_s) not in known:
+            # Cut off by a full disk, of another version, gone meanwhile: nobody's.
+            with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
+                yield handle_of(path)
 
 
 def result_path(handle: JobHandle, rank: int) -> Path:
@@ -60,59 +103,71 @@ def result_path(handle: JobHandle, rank: int) -> Path:
 
 def has_all_results(handle: JobHandle) -> bool:
     """Every task has returned or raised. One `stat` per task."""
-    return all(_age(handle, rank) is not None for rank in range(handle.num_tasks))
+    with contextlib.suppress(OSError):  # a stale handle, too
+        return all(handle.is_ours(os.stat(result_path(handle, r)).st_mtime) for r in range(handle.num_tasks))
+    return False
 
 
-def _age(handle: JobHandle, rank: int) -> float | None:
-    """When a task of this job left its result; of an older job with the same id, nothing is left."""
-    try:
-        at_s = os.stat(result_path(handle, rank)).st_mtime
-    except OSError:  # a stale handle, too
-        return None
-    return at_s if handle.is_ours(at_s) else None
+def is_done(handle: JobHandle) -> bool:
+    """Every task has returned."""
+    return has_all_results(handle) and status_from_results(handle).state is JobState.DONE
 
 
 def read_results(handle: JobHandle) -> list[TaskResult]:
     """Results of the tasks that left one, by rank."""
     found = []
     for rank in range(handle.num_tasks):
-        content, at_s = handle.read(f"{rank}_result.pkl"), _age(handle, rank)
-        if content is not None and at_s is not None:
+        if (content := handle.read(f"{rank}_result.pkl")) is not None:
             outcome, value = pickle.loads(content)
             ok = outcome == "success"
-            trace = "" if ok else str(value)
-            found.append(TaskResult(rank, ok, value if ok else None, trace, at_s))
+            with contextlib.suppress(OSError):  # gone meanwhile
+                at_s = os.stat(result_path(handle, rank)).st_mtime
+                found.append(TaskResult(rank, ok, value if ok else None, "" if ok else str(value), at_s))
     return found
 
 
-def first_error(results: list[TaskResult]) -> TaskResult | None:
-    """The traceback that explains the others, or None when no task left one."""
+def first_error(results: Sequence[TaskResult], dead: DeadTask | None = None) -> TaskResult | None:
+    """The traceback that explains the others; None where none does.
+
+    Tracebacks of the peers of a killed task explain nothing, nor do echoes of one that ended without a traceback.
+    """
     failed = [r for r in results if not r.ok]
-    return min(failed, key=lambda r: (r.is_echo, r.finished_at_s), default=None)
+    error = min(failed, key=lambda r: (is_echo(r.headline), r.finished_at_s), default=None)
+    if error is None or dead is None:
+        return error
+    is_no_cause = is_echo(error.headline) and dead.rank not in {r.rank for r in results}
+    return None if dead.was_killed or is_no_cause else error
 
 
 def status_from_results(handle: JobHandle) -> JobStatus:
     """Final status of a job of which only the files are left."""
     results = read_results(handle)
-    error = first_error(results)
-    if error is not None:
+    if (error := first_error(results)) is not None:
         return JobStatus(JobState.FAILED, f"rank {error.rank}: {error.headline}")
-    missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
-    if missing:
-        return JobStatus(JobState.FAILED, f"rank {missing[0]} left no result and no traceback")
+    if len(results) < handle.num_tasks:
+        return JobStatus(JobState.FAILED, _is_missing(_first_missing(results)))
     return JobStatus(JobState.DONE)
 
 
-def collect_values(
-    handle: JobHandle, status: JobStatus, *, ended_by: int | None = None, was_killed: bool = False
-) -> list[Any]:
+def explain(handle: JobHandle, status: JobStatus, dead: DeadTask | None) -> JobStatus:
+    """What is better known than by the scheduler about a job that FAILED, was LOST or ran out of memory."""
+    if (why := handle.read(INTERRUPTED)) is not None:
+        return JobStatus(JobState.INTERRUPTED, f"{CHECKPOINTED}; {why.decode().strip()}".removesuffix("; "))
+    if status.state is not JobState.OOM:
+        if (error := first_error(read_results(handle), dead)) is not None:
+            return JobStatus(JobState.FAILED, f"rank {error.rank}: {error.headline}")
+        if dead is not None and re.search(rf"code {Interrupted.exit_code}\b", dead.how):
+            return JobStatus(JobState.INTERRUPTED, CHECKPOINTED)
+    if dead is None:
+        return status
+    is_lost = status.state is JobState.LOST and dead.was_killed
+    return JobStatus(JobState.FAILED if is_lost else status.state, dead.reason)
+
+
+def collect_values(handle: JobHandle, status: JobStatus, dead: DeadTask | None = None) -> list[Any]:
     """Values of all tasks by rank, or the error that explains why there are none.
 
-    Args:
-        handle: The job.
-        status: Its final status.
-        ended_by: Task that was the first to end badly, if that is known: where there is no traceback, its log counts.
-        was_killed: That was by a signal, which outranks any traceback.
+    Where there is no traceback, the log of the first task that died counts, if that is known.
 
     Raises:
         Interrupted: the job was told to stop and left a checkpoint.
@@ -122,49 +177,44 @@ def collect_values(
     if not status.state.is_final:
         raise LaunchError(f"{handle} is still {status.state}", hint="wait for it before collecting")
     if status.state is JobState.INTERRUPTED:
-        raise Interrupted(
-            f"{handle} was told to stop: {status.reason}", hint="start it again, and it goes on from there"
-        )
+        what = f"{handle} was told to stop: {status.reason}"
+        raise Interrupted(what, hint="start it again, and it goes on from there")
     results = read_results(handle)
     if status.state is JobState.DONE and len(results) == handle.num_tasks and all(r.ok for r in results):
         return [r.value for r in results]
-    error = first_error(results)
-    # Tracebacks of a job that was ended from outside, or of the peers of a killed rank, explain nothing.
-    if error is not None and not was_killed and status.state is JobState.FAILED:
-        log = log_of(handle, error.rank)
+    # Tracebacks of a job that was ended from outside explain nothing.
+    error = first_error(results, dead) if status.state is JobState.FAILED else None
+    if error is not None:
         who = f"{handle} {status.state}: rank {error.rank} of {handle.num_tasks}"
-        if error.message:
-            raise PayloadError(f"{who} raised: {error.message}", where=str(log))
-        raise PayloadError(f"{who} raised {error.headline}\n{error.trace.rstrip()}", where=str(log))
-    missing = sorted(set(range(handle.num_tasks)) - {r.rank for r in results})
-    rank = ended_by if ended_by is not None else (missing or [0])[0]
-    log = log_of(handle, rank)
-    what = f"{handle} {status.state}: {status.reason or f'rank {rank} left no result and no traceback'}"
-    kind = InfrastructureError if status.state.is_infrastructure_failure else LaunchError
-    raise kind(what + _tail(log), where=str(log), hint=_hint(status))
+        said = f" raised: {error.message}" if error.message else f" raised {error.headline}\n{error.trace.rstrip()}"
+        raise PayloadError(who + said, where=str(_log_of(handle, error.rank)))
+    rank = dead.rank if dead is not None else _first_missing(results) % handle.num_tasks
+    log, kind, hint = _log_of(handle, rank), LaunchError, ""
+    if status.state is JobState.OOM or "signal 9" in status.reason:
+        hint = _SIGNAL_9
+    elif status.state is JobState.TIMEOUT:
+        hint = "raise the job's time limit"
+    elif status.state.is_infrastructure_failure:
+        kind, hint = InfrastructureError, "the machine failed, not the payload: submit again"
+    what = f"{handle} {status.state}: {status.reason or _is_missing(rank)}"
+    raise kind(what + _tail(log), where=str(log), hint=hint)
 
 
-def log_of(handle: JobHandle, rank: int) -> Path:
+def _first_missing(results: Sequence[TaskResult]) -> int:
+    return next((rank for rank, result in enumerate(results) if result.rank != rank), len(results))
+
+
+def _is_missing(rank: int) -> str:
+    return f"rank {rank} left no result and no traceback"
+
+
+def _log_of(handle: JobHandle, rank: int) -> Path:
     """Where the words of a rank are, of what should have started it, or the job's folder: something that is there."""
-    logs = (log_paths(handle, rank).stderr, handle.path("batch.log"), handle.path("controller.log"))
+    logs = (log_paths(handle, rank).stderr, handle.path(BATCH_LOG), handle.path("controller.log"))
     return next((log for log in logs if os.path.exists(log)), handle.folder)
 
 
-def _hint(status: JobStatus) -> str:
-    if status.state is JobState.OOM or "signal 9" in status.reason:
-        return (
-            "the kernel kills with signal 9 when memory runs out (see dmesg): fewer tokens per microbatch, more memory"
-        )
-    if status.state is JobState.TIMEOUT:
-        return "raise the job's time limit"
-    if status.state.is_infrastructure_failure:
-        return "the machine failed, not the payload: submit again"
-    return ""
-
-
 def _tail(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    except OSError:
-        return ""
-    return "\n" + "\n".join(f"  | {line}" for line in lines) if lines else ""
+    with contextlib.suppress(OSError):
+        return "".join(f"\n  | {line}" for line in log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+    return ""

@@ -57,26 +57,17 @@ class Site:
     def srun_options(self) -> list[str]:
         """Options of srun that only this site needs."""
         box = self.container
-        found = list(self.srun_args)
-        if box is not None and box.runtime == "pyxis":
-            found.append(f"--container-image={box.image}")
-            if box.mounts:
-                found.append(f"--container-mounts={','.join(_both(mount) for mount in box.mounts)}")
-            found += box.args
-        return found
+        if box is None or box.runtime != "pyxis":
+            return [*self.srun_args]
+        # Pyxis wants source and target; a folder that is mounted where it is has one name.
+        mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in box.mounts)
+        into = [f"--container-image={box.image}", *([f"--container-mounts={mounts}"] if mounts else [])]
+        return [*self.srun_args, *into, *box.args]
 
     def task_command(self, *, has_gpus: bool) -> str:
         """What starts Python, quoted for a shell."""
-        box = self.container
-        words = [*_UNTIL_IT_LISTENS]
+        box, words = self.container, [*_UNTIL_IT_LISTENS]
         if box is not None and box.runtime == "apptainer":
-            words += ["apptainer", "exec", *(["--nv"] if has_gpus else [])]
-            words += [word for mount in box.mounts for word in ("--bind", mount)]
-            words += [*box.args, box.image]
-        words += [self.python if box is None else box.python, "-P"]
-        return shlex.join(words)
-
-
-def _both(mount: str) -> str:
-    """Pyxis wants source and target; a folder that is mounted where it is has one name."""
-    return mount if ":" in mount else f"{mount}:{mount}"
+            mounts = [word for mount in box.mounts for word in ("--bind", mount)]
+            words += ["apptainer", "exec", *(["--nv"] if has_gpus else []), *mounts, *box.args, box.image]
+        return shlex.join([*words, self.python if box is None else box.python, "-P"])

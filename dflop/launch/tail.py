@@ -1,25 +1,47 @@
-"""Follows the log of a running job without drowning its reader.
+"""Follows the logs of running jobs without drowning their reader: a rank may write megabytes a second.
 
-A rank that logs in a loop writes megabytes a second; a log page keeps lines. Each read passes on at most
-`MAX_READ_BYTES`, whole lines only; when the file has run further ahead, the middle is skipped and the skip is said.
-The traceback that ends a task is left out, up to the next start of the job: whoever collects its result tells it where
-it is the cause and no error of ours.
+Each read passes on at most `MAX_READ_BYTES`, whole lines only; when the file has run further ahead, the middle is
+skipped and the skip is said. The traceback that ends a task is left out, up to the next start of the job: whoever
+collects its result tells it where it is the cause and no error of ours.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dflop import units
-from dflop.launch.marks import START_LINE
+from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
+from dflop.launch.payload import START_LINE
+from dflop.launch.results import BATCH_LOG
 
-MAX_READ_BYTES = 16 * 1024
-MAX_LINE_CHARS = 500
+MAX_READ_BYTES, MAX_LINE_CHARS = 16 * 1024, 500
+MAX_TAILED = 8
+"""Jobs whose logs are followed at the same time; of a large array nobody reads more."""
 _NOISE = "submitit INFO ("
 _RAISED = re.compile(r"submitit ERROR \(.*\) - Submitted job triggered an exception$")
+
+
+class JobTails:
+    """Follows rank 0 and the batch script of the first few jobs that run; each that ends makes room for another."""
+
+    def __init__(self, on_line: Callable[[JobHandle, str], None]) -> None:
+        self._on_line = on_line
+        self._tails: dict[JobHandle, list[LogTail]] = {}
+
+    def read(self, statuses: Sequence[tuple[JobHandle, JobStatus]]) -> None:
+        """Pass on what is new."""
+        for handle, (state, _) in statuses:
+            has_room = len(self._tails) < MAX_TAILED or state.is_final
+            if handle in self._tails or (has_room and state is not JobState.QUEUED):
+                paths = (*log_paths(handle), handle.path(BATCH_LOG))
+                for tail in self._tails.setdefault(handle, [LogTail(path) for path in paths]):
+                    for line in tail.read(is_last=state.is_final):
+                        self._on_line(handle, line)
+            if state.is_final:
+                self._tails.pop(handle, None)
 
 
 class LogTail:

@@ -1,15 +1,15 @@
 """Waits for jobs without owning them: adopts what lives, submits what does not, cancels only when told to stop.
 
-Waiting is a coroutine that is asleep nearly always; jobs that are submitted together are waited for by one, which asks
-about all of them at once, so one process can follow hundreds of jobs. Being cancelled (Ctrl-C, a flow run cancelled in
-the UI) cancels the jobs; dying does not, and the next one with the same keys picks them up again from their folders,
-results included if they have ended meanwhile. A controller that does not answer is waited for, at submission, too.
+Jobs that are submitted together are waited for by one coroutine, which asks about all of them at once. Being cancelled
+(Ctrl-C, a flow run cancelled in the UI) cancels the jobs; dying does not, and the next one with the same keys picks
+them up again from their folders, results included if they have ended meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,54 +17,52 @@ from typing import Any
 
 from dflop.errors import InfrastructureError, Interrupted, LaunchError
 from dflop.launch.commands import ControllerAway
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, log_paths
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher
 from dflop.launch.journal import Change, Journal
-from dflop.launch.submitted import adopt_or_submit_all
-from dflop.launch.tail import LogTail
+from dflop.launch.results import has_all_results, submitted_in
+from dflop.launch.tail import JobTails
 from dflop.units import seconds
 
-OnState = Callable[[JobHandle, JobStatus], None]
-OnChanges = Callable[[Sequence[Change]], None]
-OnLogLine = Callable[[str], None]
-OnJobLine = Callable[[JobHandle, str], None]
-
-MAX_TAILED = 8
-"""Jobs whose logs are followed at the same time; of a large array nobody reads more."""
 PATIENCE_S, PAUSE_S = 1800.0, 10.0
 """How long a controller may be silent when jobs are submitted, and how often it is asked again."""
 _log = logging.getLogger(__name__)
 
 
-async def wait_all(
+async def run_jobs_async(
     launcher: Launcher,
-    handles: Sequence[JobHandle],
+    specs: Sequence[JobSpec],
+    journal: Journal,
     *,
-    on_changes: OnChanges | None = None,
-    on_log_line: OnJobLine | None = None,
+    keep_done: bool = False,
+    on_changes: Callable[[Sequence[Change]], None] | None = None,
+    on_log_line: Callable[[JobHandle, str], None] | None = None,
     poll_interval_s: float = 1.0,
-) -> list[JobStatus]:
-    """Final statuses of several jobs; what happens to all of them in one poll is told in one call.
+) -> list[list[Any]]:
+    """Return values of every task of every job, adopted or submitted together; a failed one ends none of the others.
 
-    Args:
-        launcher: Any launcher of the handles' backend.
-        handles: The jobs; may come from other processes.
-        on_changes: Called with those whose state or what is said of it has changed.
-        on_log_line: Called for new lines of rank 0's stdout and stderr, of the first few jobs that run.
-        poll_interval_s: Pause between polls. The Slurm backend limits its own calls to squeue further.
+    Their keys differ. With `keep_done` jobs that ended well before are kept, and only the others submitted.
+    `on_changes` is told those whose state or what is said of it has changed in one poll, `on_log_line` new lines of
+    rank 0 and the batch script of the first few jobs that run. Slurm is asked less often than every `poll_interval_s`.
 
     Raises:
-        asyncio.CancelledError: after the jobs that had not ended were cancelled, or could not be.
+        LaunchError: a job was refused or did not end well; raised when all have ended.
+        asyncio.CancelledError: after the jobs were cancelled, or could not be.
     """
-    tails = _Tails(on_log_line) if on_log_line else None
+    submit = functools.partial(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
+    handles = await _submitted(submit, launcher)
+    latest = journal.latest()
+    live = [handle for handle in handles if not latest[handle.key][1].is_final]  # of the others all was told before
+    tails = JobTails(on_log_line) if on_log_line else None
     seen: dict[JobHandle, JobStatus] = {}
-    live = list(handles)
     try:
         while live:
             found = await asyncio.to_thread(_poll, launcher, live, seen)
             changed = [(h, s) for h, s in found if h not in seen or s.gist != seen[h].gist]
             seen.update(found)
-            if changed and on_changes:
-                on_changes(changed)
+            if changed:
+                journal.changes(changed)
+                if on_changes:
+                    on_changes(changed)
             if tails:
                 tails.read(found)
             live = [handle for handle in live if not seen[handle].state.is_final]
@@ -74,7 +72,57 @@ async def wait_all(
         # Not awaited: the loop is shutting down and a second cancellation must not leave the jobs behind.
         _cancel(launcher, live)
         raise
-    return [seen[handle] for handle in handles]
+    return await asyncio.to_thread(_collect, launcher, handles, keep_done)
+
+
+def adopt_or_submit_all(
+    launcher: Launcher, specs: Sequence[JobSpec], journal: Journal, *, keep_done: bool = False
+) -> list[JobHandle]:
+    """Handles of jobs: what lives is adopted, whoever submitted it, or done and unseen; the rest is submitted together.
+
+    A job that is known to have ended well is submitted again, for work may go on under its key, unless `keep_done`.
+
+    Raises:
+        LaunchError: a submission was refused.
+        ControllerAway: nobody answered.
+    """
+    known = journal.latest()
+    latest = [known[spec.key] for spec in specs if spec.key in known]
+    noted = [handle for handle, state in latest if not state.is_final]
+    keys = {spec.key for spec in specs} - {handle.key for handle in noted}
+    unnoted = [h for h in submitted_in({s.folder for s in specs}, journal.jobs()) if h.key in keys] if keys else []
+    live = [handle for handle in (*unnoted, *noted) if handle.backend == launcher.backend]
+    found = list(zip(live, launcher.poll_all(live) if live else [], strict=True))
+    handles = {h.key: h for h, status in found if not status.state.is_final or status.state is JobState.DONE}
+    journal.submitted(*(handle for handle in unnoted if handle in handles.values()))
+    journal.changes([(h, status) for h, status in found if h.key not in handles and h not in unnoted])
+    if keep_done:
+        done = (handle for handle, state in latest if state is JobState.DONE and handle.key not in handles)
+        handles |= {handle.key: handle for handle in done if has_all_results(handle)}
+    missing = [spec for spec in specs if spec.key not in handles]
+    submitted = launcher.submit_all(missing) if missing else []
+    journal.submitted(*submitted)
+    handles |= {handle.key: handle for handle in submitted}
+    return [handles[spec.key] for spec in specs]
+
+
+async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher) -> list[JobHandle]:
+    began_s: float | None = None
+    while True:
+        submission = asyncio.ensure_future(asyncio.to_thread(submit))
+        try:
+            return await asyncio.shield(submission)
+        except asyncio.CancelledError:
+            with contextlib.suppress(LaunchError):
+                _cancel(launcher, await submission)  # sbatch cannot be stopped half-way; what it accepted can
+            raise
+        except ControllerAway as error:
+            if began_s is None:
+                began_s = time.monotonic()
+                _log.warning("%s; tried again for up to %s", error.what, seconds(PATIENCE_S))
+            if time.monotonic() - began_s >= PATIENCE_S:
+                raise
+        await asyncio.sleep(PAUSE_S)
 
 
 def _cancel(launcher: Launcher, handles: Sequence[JobHandle]) -> None:
@@ -93,122 +141,8 @@ def _poll(launcher: Launcher, live: Sequence[JobHandle], seen: dict[JobHandle, J
         return [(h, JobStatus(seen[h].state if h in seen else JobState.QUEUED, unknown)) for h in live]
 
 
-class _Tails:
-    """Follows the logs of the first few jobs that run; each that ends makes room for another."""
-
-    def __init__(self, on_line: OnJobLine) -> None:
-        self._on_line = on_line
-        self._tails: dict[JobHandle, list[LogTail]] = {}
-
-    def read(self, statuses: Sequence[Change]) -> None:
-        for handle, status in statuses:
-            is_last = status.state.is_final
-            if handle not in self._tails and not is_last and len(self._tails) >= MAX_TAILED:
-                continue
-            if handle not in self._tails and status.state is JobState.QUEUED:
-                continue
-            paths = (*log_paths(handle, 0), handle.path("batch.log"))
-            for tail in self._tails.setdefault(handle, [LogTail(path) for path in paths]):
-                for line in tail.read(is_last=is_last):
-                    self._on_line(handle, line)
-            if is_last:
-                del self._tails[handle]
-
-
-async def run_job_async(
-    launcher: Launcher,
-    spec: JobSpec,
-    journal: Journal,
-    *,
-    on_state: OnState | None = None,
-    on_log_line: OnLogLine | None = None,
-    poll_interval_s: float = 1.0,
-) -> list[Any]:
-    """Return value of every task of a job, adopted or submitted.
-
-    Raises:
-        LaunchError: the job was refused or did not end well; the message shows the first real error.
-        asyncio.CancelledError: after the job was cancelled.
-    """
-
-    def on_changes(changes: Sequence[Change]) -> None:
-        if on_state:
-            for change in changes:
-                on_state(*change)
-
-    def on_line(_: JobHandle, line: str) -> None:
-        if on_log_line:
-            on_log_line(line)
-
-    found = await run_jobs_async(
-        launcher, [spec], journal, on_changes=on_changes, on_log_line=on_line, poll_interval_s=poll_interval_s
-    )
-    return found[0]
-
-
-async def run_jobs_async(
-    launcher: Launcher,
-    specs: Sequence[JobSpec],
-    journal: Journal,
-    *,
-    keep_done: bool = False,
-    on_changes: OnChanges | None = None,
-    on_log_line: OnJobLine | None = None,
-    poll_interval_s: float = 1.0,
-) -> list[list[Any]]:
-    """Return values of every task of every job, adopted or submitted together; a failed one ends none of the others.
-
-    Args:
-        launcher: Where to submit.
-        specs: The jobs.
-        journal: Of the run.
-        keep_done: Whether jobs that ended well before are kept, and only the others submitted.
-        on_changes: As of `wait_all`.
-        on_log_line: As of `wait_all`.
-        poll_interval_s: As of `wait_all`.
-
-    Raises:
-        LaunchError: a job was refused or did not end well; raised when all have ended.
-        asyncio.CancelledError: after the jobs were cancelled, or could not be.
-    """
-
-    def note(changes: Sequence[Change]) -> None:
-        journal.changes(changes)
-        if on_changes:
-            on_changes(changes)
-
-    handles = await _submitted(launcher, specs, journal, keep_done)
-    unended = [handle for handle in handles if journal.ended(handle.key) is None]  # of the others all was told before
-    await wait_all(launcher, unended, on_changes=note, on_log_line=on_log_line, poll_interval_s=poll_interval_s)
-    return await asyncio.to_thread(_collect, launcher, handles, keep_done)
-
-
-async def _submitted(
-    launcher: Launcher, specs: Sequence[JobSpec], journal: Journal, keep_done: bool
-) -> list[JobHandle]:
-    began_s: float | None = None
-    while True:
-        submission = asyncio.ensure_future(
-            asyncio.to_thread(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
-        )
-        try:
-            return await asyncio.shield(submission)
-        except asyncio.CancelledError:
-            with contextlib.suppress(LaunchError):
-                _cancel(launcher, await submission)  # sbatch cannot be stopped half-way; what it accepted can
-            raise
-        except ControllerAway as error:
-            if began_s is None:
-                began_s = time.monotonic()
-                _log.warning("%s; tried again for up to %s", error.what, seconds(PATIENCE_S))
-            if time.monotonic() - began_s >= PATIENCE_S:
-                raise
-        await asyncio.sleep(PAUSE_S)
-
-
 def _collect(launcher: Launcher, handles: Sequence[JobHandle], is_kept: bool) -> list[list[Any]]:
-    found: list[list[Any]] = []
-    errors: list[LaunchError | Interrupted] = []
+    found, errors = list[list[Any]](), list[LaunchError | Interrupted]()
     for handle in handles:
         try:
             found.append(launcher.collect(handle))

@@ -1,228 +1,301 @@
 """What Slurm says about our jobs, asked as seldom and as broadly as possible: submitit's watcher, without accounting.
 
 One `squeue` for all jobs, at most every `poll_interval_s`; it also shows jobs that ended within MinJobAge (300 s by
-default). Jobs it does not know are looked up in `sacct`, where accounting works (many sites have none; only an end is
-believed, as accounting keeps jobs as running that nobody runs), then with `scontrol show job`, then in the exit file
-that their batch script left. A job nobody knows is LOST, but only after a grace: controllers restart and lag. A failing
-squeue changes nothing: no news is not bad news. Ids come again, so a row is about a job if its name and its time of
-submission say so, too.
+default). Jobs it does not know are looked up in `sacct`, where accounting works (only an end is believed, as accounting
+keeps jobs as running that nobody runs), then with `scontrol show job`, then in the exit file that their batch script
+left. A job nobody knows is LOST, but only after a grace: controllers restart and lag. A failing squeue changes nothing:
+no news is not bad news. Ids come again, so a row is about a job if its name and its time of submission say so, too.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import pwd
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
 
 from submitit.slurm.slurm import SlurmInfoWatcher
 
-from dflop.launch.answers import (
-    SACCT_FORMAT,
-    SQUEUE_FORMAT,
-    Row,
-    sacct_rows,
-    scontrol_rows,
-    squeue_rows,
-    status_of,
-    time_of_day,
-)
 from dflop.launch.commands import Command, last_line, run_command
 from dflop.launch.job import JobHandle, JobState, JobStatus
+from dflop.launch.payload import START_LINE
+from dflop.launch.results import BATCH_LOG
 
-BATCH_LOG, EXIT = "batch.log", "exit"
-"""Suffixes of a job's files: what its batch script and srun say; the script's exit code, once it has ended."""
+EXIT = "exit"
+"""Suffix of a job's file: the exit code of its batch script, once that has ended."""
+SQUEUE_FORMAT, SACCT_FORMAT = "%i|%T|%V|%S|%N|%r|%j", "JobID,State,Submit,Start,NodeList,Reason,JobName"
 SACCT_RETRY_S = 600
-SKEW_S = 600
-"""By which the clock of the controller and ours may differ."""
-REQUEUE_S = 60
-"""A job that was submitted so much later than we know it may have been requeued, which sets that time anew."""
-_UNKNOWN_ID = "Invalid job id"
+SKEW_S, REQUEUE_S = 600, 60
+"""By which the clock of the controller and ours may differ; a job that was submitted so much later than we know it was
+requeued, which sets that time anew."""
+ON_NODES = " on "
+"""Between the reason of a failure and the nodes it happened on."""
+_WORDS = {
+    JobState.QUEUED: "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+    JobState.RUNNING: "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED",
+    JobState.DONE: "COMPLETED",
+    JobState.FAILED: "FAILED",
+    JobState.CANCELLED: "CANCELLED REVOKED",
+    JobState.TIMEOUT: "TIMEOUT DEADLINE",
+    JobState.OOM: "OUT_OF_MEMORY",
+    JobState.NODE_FAIL: "NODE_FAIL BOOT_FAIL",
+    JobState.PREEMPTED: "PREEMPTED",
+}
+"""Of each state Slurm's words, the first of which ours says all of."""
+STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
+"""Every job state of `man squeue`. submitit takes SUSPENDED, CONFIGURING and REQUEUE_HOLD for ended."""
+_LESS = "ask for less, or for another partition"
+NEVER = {
+    "PartitionTimeLimit": "its time limit is above the partition's: lower cluster.slurm.time_limit_min",
+    "PartitionNodeLimit": "it wants more nodes than the partition gives to one job: ask for fewer, or for another",
+    "BadConstraints": f"no node has all that it asks for: {_LESS}",
+    "MaxMemPerLimit": f"it wants more memory than one job may have: {_LESS}",
+    "AccountNotAllowed": "its account may not use the partition: see cluster.slurm.account",
+    "InvalidAccount": "Slurm knows no such account: see cluster.slurm.account",
+    "InvalidQOS": "Slurm knows no such QOS: see cluster.slurm.qos",
+    "QOSNotAllowed": "its QOS may not use the partition: see cluster.slurm.qos",
+    "QOSMinGRES": "its QOS wants more GPUs of every job: see cluster.slurm.qos",
+    "DependencyNeverSatisfied": "the job that it waits for has failed: cancel it",
+    "launch_failed_requeued_held": "its launch failed and it is held: see that its nodes see its folder, then "
+    "`scontrol release` it",
+}
+"""Reasons for which a job waits for ever, and what to do; besides these, limits of a QOS or an account on one job."""
+_PER_JOB = re.compile(r"(QOS|Assoc)Max\w+Per(Job|Node)\w*")
+_SAYS_NOTHING = ("", "None", "(null)", "None assigned")
+_MAX_ELEMENT, _LAST_S = 4_000_000, 253_402_300_799.0
+"""Slurm knows no higher index of an array (`MaxArraySize`); the end of the year 9999: what a calendar can say."""
 
 
 class Watcher(SlurmInfoWatcher):
     """States of all jobs of a launcher, refreshed together; safe to share between threads.
 
-    Args:
-        poll_interval_s: Least time between two squeue calls; 30 s is what login nodes put up with.
-        lost_after_s: How long a job may be unknown to everyone before it is LOST.
-        command: Runs a client; replaced in tests.
-        now: Seconds since the epoch; replaced in tests.
+    Between two squeue calls are at least `poll_interval_s`; 30 s is what login nodes put up with. A job is LOST when
+    nobody has known it for `lost_after_s`. The command that asks and the clock are replaced in tests.
     """
 
     def __init__(
-        self,
-        *,
-        poll_interval_s: float = 30.0,
-        lost_after_s: float = 120.0,
-        command: Command = run_command,
+        self, *, poll_interval_s: float = 30.0, lost_after_s: float = 120.0, command: Command = run_command,
         now: Callable[[], float] = time.time,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(math.ceil(poll_interval_s))
-        self.poll_interval_s = poll_interval_s
-        self.lost_after_s = lost_after_s
-        self._command, self._now = command, now
+        self.poll_interval_s, self.lost_after_s, self._command, self._now = poll_interval_s, lost_after_s, command, now
         self._lock = threading.RLock()
         self._jobs: dict[str, JobHandle] = {}
         """By id, those that are asked for; of two with one id, the later one."""
         self._statuses: dict[JobHandle, JobStatus] = {}
         self._submitted_at_s: dict[JobHandle, float] = {}
         """By the controller's clock, when last seen."""
-        self._num_requeues: dict[JobHandle, int] = {}
+        self._requeued: set[JobHandle] = set()
         self._missing_since_s: dict[JobHandle, float] = {}
         self._sacct_retry_at_s = float("-inf")
         self._silent_since_s: float | None = None
 
-    def submitted(self, handles: Iterable[JobHandle], reason: str = "submitted") -> None:
-        """Watch jobs, of which it is known that they were accepted just now, so that nobody need be asked at once."""
+    def note(self, handles: Iterable[JobHandle], state: JobState = JobState.QUEUED, reason: str = "submitted") -> None:
+        """Watch jobs of which something is known, so that nobody need be asked now, or ever if they have ended."""
         with self._lock:
             for handle in handles:
                 known = self._jobs.get(handle.job_id)
                 if known is None or known.submitted_at_s <= handle.submitted_at_s:
                     self._jobs[handle.job_id] = handle
-                self._statuses[handle] = JobStatus(JobState.QUEUED, reason)
+                self._statuses[handle] = JobStatus(state, reason)
 
     def statuses(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
         """Last known ones, at most `poll_interval_s` old; jobs from another process are asked for at once."""
         with self._lock:
             foreign = [handle for handle in handles if handle not in self._statuses]
-            self.submitted(foreign, "not yet seen")
+            self.note(foreign, reason="not yet seen")
             if foreign or self._now() - self._last_status_check >= self.poll_interval_s:
                 self.update()
             return [self._statuses[handle] for handle in handles]
 
-    def forget(self, handles: Iterable[JobHandle]) -> None:
-        """Ask no more about jobs whose end is known from elsewhere."""
-        with self._lock:
-            for handle in handles:
-                if self._jobs.get(handle.job_id) == handle:
-                    del self._jobs[handle.job_id]
-                self._statuses.pop(handle, None)
-
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """The state of a job, in our words, for submitit's own classes."""
+        """The state of a job for submitit's own classes, in a word that they know."""
         with self._lock:
             self.update_if_long_enough(mode)
-            return self._status_of_id(job_id).state.value.upper()
-
-    def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Whether a job has ended, for submitit's own classes."""
-        with self._lock:
-            self.update_if_long_enough(mode)
-            return self._status_of_id(job_id).state.is_final
-
-    def register_job(self, job_id: str) -> None:
-        """Nothing: a job is watched once its launcher knows it by its time of submission, too."""
+            state = self._statuses[self._jobs[job_id]].state if job_id in self._jobs else JobState.QUEUED
+            return "PENDING" if state is JobState.QUEUED else state.name
 
     def update(self) -> None:
         """Ask about all jobs that have not ended."""
         live = [job for job in self._jobs.values() if not self._statuses[job].state.is_final]
-        self._last_status_check = self._now()
+        self._last_status_check = now_s = self._now()
         if not live:
             return
-        rows, error = self._ask_squeue(live)
-        if error:
-            self._note_silence(live, error)
+        done = self._command(["squeue", "-h", "-a", "-r", "-t", "all", "-o", SQUEUE_FORMAT, "-j", _ids(live)])
+        # With one unknown id squeue fails, with several it exits 0 and says the same words.
+        if done.returncode != 0 and "Invalid job id" not in done.stderr:
+            self._silent_since_s = self._silent_since_s or now_s
+            error = last_line(done.stderr) or f"exit code {done.returncode}"
+            why = f"squeue has not answered since {time_of_day(self._silent_since_s, now_s)}: {error}"
+            self._statuses |= {job: JobStatus(self._statuses[job].state, why) for job in live}
             return
-        self._silent_since_s = None
+        self._silent_since_s, rows = None, list(read_rows(done.stdout, now_s))
         missing = self._match(live, rows)
         # Only accounting knows who cancelled a job.
         cancelled = [job for job in live if self._statuses[job] == (JobState.CANCELLED, "")]
         recorded = [row for row in self._ask_sacct([*missing, *cancelled]) if row.status.state.is_final]
         self._match(cancelled, recorded)
         missing = self._match(missing, recorded)
-        missing = self._match(missing, self._ask_scontrol({_array_of(job) for job in missing}))
+        missing = self._match(missing, self._ask_scontrol(missing))
         arrays = {job_id.partition("_")[0] for row in rows for job_id in row.job_ids}
         for job in missing:
-            self._statuses[job] = _status_of_exit(job) or self._unknown(job, arrays)
-
-    def _status_of_id(self, job_id: str) -> JobStatus:
-        job = self._jobs.get(job_id)
-        return self._statuses[job] if job else JobStatus(JobState.QUEUED)
+            code = (job.read(EXIT) or b"").strip()
+            ended = JobStatus(JobState.DONE if code == b"0" else JobState.FAILED)
+            self._statuses[job] = ended if code.isdigit() else self._unknown(job, arrays)
 
     def _match(self, jobs: Sequence[JobHandle], rows: Iterable[Row]) -> list[JobHandle]:
         """Notes what rows say about jobs; returns those that no row is about."""
         known = {job_id: row for row in rows for job_id in row.job_ids}
-        missing = []
-        for job in jobs:
-            row = known.get(job.job_id)
-            if row is None or not _is_about(row, job):
-                missing.append(job)
-            else:
-                self._see(job, row)
-        return missing
-
-    def _see(self, job: JobHandle, row: Row) -> None:
-        at_s = row.submitted_at_s
-        if at_s is not None:
-            if at_s > self._submitted_at_s.get(job, job.submitted_at_s + REQUEUE_S):
-                said = [r.num_restarts for r in self._ask_scontrol({job.job_id}) if r.num_restarts is not None]
-                self._num_requeues[job] = said[0] if said else self._num_requeues.get(job, 0) + 1
-            self._submitted_at_s[job] = at_s
-        self._missing_since_s.pop(job, None)
-        self._statuses[job] = row.status
-        num = self._num_requeues.get(job, 0)
-        if num and not row.status.state.is_final:
-            gist, _, rest = row.status.reason.partition("; ")
-            reason = ", ".join(filter(None, [gist, f"requeued {'once' if num == 1 else f'{num} times'}"]))
-            self._statuses[job] = JobStatus(row.status.state, reason + (f"; {rest}" if rest else ""))
-
-    def _note_silence(self, jobs: Iterable[JobHandle], error: str) -> None:
-        self._silent_since_s = self._silent_since_s or self._now()
-        since = time_of_day(self._silent_since_s, self._now())
-        for job in jobs:
-            why = f"squeue has not answered since {since}: {error}"
-            self._statuses[job] = JobStatus(self._statuses[job].state, why)
+        about = {job: row for job in jobs if (row := known.get(job.job_id)) is not None and row.is_about(job)}
+        for job, row in about.items():
+            if row.submitted_at_s is not None:
+                if row.submitted_at_s > self._submitted_at_s.get(job, job.submitted_at_s + REQUEUE_S):
+                    self._requeued.add(job)
+                self._submitted_at_s[job] = row.submitted_at_s
+            self._missing_since_s.pop(job, None)
+            self._statuses[job] = _say_requeued(job, row.status) if job in self._requeued else row.status
+        return [job for job in jobs if job not in about]
 
     def _unknown(self, job: JobHandle, arrays: set[str]) -> JobStatus:
         """Of a job that nobody knows: an element that is cancelled while it waits is forgotten at once."""
         before, now_s = self._statuses[job], self._now()
         has_started = before.state is not JobState.QUEUED or os.path.exists(job.path(BATCH_LOG))
-        if "_" in job.job_id and _array_of(job) in arrays and not has_started:
+        array, is_element, _ = job.job_id.partition("_")
+        if is_element and array in arrays and not has_started:
             return JobStatus(JobState.CANCELLED, "while it waited")
         if now_s - self._missing_since_s.setdefault(job, now_s) >= self.lost_after_s:
             return JobStatus(JobState.LOST, "unknown to squeue, sacct and scontrol")
         return JobStatus(before.state, "Slurm does not know it; waiting before calling it lost")
 
-    def _ask_squeue(self, jobs: Iterable[JobHandle]) -> tuple[list[Row], str]:
-        """(rows, why there are none)."""
-        done = self._command(["squeue", "-h", "-a", "-r", "-t", "all", "-o", SQUEUE_FORMAT, "-j", _ids(jobs)])
-        # With one unknown id squeue fails, with several it exits 0 and says the same words.
-        if done.returncode != 0 and _UNKNOWN_ID not in done.stderr:
-            return [], last_line(done.stderr) or f"exit code {done.returncode}"
-        return list(squeue_rows(done.stdout, self._now())), ""
-
-    def _ask_sacct(self, jobs: Sequence[JobHandle]) -> list[Row]:
+    def _ask_sacct(self, jobs: Sequence[JobHandle]) -> Iterator[Row]:
         if not jobs or self._now() < self._sacct_retry_at_s:
-            return []
+            return
         done = self._command(["sacct", "-X", "-n", "-P", "-o", SACCT_FORMAT, "-j", _ids(jobs)])
-        if done.returncode != 0:
+        if done.returncode == 0:
+            yield from read_rows(done.stdout, self._now())
+        else:
             self._sacct_retry_at_s = self._now() + SACCT_RETRY_S
-            return []
-        return list(sacct_rows(done.stdout))
 
-    def _ask_scontrol(self, job_ids: Iterable[str]) -> list[Row]:
-        """Rows of jobs, or of arrays with all their elements."""
-        answers = (self._command(["scontrol", "-o", "show", "job", job_id]) for job_id in sorted(job_ids))
-        return [row for done in answers if done.returncode == 0 for row in scontrol_rows(done.stdout)]
+    def _ask_scontrol(self, jobs: Sequence[JobHandle]) -> Iterator[Row]:
+        for job_id in _ids(jobs).split(",") if jobs else ():
+            yield from scontrol_rows(self._command(["scontrol", "-o", "show", "job", job_id]).stdout)
 
 
-def _is_about(row: Row, job: JobHandle) -> bool:
-    """Whether a row with a job's id is about it: another one may have had the id before, or have it now."""
-    is_old = row.submitted_at_s is not None and row.submitted_at_s < job.submitted_at_s - SKEW_S
-    is_named = job.name.startswith(row.name) if "_" in job.job_id else row.name in ("", job.name)
-    return is_named and not is_old
+class Row(NamedTuple):
+    """What a client says of a job, or of elements of an array that are alike."""
+
+    job_ids: tuple[str, ...]
+    status: JobStatus
+    submitted_at_s: float | None
+    """By the controller's clock; of a requeued job, when that was. None: not said."""
+    name: str
+    """Empty: not said."""
+
+    def is_about(self, job: JobHandle) -> bool:
+        """Whether it is about a job whose id it has: another one may have had the id before, or have it now."""
+        is_old = self.submitted_at_s is not None and self.submitted_at_s < job.submitted_at_s - SKEW_S
+        is_named = job.name.startswith(self.name) if "_" in job.job_id else self.name in ("", job.name)
+        return is_named and not is_old
 
 
-def _status_of_exit(job: JobHandle) -> JobStatus | None:
-    code = (job.read(EXIT) or b"").strip()
-    return status_of("FAILED" if int(code) else "COMPLETED", "") if code.isdigit() else None
+def read_rows(text: str, now_s: float) -> Iterator[Row]:
+    """Rows of `squeue -h -o SQUEUE_FORMAT` or `sacct -X -n -P -o SACCT_FORMAT`; `now_s` is the time."""
+    for line in text.splitlines():
+        fields = line.strip().split("|", 6)
+        if len(fields) == 7:
+            job_id, state, submitted, starts, nodes, reason, name = fields
+            at_s = epoch_s(starts) if state == "PENDING" else None
+            expected = f"; expected to start at {time_of_day(at_s, now_s)}" if at_s and at_s > now_s else ""
+            name = "" if name == "allocation" else name  # what sacct calls a job before its database knows the name
+            yield Row(expand(job_id), status_of(state, reason, nodes, expected), epoch_s(submitted), name)
 
 
-def _array_of(job: JobHandle) -> str:
-    return job.job_id.partition("_")[0]
+def scontrol_rows(text: str) -> Iterator[Row]:
+    """Rows of `scontrol -o show job`."""
+    for line in text.splitlines():
+        said = dict(reversed(re.findall(r"(?:^|(?<=\s))(\w+)=(\S*)", line)))
+        if {"JobId", "JobState"} <= said.keys():
+            elements = said.get("ArrayTaskId", "")
+            element = elements if elements.isdecimal() else f"[{elements}]"
+            job_id = f"{said.get('ArrayJobId')}_{element}" if elements else said["JobId"]
+            name = re.search(r"\bJobName=(.*?)(?: UserId=|$)", line)
+            status = status_of(said["JobState"], said.get("Reason", ""), said.get("NodeList", ""))
+            yield Row(expand(job_id), status, epoch_s(said.get("SubmitTime", "")), name[1] if name else "")
+
+
+def expand(job_id: str) -> tuple[str, ...]:
+    """`123_[4-6,9%2] -> 123_4, 123_5, 123_6, 123_9`; an array of which nothing waits any more is itself."""
+    match = re.fullmatch(r"(\d+)_\[([^\]%]*)(?:%\d+)?\]", job_id)
+    if match is None:
+        return (job_id,)
+    found = list[str]()
+    for part in match[2].split(","):
+        numbers = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?", part, re.ASCII)
+        if numbers is not None:
+            last = min(int(numbers[2] or numbers[1]), _MAX_ELEMENT)
+            found += [f"{match[1]}_{n}" for n in range(int(numbers[1]), last + 1, int(numbers[3] or 1))]
+    return tuple(found) or (match[1],)
+
+
+def status_of(slurm_state: str, reason: str, nodes: str = "", expected: str = "") -> JobStatus:
+    """Our word for Slurm's state (sacct says `CANCELLED by 1000`), and what else a client says."""
+    word, _, by = slurm_state.strip().partition(" ")
+    known = STATES.get(word)
+    if known is None:  # of a newer Slurm: alive until it says otherwise
+        return JobStatus(JobState.RUNNING, f"Slurm state {word}")
+    parts = [] if _WORDS[known].split()[0] == word else [word.lower().replace("_", " ")]
+    if by.startswith("by "):
+        parts.append(f"by {_user(by[3:])}")
+    if reason not in _SAYS_NOTHING:
+        parts.append(reason)
+    why = NEVER.get(reason.replace(" ", "_"))
+    if _PER_JOB.fullmatch(reason):
+        why = f"its account or QOS does not let one job have that much: {_LESS}"
+    if known is JobState.QUEUED and why:
+        return JobStatus(known, f"{', '.join(parts)}: it will never start, {why}")
+    if known in (JobState.FAILED, JobState.NODE_FAIL) and nodes not in _SAYS_NOTHING:
+        parts[-1:] = [f"{parts[-1] if parts else word}{ON_NODES}{nodes}"]
+    return JobStatus(known, ", ".join(parts or ["waits"] * bool(expected)) + expected)
+
+
+def epoch_s(text: str) -> float | None:
+    """Seconds since the epoch, of these or of local time in ISO (a client that does not know SLURM_TIME_FORMAT)."""
+    if re.fullmatch(r"\d+", text, re.ASCII):
+        return min(float(text), _LAST_S) or None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):  # `N/A`
+        return None
+
+
+def time_of_day(at_s: float, now_s: float) -> str:
+    """`14:05`, with the day where that is not today's."""
+    at = time.localtime(at_s)
+    return time.strftime("%H:%M" if at[:3] == time.localtime(now_s)[:3] else "%d %b %H:%M", at)
+
+
+def _user(uid: str) -> str:
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return f"user {uid[:20]}"
+
+
+def _say_requeued(job: JobHandle, status: JobStatus) -> JobStatus:
+    """How often a job that lives was requeued is what its batch script says of its last start."""
+    if status.state.is_final:
+        return status
+    starts = re.findall(rb"^%b(\d+)" % START_LINE.encode(), job.read(BATCH_LOG) or b"", re.MULTILINE)
+    num = max(1, int(starts[-1]) - (status.state is JobState.RUNNING)) if starts else 1
+    gist, separator, rest = status.reason.partition("; ")
+    words = [*filter(None, [gist]), f"requeued {'once' if num == 1 else f'{num} times'}"]
+    return JobStatus(status.state, ", ".join(words) + separator + rest)
 
 
 def _ids(jobs: Iterable[JobHandle]) -> str:
-    return ",".join(sorted({_array_of(job) for job in jobs}))
+    return ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))

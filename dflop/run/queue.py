@@ -66,8 +66,7 @@ def journalled(run: RunDir) -> list[tuple[JobRecord, JobRecord]]:
 def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatus]]:
     """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal."""
     journal = Journal(run.path, run.run_id)
-    keys = dict.fromkeys(last.job_key for _, last in journalled(run) if not JobState(last.state).is_final)
-    handles = [h for key in keys if (h := journal.live(key)) is not None and h.backend == launcher.backend]
+    handles = [h for h, s in journal.latest().values() if not s.is_final and h.backend == launcher.backend]
     found = list(zip(handles, launcher.poll_all(handles) if handles else [], strict=True))
     journal.changes([(handle, status) for handle, status in found if status.state.is_final])
     return [(handle, status) for handle, status in found if not status.state.is_final]

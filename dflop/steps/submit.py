@@ -186,7 +186,6 @@ def _job(
         env={} if is_cuda else CPU_ENV,
         array=f"{run.run_id}-{array}" if array else "",
         is_resumable=is_resumable,
-        imports_once=cluster.device == "cpu" and num_tasks > 1,
     )
 
 

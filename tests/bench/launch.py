@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async, wait_all
+from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async
 from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
 from tests.bench.command import options
@@ -82,12 +82,9 @@ def watching(folder: Path) -> tuple[Figure, int]:
         values.extend(await run_jobs_async(launcher, submitted, journal, on_changes=note, poll_interval_s=1.0))
 
     async def one_each() -> None:
-        launcher, journal = make_launcher(16), Journal(folder / "each", "bench")
-        handles = launcher.submit_all(specs(folder, "each"))
-        journal.submitted(*handles)
-        await asyncio.gather(
-            *(wait_all(launcher, [h], on_changes=journal.changes, poll_interval_s=1.0) for h in handles)
-        )
+        launcher, journal, submitted = make_launcher(16), Journal(folder / "each", "bench"), specs(folder, "each")
+        journal.submitted(*launcher.submit_all(submitted))
+        await asyncio.gather(*(run_jobs_async(launcher, [s], journal, poll_interval_s=1.0) for s in submitted))
 
     took_s, each_s = (cpu_s(lambda work=work: asyncio.run(work())) for work in (together, one_each))
     num_lost = NUM_JOBS - ends[JobState.DONE] + sum(len(v) != 1 for v in values)

@@ -9,8 +9,8 @@ import uuid
 from pathlib import Path
 
 from dflop.errors import Interrupted, LaunchError
-from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
-from dflop.launch.job import CHECKPOINTED, OneByOne, make_folder
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher
+from dflop.launch.job import CHECKPOINTED, make_folder
 from dflop.records import LLM, Decision
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
@@ -35,7 +35,7 @@ def configured_run(tmp_path: Path, *overrides: str) -> RunDir:
     return run_of(tmp_path / "runs" / "small-1", make_config(tmp_path, *settings))
 
 
-class PlayedLauncher(OneByOne):
+class PlayedLauncher(Launcher):
     """Its jobs are in whatever state a test gives them; those that are told to stop do so when they are told again."""
 
     backend = "played"

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from dflop.errors import DataError
-from dflop.launch.marks import note_stop
+from dflop.launch.payload import note_stop
 from dflop.train.signals import StopRequest
 
 RANK_VARIABLES = (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, Resources, run_job_async
+from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, Resources, run_jobs_async
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ def end(launcher: Launcher, handle: JobHandle) -> JobStatus:
 
 def run_job(launcher: Launcher, spec: JobSpec, journal: Journal, **options: Any) -> list[Any]:
     """Values of the tasks of a job, adopted or submitted."""
-    return asyncio.run(run_job_async(launcher, spec, journal, poll_interval_s=0.05, **options))
+    (values,) = asyncio.run(run_jobs_async(launcher, [spec], journal, poll_interval_s=0.05, **options))
+    return values
 
 
 def pids_of_hang(folder: Path, rank: int) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
-from dflop.launch.marks import START_LINE
+from dflop.launch.payload import START_LINE
 from dflop.launch.tail import MAX_READ_BYTES, LogTail
 
 
@@ -81,20 +81,21 @@ def test_an_id_that_comes_again_is_another_job(tmp_path):
     journal.submitted(now)
     journal.changed(now, JobStatus(JobState.RUNNING))
     assert Journal(tmp_path, "r1").live("k") == now
-    assert journal.known() == {("7", 12.5), ("7", 99.5)}
+    assert list(journal.jobs()) == [("7", 12.5), ("7", 99.5)]
     journal.changed(now, JobStatus(JobState.DONE))
     assert [(r.attempt, r.state) for r in journal.records()[-2:]] == [(1, "running"), (1, "done")]
 
 
 def test_how_a_job_ended_is_known_until_another_begins(tmp_path):
     journal, first = Journal(tmp_path, "r1"), handle_of(tmp_path, "1")
-    assert journal.ended("k") is None
+    assert journal.latest() == {}
     journal.submitted(first)
-    assert journal.ended("k") is None
+    assert journal.latest() == {"k": (first, JobState.QUEUED)}
     journal.changed(first, JobStatus(JobState.DONE))
-    assert journal.ended("k") == (first, JobState.DONE)
-    journal.submitted(handle_of(tmp_path, "2"))
-    assert journal.ended("k") is None
+    assert journal.latest() == {"k": (first, JobState.DONE)}
+    second = handle_of(tmp_path, "2")
+    journal.submitted(second)
+    assert journal.latest() == {"k": (second, JobState.QUEUED)}
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9), st.booleans())))

@@ -10,17 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from submitit.local.local import Controller
 
 from dflop.errors import Interrupted, LaunchError, PayloadError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths
-from dflop.launch.controller import JobController
+from dflop.launch.controller import watch
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId
-from dflop.launch.results import TaskResult
 from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, run_job, until
 
-BOTH_WAYS = pytest.mark.parametrize("imports_once", [False, True], ids=["started", "forked"])
+BOTH_WAYS = pytest.mark.parametrize("num_gpus", [1, 0], ids=["an import each", "one import"])
 
 
 @pytest.fixture
@@ -29,12 +27,10 @@ def launcher() -> LocalLauncher:
 
 
 @BOTH_WAYS
-def test_every_task_learns_its_rank_and_leaves_its_log(launcher, tmp_path, monkeypatch, imports_once):
+def test_every_task_learns_its_rank_and_leaves_its_log(launcher, tmp_path, monkeypatch, num_gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    resources = Resources(num_nodes=2, tasks_per_node=1, cpus_per_task=2)
-    spec = make_spec(
-        tmp_path / "job", "report", "x", resources=resources, env={"GREETING": "it's me"}, imports_once=imports_once
-    )
+    resources = Resources(num_nodes=2, tasks_per_node=1, cpus_per_task=2, gpus_per_node=num_gpus)
+    spec = make_spec(tmp_path / "job", "report", "x", resources=resources, env={"GREETING": "it's me"})
     handle = launcher.submit(spec)
     assert end(launcher, handle).state is JobState.DONE
     seen = launcher.collect(handle)
@@ -52,23 +48,23 @@ def test_every_task_learns_its_rank_and_leaves_its_log(launcher, tmp_path, monke
 def test_an_entry_that_cannot_be_imported_is_named(launcher, tmp_path):
     (tmp_path / "broken.py").write_text("import a_module_that_nobody_has\n")
     env = {"PYTHONPATH": f"{REPO}:{tmp_path}"}
-    handle = launcher.submit(make_spec(tmp_path / "job", "x", env=env, entry="broken:main", imports_once=True))
+    handle = launcher.submit(make_spec(tmp_path / "job", "x", env=env, entry="broken:main", num_tasks=2))
     assert end(launcher, handle).state is JobState.FAILED
     with pytest.raises(LaunchError, match="ModuleNotFoundError: No module named 'a_module_that_nobody_has'"):
         launcher.collect(handle)
 
 
-@pytest.mark.parametrize(("rank", "imports_once"), [(0, True), (1, False)])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_the_traceback_of_the_failing_rank_is_shown_and_not_repeated_to_who_follows_the_log(
-    launcher: LocalLauncher, tmp_path: Path, rank: int, imports_once: bool
+    launcher: LocalLauncher, tmp_path: Path, rank: int
 ) -> None:
     lines: list[str] = []
     journal = Journal(tmp_path / "run", "r1")
-    spec = make_spec(tmp_path / "job", "fail_on", str(rank), num_tasks=2, imports_once=imports_once)
+    spec = make_spec(tmp_path / "job", "fail_on", str(rank), num_tasks=2)
     with pytest.raises(
         LaunchError, match=f"rank {rank} of 2 raised ValueError: no microbatch for rank {rank}"
     ) as caught:
-        run_job(launcher, spec, journal, on_log_line=lines.append)
+        run_job(launcher, spec, journal, on_log_line=lambda _, line: lines.append(line))
     assert "entries.py" in caught.value.what, "the traceback itself"
     assert set(lines) <= {"the task was ended from outside"}
     (handle,) = {record.job_id for record in journal.records()}
@@ -76,9 +72,9 @@ def test_the_traceback_of_the_failing_rank_is_shown_and_not_repeated_to_who_foll
     assert journal.records()[-1].reason == f"rank {rank}: ValueError: no microbatch for rank {rank}"
 
 
-@pytest.mark.parametrize(("rank", "imports_once"), [(0, True), (1, False)])
-def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(launcher, tmp_path, rank, imports_once):
-    spec = make_spec(tmp_path / "job", "leave_on", str(rank), num_tasks=2, imports_once=imports_once)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(launcher, tmp_path, rank):
+    spec = make_spec(tmp_path / "job", "leave_on", str(rank), num_tasks=2)
     handle = launcher.submit(spec)
     assert end(launcher, handle) == (JobState.FAILED, f"rank {rank} exited with code 3 and no traceback")
     with pytest.raises(LaunchError, match=r"exited with code 3 .*\n  \| rank 0 does not answer") as caught:
@@ -96,10 +92,10 @@ def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(la
         assert journal.records()[-1].state == "interrupted"
 
 
-@pytest.mark.parametrize(("setup", "imports_once"), [((), False), (("export GREETING=hi",), True)])
-def test_every_task_is_told_to_stop_and_does_once_it_listens(launcher, tmp_path, setup, imports_once):
+@pytest.mark.parametrize("setup", [(), ("export GREETING=hi",)])
+def test_every_task_is_told_to_stop_and_does_once_it_listens(launcher, tmp_path, setup):
     resources = Resources(tasks_per_node=2, setup=setup)
-    spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=resources, imports_once=imports_once)
+    spec = make_spec(tmp_path / "job", "stop_when_told", str(tmp_path), resources=resources)
     handle = launcher.submit(spec)
     all_noted(tmp_path, "started", 2)
     LocalLauncher().interrupt(handle)
@@ -124,9 +120,9 @@ def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
 
 
 @BOTH_WAYS
-def test_a_killed_rank_ends_the_job_and_its_peers(launcher, tmp_path, imports_once):
-    spec = make_spec(tmp_path / "job", "hang", str(tmp_path), num_tasks=2, imports_once=imports_once)
-    handle = launcher.submit(spec)
+def test_a_killed_rank_ends_the_job_and_its_peers(launcher, tmp_path, num_gpus):
+    resources = Resources(tasks_per_node=2, gpus_per_node=num_gpus)
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), resources=resources))
     pids = [pids_of_hang(tmp_path, rank) for rank in range(2)]
     assert launcher.poll(handle).state is JobState.RUNNING
     os.kill(pids[1][0], signal.SIGKILL)
@@ -138,18 +134,13 @@ def test_a_killed_rank_ends_the_job_and_its_peers(launcher, tmp_path, imports_on
 
 
 @pytest.mark.parametrize(("codes", "dead_rank"), [([1, -9, 1], 1), ([0, 1, 1], 1)])
-def test_of_tasks_seen_dead_at_once_the_killed_one_is_the_cause(tmp_path, monkeypatch, codes, dead_rank):
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(Controller, "__init__", lambda self, folder: None)
-    controller = JobController(tmp_path, "7")
-    controller.tasks = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
-    controller.timeout_s, controller.signal_delay_s = 60, 10
-    assert controller.wait() == codes
-    assert controller.exit_record == {"codes": codes, "dead_rank": dead_rank, "timed_out": False}
+def test_of_tasks_seen_dead_at_once_the_killed_one_is_the_cause(codes, dead_rank):
+    tasks = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
+    assert watch(tasks, 60, 10) == {"dead": (dead_rank, codes[dead_rank]), "timed_out": False}
 
 
 def test_a_killed_controller_leaves_no_task_behind(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path), imports_once=True))
+    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
     task, _ = pids_of_hang(tmp_path, 0)
     os.kill(json.loads(handle.path("process.json").read_text())["pid"], signal.SIGKILL)
     assert end(launcher, handle) == (JobState.FAILED, "killed: its controller died before its tasks had ended")
@@ -198,7 +189,7 @@ def test_another_process_watches_and_cancels(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
     pids = pids_of_hang(tmp_path, 0)
     script = (
-        "import sys, time; from dflop.launch import make_launcher; from dflop.launch.submitted import handle_of\n"
+        "import sys, time; from dflop.launch import make_launcher; from dflop.launch.results import handle_of\n"
         "from pathlib import Path\n"
         "handle, launcher = handle_of(Path(sys.argv[1])), make_launcher('local')\n"
         "print(launcher.poll(handle).state); launcher.cancel(handle)\n"
@@ -229,19 +220,3 @@ def test_an_error_of_ours_is_shown_without_its_traceback_and_is_no_fault_of_the_
     text = str(caught.value)
     assert "Traceback" not in text
     assert " raised: a disk is missing\n  where: here\n  hint:  buy one" in text
-
-
-@pytest.mark.parametrize(
-    ("trace", "message"),
-    [
-        ("Traceback (most recent call last):\n  x\ndflop.errors.DataError: a\n  hint:  b\n", "a\n  hint:  b"),
-        (
-            "Traceback (most recent call last):\n  x\ndflop.errors.DataError: a\n\nDuring\n\n"
-            "Traceback (most recent call last):\n  y\nKeyError: 1",
-            "",
-        ),
-        ("Traceback (most recent call last):\n  x\nValueError: dflop.errors.DataError: a", ""),
-    ],
-)
-def test_only_an_error_of_ours_that_ended_the_task_speaks_for_itself(trace, message):
-    assert TaskResult(0, ok=False, value=None, trace=trace, finished_at_s=0.0).message == message

@@ -20,8 +20,8 @@ from submitit.core.utils import JobPaths
 from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobHandle, JobSpec, JobState, Journal, Resources, Site, adopt_or_submit_all, log_paths
 from dflop.launch.commands import ControllerAway
+from dflop.launch.results import submitted_in
 from dflop.launch.slurm import SlurmLauncher
-from dflop.launch.submitted import submitted_in
 from dflop.launch.watcher import Watcher
 from tests.launch import fake_slurm
 from tests.launch.helpers import end, make_spec, run_job, until
@@ -151,7 +151,7 @@ def test_a_job_goes_on_under_its_id_until_it_is_done(launcher, slurm, tmp_path):
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "20", "10", is_resumable=True)
     seen: list[str] = []
     journal = Journal(tmp_path / "run", "r1")
-    assert run_job(launcher, spec, journal, on_state=lambda _, s: seen.append(str(s))) == [20]
+    assert run_job(launcher, spec, journal, on_changes=lambda changes: seen.extend(str(s) for _, s in changes)) == [20]
     (job_id,) = {r.job_id for r in journal.records()}
     assert len(calls(slurm, "sbatch")) == 1
     assert (tmp_path / "job" / f"{job_id}_stops").read_text() == "0 10\n10 20\n"

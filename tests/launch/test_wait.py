@@ -17,10 +17,9 @@ from dflop.launch import (
     make_launcher,
     run_jobs_async,
     wait,
-    wait_all,
 )
 from dflop.launch.commands import ControllerAway
-from dflop.launch.job import Launcher, OneByOne
+from dflop.launch.job import Launcher
 from tests.launch.helpers import make_spec, run_job
 
 
@@ -45,8 +44,8 @@ def test_run_job_journals_follows_the_log_and_collects(launcher, journal, tmp_pa
         launcher,
         make_spec(tmp_path / "job", "report", "hello"),
         journal,
-        on_state=lambda _, status: seen.append(status.state),
-        on_log_line=lines.append,
+        on_changes=lambda changes: seen.extend(status.state for _, status in changes),
+        on_log_line=lambda _, line: lines.append(line),
     )
     assert result["word"] == "hello"
     assert lines == ["rank 0 says hello"]
@@ -124,7 +123,7 @@ def test_what_the_job_did_to_itself_is_told_before_what_the_machine_did_to_anoth
         together(Unlucky(), specs_of(tmp_path, "report", "a"), journal)
 
 
-class Played(OneByOne):
+class Played(Launcher):
     """Its jobs are done at once; polls of it fail as often as a test wants."""
 
     backend = "played"
@@ -158,25 +157,20 @@ class Busy(Played):
         return JobStatus(JobState.RUNNING)
 
 
-def test_an_error_in_a_callback_does_not_cancel_the_job(tmp_path):
+def test_an_error_in_a_callback_does_not_cancel_the_job(journal, tmp_path):
     launcher = Busy()
-    (spec,) = specs_of(tmp_path, "report", "a")
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(wait_all(launcher, [launcher.submit(spec)], on_changes=lambda _: 1 // 0))
+        together(launcher, specs_of(tmp_path, "report", "a"), journal, on_changes=lambda _: 1 // 0)
     assert launcher.cancelled == []
 
 
 def test_a_stale_file_handle_ends_no_waiting(journal, tmp_path):
     seen: list[str] = []
-    launcher = Played(num_stale=3)
-    (spec,) = specs_of(tmp_path, "report", "a")
-    handle = launcher.submit(spec)
 
     def told(changes: Sequence[Change]) -> None:
         seen.extend(str(status) for _, status in changes)
 
-    (status,) = asyncio.run(wait_all(launcher, [handle], on_changes=told, poll_interval_s=0.001))
-    assert status.state is JobState.DONE
+    assert together(Played(num_stale=3), specs_of(tmp_path, "report", "a"), journal, on_changes=told) == [["a"]]
     assert seen == ["queued: cannot look: Stale file handle", "done"]
 
 

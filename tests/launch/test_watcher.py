@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from submitit.slurm.slurm import SlurmJob
 
 from dflop.launch import JobHandle, JobState, JobStatus
-from dflop.launch.watcher import Watcher
+from dflop.launch.watcher import STATES, Watcher, expand, read_rows, scontrol_rows, status_of
 
 NOON_S = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 
@@ -83,7 +86,7 @@ def status(watcher: Watcher, handle: JobHandle) -> JobStatus:
 
 def test_one_call_serves_all_jobs_and_is_not_repeated_within_the_interval(slurm, watcher, job):
     handles = [job("1"), job("2")]
-    watcher.submitted(handles)
+    watcher.note(handles)
     slurm.queue = {"1": "RUNNING|None", "2": "PENDING|Resources"}
     for _ in range(5):
         assert watcher.statuses(handles) == [(JobState.RUNNING, ""), (JobState.QUEUED, "Resources")]
@@ -105,7 +108,7 @@ def test_ended_jobs_are_not_asked_for_again(slurm, watcher, job):
 @pytest.mark.parametrize("row", ["", "CANCELLED|None"])
 def test_accounting_is_asked_once_for_what_squeue_has_forgotten_or_who_cancelled(slurm, watcher, job, row):
     slurm.queue = {"7": row} if row else {}
-    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|n1|None|job"}
+    slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|N/A|n1|None|job"}
     for slurm.now_s in (0, 30):
         assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
     assert slurm.calls == ["squeue", "sacct"]
@@ -128,7 +131,7 @@ def test_scontrol_is_asked_where_sacct_does_not_work_and_sacct_is_left_alone(slu
 
 def test_what_accounting_keeps_as_running_is_not_believed(slurm, watcher, job):
     """A controller that lost its state leaves such rows behind for ever."""
-    slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|n1|None|job"}
+    slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|N/A|n1|None|job"}
     for slurm.now_s in (0, 50, 120):
         found = status(watcher, job("7"))
     assert found.state is JobState.LOST
@@ -180,18 +183,21 @@ def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
 
 
 def test_an_old_record_of_accounting_is_not_ours_either(slurm, watcher, job):
-    slurm.accounting = {"7": f"COMPLETED|{NOON_S - 86400:.0f}|n1|None|job"}
+    slurm.accounting = {"7": f"COMPLETED|{NOON_S - 86400:.0f}|N/A|n1|None|job"}
     assert status(watcher, job("7")).state is JobState.QUEUED
 
 
 def test_a_requeued_job_says_how_often_and_why_it_waits(slurm, watcher, job):
     slurm.queue = {"7": "RUNNING|None"}
     assert status(watcher, job("7")) == (JobState.RUNNING, "")
-    slurm.controller = {"7": "JobName=job UserId=a JobState=PENDING Restarts=1 Reason=BeginTime"}
+    job("7").path("batch.log").write_text("dflop: start 1 of job 7 on n1\n")
     slurm.now_s, slurm.queue = 600, {"7": f"PENDING|BeginTime|{NOON_S + 590:.0f}|job"}
     assert status(watcher, job("7")) == (JobState.QUEUED, "BeginTime, requeued once")
+    job("7").path("batch.log").write_text("dflop: start 1 of job 7 on n1\ndflop: start 2 of job 7 on n2\n")
     slurm.now_s, slurm.queue = 630, {"7": f"RUNNING|None|{NOON_S + 590:.0f}|job"}
     assert status(watcher, job("7")) == (JobState.RUNNING, "requeued once")
+    slurm.now_s, slurm.queue = 1230, {"7": f"PENDING|BeginTime|{NOON_S + 1200:.0f}|job"}
+    assert status(watcher, job("7")) == (JobState.QUEUED, "BeginTime, requeued 2 times")
     slurm.now_s, slurm.queue = 2030, {"7": f"COMPLETED|None|{NOON_S + 1900:.0f}|job"}
     assert status(watcher, job("7")) == (JobState.DONE, "")
 
@@ -200,7 +206,7 @@ def test_an_element_that_is_cancelled_while_it_waits_is_cancelled_at_once(slurm,
     """Slurm keeps no record of it: squeue, sacct and scontrol have never heard of it."""
     handles = [job(f"7_{element}", f"job-{element}") for element in range(3)]
     slurm.queue = {"7_0": "RUNNING|None", "7_[1-2%1]": "PENDING|JobArrayTaskLimit"}
-    watcher.submitted(handles)
+    watcher.note(handles)
     watcher.statuses(handles)
     slurm.now_s, slurm.queue = 30, {"7_0": "RUNNING|None", "7_[2%1]": "PENDING|JobArrayTaskLimit"}
     assert watcher.statuses(handles)[1] == (JobState.CANCELLED, "while it waited")
@@ -210,7 +216,7 @@ def test_an_element_that_is_cancelled_while_it_waits_is_cancelled_at_once(slurm,
 
 def test_an_element_that_had_begun_and_is_forgotten_is_not_called_cancelled(slurm, watcher, job):
     handles = [job(f"7_{element}", f"job-{element}") for element in range(2)]
-    watcher.submitted(handles)
+    watcher.note(handles)
     slurm.queue = {"7_[0-1]": "PENDING|None"}
     watcher.statuses(handles)
     handles[1].path("batch.log").write_text("dflop: start 1\n")
@@ -242,3 +248,113 @@ def test_a_job_of_submitits_asks_the_same_watcher(slurm, watcher, job, tmp_path)
     status(watcher, job("7"))
     found = type("Job", (SlurmJob,), {"watcher": watcher})(tmp_path, "7")
     assert (found.state, found.done(), watcher.num_calls) == ("RUNNING", False, 0)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "jobs"),
+    [
+        ("123", ("123",)),
+        ("123_[0-8:4]", ("123_0", "123_4", "123_8")),
+        ("123_[]", ("123",)),
+        ("het+1", ("het+1",)),
+    ],
+)
+def test_elements_that_share_a_line_are_told_apart(job_id, jobs):
+    assert expand(job_id) == jobs
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_any_compressed_list_is_read(elements):
+    """As Slurm compresses it: runs of neighbours are ranges."""
+    ranges, ordered = [], sorted(elements)
+    for element in ordered:
+        if ranges and ranges[-1][1] == element - 1:
+            ranges[-1][1] = element
+        else:
+            ranges.append([element, element])
+    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+    assert expand(f"9_[{text}%3]") == tuple(f"9_{element}" for element in ordered)
+
+
+def test_squeue_says_why_a_job_waits_and_until_when():
+    text = (
+        f"7|PENDING|{NOON_S:.0f}|{NOON_S + 7500:.0f}||Resources|run-train\n"
+        f"8_[1-2]|PENDING|{NOON_S:.0f}|N/A||JobArrayTaskLimit|run|with|bars\n"
+        "9|RUNNING|2026-11-23T12:00:00|2026-11-23T12:00:01|n1|None|x\n"
+        "not a row\n"
+    )
+    waits, array, runs = read_rows(text, NOON_S)
+    assert waits.status == (JobState.QUEUED, "Resources; expected to start at 14:05")
+    assert waits.status.gist == (JobState.QUEUED, "Resources")
+    assert (array.job_ids, array.name) == (("8_1", "8_2"), "run|with|bars")
+    assert array.status == (JobState.QUEUED, "JobArrayTaskLimit")
+    (late,) = read_rows(f"7|PENDING|1|{NOON_S - 60:.0f}||Priority|x", NOON_S)
+    assert late.status.reason == "Priority", "a start that has passed is not expected"
+    assert (runs.status, runs.submitted_at_s) == ((JobState.RUNNING, ""), NOON_S), "a client that knows no %s"
+
+
+def test_accounting_knows_who_cancelled_a_job():
+    me = pwd.getpwuid(os.getuid()).pw_name
+    lines = [f"7|CANCELLED by {os.getuid()}|5|6||None|a", "8|CANCELLED by 987654|5|6|None assigned|None|b"]
+    text = "\n".join([*lines, "9_[0-1]|PENDING|5|Unknown|None assigned|None|c|d"])
+    mine, theirs, waits = read_rows(text, NOON_S)
+    assert mine.status == (JobState.CANCELLED, f"by {me}")
+    assert theirs.status.reason == "by user 987654"
+    assert (waits.job_ids, waits.name) == (("9_0", "9_1"), "c|d")
+
+
+def test_accounting_that_has_not_heard_of_a_jobs_name_yet_says_none():
+    assert [
+        row.name for row in read_rows("7|COMPLETED|5|6|n1|None|allocation\n7|COMPLETED|5|6|n1|None|a\n", NOON_S)
+    ] == ["", "a"]
+
+
+def test_scontrol_says_the_same_in_another_way():
+    text = (
+        "JobId=7 JobName=a name UserId=root(0) JobState=RUNNING Reason=None SubmitTime=1700000000\n"
+        "JobId=12 ArrayJobId=11 ArrayTaskId=4 JobName=b UserId=root(0) JobState=NODE_FAIL Reason=NodeDown "
+        "NodeList=n4\n"
+        "JobId=11 ArrayJobId=11 ArrayTaskId=5-6%1 JobName=b UserId=root(0) JobState=PENDING Reason=JobArrayTaskLimit\n"
+        "\n"
+    )
+    job, element, waiting = scontrol_rows(text)
+    assert (job.job_ids, job.name, job.submitted_at_s) == (("7",), "a name", 1.7e9)
+    assert (element.job_ids, element.status) == (("11_4",), (JobState.NODE_FAIL, "NodeDown on n4"))
+    assert waiting.job_ids == ("11_5", "11_6")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "expected"),
+    [
+        ("REQUEUE_HOLD", "job_requeued_in_held_state", (JobState.QUEUED, "requeue hold, job_requeued_in_held_state")),
+        ("OUT_OF_MEMORY", "OutOfMemory", (JobState.OOM, "OutOfMemory")),
+        ("DEADLINE", "DeadLine", (JobState.TIMEOUT, "deadline, DeadLine")),
+        ("PREEMPTED", "(null)", (JobState.PREEMPTED, "")),
+        ("LEVITATING", "None", (JobState.RUNNING, "Slurm state LEVITATING")),
+    ],
+)
+def test_states_keep_slurms_word_where_ours_says_less(state, reason, expected):
+    assert status_of(state, reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("PartitionTimeLimit", "its time limit is above the partition's: lower cluster.slurm.time_limit_min"),
+        ("BadConstraints", "no node has all that it asks for"),
+        ("QOSMaxGRESPerJob", "its account or QOS does not let one job have that much"),
+        ("launch failed requeued held", "its launch failed and it is held"),
+        ("Priority", ""),
+        ("QOSMaxJobsPerUserLimit", ""),
+    ],
+)
+def test_a_job_that_can_never_start_says_so_and_why(reason, why):
+    (row,) = read_rows(f"7|PENDING|5|N/A||{reason}|x", NOON_S)
+    assert row.status.reason.startswith(f"{reason}: it will never start, {why}" if why else reason)
+    assert ("never" in row.status.reason) is bool(why)
+
+
+def test_every_state_has_a_meaning_and_only_ends_are_final():
+    alive = {word for word in STATES if not status_of(word, "None").state.is_final}
+    assert {"COMPLETING", "SUSPENDED", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"} <= alive
+    assert not alive & {"BOOT_FAIL", "DEADLINE", "REVOKED", "TIMEOUT", "COMPLETED"}

@@ -23,9 +23,8 @@ from dflop.launch import (
     log_paths,
     run_jobs_async,
 )
+from dflop.launch.results import BATCH_LOG, submitted_in
 from dflop.launch.slurm import SlurmLauncher, max_array_size
-from dflop.launch.submitted import submitted_in
-from dflop.launch.watcher import BATCH_LOG
 from tests.launch.helpers import REPO, end, is_gone, make_spec, pids_of_hang, run_job, until
 from tests.slurm.faults import processes
 
@@ -167,7 +166,7 @@ def test_a_job_goes_on_under_its_id(launcher, tmp_path):
     spec = make_spec(tmp_path / "job", "work_on", str(tmp_path), "10", "10", is_resumable=True)
     seen: list[str] = []
     journal = Journal(tmp_path / "run", "test")
-    assert run_job(launcher, spec, journal, on_state=lambda _, s: seen.append(str(s))) == [10]
+    assert run_job(launcher, spec, journal, on_changes=lambda changes: seen.extend(str(s) for _, s in changes)) == [10]
     assert len({r.job_id for r in journal.records()}) == 1
     assert any(line.startswith("queued: BeginTime, requeued once") for line in seen), seen
     log = next((tmp_path / "job").glob("*_batch.log")).read_text()
@@ -235,7 +234,7 @@ def test_another_process_adopts_the_job(launcher, tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from dflop.launch import make_launcher\n"
-        "from dflop.launch.submitted import handle_of\n"
+        "from dflop.launch.results import handle_of\n"
         "handle = handle_of(Path(sys.argv[1]))\n"
         "print(make_launcher('slurm').poll(handle).state)\n"
     )
@@ -259,7 +258,7 @@ def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, tmp_path
     later = SlurmLauncher(run_id="test", poll_interval_s=0.5, lost_after_s=3, results_timeout_s=5)
     adopted = adopt_or_submit_all(later, specs, journal)
     assert [h.job_id for h in adopted] == [h.job_id for h in submitted]
-    assert list(submitted_in({s.folder for s in specs}, journal.known())) == []
+    assert list(submitted_in({s.folder for s in specs}, journal.jobs())) == []
     gate.touch()
     assert {end(later, handle).state for handle in adopted} == {JobState.DONE}
 

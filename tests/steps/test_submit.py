@@ -55,7 +55,6 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
 
 
 def test_what_a_job_is_given_follows_from_what_it_does(tmp_path):
-    cpu = make_config(tmp_path)
     cuda = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
     run, other = RunDir(tmp_path / "small-1"), RunDir(tmp_path / "small-2")
     (data, *_), ((model,), _links) = data_jobs(run, cuda, "key"), model_jobs(run, cuda, "key", "H200", ("llm",))
@@ -64,9 +63,6 @@ def test_what_a_job_is_given_follows_from_what_it_does(tmp_path):
     assert [j.resources.cpus_per_task for j in (data, model, train)] == [1, 16, 16]
     assert bool(data.env) != bool(train.env), "the allocator setting is for CPU tensors"
     assert [j.is_resumable for j in (data, model, train)] == [False, False, True]
-    assert train_job(run, cpu, TRAIN, 4).imports_once
-    assert not train_job(run, cpu, TRAIN, 1).imports_once, "there is nobody to share with"
-    assert not train.imports_once, "CUDA does not survive a fork"
     assert train.key != train_job(other, cuda, TRAIN, 4).key
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from dflop.launch import JobState, Journal
-from dflop.launch.answers import epoch_s, sacct_rows, scontrol_rows, squeue_rows
-from dflop.launch.ranks import srun_environment
+from dflop.launch.payload import srun_environment
+from dflop.launch.watcher import epoch_s, read_rows, scontrol_rows
 from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
 from dflop.run import status
@@ -104,7 +104,7 @@ def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
         (status.run_rows, run.path.parent), (status.job_rows, run), (status.log_files, run, "", 0),
         (find_run, "small", run.path.parent), (run.config,), (run.plan,), (run.cost_tables,), (run.shapes,),
         (run.profile_key,), (run.state,), (basis_of, run), (journal.records,), (journal.live, "small-1/train"),
-        (journal.ended, "small-1/data-0"),
+        (journal.latest,),
     ):  # fmt: skip
         attempt(ask, *words)
 
@@ -144,7 +144,7 @@ ENVIRONMENT = {
 
 
 def _answer(_folder: Path, example: str) -> None:
-    for rows in (squeue_rows(example, 1.8e9), sacct_rows(example), scontrol_rows(example)):
+    for rows in (read_rows(example, 1.8e9), scontrol_rows(example)):
         for row in rows:
             assert 0 < len(row.job_ids) <= 5_000_000, "elements that no array has"
             assert isinstance(row.status.reason, str)

@@ -12,9 +12,9 @@ import pytest
 
 from dflop.errors import InfrastructureError, LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, log_paths
-from dflop.launch.explain import explain, first_dead_task
 from dflop.launch.job import CHECKPOINTED
-from dflop.launch.results import collect_values, has_all_results, read_results, result_path
+from dflop.launch.results import TaskResult, collect_values, has_all_results, read_results, result_path
+from dflop.launch.slurm import explained, first_dead_task
 
 FAILED = JobStatus(JobState.FAILED, "NonZeroExitCode")
 
@@ -44,20 +44,20 @@ def fail(handle: JobHandle, rank: int, error: str) -> None:
 )
 def test_srun_names_the_rank_and_its_node(handle, line, reason):
     say(handle, line, "srun: error: node1: task 0: Exited with exit code 1")
-    assert explain(handle, FAILED).state is JobState.FAILED
-    assert explain(handle, FAILED).reason.startswith(reason)
+    assert explained(handle, FAILED).state is JobState.FAILED
+    assert explained(handle, FAILED).reason.startswith(reason)
 
 
 def test_a_rank_that_was_told_before_it_could_listen_did_nothing_wrong(handle):
     say(handle, "srun: error: node1: task 1: User defined signal 2", "srun: error: node1: task 0: Terminated")
-    assert explain(handle, FAILED) == (JobState.INTERRUPTED, f"{CHECKPOINTED}; it was stopped before it listened")
+    assert explained(handle, FAILED) == (JobState.INTERRUPTED, f"{CHECKPOINTED}; it was stopped before it listened")
 
 
 def test_a_traceback_says_more_than_an_exit_code(handle):
     say(handle, "srun: error: node1: task 2: Exited with exit code 1")
     fail(handle, 2, "ValueError: no microbatch")
     fail(handle, 0, "RuntimeError: Connection closed by peer")
-    assert explain(handle, FAILED) == (JobState.FAILED, "rank 2: ValueError: no microbatch")
+    assert explained(handle, FAILED) == (JobState.FAILED, "rank 2: ValueError: no microbatch")
 
 
 def test_the_culprit_is_named_and_not_the_peer_that_failed_before_it(handle):
@@ -73,7 +73,7 @@ def test_the_culprit_is_named_and_not_the_peer_that_failed_before_it(handle):
 def test_a_rank_that_was_killed_outweighs_what_its_peers_raised(handle):
     say(handle, "srun: error: node2: task 3: Killed")
     fail(handle, 0, "ValueError: where is rank 3")
-    assert explain(handle, FAILED).reason == "rank 3 died (signal 9) on node2"
+    assert explained(handle, FAILED).reason == "rank 3 died (signal 9) on node2"
 
 
 def test_only_the_last_start_counts(handle):
@@ -81,18 +81,18 @@ def test_only_the_last_start_counts(handle):
     say(handle, start=2)
     assert first_dead_task(handle) is None
     say(handle, "srun: error: node1: task 1: Exited with exit code 75", start=3)
-    assert explain(handle, FAILED) == (JobState.INTERRUPTED, CHECKPOINTED)
+    assert explained(handle, FAILED) == (JobState.INTERRUPTED, CHECKPOINTED)
 
 
 def test_a_job_that_left_its_state_behind_was_interrupted_whatever_srun_says(handle):
     say(handle, "srun: error: node2: task 3: Killed", "srun: error: node1: task 0: Exited with exit code 75")
     handle.path("interrupted").write_text("this site does not requeue\n")
-    found = explain(handle, FAILED)
+    found = explained(handle, FAILED)
     assert (found.state, found.reason) == (JobState.INTERRUPTED, f"{CHECKPOINTED}; this site does not requeue")
 
 
 def test_a_script_that_never_began_asks_whether_its_node_sees_the_folder(handle):
-    found = explain(handle, JobStatus(JobState.FAILED, "JobLaunchFailure on n4"))
+    found = explained(handle, JobStatus(JobState.FAILED, "JobLaunchFailure on n4"))
     assert found.reason == (
         f"JobLaunchFailure on n4; it ended before its script began on n4: can n4 see {handle.folder}?"
     )
@@ -112,7 +112,7 @@ def test_what_an_older_job_with_the_same_id_left_is_not_this_ones(handle):
 
 def test_where_tasks_never_began_the_script_has_the_word(handle):
     say(handle, "/x/job.sbatch: line 9: module: command not found", "dflop: a setup line failed: module load cuda")
-    found = explain(handle, FAILED)
+    found = explained(handle, FAILED)
     assert found == (JobState.FAILED, "dflop: a setup line failed: module load cuda")
     with pytest.raises(LaunchError, match="command not found") as caught:
         collect_values(handle, found)
@@ -122,19 +122,35 @@ def test_where_tasks_never_began_the_script_has_the_word(handle):
 @pytest.mark.parametrize("state", [JobState.TIMEOUT, JobState.CANCELLED, JobState.NODE_FAIL, JobState.PREEMPTED])
 def test_what_slurm_did_is_not_put_down_to_a_rank(handle, state):
     say(handle, "srun: error: node2: task 3: Killed")
-    assert explain(handle, JobStatus(state, "why")) == (state, "why")
+    assert explained(handle, JobStatus(state, "why")) == (state, "why")
 
 
 def test_a_lost_job_stays_lost_unless_it_left_a_word(handle):
     lost = JobStatus(JobState.LOST, "unknown")
-    assert explain(handle, lost) == lost
+    assert explained(handle, lost) == lost
     say(handle, "some line")
-    assert explain(handle, lost) == lost
+    assert explained(handle, lost) == lost
     fail(handle, 1, "ValueError: x")
-    assert explain(handle, lost) == (JobState.FAILED, "rank 1: ValueError: x")
+    assert explained(handle, lost) == (JobState.FAILED, "rank 1: ValueError: x")
 
 
 def test_a_node_that_failed_is_told_from_a_payload_that_did(handle):
     log_paths(handle, 0).stderr.write_text("last words\n")
     with pytest.raises(InfrastructureError, match="last words"):
         collect_values(handle, JobStatus(JobState.NODE_FAIL, "NodeDown"))
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        ("Traceback (most recent call last):\n  x\ndflop.errors.DataError: a\n  hint:  b\n", "a\n  hint:  b"),
+        (
+            "Traceback (most recent call last):\n  x\ndflop.errors.DataError: a\n\nDuring\n\n"
+            "Traceback (most recent call last):\n  y\nKeyError: 1",
+            "",
+        ),
+        ("Traceback (most recent call last):\n  x\nValueError: dflop.errors.DataError: a", ""),
+    ],
+)
+def test_only_an_error_of_ours_that_ended_the_task_speaks_for_itself(trace, message):
+    assert TaskResult(0, ok=False, value=None, trace=trace, finished_at_s=0.0).message == message
