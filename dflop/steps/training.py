@@ -89,7 +89,8 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
     finally:
         await rounds.close()
     await rounds.tell()
-    return Trained(next_step(run), next_step(run) >= config.train.num_steps, rounds.advice)
+    # Read anew, as the job did: a person may have changed how far it goes.
+    return Trained(next_step(run), next_step(run) >= run.config().train.num_steps, rounds.advice)
 
 
 def _has_made_way(run: RunDir) -> bool:
