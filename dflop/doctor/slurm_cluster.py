@@ -14,12 +14,12 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from dflop.config import ClusterConfig, Config
+from dflop.config import ClusterConfig, Config, SlurmConfig
 from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
-from dflop.launch import JobSpec, Site
+from dflop.launch import JobSpec
 from dflop.launch.commands import job_environment, keys_of_refusal, run_command
 from dflop.launch.executor import Executor
 from dflop.launch.slurm import comment_of
@@ -139,7 +139,7 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
             yield from _job(name, wanted, config, groups, command)
 
 
-def sbatch_options(spec: JobSpec, site: Site) -> Mapping[str, str]:
+def sbatch_options(spec: JobSpec, site: SlurmConfig) -> Mapping[str, str]:
     """Options with which the launcher submits a job, without dashes; flags have empty values."""
     return Executor([spec], site, comment_of("doctor")).options()
 

@@ -1,7 +1,7 @@
 """A step becomes a submitit job, and what became of it: on Slurm or on this machine.
 
-    JobSpecs --alike?--> Executor --Site--> job.sbatch --sbatch--> squeue, sacct, scontrol, files --Watcher--> JobStatus
-                                               +--srun--> task: entry(*args) --> result, traceback, stops --explain--^
+    JobSpecs --alike?--> Executor --> job.sbatch --sbatch--> squeue, sacct, scontrol, files --Watcher--> JobStatus
+                                       +--srun--> task: entry(*args) --> result, traceback, stops --explain--^
 
 A job is a function named by reference plus string arguments, known by its id *and* its time of submission, because ids
 come again. Shards of a data profile are an array; so are modules of a model profile, one array per tensor-parallel
@@ -20,12 +20,11 @@ from typing import Any
 from dflop.errors import ConfigError, did_you_mean
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, LogPaths, Resources, log_paths
 from dflop.launch.journal import Change, Journal
-from dflop.launch.site import Container, Site
 from dflop.launch.wait import adopt_or_submit_all, run_jobs_async
 
 __all__ = [
-    "Change", "Container", "JobHandle", "JobSpec", "JobState", "JobStatus", "Journal", "Launcher", "LogPaths",
-    "Resources", "Site", "adopt_or_submit_all", "log_paths", "make_launcher", "run_jobs_async",
+    "Change", "JobHandle", "JobSpec", "JobState", "JobStatus", "Journal", "Launcher", "LogPaths", "Resources",
+    "adopt_or_submit_all", "log_paths", "make_launcher", "run_jobs_async",
 ]  # fmt: skip
 
 

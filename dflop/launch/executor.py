@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +25,12 @@ from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
+from dflop.config import ContainerConfig, SlurmConfig
 from dflop.errors import Interrupted, LaunchError, printable
 from dflop.launch.commands import ControllerAway, is_away, job_environment, keys_of_refusal, last_line, run_command
 from dflop.launch.job import JobSpec
 from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
 from dflop.launch.results import BATCH_LOG, INTERRUPTED
-from dflop.launch.site import Site
 from dflop.launch.watcher import EXIT
 
 SCRIPT, MAKE_WAY, STOPS = "job.sbatch", "make_way", "stops"
@@ -39,6 +40,12 @@ LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
 USUAL_MAX_ARRAY_SIZE = 1001
 SUBMIT_TIMEOUT_S = 600  # sbatch itself tries again while the controller is busy
 _AGAIN = "again="
+_UNTIL_IT_LISTENS = (
+    "sh", "-c",
+    'trap "" USR2; env --block-signal=USR2 true 2>/dev/null && exec env --block-signal=USR2 "$@"; exec "$@"', "sh",
+)  # fmt: skip
+"""Starts a command for which SIGUSR2 waits until it asks for it; by default it would be killed. Where `env` is too old
+(coreutils before 8.31) an early signal is lost."""
 
 
 def batches(specs: Sequence[JobSpec], max_array_size: int = USUAL_MAX_ARRAY_SIZE) -> list[list[int]]:
@@ -61,16 +68,17 @@ class Executor(SlurmExecutor):
     """
 
     def __init__(
-        self, specs: Sequence[JobSpec], site: Site, comment: str, *, after: str = "", job_class: type[Any] = SlurmJob
-    ) -> None:
+        self, specs: Sequence[JobSpec], site: SlurmConfig, comment: str, *, after: str = "",
+        job_class: type[Any] = SlurmJob,
+    ) -> None:  # fmt: skip
         spec, r = specs[0], specs[0].resources
-        super().__init__(spec.folder, python=site.task_command(has_gpus=r.gpus_per_node > 0))
+        super().__init__(spec.folder, python=_python(site.container, has_gpus=r.gpus_per_node > 0))
         self.specs, self.job_class, self._after = specs, job_class, after
         self.job_name = spec.array if len(specs) > 1 else spec.name
         log = f"{self.folder}/{'%A_%a' if len(specs) > 1 else '%j'}_{BATCH_LOG}"
         options = {
             "comment": comment, "requeue" if site.requeue else "no-requeue": True, "chdir": str(Path.cwd()),
-            "output": log, "error": log, **site.gpu_options(r.gpus_per_node),
+            "output": log, "error": log, **_gpu_options(site, r.gpus_per_node),
             # With the number of tasks the number per node is a maximum.
             **({"ntasks": r.num_tasks} if r.num_idle_slots else {}),
             **({"mem": f"{r.memory_bytes // 2**20}M"} if r.memory_bytes and site.ask_for_memory else {}),
@@ -91,7 +99,7 @@ class Executor(SlurmExecutor):
             srun_args=[
                 "--kill-on-bad-exit=1", "--open-mode=append",
                 f"--cpus-per-task={r.cpus_per_task}",  # since 22.05 srun does not take it from the job
-                *site.srun_options(),
+                *_srun_options(site),
             ],
             setup=_setup(spec, self.folder), teardown=_go_on(site) if spec.is_resumable else None,
             additional_parameters={name.replace("-", "_"): value for name, value in options.items()},
@@ -181,6 +189,33 @@ class Executor(SlurmExecutor):
         return LaunchError(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
 
 
+def _gpu_options(site: SlurmConfig, num_gpus: int) -> dict[str, str]:
+    """Options that ask for so many GPUs per node; none at zero: clusters without refuse even that."""
+    if not num_gpus or site.gpus == "none":
+        return {}
+    kind = f"{site.gpu_type}:" if site.gpu_type else ""
+    return {"gres": f"gpu:{kind}{num_gpus}"} if site.gpus == "gres" else {"gpus-per-node": f"{kind}{num_gpus}"}
+
+
+def _srun_options(site: SlurmConfig) -> list[str]:
+    box = site.container
+    if box is None or box.runtime != "pyxis":
+        return [*site.srun_args]
+    # Pyxis wants source and target; a folder that is mounted where it is has one name.
+    mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in box.mounts)
+    into = [f"--container-image={box.image}", *([f"--container-mounts={mounts}"] if mounts else [])]
+    return [*site.srun_args, *into, *box.args]
+
+
+def _python(box: ContainerConfig | None, *, has_gpus: bool) -> str:
+    """What starts Python, quoted for a shell."""
+    words = [*_UNTIL_IT_LISTENS]
+    if box is not None and box.runtime == "apptainer":
+        mounts = [word for mount in box.mounts for word in ("--bind", mount)]
+        words += ["apptainer", "exec", *(["--nv"] if has_gpus else []), *mounts, *box.args, box.image]
+    return shlex.join([*words, sys.executable if box is None else box.python, "-P"])
+
+
 def _setup(spec: JobSpec, folder: Path) -> list[str]:
     """Lines before srun."""
     failed = 'echo "dflop: a setup line of the cluster file failed: $BASH_COMMAND" >&2'
@@ -212,7 +247,7 @@ def _setup(spec: JobSpec, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _go_on(site: Site) -> list[str]:
+def _go_on(site: SlurmConfig) -> list[str]:
     """Lines after srun, of a job that goes on from a checkpoint."""
     nowhere = (
         f'tail -n {NUM_CHANCES} "${STOPS_VARIABLE}" |'

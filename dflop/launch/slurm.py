@@ -16,13 +16,13 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmJob
 
+from dflop.config import SlurmConfig
 from dflop.errors import LaunchError
 from dflop.launch.commands import COMMENT, ControllerAway, run_command
 from dflop.launch.executor import MAKE_WAY, USUAL_MAX_ARRAY_SIZE, Executor, batches
 from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import START_LINE, Payload
 from dflop.launch.results import BATCH_LOG, DeadTask, collect_values, explain, handle_of, is_done
-from dflop.launch.site import Site
 from dflop.launch.watcher import ON_NODES, Watcher
 
 MAX_IDS_PER_SCANCEL = 500
@@ -36,8 +36,8 @@ _TOLD_EARLY = "User defined signal 2"
 class SlurmLauncher(Launcher):
     """Launcher for Slurm; one instance shares one poller (`Watcher`) among all its jobs.
 
-    The run's id goes into the jobs' comment (`dflop:<run_id>`), by which they are found in the queue. A shared file
-    system may take `results_timeout_s` to show the results of an ended job.
+    The run's id goes into the jobs' comment (`dflop:<run_id>`), by which they are found in the queue; `site` is the
+    Slurm's dialect. A shared file system may take `results_timeout_s` to show the results of an ended job.
 
     Raises:
         LaunchError: there is no Slurm on this machine.
@@ -45,16 +45,14 @@ class SlurmLauncher(Launcher):
 
     backend = "slurm"
 
-    def __init__(
-        self, *, run_id: str = "", site: Site | None = None, poll_interval_s: float = 30.0, lost_after_s: float = 120.0,
-        results_timeout_s: float = 10.0,
-    ) -> None:  # fmt: skip
+    def __init__(self, *, run_id: str = "", site: SlurmConfig | None = None, results_timeout_s: float = 10.0) -> None:
         for command in ("sbatch", "squeue", "scancel"):
             if shutil.which(command) is None:
                 what = f"backend `slurm` needs `{command}`, which is not on PATH"
                 raise LaunchError(what, hint="run on a login node of the cluster, or use backend `local`")
-        self.comment, self.site, self.results_timeout_s = comment_of(run_id), site or Site(), results_timeout_s
-        self.watcher = Watcher(poll_interval_s=poll_interval_s, lost_after_s=lost_after_s)
+        self.comment, self.results_timeout_s = comment_of(run_id), results_timeout_s
+        self.site = s = site or SlurmConfig()
+        self.watcher = Watcher(poll_interval_s=s.poll_interval_s, lost_after_s=s.lost_after_s)
 
     def submit(self, spec: JobSpec) -> JobHandle:
         return self.submit_all([spec])[0]

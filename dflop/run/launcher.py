@@ -6,8 +6,8 @@ import os
 import shutil
 from collections.abc import Callable
 
-from dflop.config import Config
-from dflop.launch import Container, Launcher, Site, make_launcher
+from dflop.config import Config, SlurmConfig
+from dflop.launch import Launcher, make_launcher
 from dflop.run.directory import RunDir
 
 
@@ -15,14 +15,7 @@ def launcher_of(run: RunDir, config: Config) -> Launcher:
     """The launcher of the run's cluster."""
     cluster = config.cluster
     if cluster.backend == "slurm":
-        s = cluster.slurm
-        return make_launcher(
-            "slurm",
-            run_id=run.run_id,
-            site=site_of(run, config),
-            poll_interval_s=s.poll_interval_s,
-            lost_after_s=s.lost_after_s,
-        )
+        return make_launcher("slurm", run_id=run.run_id, site=site_of(run, config))
     return make_launcher("local", max_jobs=cluster.spec().num_cores_per_node)
 
 
@@ -37,22 +30,12 @@ def reading_launcher_of(run: RunDir, config: Config, say: Callable[[str], None])
     return make_launcher("local", max_jobs=os.cpu_count() or 1)
 
 
-def site_of(run: RunDir, config: Config) -> Site:
+def site_of(run: RunDir, config: Config) -> SlurmConfig:
     """The dialect of the cluster's Slurm; a container sees runs, store and dataset where they are."""
     s, d, box = config.cluster.slurm, config.dataset, config.cluster.slurm.container
-    container = None
-    if box is not None:
-        files = [d.annotations, d.tokenizer, *([config.model.weights] if config.model.weights else [])]
-        folders = [run.path.parent, config.store, d.media_root, *(file.parent for file in files)]
-        mounts = dict.fromkeys([*(str(folder.absolute()) for folder in folders), *box.mounts])
-        container = Container(box.image, box.runtime, tuple(mounts), box.args, box.python)
-    return Site(
-        gpus=s.gpus,
-        gpu_type=s.gpu_type,
-        ask_for_memory=s.ask_for_memory,
-        requeue=s.requeue,
-        signal_delay_s=s.signal_delay_s,
-        max_jobs_at_once=s.max_jobs_at_once,
-        srun_args=s.srun_args,
-        container=container,
-    )
+    if box is None:
+        return s
+    files = [d.annotations, d.tokenizer, *([config.model.weights] if config.model.weights else [])]
+    folders = [run.path.parent, config.store, d.media_root, *(file.parent for file in files)]
+    mounts = dict.fromkeys([*(str(folder.absolute()) for folder in folders), *box.mounts])
+    return s.model_copy(update={"container": box.model_copy(update={"mounts": tuple(mounts)})})

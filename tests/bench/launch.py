@@ -16,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflop.launch import JobSpec, JobState, Journal, Resources, Site, run_jobs_async
+from dflop.config import SlurmConfig
+from dflop.launch import JobSpec, JobState, Journal, Resources, run_jobs_async
 from dflop.launch.journal import Change
 from dflop.launch.slurm import SlurmLauncher
 from tests.bench.command import options
@@ -55,7 +56,7 @@ def specs(
 
 
 def make_launcher(max_jobs_at_once: int) -> SlurmLauncher:
-    return SlurmLauncher(run_id="bench", site=Site(max_jobs_at_once=max_jobs_at_once), poll_interval_s=2.0)
+    return SlurmLauncher(run_id="bench", site=SlurmConfig(max_jobs_at_once=max_jobs_at_once, poll_interval_s=2.0))
 
 
 def submitting(folder: Path) -> Figure:

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.config import ContainerConfig, SlurmConfig
 from dflop.errors import LaunchError
-from dflop.launch import Container, JobSpec, Resources, Site
+from dflop.launch import JobSpec, Resources
 from dflop.launch.executor import Executor, batches
 from tests.launch.helpers import REPO
 
-SITE = Site(python="/opt/python")
+SITE = SlurmConfig()
 UNTIL_IT_LISTENS = (
     'trap "" USR2; env --block-signal=USR2 true 2>/dev/null && exec env --block-signal=USR2 "$@"; exec "$@"'
 )
@@ -32,7 +33,7 @@ def spec_of(folder: Path, number: int = 0, **fields: object) -> JobSpec:
     return dataclasses.replace(spec, **fields)
 
 
-def render(specs: JobSpec | list[JobSpec], site: Site = SITE, comment: str = "c") -> str:
+def render(specs: JobSpec | list[JobSpec], site: SlurmConfig = SITE, comment: str = "c") -> str:
     return Executor(specs if isinstance(specs, list) else [specs], site, comment).script_text()
 
 
@@ -77,13 +78,13 @@ def test_what_a_training_job_asks_for_and_starts(tmp_path, monkeypatch):
     assert shlex.split(text[srun:].split("\n")[1]) == [
         "srun", "--unbuffered", "--output", "/runs/run/jobs/train/%j_%t_log.out", "--error",
         "/runs/run/jobs/train/%j_%t_log.err", "--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", "sh",
-        "-c", UNTIL_IT_LISTENS, "sh", "/opt/python", "-P", "-u", "-m", "submitit.core._submit", "/runs/run/jobs/train",
+        "-c", UNTIL_IT_LISTENS, "sh", sys.executable, "-P", "-u", "-m", "submitit.core._submit", "/runs/run/jobs/train",
     ]  # fmt: skip
 
 
 def test_an_array_says_what_each_element_does(tmp_path):
     specs = [spec_of(tmp_path, number) for number in range(3)]
-    text = render(specs, dataclasses.replace(SITE, max_jobs_at_once=2), "dflop:run")
+    text = render(specs, SlurmConfig(max_jobs_at_once=2), "dflop:run")
     check_syntax(text)
     found = directives(text)
     assert (found["--job-name"], found["--array"]) == ("run-data", "0-2%2")
@@ -102,7 +103,7 @@ def test_an_array_says_what_each_element_does(tmp_path):
     ],
 )
 def test_gpus_are_asked_for_in_the_sites_words(tmp_path, gpus, gpu_type, expected):
-    site = Site(gpus=gpus, gpu_type=gpu_type)
+    site = SlurmConfig(gpus=gpus, gpu_type=gpu_type)
     spec = spec_of(tmp_path, resources=Resources(gpus_per_node=4))
     found = directives(render(spec, site, "c"))
     assert {name: value for name, value in found.items() if "gpu" in name or "gres" in name} == expected
@@ -112,7 +113,7 @@ def test_gpus_are_asked_for_in_the_sites_words(tmp_path, gpus, gpu_type, expecte
 
 def test_what_a_site_refuses_is_not_asked_for(tmp_path):
     spec = spec_of(tmp_path, resources=Resources(memory_bytes=1 << 30), is_resumable=True)
-    text = render(spec, Site(ask_for_memory=False, requeue=False), "c")
+    text = render(spec, SlurmConfig(ask_for_memory=False, requeue=False), "c")
     check_syntax(text)
     assert "--mem" not in directives(text)
     assert "--no-requeue" in directives(text)
@@ -127,19 +128,23 @@ def test_options_of_the_cluster_file_go_before_ours(tmp_path):
 
 
 def test_apptainer_is_a_command_before_python(tmp_path):
-    box = Container("/images/d f.sif", mounts=("/scratch", "/a:/b"), args=("--writable-tmpfs",), python="python3.11")
-    text = render(spec_of(tmp_path, resources=Resources(gpus_per_node=1)), Site(container=box), "c")
+    box = ContainerConfig(
+        image="/images/d f.sif", mounts=("/scratch", "/a:/b"), args=("--writable-tmpfs",), python="python3.11"
+    )
+    text = render(spec_of(tmp_path, resources=Resources(gpus_per_node=1)), SlurmConfig(container=box), "c")
     check_syntax(text)
     assert (
         "apptainer exec --nv --bind /scratch --bind /a:/b --writable-tmpfs '/images/d f.sif' python3.11 -P -u -m"
         in text
     )
-    assert "--nv" not in render(spec_of(tmp_path), Site(container=box), "c")
+    assert "--nv" not in render(spec_of(tmp_path), SlurmConfig(container=box), "c")
 
 
 def test_pyxis_is_options_of_srun(tmp_path):
-    box = Container("registry#dflop:0.1", "pyxis", ("/scratch", "/a:/b"), ("--no-container-mount-home",))
-    text = render(spec_of(tmp_path), Site(container=box, srun_args=("--cpu-bind=none",)), "c")
+    box = ContainerConfig(
+        image="registry#dflop:0.1", runtime="pyxis", mounts=("/scratch", "/a:/b"), args=("--no-container-mount-home",)
+    )
+    text = render(spec_of(tmp_path), SlurmConfig(container=box, srun_args=("--cpu-bind=none",)), "c")
     check_syntax(text)
     srun = text[text.index("srun ") :]
     for option in (

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from submitit.core.utils import JobPaths
 
+from dflop.config import SlurmConfig
 from dflop.errors import Interrupted, LaunchError
-from dflop.launch import JobHandle, JobSpec, JobState, Journal, Resources, Site, adopt_or_submit_all, log_paths
+from dflop.launch import JobHandle, JobSpec, JobState, Journal, Resources, adopt_or_submit_all, log_paths
 from dflop.launch.commands import ControllerAway
 from dflop.launch.results import submitted_in
 from dflop.launch.slurm import SlurmLauncher
@@ -47,7 +48,7 @@ def launcher(slurm: Path) -> SlurmLauncher:
 
 def make_launcher(slurm: Path, **site: object) -> SlurmLauncher:
     """Its watcher asks often, hence without a process each time."""
-    launcher = SlurmLauncher(run_id="r1", site=Site(**site), results_timeout_s=5)
+    launcher = SlurmLauncher(run_id="r1", site=SlurmConfig(**site), results_timeout_s=5)
     launcher.watcher = Watcher(poll_interval_s=0.1, lost_after_s=1, command=lambda args: fake_slurm.answer(slurm, args))
     return launcher
 

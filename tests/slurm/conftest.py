@@ -13,6 +13,7 @@ from typing import IO
 
 import pytest
 
+from dflop.config import SlurmConfig
 from dflop.launch.slurm import SlurmLauncher
 
 CLUSTER = Path(__file__).with_name("cluster.sh")
@@ -114,4 +115,4 @@ def cluster() -> Iterator[None]:
 @pytest.fixture
 def launcher(cluster: None) -> SlurmLauncher:
     """Polls every second and has no patience, as tests want it."""
-    return SlurmLauncher(run_id="test", poll_interval_s=0.5, lost_after_s=3, results_timeout_s=5)
+    return SlurmLauncher(run_id="test", site=SlurmConfig(poll_interval_s=0.5, lost_after_s=3), results_timeout_s=5)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dflop.config import SlurmConfig
 from dflop.errors import LaunchError
 from dflop.launch import (
     JobHandle,
@@ -17,7 +18,6 @@ from dflop.launch import (
     JobState,
     Journal,
     Resources,
-    Site,
     adopt_or_submit_all,
     executor,
     log_paths,
@@ -146,7 +146,7 @@ def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher, tmp_pa
 
 
 def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster, tmp_path):
-    launcher = SlurmLauncher(run_id="test", site=Site(max_jobs_at_once=1), poll_interval_s=0.2, lost_after_s=60)
+    launcher = SlurmLauncher(run_id="test", site=SlurmConfig(max_jobs_at_once=1, poll_interval_s=0.2, lost_after_s=60))
     gate = str(tmp_path / "gate")
     handles = launcher.submit_all(
         [make_spec(tmp_path / "job", "wait_for", gate, name=f"w{n}", key=f"w{n}", array="w") for n in range(4)]
@@ -242,7 +242,7 @@ def test_another_process_adopts_the_job(launcher, tmp_path):
     seen = subprocess.run(args, cwd=REPO, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     assert seen in ("queued", "running")
     gate.touch()
-    fresh = SlurmLauncher(poll_interval_s=0.5)
+    fresh = SlurmLauncher(site=SlurmConfig(poll_interval_s=0.5))
     assert run_job(fresh, spec, Journal(tmp_path / "run", "r1")) == ["seen"]
     assert {r.job_id for r in Journal(tmp_path / "run", "r1").records()} == {handle.job_id}
 
@@ -255,7 +255,7 @@ def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, tmp_path
     ]
     specs.append(make_spec(tmp_path / "a job", "wait_for", str(gate), resources=TWO_BY_TWO))
     submitted = launcher.submit_all(specs)
-    later = SlurmLauncher(run_id="test", poll_interval_s=0.5, lost_after_s=3, results_timeout_s=5)
+    later = SlurmLauncher(run_id="test", site=SlurmConfig(poll_interval_s=0.5, lost_after_s=3), results_timeout_s=5)
     adopted = adopt_or_submit_all(later, specs, journal)
     assert [h.job_id for h in adopted] == [h.job_id for h in submitted]
     assert list(submitted_in({s.folder for s in specs}, journal.jobs())) == []
