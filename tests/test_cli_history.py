@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflop.store import live, settings
-from dflop.store.freshen import freshen
-from dflop.store.ingest import ingest
+from dflop.store.ingest import freshen, ingest
 from dflop.store.snapshot import read_current
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_decision

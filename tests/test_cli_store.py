@@ -213,7 +213,7 @@ def test_one_function_cannot_take_the_machines_memory(store: Path) -> None:
 
 def test_a_function_that_hears_no_interrupt_is_stopped(store: Path) -> None:
     query = "select levenshtein(repeat('a', 1000000), repeat('b', 1000000 + a::int)) from range(1) as r(a)"
-    code = "from dflop.store import bounds; bounds.OVERTIME_S = 2.0; from dflop.cli import main; main()"
+    code = "from dflop.store import console; console.OVERTIME_S = 2.0; from dflop.cli import main; main()"
     arguments = ("sql", query, "--timeout-s", "0.5", "--store", str(store))
     done = run_module("tests.store.snippet", code, *arguments, cwd=store.parent, env=os.environ)
     assert_refused(done, 4, "stopped after 0.5 s", "did not end by itself")

@@ -49,7 +49,7 @@ def _say_nothing(_line: str) -> None:
 
 def freshen(store: Path, run_id: str, say: Say) -> None:
     """Brings in rows of a run that wait in the spool, and says where somebody else is at it."""
-    from dflop.store.freshen import freshen as bring_in
+    from dflop.store.ingest import freshen as bring_in
 
     if num_waiting := bring_in(store, run_id):
         say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")

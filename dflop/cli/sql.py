@@ -44,7 +44,7 @@ def sql(
     Example: dflop sql --list; dflop sql tables; dflop sql "select * from v_run_summary" --json; dflop sql < query.sql
     """
     from dflop.report.rows import print_rows
-    from dflop.store import bounds, console
+    from dflop.store import console
 
     shape = form_of(form, as_json)
     if list_queries:
@@ -63,7 +63,7 @@ def sql(
     values: dict[str, Any] = dict(named.values(given)) if named else dict(given)
     if shape == "parquet" and output is None:
         raise ConfigError("Parquet needs a file", hint="--output FILE")
-    bounds.bound_process(timeout_s)
+    console.bound_process(timeout_s)
     with console.open_query(store, text, values or None, timeout_s=timeout_s) as result:
         num_rows = _write(result, shape, output)
     if quiet:

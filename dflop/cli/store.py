@@ -39,14 +39,14 @@ def init(
         lease_s: Seconds after which a silent ingester on another node is taken for dead.
         group: Group whose members may write, read and clean the store.
     """
+    from dflop.store import access, settings
     from dflop.store import live as live_module
-    from dflop.store import settings, sharing
 
     found = settings.init(
         store, live=live, keep_snapshots=keep_snapshots, grace_s=grace_s, lease_s=lease_s, group=group
     )
     live_module.migrate_store(store)
-    if group is not None and (problem := sharing.obstacle(store)):
+    if group is not None and (problem := access.obstacle(store)):
         talk(quiet=False)(problem)
     print(f"{store}: {found}")
 
@@ -108,7 +108,7 @@ def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
 
     Example: dflop store verify
     """
-    from dflop.store.verify import verify as run_verify
+    from dflop.store.rebuild import verify as run_verify
 
     say = talk(quiet)
     report = run_verify(store, say)
@@ -166,7 +166,7 @@ def compact(
 
     Example: dflop store compact --dry-run
     """
-    from dflop.store.compact import compact as run_compact
+    from dflop.store.maintenance import compact as run_compact
 
     done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, say=talk(quiet))
     saved = f", {units.num_bytes(done.num_bytes_before)} became {units.num_bytes(done.num_bytes_after)}"
@@ -180,11 +180,11 @@ def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = 
 
     Example: dflop store gc --dry-run
     """
-    from dflop.store.collect import gc as run_gc
+    from dflop.store.maintenance import gc as run_gc
 
     done = run_gc(store, dry_run=dry_run, say=talk(quiet))
     would = "would be removed" if dry_run else "removed"
-    print(f"{len(done.removed)} files, {units.num_bytes(done.num_bytes)}, {would}")
+    print(f"{len(done)} files, {units.num_bytes(sum(done.values()))}, {would}")
 
 
 @app.command
@@ -200,11 +200,11 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     import time
 
     from dflop.report.rows import print_rows
-    from dflop.store import console, freshen, settings, sharing, snapshot
+    from dflop.store import access, console, health, settings, snapshot
 
     current = snapshot.read_current(store)
     columns, rows = console.query(store, console.named_query("store").sql)
-    waiting, rules = freshen.waiting_files(store), settings.read_settings(store)
+    waiting, rules = health.waiting_files(store), settings.read_settings(store)
     if as_json:
         content = {
             "snapshot": dataclasses.asdict(current) if current else None,
@@ -219,6 +219,6 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
         age_s = time.time() - current.published_at_s
         print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
     print(f"{len(waiting)} spool files wait to be ingested")
-    if sharing.is_shared(store):
-        print(f"members of group {sharing.group_name(store.stat().st_gid)} may write")
+    if access.is_shared(store):
+        print(f"members of group {access.group_name(store.stat().st_gid)} may write")
     print(rules)

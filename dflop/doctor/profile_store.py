@@ -10,7 +10,7 @@ from pathlib import Path
 from dflop import units
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding, checked
 from dflop.errors import DflopError
-from dflop.store import access, freshen, health
+from dflop.store import access, health
 
 AREA = "store"
 OLD_S = 3600.0
@@ -41,7 +41,7 @@ def profile_store(root: Path) -> Iterator[Finding]:
 
 def _backlog(root: Path) -> Finding:
     try:
-        waiting = freshen.waiting_files(root)
+        waiting = health.waiting_files(root)
         ages_s = [time.time() - path.stat().st_mtime for path in waiting]
     except (DflopError, OSError):
         return Finding(AREA, "spool", SKIP, "what waits cannot be told without a snapshot")

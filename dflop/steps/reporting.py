@@ -18,7 +18,7 @@ from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
-from dflop.store.freshen import freshen
+from dflop.store.ingest import freshen
 from dflop.store.reader import Reader
 from dflop.units import num_bytes
 from dflop.views import run_results

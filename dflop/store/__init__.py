@@ -1,18 +1,18 @@
 """The team's memory: every value of `records.py` as rows in DuckDB, written by many jobs, read by everyone.
 
 Jobs write immutable Parquet files (`spool`), one ingester at a time turns them into rows of the live database
-(`lock`, `live`, `migrate`, `ingest`) and publishes read-only copies (`snapshot`); programs read those through
+(`lease`, `live`, `migrate`, `ingest`) and publishes read-only copies (`snapshot`); programs read those through
 `reader`, people through `console`. Nothing is imported here: GPU nodes use `schema` and `spool` with pyarrow alone,
 without DuckDB.
 
     <store>/store.json    where the live database is, how long snapshots stay
     <store>/spool/<kind>/<run_id>/<producer>-<seq>.parquet   immutable, written by every job
-    <store>/archive/<kind>/<run_id>/<n>.parquet              the same rows, compacted
-    <store>/quarantine/...                                   files that failed a check, each with its reason
+    <store>/archive/<kind>/<run_id>/<n>.parquet              the same rows, compacted; next_seq.json: numbers in use
+    <store>/quarantine/<path below spool>.<sha256>           files that failed a check; *.reason.json says which
     <store>/ingest.lock                                      flock, taken before DuckDB sees the live file
-    <store>/INGEST.lease/<epoch>.json                        who ingests, for nodes whose locks cannot be trusted
+    <store>/INGEST.lease/<epoch>.json                        claims; the highest number ingests (unsure locks)
     <store>/live/dflop.duckdb                                read-write, by the holder of lock and lease only
-    <store>/snapshots/dflop-<seq>.duckdb, CURRENT            read-only copies; CURRENT names the newest
+    <store>/snapshots/dflop-<seq>.duckdb, CURRENT            read-only copies (0444); CURRENT names the newest
     <store>/publishes/<seq>.parquet                          which files each snapshot was the first to hold
     <store>/current.duckdb                                   the newest snapshot, as a link for people
     <store>/cache/headers/                                   sizes of media files, for the next profile; may be deleted

@@ -1,10 +1,7 @@
 """Compacted spool files: many small files of one kind and run, rewritten as one, their identities kept.
 
-    <store>/archive/<kind>/<run_id>/<n>.parquet      rows in the order of their files, with _producer and _seq
-    <store>/archive/<kind>/<run_id>/next_seq.json    per producer, the first number it may use again
-
-An archive file is as much truth as the spool: it names every file it replaces, with its hash, size, time and rows, so
-a rebuild gives the same rows and the same manifest as from the files themselves.
+An archive file, which holds the rows in the order of their files, is as much truth as the spool: it names every file it
+replaces, with its hash, size, time and rows, so a rebuild gives the same rows and the same manifest as from the files.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +27,8 @@ from dflop.store.spool import NEXT_SEQ_FILE, SpoolKey, read_next_seq
 _MEMBERS = b"dflop.archive_members"
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """A compacted file and the spool files in it."""
-
-    file: StoredFile
-    sha256: str
-    files: tuple[Good, ...]
-
-
 def list_archive(store_root: Path) -> list[StoredFile]:
-    """Every compacted file of the store.
-
-    Raises:
-        OSError: A folder cannot be read.
-    """
+    """Every compacted file of the store."""
     root = store_root / "archive"
     return [StoredFile.of(root, path) for path in durable.list_parquet(root)]
 
@@ -54,24 +37,26 @@ def write(store_root: Path, kind: str, run_id: str, files: Sequence[Good]) -> St
     """Writes files of one kind and run as one; removes nothing."""
     folder = store_root / "archive" / kind / run_id
     durable.make_folder(folder)
-    _raise_next_seq(folder, files)
+    # Before the files go: a producer that comes back must not use one of their numbers again.
+    used = read_next_seq(folder)
+    for g in files:
+        used[g.key.producer] = max(used.get(g.key.producer, 0), g.key.seq + 1)
+    durable.replace(folder / NEXT_SEQ_FILE, json.dumps(used).encode())
     table = with_provenance(files).drop_columns(["_run_id"])
     members = [
         [g.key.producer, g.key.seq, g.sha256, g.file.num_bytes, g.file.mtime_ns, g.table.num_rows] for g in files
     ]
     metadata = {
-        b"dflop.kind": kind.encode(),
-        b"dflop.run_id": run_id.encode(),
-        schema.VERSION_KEY: str(schema.version_of(kind)).encode(),
-        _MEMBERS: json.dumps(members).encode(),
-    }
+        "dflop.kind": kind, "dflop.run_id": run_id, schema.VERSION_KEY: str(schema.version_of(kind)),
+        _MEMBERS: json.dumps(members),
+    }  # fmt: skip
     path = folder / f"{max(durable.numbered(folder, '.parquet'), default=-1) + 1:06d}.parquet"
     durable.write_new(path, durable.parquet(table, metadata))
     return StoredFile.of(store_root / "archive", path)
 
 
-def read(file: StoredFile) -> Archive:
-    """The spool files in a compacted file, as they were when they were compacted, in today's schema.
+def read(file: StoredFile) -> tuple[str, tuple[Good, ...]]:
+    """Hash of a compacted file, and the spool files in it as they were when they were compacted, in today's schema.
 
     Raises:
         StoreError: The file is damaged, or of a newer dflop. Nothing replaces it: restore it from a backup.
@@ -87,23 +72,17 @@ def read(file: StoredFile) -> Archive:
         table = reader.read()
         files = tuple(_members(kind, run_id, version, table, parse_json(found[_MEMBERS]), file.path))
     except (KeyError, ValueError, TypeError, OSError, pa.ArrowException) as error:
-        raise StoreError(
-            f"cannot read the compacted file: {str(error).splitlines()[0]}",
-            where=str(file.path),
-            hint="upgrade dflop if it is older than the store, else restore the file from a backup",
-        ) from error
-    return Archive(file, hashlib.sha256(data).hexdigest(), files)
+        told = f"cannot read the compacted file: {str(error).splitlines()[0]}"
+        hint = "upgrade dflop if it is older than the store, else restore the file from a backup"
+        raise StoreError(told, where=str(file.path), hint=hint) from error
+    return hashlib.sha256(data).hexdigest(), files
 
 
-def note(con: duckdb.DuckDBPyConnection, found: Archive) -> None:
-    """Notes that every file in the archive is in the manifest; part of the caller's transaction."""
-    con.execute(
-        "insert or replace into archive_manifest values (?, ?, ?, ?, ?, ?, ?)",
-        [
-            found.file.name, found.sha256, found.file.num_bytes, found.file.mtime_ns, len(found.files),
-            sum(g.table.num_rows for g in found.files), time.time(),
-        ],
-    )  # fmt: skip
+def note(con: duckdb.DuckDBPyConnection, file: StoredFile, sha256: str, files: Sequence[Good]) -> None:
+    """Notes that every spool file in a compacted file is in the manifest; part of the caller's transaction."""
+    num_rows = sum(g.table.num_rows for g in files)
+    row = [file.name, sha256, file.num_bytes, file.mtime_ns, len(files), num_rows, time.time()]
+    con.execute("insert or replace into archive_manifest values (?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def _members(kind: str, run_id: str, version: int, table: pa.Table, members: list[list[Any]], path: Path) -> list[Good]:
@@ -119,11 +98,3 @@ def _members(kind: str, run_id: str, version: int, table: pa.Table, members: lis
         key = SpoolKey(kind, run_id, producer, seq)
         good.append(Good(StoredFile(key.relative_path, path, num_bytes, mtime_ns), key, sha256, rows))
     return good
-
-
-def _raise_next_seq(folder: Path, files: Sequence[Good]) -> None:
-    # Before the files go: a producer that comes back must not use one of their numbers again.
-    found = read_next_seq(folder)
-    for g in files:
-        found[g.key.producer] = max(found.get(g.key.producer, 0), g.key.seq + 1)
-    durable.replace(folder / NEXT_SEQ_FILE, json.dumps(found).encode())

@@ -2,17 +2,20 @@
 
 A console is a place where pasted SQL runs, so nothing but reading is possible: the file is read-only, only
 statements that return rows are accepted, files and network are out of reach, the configuration is locked, memory and
-time are bounded (`bounds.py` makes that hard for a process of its own). Results are streamed in Arrow batches: a
-million rows need no gigabytes. It protects the store from accidents and from pasted SQL; a person who owns the
-process can always open the file without it, so paths of the store, which that person gave, are not hidden.
+time are bounded (`bound_process` makes that hard for a process of its own). Results are streamed in Arrow batches: a
+million rows need no gigabytes. A person who owns the process can always open the file without it, so paths of the
+store, which that person gave, are not hidden.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +31,15 @@ from dflop.store.snapshot import Current
 
 TIMEOUT_S = 60.0
 BATCH_ROWS = 20_000
-HEADER_KEYS = ("purpose", "parameters", "grain", "units")
 BOOLEANS = {"true": True, "false": False}
 TYPES: dict[str, Callable[[str], Any]] = {
-    "varchar": str,
-    "bigint": int,
-    "double": float,
-    "boolean": lambda text: BOOLEANS[text.lower()],
-}
+    "varchar": str, "bigint": int, "double": float, "boolean": lambda text: BOOLEANS[text.lower()],
+}  # fmt: skip
+PROCESS_BYTES = 6 * 2**30
+"""What the process may allocate: the memory limit of a query, and 2 GiB for Python, Arrow and thread stacks."""
+OVERTIME_S = 5.0
+"""An interrupted query has so long to end by itself."""
+TOO_LONG = "narrow it with WHERE or LIMIT, or raise --timeout-s"
 # Arrow's reader wraps what DuckDB raises.
 READ_ERRORS = (duckdb.Error, OSError, pa.ArrowException, MemoryError)
 
@@ -62,7 +66,6 @@ class NamedQuery:
 
     @property
     def parameter_names(self) -> list[str]:
-        """Names a caller has to give values for."""
         return [p.name for p in self.parameters]
 
     def values(self, given: Mapping[str, str]) -> dict[str, Any]:
@@ -98,10 +101,8 @@ class Result:
             try:
                 columns = [column.to_pylist() for column in batch.columns]
             except (OverflowError, ValueError) as error:
-                raise StoreError(
-                    f"a value of the result cannot be shown: {error}",
-                    hint="cast its column, as in started_at::varchar, or write --format parquet",
-                ) from error
+                hint = "cast its column, as in started_at::varchar, or write --format parquet"
+                raise StoreError(f"a value of the result cannot be shown: {error}", hint=hint) from error
             yield from zip(*columns, strict=True)
 
     def write_parquet(self, path: Path) -> int:
@@ -113,29 +114,25 @@ class Result:
         """
         is_pipe = path.exists() and not path.is_file()  # or a device: it must not be replaced by a file
         num_rows = 0
-        with nullcontext(path) if is_pipe else files.replacing(path) as place:
+        with contextlib.nullcontext(path) if is_pipe else files.replacing(path) as place:
             try:
                 with open(place, "wb") as file, pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
                     for batch in self.batches:
                         writer.write_batch(batch)
                         num_rows += batch.num_rows
             except pa.ArrowException as error:
-                told = f"Parquet cannot hold it: {error}"
-                raise StoreError(told, hint="cast the column, as in x::varchar") from error
+                hint = "cast the column, as in x::varchar"
+                raise StoreError(f"Parquet cannot hold it: {error}", hint=hint) from error
         return num_rows
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_query(
     store_root: Path | str, sql: str, params: Params | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> Iterator[Result]:
     """Runs one SELECT (or DESCRIBE, SHOW, EXPLAIN) on the newest snapshot; the rows are computed as they are read.
 
-    Args:
-        store_root: Folder of the store.
-        sql: One statement.
-        params: Values by name for `$name`, or in order for `?`.
-        timeout_s: The query, reading included, is interrupted after this time.
+    The query, reading included, is interrupted after `timeout_s`. Parameters are by name for `$name`, in order for `?`.
 
     Raises:
         StoreError: No snapshot, not exactly one reading statement, no valid Unicode, an SQL error, or out of time or
@@ -153,10 +150,7 @@ def open_query(
 
     def explain(error: Exception) -> StoreError:
         if timed_out.is_set():
-            return StoreError(
-                f"the query was stopped after {timeout_s:g} s",
-                hint="narrow it with WHERE or LIMIT, or raise --timeout-s",
-            )
+            return StoreError(f"the query was stopped after {timeout_s:g} s", hint=TOO_LONG)
         return refusal.explained(error, con, current, store_root)
 
     try:
@@ -183,23 +177,36 @@ def query(
         return result.schema.names, list(result.rows())
 
 
-def list_queries(sql_root: Path | None = None) -> list[NamedQuery]:
-    """The queries of `sql/queries`, by name.
+def bound_process(timeout_s: float) -> None:
+    """Bounds memory and life of this process; for a command that runs one query, which has `timeout_s`, and ends.
 
-    Raises:
-        StoreError: A file lacks one of the header lines `-- purpose: ...`, parameters, grain, units.
+    DuckDB's own bounds are soft: `memory_limit` does not count what one function makes of one row
+    (`list_sort(range(300000000))` took 18 GiB under a limit of 4), and an interrupt waits until that function returns
+    (79 s instead of 3). `OVERTIME_S` later the process says so and ends with the exit code of a StoreError, without
+    cleaning up: a `.tmp-` file may stay beside the output.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = min(n for n in (soft, hard, PROCESS_BYTES) if n != resource.RLIM_INFINITY)
+    with contextlib.suppress(ValueError, OSError):  # a system without this limit
+        resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
+    watchdog = threading.Timer(timeout_s + OVERTIME_S, _end, (timeout_s,))
+    watchdog.daemon = True
+    watchdog.start()
+
+
+def list_queries(sql_root: Path | None = None) -> list[NamedQuery]:
+    """The queries of `sql/queries`, by name."""
     folder = (sql_root or resources.path("sql")) / "queries"
     return [_parse(path) for path in sorted(folder.glob("*.sql"))]
 
 
-def named_query(name: str, sql_root: Path | None = None) -> NamedQuery:
+def named_query(name: str) -> NamedQuery:
     """The query `sql/queries/<name>.sql`.
 
     Raises:
         ConfigError: There is no such query; the message lists those there are.
     """
-    queries = {q.name: q for q in list_queries(sql_root)}
+    queries = {q.name: q for q in list_queries()}
     if name not in queries:
         raise ConfigError(f"no query named `{name}`", hint=did_you_mean(name, queries))
     return queries[name]
@@ -219,11 +226,8 @@ def _parse(path: Path) -> NamedQuery:
     except UnicodeDecodeError as error:
         raise StoreError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from None
     header = dict(re.findall(r"^-- (\w+): (.+)$", text, flags=re.MULTILINE))
-    missing = [key for key in HEADER_KEYS if key not in header]
-    if missing:
-        raise StoreError(
-            f"query header lacks {', '.join(missing)}", where=str(path), hint="-- purpose: what it answers"
-        )
+    if missing := ", ".join(key for key in ("purpose", "parameters", "grain", "units") if key not in header):
+        raise StoreError(f"query header lacks {missing}", where=str(path), hint="-- purpose: what it answers")
     found = header["parameters"]
     parameters = () if found == "none" else tuple(_parameter(part, path) for part in found.split("; "))
     return NamedQuery(path.stem, header["purpose"], parameters, text)
@@ -232,11 +236,8 @@ def _parse(path: Path) -> NamedQuery:
 def _parameter(text: str, path: Path) -> Parameter:
     match = re.fullmatch(r"\$(\w+) (\w+), (.+)", text)
     if not match or match[2] not in TYPES:
-        raise StoreError(
-            f"cannot read parameter `{text}` of a query header",
-            where=str(path),
-            hint=f"write `$name type, meaning; ...` with a type out of {', '.join(TYPES)}",
-        )
+        hint = f"write `$name type, meaning; ...` with a type out of {', '.join(TYPES)}"
+        raise StoreError(f"cannot read parameter `{text}` of a query header", where=str(path), hint=hint)
     return Parameter(*match.groups())
 
 
@@ -244,6 +245,11 @@ def _typed(parameter: Parameter, text: str) -> Any:
     try:
         return TYPES[parameter.type](text)
     except (ValueError, KeyError):
-        raise ConfigError(
-            f"`{text}` is no {parameter.type}", where=f"--param {parameter.name}", hint=parameter.meaning
-        ) from None
+        told, where = f"`{text}` is no {parameter.type}", f"--param {parameter.name}"
+        raise ConfigError(told, where=where, hint=parameter.meaning) from None
+
+
+def _end(timeout_s: float) -> None:
+    error = StoreError(f"the query was stopped after {timeout_s:g} s, and did not end by itself", hint=TOO_LONG)
+    print(f"dflop: {error}", file=sys.stderr, flush=True)
+    os._exit(error.exit_code)

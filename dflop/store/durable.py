@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflop import files
-from dflop.store import sharing
+from dflop.store import access
 
 
 def write_new(final: Path, data: bytes) -> None:
@@ -32,11 +32,12 @@ def write_new(final: Path, data: bytes) -> None:
     tmp = files.tmp_path(final)
     try:
         _write(tmp, data)
+        files.fsync(tmp)
         # rename() would silently replace a file; link() is the atomic operation that refuses to.
         os.link(tmp, final)
     except FileExistsError:
         # NFS repeats a request whose answer got lost: the link may be there because we made it.
-        if not _is_same(tmp, final):
+        if tmp.stat().st_nlink != 2:
             raise
     finally:
         tmp.unlink(missing_ok=True)
@@ -48,11 +49,7 @@ def write_new(final: Path, data: bytes) -> None:
 
 
 def replace(final: Path, data: bytes) -> None:
-    """Writes `final` durably in place of whatever was there; a reader sees the old or the new bytes, never a mix.
-
-    Raises:
-        OSError: The disk is full, over quota or failing; the old file stays.
-    """
+    """Writes `final` durably in place of whatever was there; a reader sees the old or the new bytes, never a mix."""
     with files.replacing(final, is_durable=True) as tmp:
         _write(tmp, data)
 
@@ -62,13 +59,11 @@ def make_folder(folder: Path) -> None:
 
     Raises:
         FileExistsError: A file is where the folder should be.
-        OSError: No permission, or the disk is full.
     """
-    missing = [f for f in (folder, *folder.parents) if not f.exists()]
-    for new in reversed(missing):
+    for new in reversed([f for f in (folder, *folder.parents) if not f.exists()]):
         with contextlib.suppress(FileExistsError):  # somebody else was faster: it is theirs
             new.mkdir()
-            sharing.hand_on(new)
+            access.hand_on(new)
         files.fsync(new.parent)
     if not folder.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
@@ -82,15 +77,7 @@ def parquet(table: pa.Table, metadata: Mapping[Any, Any], compression: str = "zs
 
 
 def list_parquet(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
-    """Complete Parquet files anywhere below a folder, sorted; none where it is not there.
-
-    Args:
-        folder: Where to look.
-        on_error: Takes the error of a folder that cannot be read; without it, it is raised.
-
-    Raises:
-        OSError: A folder cannot be read: files in it would be missing in silence.
-    """
+    """Complete Parquet files anywhere below a folder, sorted; `on_error` takes errors of unreadable folders."""
 
     def fail(error: OSError) -> None:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -99,11 +86,8 @@ def list_parquet(folder: Path, on_error: Callable[[OSError], None] | None = None
             raise error
         on_error(error)
 
-    found = []
-    for place, _, names in os.walk(folder, onerror=fail):
-        names = [name for name in names if name.endswith(".parquet") and not name.startswith(files.TMP_PREFIX)]
-        found += [Path(place, name) for name in names]
-    return sorted(found)
+    found = ((place, name) for place, _, names in os.walk(folder, onerror=fail) for name in names)
+    return sorted(Path(*f) for f in found if f[1].endswith(".parquet") and not f[1].startswith(files.TMP_PREFIX))
 
 
 def numbered(folder: Path, suffix: str, prefix: str = "") -> dict[int, Path]:
@@ -114,16 +98,7 @@ def numbered(folder: Path, suffix: str, prefix: str = "") -> dict[int, Path]:
     return dict(sorted((int(m[1]), path) for path in folder.iterdir() if (m := name.fullmatch(path.name))))
 
 
-def _is_same(first: Path, second: Path) -> bool:
-    try:
-        return os.path.samefile(first, second)
-    except FileNotFoundError:
-        return False
-
-
 def _write(tmp: Path, data: bytes) -> None:
     with open(tmp, "xb") as file:
-        sharing.hand_on(tmp)
+        access.hand_on(tmp)
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

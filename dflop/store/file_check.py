@@ -46,11 +46,7 @@ class StoredFile:
 
     @classmethod
     def of(cls, root: Path, path: Path) -> StoredFile:
-        """The file at `path`, somewhere below `root`.
-
-        Raises:
-            OSError: It cannot be looked at, or is gone.
-        """
+        """The file at `path`, somewhere below `root`."""
         stat = path.stat()
         return cls(path.relative_to(root).as_posix(), path, stat.st_size, stat.st_mtime_ns)
 
@@ -94,12 +90,7 @@ Judged = Good | Bad | Touched | Waiting
 
 
 def judge(file: StoredFile, known_sha256: str | None) -> Judged:
-    """Judges one file.
-
-    Args:
-        file: The file.
-        known_sha256: Hash of what was ingested under this name before; None when nothing was.
-    """
+    """Judges one file; `known_sha256` is of what was ingested under its name before, if anything was."""
     try:
         data = file.path.read_bytes()
     except PermissionError as error:
@@ -121,12 +112,7 @@ def judge(file: StoredFile, known_sha256: str | None) -> Judged:
 
 
 def judge_all(files: Iterable[StoredFile], known: Mapping[str, str]) -> Iterator[list[Judged]]:
-    """Judges files in batches for one transaction each; the next batch is read while the caller works on this one.
-
-    Args:
-        files: The files, in order.
-        known: Path below `spool/` to hash, for files that were ingested before.
-    """
+    """Judges files in batches for one transaction each; the next one is read while the caller works on this one."""
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dflop-check") as pool:
         ahead: list[Future[Judged]] = []
         for batch in (*batches(files, lambda file: file.num_bytes, BATCH_BYTES, BATCH_FILES), []):
@@ -148,13 +134,11 @@ def decode(key: SpoolKey, data: bytes) -> pa.Table:
     for name, expected in key.metadata.items():
         if found.get(name) != expected:
             raise ValueError(f"{name.decode()} in the file is {found.get(name)!r}, expected {expected!r}")
-    version = schema.file_version(found)
+    version, of_today = schema.file_version(found), schema.version_of(key.kind)
     if key.kind not in schema.KINDS:
         raise NewerSchemaError(f"kind `{key.kind}` is not known to this dflop")
-    if version > schema.version_of(key.kind):
-        raise NewerSchemaError(
-            f"schema version {version} of `{key.kind}`, this dflop knows {schema.version_of(key.kind)}"
-        )
+    if version > of_today:
+        raise NewerSchemaError(f"schema version {version} of `{key.kind}`, this dflop knows {of_today}")
     table = schema.upgrade(key.kind, version, reader.read(use_threads=False))
     if not table.schema.equals(schema.arrow_schema(key.kind)):
         raise ValueError(f"columns {table.schema.names} do not match schema version {version} of `{key.kind}`")
@@ -177,9 +161,7 @@ def with_provenance(files: Iterable[Good]) -> pa.Table:
     return table.combine_chunks() if table.num_rows < MIN_CHUNK_ROWS * len(files) else table
 
 
-def batches(
-    items: Iterable[T], size: Callable[[T], int], max_bytes: int, max_items: int = 1 << 30
-) -> Iterator[list[T]]:
+def batches(items: Iterable[T], size: Callable[[T], int], max_bytes: int, max_items: int = 0) -> Iterator[list[T]]:
     """Items in order, as many at a time as fit; one that is too large alone."""
     batch: list[T] = []
     num_bytes = 0

@@ -1,4 +1,4 @@
-"""Whether a store is well, looked at from outside: nothing stays but a lock file's content, nothing is mended."""
+"""Whether a store is well and what waits for it, looked at from outside: nothing is mended."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from pathlib import Path
 
 from dflop import units
 from dflop.errors import StoreError
-from dflop.store import console, durable, lease, live, lock, settings, snapshot
+from dflop.store import access, console, durable, lease, live, schema, settings, snapshot, spool
 
 
 def snapshot_health(root: Path) -> str:
-    """What the newest snapshot is; it opens and answers.
-
-    Raises:
-        StoreError: it does not, or CURRENT is damaged.
-    """
+    """What the newest snapshot is; it opens and answers, or there is a StoreError."""
     current = snapshot.read_current(root)
     if current is None:
         return "none yet: it comes with the first ingest"
@@ -25,18 +21,17 @@ def snapshot_health(root: Path) -> str:
 
 
 def live_health(root: Path) -> str:
-    """What the live database is; it opens, unless an ingester is at it.
-
-    Raises:
-        StoreError: it does not open, or settings are damaged.
-    """
+    """What the live database is; it opens, unless an ingester is at it, or there is a StoreError."""
     path = live.live_file(root)
     if not path.exists():
         return f"none on this machine: the next ingest makes it ({path})"
     try:
         # DuckDB looks at the file before it locks it, so whoever opens it holds the ingest lock.
-        with live.explained("cannot open the live database", root), lock.exclusive(root / "ingest.lock", timeout_s=0):
-            live.check(path)
+        with (
+            live.explained("cannot open the live database", root), lease.exclusive(root / "ingest.lock", timeout_s=0),
+            live.opened(path, read_only=True) as con,
+        ):  # fmt: skip
+            con.execute("select count(*) from ingest_manifest").fetchone()
     except StoreError as error:
         if "is ingesting" in error.what:
             return f"in use: {error.what}"
@@ -65,3 +60,26 @@ def lease_health(root: Path) -> str:
     if claim.age_s > limit_s:
         return f"free: {claim} was last heard of {units.seconds(claim.age_s)} ago (limit {units.seconds(limit_s)})"
     return f"held by {claim}, heard of {units.seconds(max(claim.age_s, 0))} ago"
+
+
+def waiting_files(store_root: Path | str, run_id: str = "") -> list[Path]:
+    """Spool files that the newest snapshot does not know, in order of their names; all of them before the first one.
+
+    Of a run its own and what it compares. Files that no spool writer can have written count: quarantine awaits them.
+    """
+    root = Path(store_root)
+    try:
+        files = spooled(root, run_id)
+    except OSError as error:
+        raise access.error_of("what waits cannot be told", error, root) from error
+    known: set[spool.SpoolKey | None] = set()
+    if files and (root / "CURRENT").exists():
+        sql = "select kind, run_id, producer, seq from ingest_manifest where starts_with(run_id, $run_id)"
+        known = {spool.SpoolKey(*row) for row in console.query(root, sql, {"run_id": run_id})[1]}
+    return [path for key, path in files if key not in known]
+
+
+def spooled(root: Path, run_id: str) -> list[tuple[spool.SpoolKey | None, Path]]:
+    """Spool files with their keys, or only those of a run."""
+    places = [f"{kind}/{run_id}" for kind in schema.KINDS] if run_id else [""]
+    return [(spool.SpoolKey.parse(name), path) for place in places for name, path in spool.list_files(root, place)]

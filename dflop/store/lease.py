@@ -1,45 +1,56 @@
-"""Who may ingest, agreed between nodes whose file locks cannot be trusted.
+"""One ingester at a time: a file lock for this node, and a lease for nodes whose locks cannot be trusted.
 
-    <store>/INGEST.lease/<epoch>.json    one claim per ingest, numbered; the highest number holds the lease
+DuckDB's own lock is taken after the header is read (2.0.0), so a process that opens the live file while another one
+commits can overwrite acknowledged rows without an error. `flock`, taken before `connect` and held past `close`, closes
+that window, and dies with its holder's process.
 
 `flock` is decisive on one node. Across nodes it is only as good as the mount (NFS without a lock manager, Lustre with
 `localflock`), so an ingester also claims the next epoch: `link()` lets exactly one process create a number, on NFS
 too. A holder touches its claim while it works; a claim not touched for `lease_s` is taken over by the next epoch. Its
 owner, if it was only asleep, finds the higher number when it checks before its next commit or publish, and stops
-(fencing). Ages are differences of file times, so they are read off one clock, the file server's. What stays: a holder
-that falls asleep between its check and its commit for longer than `lease_s`, on a mount without locks.
+(fencing). Ages are differences of file times, so they are read off one clock, the file server's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflop import files
 from dflop.errors import StoreError
 from dflop.records import from_dict, parse_json, to_dict
-from dflop.store import durable, lock
+from dflop.store import access, durable
 
-POLL_S = 0.2
+LOCK_POLL_S, POLL_S = 0.05, 0.2
 FOLDER = "INGEST.lease"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(lock.Holder):
-    """A numbered claim, as anyone may look at it."""
+class Claim:
+    """The process that holds a lock or a lease, as it has written itself down."""
 
+    pid: int
+    host: str
+    since: str
+    """UTC, `2026-11-20T12:00:00Z`."""
     boot_id: str = ""
     """Of the kernel under which it was made."""
     is_released: bool = False
     age_s: float = 0.0
     """Since its holder last gave a sign of life, by the clock of the file server."""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host} since {self.since}"
 
     @property
     def is_of_this_machine(self) -> bool:
@@ -47,13 +58,30 @@ class Claim(lock.Holder):
         return self.boot_id == _boot_id()
 
 
-def read_claim(path: Path) -> Claim:
-    """What a claim says.
+@contextlib.contextmanager
+def exclusive(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Holds a lock file, which is never deleted (that lets two processes hold "the" lock), for the length of the block.
 
     Raises:
-        OSError: There is none.
-        ValueError, TypeError: It is damaged, or not written yet.
+        StoreError: Another process still holds the lock (the message names it), or the file system has no locks.
+        OSError: This user may not write the file.
     """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    try:
+        access.hand_on(path)
+        _acquire(fd, path, timeout_s)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, _claim_text(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)  # releases the lock
+
+
+def read_claim(path: Path) -> Claim:
+    """What a claim says; an OSError where there is none, a ValueError or TypeError where it is damaged."""
     age_s = _age_s(path)
     return dataclasses.replace(from_dict(Claim, parse_json(path.read_bytes())), age_s=age_s)
 
@@ -61,30 +89,24 @@ def read_claim(path: Path) -> Claim:
 def newest_claim(folder: Path) -> Claim | None:
     """The claim that holds a lease, or held it last; None where nobody ever did, or it changes this moment."""
     claims = durable.numbered(folder, ".json")
-    try:
+    with contextlib.suppress(OSError, ValueError, TypeError):
         return read_claim(claims[max(claims)]) if claims else None
-    except (OSError, ValueError, TypeError):
-        return None
+    return None
 
 
 class Lease:
-    """A held lease; use it as a context manager, inside the file lock.
+    """A held lease, on a store or on what claims in another folder (`name`) are for; used inside the file lock.
 
-    Args:
-        store_root: Folder of the store.
-        lease_s: A claim older than this is dead.
-        timeout_s: How long to wait for a holder on another node.
-        name: Folder of the claims, for leases on something else than a store.
+    A claim older than `lease_s` is dead; a holder on another node is waited for `timeout_s`.
 
     Raises:
-        StoreError: Another node holds the lease for longer than `timeout_s`.
+        StoreError: Another node holds the lease for longer.
     """
 
     def __init__(self, store_root: Path, *, lease_s: float, timeout_s: float, name: str = FOLDER) -> None:
-        self._folder = store_root / name
-        self._lease_s = lease_s
+        self._folder, self._lease_s = store_root / name, lease_s
         durable.make_folder(self._folder)
-        self.epoch = self._claim(time.monotonic() + timeout_s, timeout_s)
+        self.epoch = self._claim(timeout_s)
         """Number of this lease; every later holder has a higher one."""
         self._stop = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="dflop-lease", daemon=True)
@@ -107,35 +129,37 @@ class Lease:
         """
         newest = self._newest()
         if newest != self.epoch:
-            raise StoreError(
-                f"lost the ingest lease: epoch {newest} has taken over from epoch {self.epoch}, {self._holder(newest)}",
-                where=str(self._folder),
-                hint="this process was silent for too long; what it had not committed stays in the spool",
-            )
+            told = f"epoch {newest} has taken over from epoch {self.epoch}, {self._holder()}"
+            hint = "this process was silent for too long; what it had not committed stays in the spool"
+            raise StoreError(f"lost the ingest lease: {told}", where=str(self._folder), hint=hint)
 
-    def _claim(self, deadline_s: float, timeout_s: float) -> int:
+    def _claim(self, timeout_s: float) -> int:
+        deadline_s = time.monotonic() + timeout_s
         while True:
             newest = self._newest()
             if not newest or self._is_free(newest):
-                try:
-                    durable.write_new(self._path(newest + 1), _claim_text())
-                except FileExistsError:
-                    continue  # somebody else was faster
-                claims = durable.numbered(self._folder, ".json")
-                if max(claims, default=0) == newest + 1:
-                    for path in [path for epoch, path in claims.items() if epoch <= newest]:
-                        path.unlink(missing_ok=True)
+                if self._takes(newest + 1):
                     return newest + 1
-                # While we looked, others took this number, a higher one, and tidied ours away: it means nothing.
-                self._path(newest + 1).unlink(missing_ok=True)
-                continue
-            if time.monotonic() >= deadline_s:
-                raise StoreError(
-                    f"another node is ingesting: epoch {newest}, {self._holder(newest)}; waited {timeout_s:g} s",
-                    where=str(self._folder),
-                    hint=f"let it finish; a claim expires {self._lease_s:g} s after its node's last sign of life",
-                )
-            time.sleep(POLL_S)
+            elif time.monotonic() >= deadline_s:
+                told = f"another node is ingesting: epoch {newest}, {self._holder()}; waited {timeout_s:g} s"
+                hint = f"let it finish; a claim expires {self._lease_s:g} s after its node's last sign of life"
+                raise StoreError(told, where=str(self._folder), hint=hint)
+            else:
+                time.sleep(POLL_S)
+
+    def _takes(self, epoch: int) -> bool:
+        """Claims a number; whether nobody was faster. Lower claims are tidied away then."""
+        try:
+            durable.write_new(self._path(epoch), _claim_text())
+        except FileExistsError:
+            return False
+        claims = durable.numbered(self._folder, ".json")
+        is_ours = max(claims, default=0) == epoch
+        # Not ours: while we looked, others took this number, a higher one, and tidied it away. It means nothing.
+        for number, path in claims.items():
+            if number < epoch if is_ours else number == epoch:
+                path.unlink(missing_ok=True)
+        return is_ours
 
     def _is_free(self, epoch: int) -> bool:
         try:
@@ -161,11 +185,33 @@ class Lease:
     def _path(self, epoch: int) -> Path:
         return self._folder / f"{epoch:06d}.json"
 
-    def _holder(self, epoch: int) -> str:
+    def _holder(self) -> str:
+        return str(newest_claim(self._folder) or "whose claim cannot be read")
+
+
+def _acquire(fd: int, path: Path, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while True:
         try:
-            return str(read_claim(self._path(epoch)))
-        except (OSError, ValueError, TypeError):
-            return "whose claim cannot be read"
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                try:
+                    holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
+                except (ValueError, TypeError):
+                    holder = "a process that has not written its name yet"
+                told = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
+                hint = "let it finish; its snapshot will hold every file that is in the spool by then"
+                raise StoreError(told, where=str(path), hint=hint) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            hint = "put the store on a file system with flock (Lustre: mount with -o flock; NFS: v4)"
+            raise StoreError(
+                f"the file system cannot lock files ({error.strerror})", where=str(path), hint=hint
+            ) from error
+        time.sleep(LOCK_POLL_S)
 
 
 def _age_s(path: Path) -> float:
@@ -184,8 +230,8 @@ def _age_s(path: Path) -> float:
 
 
 def _claim_text(*, is_released: bool = False) -> bytes:
-    content = to_dict(lock.this_process()) | {"boot_id": _boot_id(), "is_released": is_released}
-    return json.dumps(content).encode()
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return json.dumps(to_dict(Claim(os.getpid(), socket.gethostname(), since, _boot_id(), is_released))).encode()
 
 
 def _boot_id() -> str:

@@ -18,8 +18,8 @@ import duckdb
 import pyarrow as pa
 
 from dflop.errors import StoreError
-from dflop.store import access, durable, lock, migrate, settings, sharing
-from dflop.store.lease import Lease
+from dflop.store import access, durable, migrate, settings
+from dflop.store.lease import Lease, exclusive
 
 Progress = Callable[[str], None]
 """Takes lines about how a long work gets on."""
@@ -28,11 +28,7 @@ CHECKPOINT_THRESHOLD = "1GiB"
 """Log size that triggers a checkpoint; the default of 16 MiB rewrites the growing tail of a table many times a pass."""
 STORAGE_VERSION = "v1.4.0"
 """Of the file, and so of snapshots, which are copies of it: every duckdb client in use opens it."""
-_CANNOT_OPEN = "cannot open the store for writing"
-_CONFIG: dict[str, Any] = {
-    "checkpoint_threshold": CHECKPOINT_THRESHOLD,
-    "storage_compatibility_version": STORAGE_VERSION,
-}
+_CONFIG = {"checkpoint_threshold": CHECKPOINT_THRESHOLD, "storage_compatibility_version": STORAGE_VERSION}
 
 
 def silent(_line: str) -> None:
@@ -41,15 +37,10 @@ def silent(_line: str) -> None:
 
 @contextlib.contextmanager
 def hold(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Lease]:
-    """Makes this process the store's only ingester: the file lock for this node, the lease for the others.
-
-    Raises:
-        StoreError: Another process or node is ingesting and does not finish in time.
-        OSError: This user may not write in the store.
-    """
+    """Makes this process the store's only ingester: the file lock for this node, the lease for the others."""
     durable.make_folder(store_root)
     _make_live_folder(store_root)
-    with lock.exclusive(store_root / "ingest.lock", timeout_s=lock_timeout_s):
+    with exclusive(store_root / "ingest.lock", timeout_s=lock_timeout_s):
         lease_s = settings.read_settings(store_root).lease_s
         with Lease(store_root, lease_s=lease_s, timeout_s=lock_timeout_s) as lease:
             yield lease
@@ -57,18 +48,9 @@ def hold(store_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterato
 
 @contextlib.contextmanager
 def connect(path: Path, say: Progress = silent) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Opens a database file of the store read-write and brings its tables, views and macros up to date.
-
-    The caller holds the store (`hold`). `say` is called with the name of every migration that ran.
-
-    Raises:
-        StoreError: Damaged, or written by a newer duckdb or a newer dflop.
-        duckdb.IOException: This user may not write it.
-    """
+    """Opens a database of a store that is held, read-write, and brings its tables, views and macros up to date."""
     durable.make_folder(path.parent)
-    with sharing.umask_of(path.parent), contextlib.ExitStack() as stack:
-        with _damage_explained(path):
-            con = stack.enter_context(duckdb.connect(str(path), config=_CONFIG))
+    with access.umask_of(path.parent), opened(path, config=_CONFIG) as con:
         with transaction(con):
             for name in migrate.apply(con):
                 touch(con)
@@ -79,34 +61,29 @@ def connect(path: Path, say: Progress = silent) -> Iterator[duckdb.DuckDBPyConne
 
 @contextlib.contextmanager
 def open_live(
-    store_root: Path, failure: str = _CANNOT_OPEN, *, hint: str = "", lock_timeout_s: float = LOCK_TIMEOUT_S
+    store_root: Path,
+    failure: str = "cannot open the store for writing",
+    *,
+    hint: str = "",
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+    say: Progress = silent,
 ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Lease]]:
     """Holds the store and opens its live database.
 
-    Args:
-        store_root: Folder of the store.
-        failure: What has failed where the block meets an error of DuckDB or of the file system.
-        hint: What to do then.
-        lock_timeout_s: How long to wait for another ingester.
-
     Raises:
-        StoreError: See `hold` and `connect`, or the block met such an error.
+        StoreError: See `hold` and `connect`, or the block met an error of DuckDB or of the file system: `failure`.
     """
     with (
         explained(failure, store_root, hint),
         hold(store_root, lock_timeout_s=lock_timeout_s) as lease,
-        connect(live_file(store_root)) as con,
+        connect(live_file(store_root), say) as con,
     ):
         yield con, lease
 
 
 @contextlib.contextmanager
 def explained(failure: str, store_root: Path, hint: str = "") -> Iterator[None]:
-    """Makes errors of DuckDB and of the file system ones that say what failed, where, and what to do.
-
-    Raises:
-        StoreError: The block met one.
-    """
+    """Makes errors of DuckDB and of the file system ones that say what failed, where, and what to do."""
     try:
         yield
     except (duckdb.Error, OSError) as error:
@@ -114,25 +91,10 @@ def explained(failure: str, store_root: Path, hint: str = "") -> Iterator[None]:
 
 
 def migrate_store(store_root: Path) -> list[str]:
-    """Brings the live database to today's tables and views; returns the names of what ran, none when up to date.
-
-    Raises:
-        StoreError: See `hold` and `connect`, or this user may not write in the store.
-    """
+    """Brings the live database to today's tables and views; returns the names of what ran, none when up to date."""
     ran: list[str] = []
-    with explained(_CANNOT_OPEN, store_root), hold(store_root), connect(live_file(store_root), ran.append):
+    with open_live(store_root, say=ran.append):
         return ran
-
-
-def check(path: Path) -> None:
-    """Looks whether a database file opens; the caller holds the ingest lock.
-
-    Raises:
-        StoreError: It does not.
-        duckdb.IOException: This user may not read it.
-    """
-    with _damage_explained(path), duckdb.connect(str(path), read_only=True) as con:
-        con.execute("select count(*) from ingest_manifest").fetchone()
 
 
 def live_file(store_root: Path) -> Path:
@@ -166,9 +128,10 @@ def attached(con: duckdb.DuckDBPyConnection, path: Path, name: str, option: str 
         con.execute(f"detach {name}")
 
 
-def touch(con: duckdb.DuckDBPyConnection) -> None:
-    """Gives the content a new identity; call it in every transaction that changes what readers see."""
-    set_meta(con, "revision", uuid.uuid4().hex)
+def touch(con: duckdb.DuckDBPyConnection) -> str:
+    """Gives the content a new identity, in every transaction that changes what readers see; returns it."""
+    set_meta(con, "revision", revision := uuid.uuid4().hex)
+    return revision
 
 
 def get_meta(con: duckdb.DuckDBPyConnection, key: str) -> str:
@@ -201,7 +164,7 @@ def registered(con: duckdb.DuckDBPyConnection, rows: pa.Table) -> Iterator[str]:
 def _make_live_folder(store_root: Path) -> None:
     """A live folder on a node's own disk is whose the store is: who ingests here first makes it for all."""
     folder = live_file(store_root).parent
-    if folder.is_relative_to(store_root) or folder.exists() or not sharing.is_shared(store_root):
+    if folder.is_relative_to(store_root) or folder.exists() or not access.is_shared(store_root):
         return
     found = store_root.stat()
     durable.make_folder(folder)
@@ -210,30 +173,29 @@ def _make_live_folder(store_root: Path) -> None:
 
 
 @contextlib.contextmanager
-def _damage_explained(path: Path) -> Iterator[None]:
+def opened(path: Path, **options: Any) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Opens a database file; the caller holds the ingest lock.
+
+    Raises:
+        StoreError: It is damaged.
+    """
     try:
-        yield
+        con = duckdb.connect(str(path), **options)
     except duckdb.Error as error:
         if access.is_denied(error):
             raise  # a rebuild would meet the same; whoever knows the store says whose the file is
-        raise StoreError(
-            f"cannot open the live database: {str(error).splitlines()[0]}",
-            where=str(path),
-            hint="the spool is the truth: run `dflop store rebuild`",
-        ) from error
+        told = f"cannot open the live database: {str(error).splitlines()[0]}"
+        raise StoreError(told, where=str(path), hint="the spool is the truth: run `dflop store rebuild`") from error
+    with con:
+        yield con
 
 
 def _check_version(con: duckdb.DuckDBPyConnection, folder: Path) -> None:
     written_by = get_meta(con, "duckdb_version")
-    if _minor(written_by) > _minor(duckdb.__version__):
-        raise StoreError(
-            f"the live database was written by duckdb {written_by}, this is {duckdb.__version__}",
-            where=str(folder),
-            hint="ingest with the newer duckdb, or run `dflop store rebuild` with this one",
-        )
+    theirs, ours = ([int(part) for part in v.split(".")[:2] if part] for v in (written_by, duckdb.__version__))
+    if theirs > ours:
+        told = f"the live database was written by duckdb {written_by}, this is {duckdb.__version__}"
+        hint = "ingest with the newer duckdb, or run `dflop store rebuild` with this one"
+        raise StoreError(told, where=str(folder), hint=hint)
     if written_by != duckdb.__version__:
         set_meta(con, "duckdb_version", duckdb.__version__)
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2]) if version else ()

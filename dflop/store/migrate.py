@@ -3,8 +3,7 @@
 Migrations are `sql/migrations/NNNN_name.sql`, numbered 0001, 0002, ... without gaps, forward only;
 `schema_migration` remembers the hash of each, and a file that was edited after it ran is refused. Views hold no
 data: whenever a file of `sql/views` changed, views and macros are dropped and created again in file-name order, and
-their columns take the comments of the columns that they show. The caller's transaction makes the whole step
-all-or-nothing.
+their columns take the comments of the columns that they show, all in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from dflop.errors import StoreError
 
 _VIEW = re.compile(r"create or replace view (\w+)")
 _SOURCE = re.compile(r"\b(?:from|join) (\w+)")
+_OWN = "where not internal and database_name = current_database()"
 
 
 def sql_files(folder: str, sql_root: Path | None = None) -> dict[Path, str]:
@@ -52,34 +52,25 @@ def run(con: duckdb.DuckDBPyConnection, sql: str, path: Path, params: Mapping[st
 def apply(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> list[str]:
     """Runs what is missing and returns the names of what ran; call it inside a transaction.
 
-    Args:
-        con: Database to bring up to date.
-        sql_root: The `sql/` folder; the project's own unless given.
-
     Raises:
         StoreError: A migration that already ran was edited or is unknown here, or a file of `sql/` does not run.
     """
     migrations, applied = _migrations(sql_root), _applied(con)
     for (version, name, sha256), migration in itertools.zip_longest(applied, migrations[: len(applied)]):
         if migration is None:
-            raise StoreError(
-                f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}",
-                where=str((sql_root or resources.path("sql")) / "migrations"),
-                hint="the store was written by a newer dflop: upgrade this one",
-            )
+            told = f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}"
+            where = str((sql_root or resources.path("sql")) / "migrations")
+            raise StoreError(told, where=where, hint="the store was written by a newer dflop: upgrade this one")
         if sha256_of([migration[1]]) != sha256:
-            raise StoreError(
-                f"migration {version:04d}_{name} was edited after it ran on this store",
-                where=str(migration[0]),
-                hint="restore the file and put the change into a new migration",
-            )
+            told = f"migration {version:04d}_{name} was edited after it ran on this store"
+            hint = "restore the file and put the change into a new migration"
+            raise StoreError(told, where=str(migration[0]), hint=hint)
     ran = migrations[len(applied) :]
     for path, text in ran:
         run(con, text, path)
         version, _, name = path.stem.partition("_")
-        con.execute(
-            "insert into schema_migration values (?, ?, ?, ?)", [int(version), name, sha256_of([text]), time.time()]
-        )
+        row = [int(version), name, sha256_of([text]), time.time()]
+        con.execute("insert into schema_migration values (?, ?, ?, ?)", row)
     return [path.stem for path, _ in ran] + _apply_views(con, sql_files("views", sql_root))
 
 
@@ -98,10 +89,7 @@ def _migrations(sql_root: Path | None) -> list[tuple[Path, str]]:
 
 
 def _applied(con: duckdb.DuckDBPyConnection) -> list[tuple[int, str, str]]:
-    exists = con.execute(
-        "select 1 from duckdb_tables() where table_name = 'schema_migration' and database_name = current_database()"
-    ).fetchone()
-    if not exists:
+    if not con.execute(f"select 1 from duckdb_tables() {_OWN} and table_name = 'schema_migration'").fetchone():
         return []
     return con.execute("select version, name, sha256 from schema_migration order by version").fetchall()
 
@@ -114,15 +102,11 @@ def _has_views(con: duckdb.DuckDBPyConnection, files: Mapping[Path, str]) -> boo
 def _apply_views(con: duckdb.DuckDBPyConnection, files: Mapping[Path, str]) -> list[str]:
     if _has_views(con, files):
         return []
-    own = "where not internal and database_name = current_database()"
-    for (name,) in con.execute(f"select view_name from duckdb_views() {own}").fetchall():
+    for (name,) in con.execute(f"select view_name from duckdb_views() {_OWN}").fetchall():
         con.execute(f'drop view "{name}"')
-    macros = con.execute(
-        "select distinct function_name, function_type = 'table_macro' from duckdb_functions() "
-        f"{own} and function_type in ('macro', 'table_macro')"
-    ).fetchall()
-    for name, is_table in macros:
-        con.execute(f'drop macro {"table " if is_table else ""}"{name}"')
+    macros = f"select distinct function_name, function_type from duckdb_functions() {_OWN}"
+    for name, kind in con.execute(f"{macros} and function_type in ('macro', 'table_macro')").fetchall():
+        con.execute(f'drop macro {"table " if kind == "table_macro" else ""}"{name}"')
     for path, text in files.items():
         run(con, text, path)
     _comment_columns(con, files.values())
@@ -131,27 +115,19 @@ def _apply_views(con: duckdb.DuckDBPyConnection, files: Mapping[Path, str]) -> l
 
 
 def _comment_columns(con: duckdb.DuckDBPyConnection, texts: Iterable[str]) -> None:
-    """Gives columns of views the comment of the column of their name in what the view reads; their own comes first.
-
-    Args:
-        con: Database with the views.
-        texts: Files that made them, those that are read by others before these.
-    """
+    """Gives columns of views the comment of the column of their name in what the view reads; their own comes first."""
     comments: dict[str, dict[str, str | None]] = {}
-    for relation, column, comment in con.execute(
-        "select table_name, column_name, comment from duckdb_columns() "
-        "where not internal and database_name = current_database()"
-    ).fetchall():
+    columns = con.execute(f"select table_name, column_name, comment from duckdb_columns() {_OWN}").fetchall()
+    for relation, column, comment in columns:
         comments.setdefault(relation, {})[column] = comment
     statements = []
     for text in texts:
         sources = [comments.get(name, {}) for name in _SOURCE.findall(text)]
         for view in _VIEW.findall(text):
-            own = comments[view]
-            for column in [column for column, comment in own.items() if not comment]:
+            for column in [column for column, comment in comments[view].items() if not comment]:
                 shown = next((c for s in sources if (c := s.get(column) or s.get(f"{column}_s"))), None)
                 if shown:
-                    own[column] = comment = shown.replace("seconds since the epoch (UTC)", "UTC")
+                    comments[view][column] = comment = shown.replace("seconds since the epoch (UTC)", "UTC")
                     quoted = comment.replace("'", "''")
                     statements.append(f'comment on column "{view}"."{column}" is \'{quoted}\'')
     con.execute(";".join(statements))

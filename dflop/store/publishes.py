@@ -1,9 +1,6 @@
 """Which files each snapshot was the first to hold: small Parquet files that outlive the snapshots and the database.
 
-    <store>/publishes/<seq>.parquet    kind, run_id, producer, seq of the spool files new in snapshot <seq>
-
-With them the content of any snapshot ever published can be made again from the spool, after its file was collected and
-even after the live database was lost: what a plan or a training run has read stays reproducible.
+With them any snapshot can be made again from the spool, even after it was collected and the live database was lost.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -31,27 +29,29 @@ class Publish:
     revision: str
     duckdb: str
     published_at_s: float
-    keys: tuple[SpoolKey, ...]
+    keys: tuple[SpoolKey, ...] = ()
     """Files that no earlier snapshot held."""
 
 
 def append(store_root: Path, publish: Publish) -> None:
-    """Writes a publish down.
-
-    Raises:
-        FileExistsError: This number was published before.
-    """
-    at_s = repr(publish.published_at_s)
-    metadata = {"revision": publish.revision, "duckdb": publish.duckdb, "published_at_s": at_s}
+    """Writes a publish down, under a number that was not published before."""
+    metadata = {name: str(getattr(publish, name)) for name in ("revision", "duckdb", "published_at_s")}
     path = store_root / FOLDER / f"{publish.seq:06d}.parquet"
     durable.make_folder(path.parent)
     durable.write_new(path, durable.parquet(table_of(publish.keys), metadata))
 
 
+def note(con: duckdb.DuckDBPyConnection, publish: Publish) -> None:
+    """Adds a publish to the table `publish_log`, where it is not there yet."""
+    columns = "(seq, published_at_s, duckdb_version, revision)"
+    values = [publish.seq, publish.published_at_s, publish.duckdb, publish.revision]
+    con.execute(f"insert or ignore into publish_log {columns} values (?, ?, ?, ?)", values)
+
+
 def table_of(keys: Sequence[SpoolKey]) -> pa.Table:
     """Keys as a table of their own columns."""
-    types = pa.schema([("kind", pa.string()), ("run_id", pa.string()), ("producer", pa.string()), ("seq", pa.int64())])
-    return pa.Table.from_pylist([to_dict(key) for key in keys], schema=types)
+    types = {"kind": pa.string(), "run_id": pa.string(), "producer": pa.string(), "seq": pa.int64()}
+    return pa.Table.from_pylist([to_dict(key) for key in keys], schema=pa.schema(types))
 
 
 def last_seq(store_root: Path) -> int:
@@ -72,9 +72,7 @@ def read(store_root: Path) -> Iterator[Publish]:
             keys = tuple(SpoolKey(**row) for row in table.to_pylist())
             publish = Publish(seq, found["revision"], found["duckdb"], float(found["published_at_s"]), keys)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            raise StoreError(
-                f"the log of snapshot {seq} is damaged: {str(error).splitlines()[0]}",
-                where=str(path),
-                hint="remove it: only the content of snapshots from there on can then not be made again one by one",
-            ) from error
+            told = f"the log of snapshot {seq} is damaged: {str(error).splitlines()[0]}"
+            hint = "remove it: only the content of snapshots from there on can then not be made again one by one"
+            raise StoreError(told, where=str(path), hint=hint) from error
         yield publish

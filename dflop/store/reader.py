@@ -33,9 +33,6 @@ _FILE_ORDER = "_run_id, _producer, _seq, rowid"
 class Reader:
     """Read-only view of the newest snapshot at the time of opening; use it as a context manager.
 
-    Args:
-        store_root: Folder of the store.
-
     Raises:
         StoreError: Nothing was published yet, or the snapshot cannot be opened.
     """
@@ -52,7 +49,6 @@ class Reader:
 
     @property
     def seq(self) -> int:
-        """Number of the snapshot."""
         return self.snapshot.seq
 
     def records(self, cls: type[T], *, where: Where = MappingProxyType({})) -> list[T]:
@@ -63,9 +59,8 @@ class Reader:
         """
         kind = schema.kind_of(cls)
         columns = schema.arrow_schema(kind).names
-        for name in where:
-            if name not in columns:
-                raise StoreError(f"{kind} has no column `{name}`", hint=did_you_mean(name, columns))
+        for name in set(where) - set(columns):
+            raise StoreError(f"{kind} has no column `{name}`", hint=did_you_mean(name, columns))
         return self._read(cls, kind, where, order=_FILE_ORDER)
 
     def arrays(
@@ -73,10 +68,7 @@ class Reader:
     ) -> dict[str, np.ndarray]:
         """Columns of a table or view as numpy arrays of equal length; no Python object per row is made for numbers.
 
-        Args:
-            relation: Name of a table or view.
-            columns: Columns, or fields of structs written `forward_s.layer_fixed`, that hold numbers or text.
-            where: Columns and what they must equal.
+        They hold numbers or text, and may be fields of structs: `forward_s.layer_fixed`.
 
         Raises:
             StoreError: There is no such relation or column, or a value is null.
@@ -84,10 +76,10 @@ class Reader:
         clauses, params = _conditions(where)
         listed = ", ".join(f"{_quoted(name)} as c{i}" for i, name in enumerate(columns))
         rows = self._fetch(f"select {listed} from {_quoted(relation)} where {clauses}", params, relation)
-        for i, name in enumerate(columns):
-            if rows.column(i).null_count:
-                raise StoreError(f"{relation}.{name} holds nulls", where=f"snapshot {self.seq}")
-        return {name: rows.column(i).to_numpy() for i, name in enumerate(columns)}
+        found = dict(zip(columns, rows.columns, strict=True))
+        for name in (name for name, column in found.items() if column.null_count):
+            raise StoreError(f"{relation}.{name} holds nulls", where=f"snapshot {self.seq}")
+        return {name: column.to_numpy() for name, column in found.items()}
 
     def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
         """Cost tables of a model profile, one per (module, tp, frozen, recompute), measured before analytic; sorted."""
@@ -102,18 +94,10 @@ class Reader:
     def corrections_in_force(self, profile_key: str, *, is_frozen: bool | None = None) -> list[Correction]:
         """The newest set of corrections of every module of a model profile, learnt with any tp and recompute.
 
-        As they were learnt: letting what is old count for less is the caller's business.
-
-        Args:
-            profile_key: Model profile.
-            is_frozen: Only what was learnt of modules in this state; None: of both, a set each.
-
-        Returns:
-            A row per bucket of sizes, sorted by module, frozen after trained, and tokens.
+        As they were learnt: letting what is old count for less is the caller's business. A row per bucket of sizes,
+        sorted by module, trained before frozen, and tokens; only one of these two states where it is given.
         """
-        where: dict[str, Value] = {"profile_key": profile_key}
-        if is_frozen is not None:
-            where["is_frozen"] = is_frozen
+        where: Where = {"profile_key": profile_key, "is_frozen": [False, True] if is_frozen is None else [is_frozen]}
         at_s = "coalesce(epoch(observed_at), 0)"  # a time that is none counts as long ago
         order = "module, is_frozen, min_tokens"
         return self._read(Correction, "v_correction_in_force", where, order=order, observed_at_s=at_s)
@@ -135,16 +119,13 @@ class Reader:
     def shapes(self, profile_key: str, *, max_samples: int | None = None) -> list[SampleShape]:
         """Samples of a data profile, each once, sorted by `sample_index`.
 
-        Args:
-            profile_key: Data profile.
-            max_samples: At most so many, spread over the dataset, the same ones every time.
+        Of more than `max_samples` only so many, spread over the dataset, the same ones every time.
         """
-        where = {"profile_key": profile_key}
-        if max_samples is None:
-            return self._read(SampleShape, "v_sample_shape", where, order="sample_index")
         # Knuth's multiplicative hash: DuckDB's own may change from version to version.
-        mixed = f"(sample_index * 2654435761) % 4294967296, sample_index limit {max_samples:d}"
-        return sorted(self._read(SampleShape, "v_sample_shape", where, order=mixed), key=lambda s: s.sample_index)
+        mixed = f"(sample_index * 2654435761) % 4294967296, sample_index limit {max_samples or 0:d}"
+        order = "sample_index" if max_samples is None else mixed
+        found = self._read(SampleShape, "v_sample_shape", {"profile_key": profile_key}, order=order)
+        return sorted(found, key=lambda s: s.sample_index)
 
     def largest_samples(self, profile_key: str) -> list[SampleShape]:
         """Samples of a data profile that are the largest in something, as `sql/queries/largest_samples.sql` has it."""
@@ -165,11 +146,8 @@ class Reader:
         try:
             return snapshot.run(self._con, sql, params).to_arrow_table()
         except duckdb.Error as error:
-            raise StoreError(
-                f"cannot read {relation}: {str(error).splitlines()[0]}",
-                where=f"snapshot {self.seq}",
-                hint=snapshot.lag(self._con),
-            ) from error
+            told, hint = f"cannot read {relation}: {str(error).splitlines()[0]}", snapshot.lag(self._con)
+            raise StoreError(told, where=f"snapshot {self.seq}", hint=hint) from error
 
 
 def _conditions(where: Where) -> tuple[str, list[Value]]:

@@ -15,6 +15,7 @@ from dflop.store.snapshot import Current
 
 READING = "use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, let a job write the spool"
 NOTHING_ELSE = "the console reads this store and nothing else: no files, network, extensions or settings"
+_READ_ONLY = "the store is read-only here"
 
 # duckdb 1.5 lets a SELECT switch these in spite of the locked configuration, and a log file that it may not write
 # then ends the process, with every other connection in it.
@@ -30,28 +31,22 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     """
     _check_unicode(sql, "the statement")
     if switch := _SWITCH.search(sql):
-        raise StoreError(f"the store is read-only here: {switch[0]} is refused", hint=NOTHING_ELSE)
+        raise StoreError(f"{_READ_ONLY}: {switch[0]} is refused", hint=NOTHING_ELSE)
     statements = con.extract_statements(sql)
     kinds = [_kind(statement) for statement in statements]
     if re.match(r"\s*pivot\b", sql, re.IGNORECASE) and kinds != ["SELECT"]:
         # It would first create an enum of the values it finds.
-        raise StoreError(
-            "the store is read-only here: PIVOT without a list of values is refused",
-            hint="write the values out: PIVOT t ON module IN ('llm', 'vision') USING sum(x)",
-        )
+        hint = "write the values out: PIVOT t ON module IN ('llm', 'vision') USING sum(x)"
+        raise StoreError(f"{_READ_ONLY}: PIVOT without a list of values is refused", hint=hint)
     if len(statements) != 1:
         raise StoreError(f"expected one SQL statement, got {len(statements)}", hint="run them one at a time")
     if kinds[0] not in ("SELECT", "EXPLAIN"):
-        raise StoreError(f"the store is read-only here: {kinds[0]} statements are refused", hint=READING)
+        raise StoreError(f"{_READ_ONLY}: {kinds[0]} statements are refused", hint=READING)
     return statements[0]
 
 
 def check_parameters(params: Mapping[str, Any] | Sequence[Any] | None) -> None:
-    """Refuses names and texts that the database cannot hold, and would not say which.
-
-    Raises:
-        StoreError: One is not valid Unicode.
-    """
+    """Refuses names and texts that the database cannot hold, and would not say which."""
     named = params.items() if isinstance(params, Mapping) else enumerate(params or (), 1)
     for name, value in named:
         _check_unicode(str(name), f"the name of parameter {name!a}")
@@ -69,8 +64,7 @@ def _check_unicode(text: str, what: str) -> None:
 def explained(error: Exception, con: duckdb.DuckDBPyConnection, current: Current, store_root: Path | str) -> StoreError:
     """An error of the database, as one of ours that says what can be done about it."""
     lines = [line for line in str(error).splitlines() if line.strip()][:4]
-    text = "\n".join(lines).removeprefix("Query execution failed: ")
-    hint = ""
+    text, hint = "\n".join(lines).removeprefix("Query execution failed: "), ""
     if "Catalog Error" in text:
         hint = snapshot.lag(con) or "`dflop sql tables` lists what there is"
     elif "Binder Error: Referenced column" in text:
@@ -78,7 +72,7 @@ def explained(error: Exception, con: duckdb.DuckDBPyConnection, current: Current
     elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:
         hint = NOTHING_ELSE
     elif "in read-only mode" in text or "Expected a single SELECT" in text:
-        hint = f"the store is read-only here: {READING}"
+        hint = f"{_READ_ONLY}: {READING}"
     elif "Out of Memory" in text or isinstance(error, MemoryError):
         text = lines[0] if lines else "Out of Memory"  # what follows advises settings that are locked here
         hint = f"a query may use {snapshot.READ_CONFIG['memory_limit']}: aggregate, or narrow it with WHERE or LIMIT"

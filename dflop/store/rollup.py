@@ -3,8 +3,7 @@
 Ten million observations with their microbatches are gigabytes; what people ask of them (steps, stages, errors, ranks)
 is a thousandth of that. `sql/rollups/<n>_<table>.sql` is one SELECT that computes a table for the runs in `$run_ids`,
 and may read the tables of files before it. Ingest remembers in `dirty_run` whose observations arrived; before a
-snapshot is published those runs are computed again. Roll-ups hold nothing that the observations do not: a rebuild
-makes them again, and so does an edited file.
+snapshot is published those runs are computed again, after a rebuild or an edit of a file all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from dflop.store import live, migrate
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> int:
-    """Computes the roll-ups of all dirty runs; call it inside a transaction. Returns how many runs there were.
-
-    Raises:
-        StoreError: A file of `sql/rollups` does not run.
-    """
+    """Computes the roll-ups of all dirty runs; call it inside a transaction. Returns how many runs there were."""
     files = migrate.sql_files("rollups")
     sha256 = migrate.sha256_of(files.values())
     if live.get_meta(con, "rollups_sha256") != sha256:
@@ -38,12 +33,6 @@ def refresh(con: duckdb.DuckDBPyConnection) -> int:
         migrate.run(con, f'insert into "{_table(path)}" by name {text}', path, params)
     con.execute("delete from dirty_run")
     return len(run_ids)
-
-
-def mark(con: duckdb.DuckDBPyConnection, run_ids: set[str]) -> None:
-    """Notes that observations of these runs have changed; part of the transaction that changes them."""
-    if run_ids:
-        con.execute("insert or ignore into dirty_run select unnest(?::varchar[])", [sorted(run_ids)])
 
 
 def _table(path: Path) -> str:

@@ -26,13 +26,13 @@ T = TypeVar("T")
 Upgrade = Callable[[pa.Table], pa.Table]
 
 
-def _with(**constants: float | str) -> Upgrade:
-    """Adds columns that hold the same value in every row, of the type the value has."""
+def _with(first: Upgrade | None = None, **constants: float | str) -> Upgrade:
+    """Adds columns, after another step, that hold the same value in every row, of the type the value has."""
 
     def step(table: pa.Table) -> pa.Table:
+        table = first(table) if first else table
         for name, value in constants.items():
-            column = pa.repeat(pa.scalar(value), len(table))
-            table = table.append_column(name, column)
+            table = table.append_column(name, pa.repeat(pa.scalar(value), len(table)))
         return table
 
     return step
@@ -59,23 +59,15 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
     "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0),),
     "measurement": (_with(is_frozen=False, recompute=False, peak_bytes=0, optimizer_s=0.0, status="ok"),),
     "cost_table": (
-        lambda table: _with(
-            is_frozen=False,
-            recompute=False,
-            min_tokens=0,
-            max_tokens=0,
-            max_mean_length=0.0,
-            noise_frac=0.0,
-            optimizer_s_per_param=0.0,
-        )(_straight(table)),
+        _with(_straight, is_frozen=False, recompute=False, min_tokens=0, max_tokens=0, max_mean_length=0.0,
+              noise_frac=0.0, optimizer_s_per_param=0.0),
     ),
     "correction": (
-        lambda table: _with(min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True)(
-            table.append_column("level", table.column("factor"))
-        ),
+        _with(lambda table: table.append_column("level", table.column("factor")),
+              min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
-    "plan": (lambda table: _with(sync_s=0.0, uniform_step_s=math.nan)(_one_way(table)),),
-}
+    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan),),
+}  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 
 Spool files are never rewritten, so a kind whose columns change gets a step here (fill the new column, drop the old)
@@ -84,37 +76,19 @@ beside its migration; its version is one more than its steps. Old files then ing
 
 VERSION_KEY = b"dflop.schema_version"
 
-CLASSES: tuple[type[Any], ...] = (
-    records.RunRecord,
-    records.JobRecord,
-    records.RunInput,
-    records.RunEvent,
-    records.ProfileRecord,
-    records.SampleShape,
-    records.QuarantinedSample,
-    records.Measurement,
-    records.CostTable,
-    records.LinkMeasurement,
-    records.LinkCost,
-    records.Plan,
-    records.StepPlan,
-    records.StepObservation,
-    records.StepFlops,
-    records.RankSpan,
-    records.RankMemory,
-    records.Correction,
-    records.RankFactor,
-    records.GateReading,
-    records.Decision,
-)
-
 
 def kind_of(cls: type[Any]) -> str:
     """Kind, and table name, of a record class: `StepPlan -> 'step_plan'`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
-KINDS: dict[str, type[Any]] = {kind_of(cls): cls for cls in CLASSES}
+_WITH_TABLE: tuple[type[Any], ...] = (
+    records.RunRecord, records.JobRecord, records.RunInput, records.RunEvent, records.ProfileRecord,
+    records.SampleShape, records.QuarantinedSample, records.Measurement, records.CostTable, records.LinkMeasurement,
+    records.LinkCost, records.Plan, records.StepPlan, records.StepObservation, records.StepFlops, records.RankSpan,
+    records.RankMemory, records.Correction, records.RankFactor, records.GateReading, records.Decision,
+)  # fmt: skip
+KINDS = {kind_of(cls): cls for cls in _WITH_TABLE}
 """Record class of every kind."""
 
 
@@ -159,17 +133,13 @@ def arrow_schema(kind: str) -> pa.Schema:
 
 
 def to_table(cls: type[Any], rows: Sequence[Any]) -> pa.Table:
-    """Arrow table of records of one class; one row each, in order.
-
-    Raises:
-        pyarrow.ArrowException: A value does not fit its column (a string where a number belongs).
-    """
+    """Arrow table of records of one class; one row each, in order."""
     wanted = arrow_schema(kind_of(cls))
     try:
         columns = [_column([getattr(row, field.name) for row in rows], field.type) for field in wanted]
+    except pa.ArrowException:
+        raise
     except (AttributeError, TypeError) as error:
-        if isinstance(error, pa.ArrowException):
-            raise
         raise pa.ArrowTypeError(f"a value that is no record where one belongs: {error}") from None
     return pa.Table.from_arrays(columns, schema=wanted)
 
@@ -183,11 +153,8 @@ def _column(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
     """Values of one column: records field by field, tuples end to end, so that there is no dict for any of them."""
     if pa.types.is_struct(wanted):
         fields = [wanted.field(i) for i in range(wanted.num_fields)]
-        if not fields:
-            return pa.array([{}] * len(values), wanted)
-        return pa.StructArray.from_arrays(
-            [_column([getattr(v, f.name) for v in values], f.type) for f in fields], fields=fields
-        )
+        columns = [_column([getattr(v, f.name) for v in values], f.type) for f in fields]
+        return pa.StructArray.from_arrays(columns, fields=fields)
     if pa.types.is_list(wanted):
         ends = list(itertools.accumulate((len(v) for v in values), initial=0))
         flat = _column([element for v in values for element in v], wanted.value_type)
@@ -201,9 +168,8 @@ def _fields(cls: type[Any]) -> list[pa.Field]:
 
 
 def _arrow_type(hint: Any) -> pa.DataType:
-    scalars = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
-    if hint in scalars:
-        return scalars[hint]
+    if scalar := {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}.get(hint):
+        return scalar
     if dataclasses.is_dataclass(hint):
         return pa.struct(_fields(typing.cast("type[Any]", hint)))
     if typing.get_origin(hint) is tuple:

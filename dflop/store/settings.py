@@ -14,7 +14,7 @@ from typing import Any
 
 from dflop.errors import ConfigError, StoreError, did_you_mean, path_problem
 from dflop.records import parse_json
-from dflop.store import access, durable, schema, sharing
+from dflop.store import access, durable, schema
 
 FILE = "store.json"
 _RANGES = {"keep_snapshots": (1, 1_000_000), "grace_s": (0, 1_000_000_000), "lease_s": (10, 1_000_000)}
@@ -52,19 +52,21 @@ def read_settings(store_root: Path | str) -> Settings:
     except OSError as error:
         raise access.error_of("cannot read the store's settings", error, Path(store_root)) from error
     except ValueError as error:
-        raise StoreError(
-            f"not JSON: {error}", where=str(path), hint="mend it, or write it with dflop store init"
-        ) from None
-    return _parse(data, path)
+        hint = "mend it, or write it with dflop store init"
+        raise StoreError(f"not JSON: {error}", where=str(path), hint=hint) from None
+    defaults = dataclasses.asdict(Settings())
+    if not isinstance(data, dict):
+        raise StoreError("must hold an object of settings", where=str(path))
+    for key in data.keys() - defaults.keys():
+        raise StoreError(f"unknown setting `{key}`", where=str(path), hint=did_you_mean(key, defaults))
+    settings = Settings(**data)
+    if problem := _problem(settings):
+        raise StoreError(problem, where=str(path), hint="mend it with dflop store init")
+    return settings
 
 
 def init(store_root: Path | str, *, group: str | None = None, **changes: Path | str | float | None) -> Settings:
-    """Creates the store's folder and writes its settings.
-
-    Args:
-        store_root: Folder of the store.
-        group: Its members may write, read and clean the store, and whatever they put there.
-        **changes: Settings by name; those that are None or not given stay as they are.
+    """Creates the store's folder, for the members of a group if one is given, and writes settings that are not None.
 
     Raises:
         ConfigError: A value makes no sense, or this user is not in the group.
@@ -74,19 +76,18 @@ def init(store_root: Path | str, *, group: str | None = None, **changes: Path | 
     given: dict[str, Any] = {k: str(v) if isinstance(v, Path) else v for k, v in changes.items() if v is not None}
     settings = dataclasses.replace(read_settings(root), **given)
     if settings.live and not Path(settings.live).is_absolute():
-        raise ConfigError(
-            f"live folder `{settings.live}` is relative", hint="every node resolves it: write an absolute path"
-        )
-    if problem := _out_of_range(settings):
+        hint = "every node resolves it: write an absolute path"
+        raise ConfigError(f"live folder `{settings.live}` is relative", hint=hint)
+    if problem := _problem(settings):
         raise ConfigError(problem)
-    gid = None if group is None else sharing.group_id(group)
+    gid = None if group is None else access.group_id(group)
     live = settings.live_file(root).parent
     try:
         durable.make_folder(root / "spool")
         durable.replace(root / FILE, json.dumps(dataclasses.asdict(settings), indent=1).encode())
         if gid is not None:
             durable.make_folder(live)
-            sharing.share(sorted({root.resolve(), live.resolve()}), gid)
+            access.share(sorted({root.resolve(), live.resolve()}), gid)
             for kind in schema.KINDS:  # no member is ever the first in them
                 durable.make_folder(root / "spool" / kind)
     except OSError as error:
@@ -94,25 +95,12 @@ def init(store_root: Path | str, *, group: str | None = None, **changes: Path | 
     return settings
 
 
-def _parse(data: Any, path: Path) -> Settings:
-    if not isinstance(data, dict):
-        raise StoreError("must hold an object of settings", where=str(path))
-    defaults = dataclasses.asdict(Settings())
-    for key, value in data.items():
-        if key not in defaults:
-            raise StoreError(f"unknown setting `{key}`", where=str(path), hint=did_you_mean(key, defaults))
-        expected = (int, float) if isinstance(defaults[key], float) else type(defaults[key])
+def _problem(settings: Settings) -> str:
+    for name, default in dataclasses.asdict(Settings()).items():
+        value, (least, most) = getattr(settings, name), _RANGES.get(name, (0, 0))
+        expected = (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, expected) or isinstance(value, bool):
-            raise StoreError(f"setting `{key}` is {value!r}, expected a value like {defaults[key]!r}", where=str(path))
-    settings = Settings(**data)
-    if problem := _out_of_range(settings):
-        raise StoreError(problem, where=str(path), hint="mend it with dflop store init")
-    return settings
-
-
-def _out_of_range(settings: Settings) -> str:
-    for name, (least, most) in _RANGES.items():
-        value = getattr(settings, name)
-        if not least <= value <= most:  # NaN is nowhere
+            return f"setting `{name}` is {value!r}, expected a value like {default!r}"
+        if name in _RANGES and not least <= value <= most:  # NaN is nowhere
             return f"{name} is {value}, must be at least {least} and at most {most}"
     return path_problem(Path(settings.live))

@@ -1,10 +1,5 @@
 """Read-only copies of the live database, one file per publish, that everyone else reads.
 
-    <store>/snapshots/dflop-<seq>.duckdb   mode 0444, storage version 1.4: every duckdb client in use opens it
-    <store>/CURRENT                        JSON {seq, file, sha256, revision, ...}: what programs follow
-    <store>/current.duckdb                 relative link, for people: `duckdb -readonly current.duckdb`
-    <store>/publishes/<seq>.parquet        what it added (`publishes.py`): stays when the snapshot is collected
-
 A snapshot always gets a new name: DuckDB caches databases by path, so a file renamed over a fixed name would go
 unseen by a process that has the old one open. The copy is one of the file, after a checkpoint: seconds per gigabyte.
 """
@@ -37,40 +32,29 @@ from dflop.store.live import Progress
 from dflop.store.publishes import Publish
 from dflop.store.spool import SpoolKey
 
-OPEN_TRIES = 3
-_MAX_SEQ = 1_000_000_000
-_LAG = "another version of dflop published this snapshot, without what is new here: run `dflop store ingest`"
 _COPY_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 # One configuration for every snapshot connection: DuckDB refuses a second, different one on the same file in a process.
 # Nothing outside the file can be reached, nothing spills to disk, and none of it can be changed from SQL.
+_OFF = ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions")
 READ_CONFIG: dict[str, Any] = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "python_enable_replacements": "false",
-    "temp_directory": "",
-    "memory_limit": "4GiB",
-    "threads": "4",
-    "lock_configuration": "true",
-}
+    **dict.fromkeys((*_OFF, "allow_community_extensions", "python_enable_replacements"), "false"),
+    "temp_directory": "", "memory_limit": "4GiB", "threads": "4", "lock_configuration": "true",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Content of CURRENT: which snapshot is the newest."""
+    """Content of CURRENT: which snapshot is the newest, its file below the store, the lease that published it."""
 
     seq: int
     file: str
-    """Relative to the store."""
     sha256: str
     revision: str
     """Content identity of the live database it was copied from."""
     duckdb: str
     published_at_s: float
     epoch: int = 0
-    """Lease of the ingester that published it."""
     num_bytes: int = 0
     """Of the file; 0 where an older dflop published it."""
 
@@ -83,8 +67,7 @@ def read_current(store_root: Path | str) -> Current | None:
     """The newest published snapshot; None before the first.
 
     Raises:
-        DamagedCurrentError: CURRENT is no file, may not be read, is no JSON object of the expected fields, or names
-            something else than a snapshot.
+        DamagedCurrentError: CURRENT is no file, may not be read, is damaged, or names something else than a snapshot.
         StoreError: It cannot be read.
     """
     path = Path(store_root) / "CURRENT"
@@ -92,7 +75,7 @@ def read_current(store_root: Path | str) -> Current | None:
         if not path.is_file() and os.path.lexists(path):
             raise ValueError("it is no file")
         current = from_dict(Current, parse_json(path.read_text(encoding="utf-8")))
-        if not 0 < current.seq < _MAX_SEQ or current.file != f"snapshots/dflop-{current.seq:06d}.duckdb":
+        if not 0 < current.seq < 1_000_000_000 or current.file != f"snapshots/dflop-{current.seq:06d}.duckdb":
             raise ValueError(f"it names number {current.seq} and `{current.file}`, which do not match")
         return current
     except FileNotFoundError:
@@ -110,42 +93,36 @@ def read_current(store_root: Path | str) -> Current | None:
 def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Current]:
     """Opens the newest snapshot read-only; returns the connection and which snapshot it is.
 
-    A client of a network file system may see a CURRENT that is minutes old and names a collected file: then CURRENT is
-    read again, a few times.
+    A client of a network file system may see an old CURRENT that names a collected file: then it is read again.
 
     Raises:
         StoreError: Nothing was published yet, or the file cannot be opened.
     """
-    for attempt in range(OPEN_TRIES):
-        current = read_current(store_root)
+    root = Path(store_root)
+    for pause_s in (0.2, 0.4, 0.0):
+        current = read_current(root)
         if current is None:
-            raise StoreError(
-                "the store has no snapshot yet",
-                where=str(store_root),
-                hint="check the store path, or run `dflop store ingest` after a first profile",
-            )
-        path = Path(store_root) / current.file
+            hint = "check the store path, or run `dflop store ingest` after a first profile"
+            raise StoreError("the store has no snapshot yet", where=str(root), hint=hint)
         try:
-            return duckdb.connect(str(path), read_only=True, config=READ_CONFIG), current
+            return duckdb.connect(str(root / current.file), read_only=True, config=READ_CONFIG), current
         except duckdb.Error as error:
-            if not os.path.exists(path) and attempt < OPEN_TRIES - 1:
-                time.sleep(0.2 * (attempt + 1))
+            if pause_s and not os.path.exists(root / current.file):
+                time.sleep(pause_s)
                 continue
+            failure = f"cannot open snapshot {current.seq}"
             if access.is_denied(error):
-                raise access.error_of(f"cannot open snapshot {current.seq}", error, Path(store_root)) from error
-            raise StoreError(
-                f"cannot open snapshot {current.seq}: {str(error).splitlines()[0]}",
-                where=str(path),
-                hint="run `dflop store ingest` to publish a new one",
-            ) from error
+                raise access.error_of(failure, error, root) from error
+            told, hint = f"{failure}: {str(error).splitlines()[0]}", "run `dflop store ingest` to publish a new one"
+            raise StoreError(told, where=str(root / current.file), hint=hint) from error
     raise AssertionError("unreachable")
 
 
 def lag(con: duckdb.DuckDBPyConnection) -> str:
     """What to do where a snapshot lacks what is new in this dflop; empty where it has the tables and views of today."""
+    hint = "another version of dflop published this snapshot, without what is new here: run `dflop store ingest`"
     with contextlib.suppress(duckdb.Error):
-        if not migrate.is_of_today(con):
-            return _LAG
+        return "" if migrate.is_of_today(con) else hint
     return ""
 
 
@@ -164,26 +141,22 @@ def run(con: duckdb.DuckDBPyConnection, statement: str | duckdb.Statement, param
 def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease, say: Progress) -> int:
     """Publishes the live database unless the newest snapshot already holds its content; returns the newest `seq`.
 
-    Args:
-        con: The live database.
-        store_root: Folder of the store.
-        lease: Checked before CURRENT changes.
-        say: Called with what is wrong with CURRENT or the newest snapshot, and what took its place.
-
     Raises:
         StoreError: The copy differs from the live database, or another ingester took over.
         OSError: The disk is full; CURRENT still names the previous snapshot.
     """
-    problem, current = "", None
+    problem, current, is_fresh = "", None, False
     try:
-        current = read_current(store_root)
+        if current := read_current(store_root):
+            is_fresh = current.revision == live.get_meta(con, "revision")
+            problem = _damage(store_root, current) if is_fresh else ""
     except DamagedCurrentError as error:  # unreadable counts: it can be replaced where its folder may be written
         problem = error.what
-    is_fresh = current is not None and current.revision == live.get_meta(con, "revision")
-    if current and is_fresh:
-        problem = _damage(store_root, current)
     if not current or not is_fresh or problem:
-        seq = _next_seq(con, store_root, current)
+        # The live database may be lost, old files are collected, CURRENT may be removed: together they remember.
+        ((logged,),) = con.execute("select coalesce(max(seq), 0) from publish_log").fetchall()
+        seqs = (publishes.last_seq(store_root), logged, *_snapshots(store_root))
+        seq = 1 + max(current.seq if current else 0, *seqs)
         if not current and not problem and seq > 1:
             problem = "CURRENT was lost"
         current = _publish(con, store_root, seq, lease)
@@ -210,24 +183,18 @@ def _set_aside(path: Path, seq: int, say: Progress) -> None:
 
 
 def _damage(store_root: Path, current: Current) -> str:
-    """What is wrong with the newest snapshot; empty where it has its size, opens and is what CURRENT says.
-
-    A damaged one is published again, under the next number.
-
-    Its hash is a matter for `verify`: reading all of it in every pass would not scale.
-    """
-    path = store_root / current.file
+    """What is wrong with the newest snapshot by size and revision; to read all of it in every pass would not scale."""
+    path, told = store_root / current.file, f"snapshot {current.seq} ({current.file})"
     try:
         size = path.stat().st_size
         if current.num_bytes and size != current.num_bytes:
-            return f"snapshot {current.seq} ({current.file}) has {size} bytes, {current.num_bytes} were published"
+            return f"{told} has {size} bytes, {current.num_bytes} were published"
         with duckdb.connect(str(path), read_only=True, config=READ_CONFIG) as con:
-            if live.get_meta(con, "revision") != current.revision:
-                return f"snapshot {current.seq} ({current.file}) is not what CURRENT says was published"
+            is_it = live.get_meta(con, "revision") == current.revision
+            return "" if is_it else f"{told} is not what CURRENT says was published"
     except (duckdb.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        return f"snapshot {current.seq} ({current.file}) does not open: {reason}"
-    return ""
+        return f"{told} does not open: {reason}"
 
 
 def expired(store_root: Path) -> list[Path]:
@@ -249,10 +216,9 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
         StoreError: A table of the copy has another number of rows.
         OSError: The file cannot be copied; the disk is full.
     """
-    ((name, source, version),) = con.execute(
-        "select database_name, path, tags['storage_version'] from duckdb_databases() "
-        "where database_name = current_database()"
-    ).fetchall()
+    own = "where database_name = current_database()"
+    about = f"select database_name, path, tags['storage_version'] from duckdb_databases() {own}"
+    ((name, source, version),) = con.execute(about).fetchall()
     cp = shutil.which("cp", path=os.pathsep.join([os.environ.get("PATH", ""), os.defpath]))
     old, wanted = ([int(number) for number in re.findall(r"\d+", v)] for v in (version, live.STORAGE_VERSION))
     if cp and old <= wanted:
@@ -261,7 +227,7 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
     else:  # made by duckdb 2 before dflop asked for a version that older clients open
         with live.attached(con, path, "snapshot", f"storage_version '{live.STORAGE_VERSION}'"):
             con.execute(f'copy from database "{name}" to snapshot')
-    tables = con.execute("select table_name from duckdb_tables() where database_name = current_database()").fetchall()
+    tables = con.execute(f"select table_name from duckdb_tables() {own}").fetchall()
     with live.attached(con, path, "snapshot"):
         for (table,) in tables:
             counts = (f'(select count(*) from "{db}"."{table}")' for db in (name, "snapshot"))
@@ -271,23 +237,13 @@ def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def _copy_file(cp: str, source: Path, target: Path) -> None:
-    """Copies a database that nobody is writing, in another process: here, closing it would drop DuckDB's lock on it.
-
-    A file system that shares blocks between copies does it at once.
-    """
-    done = subprocess.run(
-        [cp, "--reflink=auto", "--", source, target], env={**os.environ, "LC_ALL": "C"}, stderr=subprocess.PIPE
-    )
+    """Copies a database that nobody is writing, in another process: here, closing it would drop DuckDB's lock on it."""
+    command = [cp, "--reflink=auto", "--", str(source), str(target)]
+    done = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, stderr=subprocess.PIPE)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         code = next((c for c in _COPY_ERRNOS if os.strerror(c) in said), errno.EIO)
         raise OSError(code, said or f"cp ended with code {done.returncode}", str(target))
-
-
-def _next_seq(con: duckdb.DuckDBPyConnection, store_root: Path, current: Current | None) -> int:
-    # The live database may be lost, old files are collected, CURRENT may be removed: together they remember.
-    logged: int = con.execute("select coalesce(max(seq), 0) from publish_log").fetchall()[0][0]
-    return 1 + max(current.seq if current else 0, publishes.last_seq(store_root), logged, *_snapshots(store_root), 0)
 
 
 def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease) -> Current:
@@ -316,20 +272,15 @@ def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: 
 
 def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease) -> Publish:
     """Numbers the files this snapshot is the first to hold, those of publishes that died on the way included."""
-    now_s, revision = time.time(), live.get_meta(con, "revision")
+    publish = Publish(seq, live.get_meta(con, "revision"), duckdb.__version__, time.time())
     with live.transaction(con, lease):
+        publishes.note(con, publish)
+        is_new = "snapshot_seq is null or snapshot_seq > ?"
         con.execute(
-            "insert into publish_log (seq, published_at_s, duckdb_version, revision) values (?, ?, ?, ?)",
-            [seq, now_s, duckdb.__version__, revision],
+            f"update ingest_manifest set snapshot_seq = ? where {is_new}", [seq, publishes.last_seq(store_root)]
         )
-        con.execute(
-            "update ingest_manifest set snapshot_seq = $seq where snapshot_seq is null or snapshot_seq > $logged",
-            {"seq": seq, "logged": publishes.last_seq(store_root)},
-        )
-    keys = con.execute(
-        "select kind, run_id, producer, seq from ingest_manifest where snapshot_seq = ? order by all", [seq]
-    ).fetchall()
-    return Publish(seq, revision, duckdb.__version__, now_s, tuple(SpoolKey(*key) for key in keys))
+    sql = "select kind, run_id, producer, seq from ingest_manifest where snapshot_seq = ? order by all"
+    return dataclasses.replace(publish, keys=tuple(SpoolKey(*key) for key in con.execute(sql, [seq]).fetchall()))
 
 
 def _snapshots(store_root: Path) -> dict[int, Path]:

@@ -1,11 +1,8 @@
 """The truth of the store: immutable Parquet files, one per flush, that every job writes on its own.
 
-    <store>/spool/<kind>/<run_id>/<producer>-<seq>.parquet
-
 There is no server and no lock to wait for: a producer (`train-a0-r3`: one process of one attempt) numbers its own
 files and never touches one again. A row is acknowledged once its file has its final name and the folder is fsynced.
 One file per 1000 rows or minute keeps the ingester's work small: it takes about 1.5 ms per file, however few its rows.
-A run id may hold `/` (`<run_id>/compare`), which is then a folder too.
 """
 
 from __future__ import annotations
@@ -18,16 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dflop.errors import StoreError
 from dflop.records import parse_json
 from dflop.store import access, durable, schema
-
-T = TypeVar("T")
 
 FLUSH_ROWS = 1000
 FLUSH_AFTER_S = 60.0
@@ -71,15 +65,10 @@ class SpoolKey:
 
 
 class SpoolWriter:
-    """Buffers records per kind and writes each full buffer as one durable spool file.
+    """Buffers records per kind and writes each full buffer (`flush_rows`) as one durable spool file.
 
-    Not thread-safe. Rows whose write failed stay buffered: the next `flush` tries them again.
-
-    Args:
-        store_root: Folder of the store.
-        run_id: Run the rows belong to; `/` separates parts (`<run_id>/compare`).
-        producer: Name of this process, unique within the run (with the attempt and rank in it).
-        flush_rows: Rows of one kind that trigger a flush of that kind.
+    Not thread-safe. Rows whose write failed stay buffered: the next `flush` tries them again. `producer` names this
+    process, uniquely within the run (with the attempt and rank in it); `/` in a run id makes folders.
 
     Raises:
         StoreError: `run_id` or `producer` cannot be a file name.
@@ -88,13 +77,9 @@ class SpoolWriter:
     def __init__(self, store_root: Path | str, run_id: str, producer: str, *, flush_rows: int = FLUSH_ROWS) -> None:
         for what, name in (*(("run id", part) for part in run_id.split("/")), ("producer", producer)):
             if not _NAME.fullmatch(name):
-                raise StoreError(
-                    f"{what} `{name}` cannot be part of a file name",
-                    hint="use letters, digits and _ . = + -, not starting with a dot or dash",
-                )
-        self._store_root = Path(store_root)
-        self._run_id = run_id
-        self._producer = producer
+                hint = "use letters, digits and _ . = + -, not starting with a dot or dash"
+                raise StoreError(f"{what} `{name}` cannot be part of a file name", hint=hint)
+        self._store_root, self._run_id, self._producer = Path(store_root), run_id, producer
         self._flush_rows = flush_rows
         self._buffers: dict[type[Any], list[Any]] = {}
         self._next_seq: dict[str, int] = {}
@@ -110,7 +95,7 @@ class SpoolWriter:
             TypeError: Records of this class have no table.
         """
         cls = type(record)
-        if cls not in schema.CLASSES:
+        if cls not in schema.KINDS.values():
             raise TypeError(f"{cls.__name__} has no table; records with one: {', '.join(schema.KINDS)}")
         buffer = self._buffers.setdefault(cls, [])
         buffer.append(record)
@@ -124,22 +109,16 @@ class SpoolWriter:
         self._next_seq[schema.kind_of(cls)] = seq
 
     def append_table(self, cls: type[Any], table: pa.Table) -> None:
-        """Writes many rows that are columns already; on return they are acknowledged.
-
-        Args:
-            cls: Record class of the rows.
-            table: Columns named as its fields, of any types that cast to theirs.
+        """Writes and acknowledges rows that are columns already, of any types that cast to those of the record class.
 
         Raises:
             StoreError: The disk is full or failing, or a column is missing or of another type; files of
                 `TABLE_ROWS` rows that were written before stay.
         """
-        kind = schema.kind_of(cls)
-        wanted = schema.arrow_schema(kind)
+        wanted = schema.arrow_schema(kind := schema.kind_of(cls))
         for at in range(0, len(table), TABLE_ROWS):
             part = table.slice(at, TABLE_ROWS)
-            with self._acknowledging(kind, len(part)):
-                self._write(kind, part.select(wanted.names).cast(wanted).combine_chunks())
+            self._write(kind, part, lambda t: t.select(wanted.names).cast(wanted).combine_chunks())
 
     def flush(self) -> None:
         """Writes every buffered record; on return all of them are acknowledged.
@@ -151,47 +130,38 @@ class SpoolWriter:
         for cls in self._buffers:
             self._flush_kind(cls)
 
-    def close(self) -> None:
-        """Flushes; the writer may be used again afterwards."""
-        self.flush()
-
     def __enter__(self) -> SpoolWriter:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
+        self.flush()
 
     def _flush_kind(self, cls: type[Any]) -> None:
         rows, kind = self._buffers[cls], schema.kind_of(cls)
         if rows:
-            with self._acknowledging(kind, len(rows)):
-                self._write(kind, schema.to_table(cls, rows))
+            self._write(kind, rows, lambda rows: schema.to_table(cls, rows))
             rows.clear()
 
-    @contextlib.contextmanager
-    def _acknowledging(self, kind: str, num_rows: int) -> Iterator[None]:
-        """For rows on their way to disk: counts them, or says why they are not there."""
+    def _write(self, kind: str, rows: Any, to_table: Callable[[Any], pa.Table]) -> None:
         folder = self._store_root / "spool" / kind / self._run_id
         try:
             durable.make_folder(folder)
-            yield
+            self._write_numbered(kind, to_table(rows))
         except (OSError, KeyError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise _spool_error(error, self._store_root, folder, num_rows) from error
-        self.num_acknowledged += num_rows
+            raise _spool_error(error, self._store_root, folder, len(rows)) from error
+        self.num_acknowledged += len(rows)
 
-    def _write(self, kind: str, table: pa.Table) -> None:
+    def _write_numbered(self, kind: str, table: pa.Table) -> None:
         """Writes one file under our next number.
 
-        The folder, which holds the files of all producers, is listed once and not before every file. Whoever else uses
-        our name meanwhile is met where its files are: in the spool the link is refused, in the quarantine and below
-        what was compacted the number is found to be taken.
+        The folder with the files of all producers is listed once. Whoever else uses our name meanwhile is met where its
+        files are: the link is refused, or in the quarantine and below what was compacted the number is taken.
         """
         while True:
-            key = SpoolKey(kind, self._run_id, self._producer, self._next_seq.get(kind, -1))
+            key = SpoolKey(kind, self._run_id, self._producer, self._next_seq.pop(kind, -1))
             if key.seq < 0 or _is_taken_elsewhere(self._store_root, key):
-                seq = _next_seq(self._store_root, kind, self._run_id, self._producer)
+                seq = next_seq(self._store_root, schema.KINDS[kind], self._run_id, self._producer)
                 key = dataclasses.replace(key, seq=seq)
-            self._next_seq.pop(kind, None)  # until it is known what became of this number
             with contextlib.suppress(FileExistsError):  # of another process with our name: ours takes the next number
                 durable.write_new(self._store_root / "spool" / key.relative_path, encode(key, table))
                 self._next_seq[kind] = key.seq + 1
@@ -210,48 +180,23 @@ def encode(key: SpoolKey, table: pa.Table) -> bytes:
 def list_files(
     store_root: Path | str, kind: str = "", on_error: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[str, Path]]:
-    """Every file that claims to be a spool file, as (path below `spool/`, path); temporary files are left out.
-
-    Args:
-        store_root: Folder of the store.
-        kind: Only of this kind.
-        on_error: Takes the error of a folder that cannot be read; without it, it is raised.
-
-    Raises:
-        OSError: A folder cannot be read.
-    """
+    """Every file, or every one of a kind, that claims to be a spool file, as (path below `spool/`, path)."""
     root = Path(store_root) / "spool"
     for path in durable.list_parquet(root / kind, on_error):
         if path.parent != root:
             yield path.relative_to(root).as_posix(), path
 
 
-def read_spool(store_root: Path | str, cls: type[T]) -> list[T]:
-    """Every record of one class straight from the spool files, in key order; the reference the database must equal."""
-    files = ((SpoolKey.parse(name), path) for name, path in list_files(store_root, schema.kind_of(cls)))
-    keyed = sorted((key, path) for key, path in files if key is not None)
-    tables = (pq.ParquetFile(path).read() for _, path in keyed)
-    upgraded = (schema.upgrade(schema.kind_of(cls), schema.file_version(t.schema.metadata), t) for t in tables)
-    return [row for table in upgraded for row in schema.from_table(cls, table)]
-
-
 def next_seq(store_root: Path | str, cls: type[Any], run_id: str, producer: str) -> int:
     """Number that the next file of this producer gets; every smaller one was used."""
-    return _next_seq(Path(store_root), schema.kind_of(cls), run_id, producer)
-
-
-def _next_seq(store_root: Path, kind: str, run_id: str, producer: str) -> int:
-    # Numbers of quarantined and compacted files count too: the manifest may know them.
-    return 1 + max(
-        read_next_seq(store_root / "archive" / kind / run_id).get(producer, 0) - 1,
-        *(_last_seq(store_root / area / kind / run_id, producer) for area in ("spool", "quarantine")),
-    )
-
-
-def _last_seq(folder: Path, producer: str) -> int:
-    names = (path.name.partition(".parquet")[0] + ".parquet" for path in folder.glob(f"{producer}-*.parquet*"))
-    found = (match for name in names if (match := _FILE.fullmatch(name)))
-    return max((int(match["seq"]) for match in found if match["producer"] == producer), default=-1)
+    root, folder = Path(store_root), f"{schema.kind_of(cls)}/{run_id}"
+    used = [read_next_seq(root / "archive" / folder).get(producer, 0) - 1]
+    for area in ("spool", "quarantine"):  # numbers of files that are gone from the spool: the manifest may know them
+        for path in (root / area / folder).glob(f"{producer}-*.parquet*"):
+            match = _FILE.fullmatch(path.name.partition(".parquet")[0] + ".parquet")
+            if match and match["producer"] == producer:
+                used.append(int(match["seq"]))
+    return 1 + max(used)
 
 
 def _is_taken_elsewhere(store_root: Path, key: SpoolKey) -> bool:
@@ -275,18 +220,16 @@ def read_next_seq(folder: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise StoreError(
-            f"damaged: {error}", where=str(path), hint="restore it, or write what `_seq` of the files beside it needs"
-        ) from None
+        hint = "restore it, or write what `_seq` of the files beside it needs"
+        raise StoreError(f"damaged: {error}", where=str(path), hint=hint) from None
 
 
 def _spool_error(error: Exception, root: Path, folder: Path, num_rows: int) -> StoreError:
     kept = f"{num_rows} rows stay in memory; nothing half-written is left"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        full = "disk is full" if error.errno == errno.ENOSPC else "disk quota is used up"
-        return StoreError(
-            f"cannot write the spool: the {full}; {kept}", where=str(folder), hint="free space, then flush again"
-        )
+    full = {errno.ENOSPC: "disk is full", errno.EDQUOT: "disk quota is used up"}
+    if isinstance(error, OSError) and error.errno in full:
+        told = f"cannot write the spool: the {full[error.errno]}; {kept}"
+        return StoreError(told, where=str(folder), hint="free space, then flush again")
     if access.is_denied(error):
         return access.error_of(f"cannot write the spool; {kept}", error, root)
     return StoreError(f"cannot write the spool: {error}; {kept}", where=str(folder))

@@ -24,10 +24,10 @@ from dflop.run.directory import RunDir
 from dflop.run.messages import say
 from dflop.schedule.step_scheduler import schedule_step
 from dflop.steps import planning
-from dflop.store.spool import read_spool
 from tests.bench.jobs import configured, give_steps, profiled_run, train_ranks
 from tests.bench.markdown import percent, ratio, table
 from tests.jobs.training import compile_kernels
+from tests.store.spooled import read_spool
 from tests.train.synthetic import make_inline_plan
 
 NUM_ROWS, BATCH_SIZE, NUM_MICROBATCHES, NUM_RANKS = 320, 16, 4, 2

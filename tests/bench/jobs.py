@@ -27,13 +27,13 @@ from dflop.run.messages import say
 from dflop.steps import planning, profiling
 from dflop.steps.follow import Listener
 from dflop.store.reader import Reader
-from dflop.store.spool import read_spool
 from dflop.train import wire
 from dflop.train.wire import PlanMessage
 from tests.bench.figures import ROOT
 from tests.jobs import slowed
 from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, run_to_the_end, set_config, start_ranks
+from tests.store.spooled import read_spool
 
 START_PATIENCE_S = 60.0
 """For step plans that are published all at once: none may be replaced by a quick one."""

@@ -19,10 +19,10 @@ from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.store import lease
 from dflop.store.reader import Reader
-from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.chaos.play import Play
 from tests.chaos.stage import BATCH_SIZE, CUT, MISSING, NUM_STEPS
+from tests.store.spooled import read_spool
 
 CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143, -9}
 """Exit codes of docs/operating.md, and what was killed."""

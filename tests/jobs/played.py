@@ -17,10 +17,10 @@ from dflop.run.directory import RunDir
 from dflop.steps import submit, training
 from dflop.steps.follow import Listener
 from dflop.steps.replanning import Advice
-from dflop.store.spool import read_spool
 from tests.builders import make_decision, make_plan
 from tests.jobs.configs import make_config
 from tests.jobs.made import run_of
+from tests.store.spooled import read_spool
 
 PLANS = [
     dataclasses.replace(make_plan({"vision": 1, LLM: 1}, num_microbatches=n), plan_id=f"plan-{n}", reason=f"for {n}")

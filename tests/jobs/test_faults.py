@@ -17,11 +17,11 @@ from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
 from dflop.steps import submit
-from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.accidents import MICROBATCH, STEP
 from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, set_config, train
 from tests.launch.helpers import run_job, until
+from tests.store.spooled import read_spool
 
 NUM_STEPS, CHECKPOINT_EVERY = 7, 3
 VISION_RANK, LLM_RANK = 0, 1

@@ -15,8 +15,8 @@ from dflop.records import LLM, Plan, StepObservation, StepPlan
 from dflop.run.batches import QUICK
 from dflop.run.directory import RunDir
 from dflop.steps.planning import bound_family
-from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, give_plan, losses_of, set_config, train
+from tests.store.spooled import read_spool
 from tests.train.synthetic import make_inline_plan, make_plan
 
 NUM_STEPS, NUM_MICROBATCHES = 6, 4

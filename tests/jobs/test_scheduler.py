@@ -10,7 +10,6 @@ from dflop.jobs.scheduler import Scheduler
 from dflop.records import LLM, Correction, RunEvent, StepPlan
 from dflop.run.batches import COMPARE, QUICK, TRAIN, GlobalBatches
 from dflop.schedule.step_scheduler import schedule_step
-from dflop.store.spool import read_spool
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, publish
 from tests.builders import make_cost
@@ -27,6 +26,7 @@ from tests.jobs.scheduling import (
     serve,
 )
 from tests.jobs.training import fresh
+from tests.store.spooled import read_spool
 
 
 @pytest.fixture

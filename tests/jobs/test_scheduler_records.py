@@ -13,10 +13,10 @@ from dflop.records import RunInput, StepPlan
 from dflop.run.batches import TRAIN
 from dflop.store import durable
 from dflop.store.reader import Reader
-from dflop.store.spool import read_spool
 from dflop.train import wire
 from tests.jobs.scheduling import NUM_STEPS, before, observe_all, scheduler, serve
 from tests.jobs.training import fresh
+from tests.store.spooled import read_spool
 
 
 @pytest.fixture

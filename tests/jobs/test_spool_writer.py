@@ -5,7 +5,8 @@ import threading
 from dflop.errors import StoreError
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.records import Correction
-from dflop.store.spool import SpoolWriter, read_spool
+from dflop.store.spool import SpoolWriter
+from tests.store.spooled import read_spool
 
 
 def correction(step):

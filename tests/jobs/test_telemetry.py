@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dflop.records import RankSpan, StepObservation
 from dflop.run.directory import RunDir
-from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, set_config, train
+from tests.store.spooled import read_spool
 
 NUM_STEPS, TRACE_EVERY, CHECKPOINT_EVERY = 5, 2, 3
 WITHIN = ("forward", "backward", "receive_wait", "send", "reduce", "optimizer")

@@ -9,8 +9,8 @@ import pytest
 from dflop.records import QuarantinedSample, RunEvent, StepObservation, StepPlan
 from dflop.run.batches import QUICK
 from dflop.run.directory import RunDir
-from dflop.store.spool import read_spool
 from tests.jobs.training import fresh, losses_of, run_ranks, set_config
+from tests.store.spooled import read_spool
 
 NUM_STEPS = 16
 STEPS = list(range(NUM_STEPS))

@@ -27,11 +27,12 @@ from dflop.steps.planning import bound_family, model_profile_key
 from dflop.steps.profiling import note_profile
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter, read_spool
+from dflop.store.spool import SpoolWriter
 from tests.builders import make_table
 from tests.forked import Program
 from tests.jobs.configs import make_config
 from tests.jobs.made import run_of
+from tests.store.spooled import read_spool
 from tests.train.synthetic import make_plan as make_split_plan
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,10 @@ from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, RunRecord
 from dflop.run import lifecycle
 from dflop.run.driver_lock import drive_alone
-from dflop.store.spool import SpoolWriter, read_spool
+from dflop.store.spool import SpoolWriter
 from tests.jobs.configs import make_config
 from tests.jobs.made import make_run
+from tests.store.spooled import read_spool
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.steps import submit
 from dflop.steps.planning import bound_family
-from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.training import NARROW_OMNI, give_plan, planned_run
 from tests.launch.helpers import REPO, until
+from tests.store.spooled import read_spool
 from tests.train.synthetic import make_plan
 
 FOR_EVER = 100_000

@@ -18,9 +18,9 @@ from dflop.steps.follow import Listener
 from dflop.steps.session import train_to_end
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import read_spool
 from dflop.train.manifest import read_latest
 from tests.jobs.training import BATCH_SIZE, ROOT, fresh, losses_of, planned_run, train
+from tests.store.spooled import read_spool
 
 NUM_TEXT_STEPS, NUM_STEPS, PROFILE_KEY = 10, 40, "model"
 MAX_PICTURES = 1

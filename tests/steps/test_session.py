@@ -19,10 +19,10 @@ from dflop.run.launcher import launcher_of
 from dflop.steps import session
 from dflop.steps.session import RETRIES, begin_or_take_up, driver_session, finish, with_retries
 from dflop.store.console import query
-from dflop.store.spool import read_spool
 from tests.jobs.configs import make_config, make_dataset, write_config
 from tests.jobs.made import make_run
 from tests.launch.helpers import is_gone, make_spec, pids_of_hang
+from tests.store.spooled import read_spool
 
 
 @pytest.fixture

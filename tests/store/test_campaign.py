@@ -9,11 +9,11 @@ import pytest
 
 from dflop.records import Correction
 from dflop.store.ingest import ingest
-from dflop.store.spool import read_spool
-from dflop.store.verify import verify
+from dflop.store.rebuild import verify
 from tests.forked import run_module
 from tests.store.asking import stored
 from tests.store.campaign import checksum
+from tests.store.spooled import read_spool
 
 
 @pytest.mark.parametrize(("num_kills", "num_producers"), [(4, 3), pytest.param(30, 8, marks=pytest.mark.lane("kills"))])

@@ -16,7 +16,7 @@ The faults a store must survive, and the tests that make them happen:
     F10  stale CURRENT                       test_a_stale_current_that_names_a_collected_file_is_read_again
                                              (test_snapshot.py); a real attribute cache: not run
     F11  full disk, used-up quota            test_full_disk.py on a real tmpfs; EDQUOT injected (test_spool.py)
-    F12  no locks on the file system         test_a_file_system_without_locks_is_named (test_lock.py), injected; a real
+    F12  no locks on the file system         test_a_file_system_without_locks_is_named (test_lease.py), injected; a real
                                              mount without locks: not run
     F13  live database lost                  test_a_rebuild_gives_everything_again (test_maintenance.py)
     F14  clocks that disagree                test_of_corrections_at_one_instant_the_order_is_total

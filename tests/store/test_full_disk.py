@@ -12,7 +12,7 @@ from dflop.errors import StoreError
 from dflop.records import StepObservation
 from dflop.store import snapshot
 from dflop.store.ingest import ingest
-from dflop.store.verify import verify
+from dflop.store.rebuild import verify
 from tests.store.asking import fill, stored, write
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -162,3 +163,25 @@ def test_the_lease_time_is_a_setting_of_the_store(tmp_path: Path, on_node) -> No
     on_node("node-b")
     with live.hold(tmp_path, lock_timeout_s=0) as held:
         assert held.epoch == 2
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with (
+        lease.exclusive(path, timeout_s=0),
+        pytest.raises(StoreError, match=rf"pid {os.getpid()} on .* since 20"),
+        lease.exclusive(path, timeout_s=0),
+    ):
+        pass
+    with lease.exclusive(path, timeout_s=0):
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(_fd: int, _flags: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(lease.fcntl, "flock", fail)
+    with pytest.raises(StoreError, match="cannot lock files"), lease.exclusive(tmp_path / "lock", timeout_s=0):
+        pass

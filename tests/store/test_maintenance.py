@@ -15,12 +15,10 @@ import pytest
 from dflop import files
 from dflop.errors import ConfigError, StoreError
 from dflop.store import archive, live, settings, snapshot
-from dflop.store.collect import gc
-from dflop.store.compact import compact
 from dflop.store.ingest import ingest
-from dflop.store.rebuild import rebuild, rebuild_snapshot
+from dflop.store.maintenance import compact, gc
+from dflop.store.rebuild import rebuild, rebuild_snapshot, verify
 from dflop.store.spool import list_files
-from dflop.store.verify import verify
 from tests.store.asking import begin, fill, stored, write
 
 
@@ -283,7 +281,7 @@ def test_gc_removes_expired_snapshots_and_leftovers_and_nothing_else(store: Path
     done = gc(store)
     assert planned == done
     expected = {f"snapshots/dflop-{seq:06d}.duckdb" for seq in (1, 2)} | {str(old_tmp.relative_to(store))}
-    assert set(done.removed) == expected
+    assert set(done) == expected
     assert young_tmp.exists()
     assert content(store) == before
-    assert gc(store).removed == ()
+    assert gc(store) == {}

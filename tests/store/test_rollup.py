@@ -169,7 +169,7 @@ def test_only_runs_with_new_observations_are_computed(tmp_path: Path, make) -> N
 @st.composite
 def nonsense(draw: st.DrawFn, make: Any) -> list[Any]:
     """Extremes in every field but those that say which rows belong together."""
-    found = [draw(make.strategy(cls)) for cls in schema.CLASSES for _ in range(2)]
+    found = [draw(make.strategy(cls)) for cls in schema.KINDS.values() for _ in range(2)]
     for at, record in enumerate(found):
         if isinstance(record, r.StepObservation):
             tie = {"run_id": draw(st.sampled_from(["a", "a/compare"])), "module": "llm", "stage": 0, "step": 1}
@@ -191,7 +191,7 @@ def test_nonsense_comes_back_as_it_was_and_keeps_no_view_from_answering(
     def check(found: list[Any]) -> None:
         root = fill(tmp_path_factory.mktemp("nonsense"), *found)
         with Reader(root) as reader:
-            assert repr([row for cls in schema.CLASSES for row in reader.records(cls)]) == repr(found)
+            assert repr([row for cls in schema.KINDS.values() for row in reader.records(cls)]) == repr(found)
         with live.open_live(root) as (con, _):
             for (view,) in con.execute("select view_name from duckdb_views() where not internal").fetchall():
                 con.execute(f'select * from "{view}"').fetchall()

@@ -15,7 +15,7 @@ from dflop.store import migrate, schema
 from dflop.store.spool import SpoolKey, encode
 
 
-@pytest.mark.parametrize("cls", schema.CLASSES)
+@pytest.mark.parametrize("cls", schema.KINDS.values())
 def test_records_survive_arrow_in_the_columns_of_their_plain_dicts(cls: type, make) -> None:
     """Plain dicts row by row are the obvious way; the quick one equals it, the bytes of spool files included."""
     kind = schema.kind_of(cls)
@@ -87,7 +87,7 @@ def test_any_number_is_a_time_or_null(migrated: duckdb.DuckDBPyConnection, value
 def test_every_record_that_names_a_run_or_a_profile_has_a_table() -> None:
     classes = [c for _, c in inspect.getmembers(records, inspect.isclass) if dataclasses.is_dataclass(c)]
     named = {c for c in classes if {"run_id", "profile_key"} & {field.name for field in dataclasses.fields(c)}}
-    assert named == set(schema.CLASSES)
+    assert named == set(schema.KINDS.values())
 
 
 @pytest.mark.parametrize("items", [7, ("a picture",), None])

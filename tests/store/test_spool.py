@@ -16,7 +16,8 @@ from dflop import files
 from dflop.errors import StoreError
 from dflop.records import Correction, SampleShape
 from dflop.store import schema, spool
-from dflop.store.spool import SpoolKey, SpoolWriter, read_spool
+from dflop.store.spool import SpoolKey, SpoolWriter
+from tests.store.spooled import read_spool
 
 NAMES = st.from_regex(spool._NAME, fullmatch=True)
 
@@ -39,7 +40,7 @@ def test_flush_acknowledges_rows_that_are_on_disk(tmp_path: Path, make) -> None:
     assert writer.num_acknowledged == 2  # the full buffer went out by itself
     assert read_spool(tmp_path, Correction) == rows[:2]
     writer.append(make.shape(1))
-    writer.close()
+    writer.flush()
     assert writer.num_acknowledged == 4
     assert read_spool(tmp_path, Correction) == rows
     assert read_spool(tmp_path, SampleShape) == [make.shape(1)]
@@ -70,11 +71,11 @@ def test_numbers_continue_after_a_restart_and_after_a_quarantined_file(tmp_path:
 
 
 def test_two_writers_with_one_name_overwrite_nothing(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    next_seq = spool._next_seq
+    next_seq = spool.next_seq
     stale = iter([0])  # what the second writer saw before the first one wrote
     with SpoolWriter(tmp_path, "run", "p") as first:
         first.append(make.correction(0))
-    monkeypatch.setattr(spool, "_next_seq", lambda *args: next(stale, next_seq(*args)))
+    monkeypatch.setattr(spool, "next_seq", lambda *args: next(stale, next_seq(*args)))
     with SpoolWriter(tmp_path, "run", "p") as second:
         second.append(make.correction(1))
     assert read_spool(tmp_path, Correction) == [make.correction(0), make.correction(1)]
@@ -158,7 +159,7 @@ def test_bytes_are_on_disk_before_the_file_has_its_name(tmp_path: Path, make, mo
     writer.append(make.correction())
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "link", note_link)
-    writer.close()
+    writer.flush()
     (file,) = (path for path in tmp_path.rglob("*.parquet"))
     assert calls[-3:] == [f"{file.stat().st_size} bytes", "link", "folder"]
 

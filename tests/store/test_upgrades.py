@@ -19,8 +19,8 @@ from dflop.store import live, migrate, schema
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.rebuild import rebuild
-from dflop.store.spool import read_spool
 from tests.store.asking import fill, stored, write
+from tests.store.spooled import read_spool
 
 WAYS = ("recompute", "shard_optimizer", "max_tokens")
 

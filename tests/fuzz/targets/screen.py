@@ -24,7 +24,7 @@ from dflop.report.chrome_trace import chrome_trace
 from dflop.report.rows import write_rows
 from dflop.report.run_page import render_report
 from dflop.report.terminal import markdown_summary, print_summary
-from dflop.store import bounds
+from dflop.store import console
 from tests.fuzz import hostile
 from tests.fuzz.target import EXIT_CODES, Strategy, Target, attempt
 from tests.jobs.configs import write_config
@@ -77,7 +77,7 @@ def _command(folder: Path, argv: list[str]) -> None:
     with (
         contextlib.chdir(folder),
         mock.patch.object(sys, "argv", ["dflop", *argv]),
-        mock.patch.object(bounds, "bound_process"),  # bounds are a process's own
+        mock.patch.object(console, "bound_process"),  # bounds are a process's own
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(err),
     ):

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from dflop.records import Correction
 from dflop.report.rows import write_rows
 from dflop.store import console, lease, schema, settings, snapshot
-from dflop.store.collect import gc
-from dflop.store.compact import compact
 from dflop.store.file_check import Bad, Good, StoredFile, judge, with_provenance
 from dflop.store.health import lease_health, live_health, snapshot_health
 from dflop.store.ingest import ingest
+from dflop.store.maintenance import compact, gc
 from dflop.store.reader import Reader
+from dflop.store.rebuild import verify
 from dflop.store.spool import SpoolKey, SpoolWriter, encode
-from dflop.store.verify import verify
 from tests.fuzz import hostile
 from tests.fuzz.target import Strategy, Target, attempt, check_reason, made
 from tests.fuzz.targets.dataset import write_parquet

@@ -1,51 +1,51 @@
-"""Rewrites the many small spool files of a run as few large ones, for the sake of the file system and of rebuilds.
+"""Tidies a store: many small spool files of a run become few large ones, and what nobody needs any more goes.
 
-A file is touched only when its rows are in the database, a day has passed since, and its run has enough of them. The
-archive is on disk and in the books before a spool file goes; killed in between, both exist and are one to the
-manifest. Identities survive (`archive.py`).
+Fewer files are for the sake of the file system and of rebuilds. A spool file is touched only when its rows are in the
+database, a day has passed since, and its run has enough of them. The archive is on disk and in the books before it
+goes; killed in between, both exist and are one to the manifest. Identities survive (`archive.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
 from dflop import files
 from dflop.errors import StoreError
-from dflop.store import archive, file_check, live
+from dflop.store import archive, file_check, live, snapshot
 from dflop.store.file_check import Good, StoredFile, Waiting
 from dflop.store.ingest import Ingested, ingest_pending, manifest
 from dflop.store.lease import Lease
 from dflop.store.live import Progress
-from dflop.store.snapshot import publish_if_stale
-from dflop.store.spool import SpoolKey
+from dflop.store.spool import SpoolKey, encode
 
 MIN_AGE_S = 86_400.0
 """A younger file may still be what a running job's next number is derived from, or what somebody is looking at."""
+TMP_AGE_S = 86_400.0
+"""A temporary file this old belongs to nobody: the longest flush takes seconds."""
 MAX_BYTES = 256 << 20
 """Spool bytes per archive file; their rows are in memory together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompactReport:
     """What was compacted, or would be."""
 
-    num_runs: int
-    num_files_before: int
-    num_files_after: int
-    num_bytes_before: int
-    num_bytes_after: int
+    num_runs: int = 0
+    num_files_before: int = 0
+    num_files_after: int = 0
+    num_bytes_before: int = 0
+    num_bytes_after: int = 0
     """0 in a dry run."""
 
 
 Group = list[tuple[SpoolKey, Ingested]]
-"""Files of one kind and run that become one."""
 
 
 def compact(
@@ -56,34 +56,37 @@ def compact(
     dry_run: bool = False,
     say: Progress = live.silent,
 ) -> CompactReport:
-    """Compacts every (kind, run) with at least `min_files` ingested spool files older than `min_age_s`.
-
-    Args:
-        store_root: Folder of the store.
-        min_files: Fewer files than this are not worth it.
-        min_age_s: Seconds since a file was written.
-        dry_run: Only say what would be done.
-        say: Called with a line per group.
-
-    Raises:
-        StoreError: Another ingester holds the store, or the disk is full.
-    """
-    root, runs = Path(store_root), set()
-    before = after = bytes_before = bytes_after = 0
+    """Compacts every (kind, run) with at least `min_files` ingested spool files older than `min_age_s`."""
+    root, runs, report = Path(store_root), set(), CompactReport()
     with live.open_live(root, "compact failed", hint="nothing is lost; try again") as (con, lease):
         if not dry_run:
             ingest_pending(con, root, say, lease)
         for group in _groups(con, root, min_files, min_age_s):
             key = group[0][0]
             runs.add(key.run_id)
-            before, after = before + len(group), after + 1
-            bytes_before += sum(noted.num_bytes for _, noted in group)
+            report.num_files_before += len(group)
+            report.num_files_after += 1
+            report.num_bytes_before += sum(noted.num_bytes for _, noted in group)
             if not dry_run:
-                bytes_after += _compact_group(con, root, group, lease)
+                report.num_bytes_after += _compact_group(con, root, group, lease)
             say(f"{key.kind}/{key.run_id}: {len(group)} files {'would become' if dry_run else 'became'} 1")
         if not dry_run:
-            publish_if_stale(con, root, lease, say)
-    return CompactReport(len(runs), before, after, bytes_before, bytes_after)
+            snapshot.publish_if_stale(con, root, lease, say)
+    report.num_runs = len(runs)
+    return report
+
+
+def gc(store_root: Path | str, *, dry_run: bool = False, say: Progress = live.silent) -> dict[str, int]:
+    """Collects garbage, never the truth (spool, archive, quarantine, publish log); returns bytes by path."""
+    root, removed = Path(store_root), {}
+    with live.explained("gc failed", root), live.hold(root):
+        for path in (*snapshot.expired(root), *_leftovers(root)):
+            name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+            removed[name] = path.lstat().st_size
+            say(f"{'would remove' if dry_run else 'removed'} {name}")
+            if not dry_run:
+                path.unlink(missing_ok=True)
+    return removed
 
 
 def _groups(con: duckdb.DuckDBPyConnection, root: Path, min_files: int, min_age_s: float) -> Iterator[Group]:
@@ -103,12 +106,12 @@ def _compact_group(con: duckdb.DuckDBPyConnection, root: Path, group: Group, lea
     good = [_read(root, key, noted) for key, noted in group]
     lease.check()
     written = archive.write(root, good[0].key.kind, good[0].key.run_id, good)
-    found = archive.read(written)  # as a rebuild will read it
-    if _content(con, good) != _content(con, found.files):
+    sha256, found = archive.read(written)  # as a rebuild will read it
+    if [*map(_bytes, good)] != [*map(_bytes, found)]:  # unlike Arrow's equality, NaN equals NaN
         written.path.unlink()
         raise StoreError("the compacted file does not hold the rows of its spool files", where=str(written.path))
     with live.transaction(con, lease):
-        archive.note(con, found)
+        archive.note(con, written, sha256, found)
         live.touch(con)
     for g in good:
         g.file.path.unlink(missing_ok=True)
@@ -126,9 +129,13 @@ def _read(root: Path, key: SpoolKey, noted: Ingested) -> Good:
     return found
 
 
-def _content(con: duckdb.DuckDBPyConnection, files: Sequence[Good]) -> tuple[Any, ...]:
-    """Identity of rows and their provenance; unlike Arrow's equality, NaN equals NaN."""
-    with live.registered(con, file_check.with_provenance(files)) as incoming:
-        content = f"count(*), sum(hash({incoming})::hugeint)"
-        sql = f"select _producer, _seq, {content} from {incoming} group by all order by all"
-        return tuple(con.execute(sql).fetchall())
+def _bytes(good: Good) -> bytes:
+    return encode(good.key, good.table.combine_chunks())
+
+
+def _leftovers(root: Path) -> Iterator[Path]:
+    oldest_s = time.time() - TMP_AGE_S
+    for path in sorted({p for f in (root, live.live_file(root).parent) for p in f.rglob(f"{files.TMP_PREFIX}*")}):
+        with contextlib.suppress(FileNotFoundError):  # its writer was alive after all
+            if path.lstat().st_mtime < oldest_s:
+                yield path
