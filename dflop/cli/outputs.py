@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,7 +66,7 @@ def history(
     """
     from rich.console import Console
 
-    from dflop.report.history_table import COLUMNS, history_rows, history_table, markdown_history
+    from dflop.report.history_table import COLUMNS, history_table, markdown_history
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.views.run_results import load_history
@@ -80,7 +81,7 @@ def history(
     elif shown == "markdown":
         sys.stdout.write(markdown_history(entries))
     else:
-        print_rows(COLUMNS, history_rows(entries), shown)
+        print_rows(COLUMNS, [astuple(entry) for entry in entries], shown)
 
 
 def trace(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
 
 from dflop import units
 from dflop.report.table_text import markdown_table
@@ -41,11 +40,6 @@ class HistoryEntry:
 
 
 COLUMNS = tuple(field.name for field in fields(HistoryEntry))
-
-
-def history_rows(entries: Iterable[HistoryEntry]) -> list[tuple[Any, ...]]:
-    """Values in the order of `COLUMNS`, for programs."""
-    return [tuple(getattr(entry, name) for name in COLUMNS) for entry in entries]
 
 
 def history_table(entries: Sequence[HistoryEntry]) -> Table:

@@ -40,8 +40,8 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         ("wait for input, measured", units.seconds(summary.median(lambda s: s.data_wait_s)), "before a step, median"),
         ("samples quarantined", str(len(summary.quarantined)), "left out, with a reason each"),
     ]
-    if not math.isnan(summary.mfu):
-        numbers.append(("model FLOPs utilisation", units.percent(summary.mfu), "measured, median over steps"))
+    if not math.isnan(mfu := summary.mfu):
+        numbers.append(("model FLOPs utilisation", units.percent(mfu), "measured, median over steps"))
     return tuple(numbers)
 
 

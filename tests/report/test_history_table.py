@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import astuple
 from datetime import datetime
 
-from dflop.report.history_table import COLUMNS, HistoryEntry, history_rows, history_table
+from dflop.report.history_table import COLUMNS, HistoryEntry, history_table
 
 
 def entry(kind: str, elapsed_s: float = 0.0, **changes: object) -> HistoryEntry:
@@ -28,6 +29,6 @@ def test_lines_come_in_order_with_time_and_step() -> None:
 
 
 def test_programs_get_every_field() -> None:
-    (row,) = history_rows([entry("replan", step=3, gain_s=54.0, cost_s=20.0)])
+    row = astuple(entry("replan", step=3, gain_s=54.0, cost_s=20.0))
     assert dict(zip(COLUMNS, row, strict=True))["gain_s"] == 54.0
     assert len(row) == len(COLUMNS) == 10
