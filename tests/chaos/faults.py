@@ -189,7 +189,7 @@ ENGINE = (
     _dying(_engine, "driver dies before it notes its shards", "launch.journal:Journal.submitted:before:1"),
     _dying(_engine, "driver dies before it notes a probing job", "launch.journal:Journal.submitted:before:2"),
     _dying(_engine, "driver dies before it notes the training", "launch.journal:Journal.submitted:before:4"),
-    _dying(_engine, "driver dies behind the rows of its journal", "run.lifecycle:SpoolWriter.close:behind:3"),
+    _dying(_engine, "driver dies behind the rows of its journal", "run.lifecycle:SpoolWriter.flush:behind:3"),
     _dying(_engine, "driver dies between tables and plan", "run.directory:_write:behind:3"),
     *(_engine(name, "between", by(do.edit_checkpoint, what), _DAMAGED, "checkpoint") for name, what in (
         ("checkpoint cut in half", "cut in half"), ("a byte of a checkpoint is another one", "a byte is another one"),

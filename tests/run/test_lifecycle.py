@@ -119,7 +119,7 @@ def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
 def test_journal_entries_are_spooled_once_whether_or_not_their_driver_is_killed(config, monkeypatch, is_written):
     run, _ = lifecycle.begin(config)
     journal, handle = Journal(run.path, run.run_id), JobHandle("local", "1", "n", "k", run.path / "jobs/n", 1, 5.0)
-    close = SpoolWriter.close
+    close = SpoolWriter.flush
 
     def dies(writer: SpoolWriter) -> None:
         if is_written:
@@ -131,7 +131,7 @@ def test_journal_entries_are_spooled_once_whether_or_not_their_driver_is_killed(
     for state in (JobState.RUNNING, JobState.DONE):
         journal.changed(handle, JobStatus(state))
         with monkeypatch.context() as patch:
-            patch.setattr(SpoolWriter, "close", dies)
+            patch.setattr(SpoolWriter, "flush", dies)
             with pytest.raises(KeyboardInterrupt):
                 lifecycle.spool_journal(run, config)
     for _ in range(2):
