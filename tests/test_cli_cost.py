@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dflop.cost.devices import A100, H100, H200
 from dflop.records import ProfileRecord
 from tests.builders import make_table
 from tests.jobs.configs import write_demo_config
@@ -43,8 +44,10 @@ def test_a_plan_from_a_data_sheet_needs_no_hardware(folder: Path) -> None:
     rows, talk = run(folder, "plan", "run.yaml", "--device", "h200", "--format", "json")
     plans = [json.loads(line) for line in rows]
     assert [p["rank"] for p in plans] == [str(i) for i in range(len(plans))]
-    assert "llm" in plans[0]["layout"]
-    assert "analytic, H200 SXM: never measured" in talk
+    assert all(float(p["tokens/s/GPU"].replace(",", "")) > 0 and p["MFU"].endswith("%") for p in plans)
+    assert H200.source in talk
+    assert "GPU-hours" in talk
+    assert "if encoders took 2 times as long" in talk
 
 
 def test_costs_in_the_store_are_shown_and_drawn(folder: Path, tmp_path: Path) -> None:
@@ -96,3 +99,12 @@ def test_a_profile_is_made_once_and_planned_and_compared_with(folder: Path) -> N
     _, talk = run(folder, "plan", "run.yaml")
     assert "costs measured on" in talk
     assert "simulated on 3 batches nobody planned for; costs measured on" in compared(folder)
+
+
+def test_data_sheets_are_compared_with_published_trainings(tmp_path: Path) -> None:
+    done = dflop("cost", "published", "--json", cwd=tmp_path)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == sum(sheet.accuracy.num_runs for sheet in (A100, H100))
+    assert all(abs(row["published"] / row["predicted"] - 1 - row["seconds_error_frac"]) < 1e-3 for row in rows)
+    assert "H100 SXM: 29 runs, error" in done.stderr
+    assert "fit: matmul_frac" in done.stderr

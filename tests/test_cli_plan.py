@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dflop.cost.devices import H100
 from tests.jobs.configs import write_config, write_demo_config
 from tests.test_cli import assert_refused, dflop
 
@@ -38,7 +39,7 @@ def explained(folder: Path) -> tuple[dict[str, Any], str]:
 def test_an_explanation_is_data_and_its_progress_is_talk(folder: Path, explained: tuple[dict[str, Any], str]) -> None:
     found, talk = explained
     assert found["simulated"] is True
-    assert found["source"] == "analytic, H100 SXM: never measured"
+    assert found["source"] == H100.source
     num_gpus = {variation["name"]: variation["num_gpus"] for variation in found["variations"]}
     assert found["variations"][0]["num_gpus"] == 4
     assert (num_gpus["half the node"], num_gpus["one node more"]) == (2, 8)
@@ -56,7 +57,7 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
     for heading in ("Candidates", "What limits the plan", "Where the step goes", "Other circumstances"):
         assert heading in talk
     assert "4 processes; simulated" in talk
-    assert talk.splitlines()[-1].startswith("Simulated; costs analytic, H100 SXM: never measured (")
+    assert talk.splitlines()[-1].startswith(f"Simulated; costs {H100.source} (")
 
 
 def test_a_trainer_that_does_not_look_at_the_data_gets_a_plan_for_arrival_order(folder: Path) -> None:

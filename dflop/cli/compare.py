@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
-from dflop.cli.plan import Device, Gpus, GpusPerNode
+from dflop.cli.plan import Device, Gpus, GpusPerNode, UsdPerGpuHour
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def compare(
     gpus_per_node: GpusPerNode = None,
     num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
     num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is told.")] = 10_000,
-    usd_per_gpu_hour: Annotated[float, Parameter(help="Price of a GPU.")] = 0.0,
+    usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: draw it, .png, .svg or .pdf.")] = (),
     html: Annotated[Path | None, Parameter(help="Write a page with all of it: one file that loads nothing.")] = None,
     numbers: Annotated[Path | None, Parameter(help="With --suite: all numbers as JSON into a file.")] = None,

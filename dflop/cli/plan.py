@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from dflop.plan.space import Problem
     from dflop.records import Plan
 
-Device = Annotated[str, Parameter(help="Plan from the data sheet of a100, h100 or h200 instead of measured costs.")]
+Device = Annotated[
+    str, Parameter(help="Plan from the data sheet of a100, a100-40, h100, h200 or b200, not from measured costs.")
+]
 Gpus = Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")]
+UsdPerGpuHour = Annotated[float, Parameter(help="Price of a GPU, for what a run or an epoch costs.")]
 GpusPerNode = Annotated[int | None, Parameter(help="With nodes of so many GPUs; those of a data sheet have 8.")]
 
 
@@ -28,6 +31,7 @@ def plan(
     explain: Annotated[bool, Parameter(help="Say what binds, where time goes, and what a node more would do.")] = False,
     emit: Annotated[str, Parameter(help="Print the plan for another program: megatron-mimo, torchrun, json.")] = "",
     picture: Annotated[Path | None, Parameter(help="Draw a step, data-blind and balanced: .svg, .png, .pdf.")] = None,
+    usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     overrides: Overrides = (),
     form: Form = "table",
     as_json: Json = False,
@@ -49,9 +53,10 @@ def plan(
     from dflop.config import load_config
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
+    from dflop.plan.robust import encoder_regrets
     from dflop.plan.search import plan_problem
     from dflop.report.rows import print_rows
-    from dflop.report.tables import plan_table
+    from dflop.report.tables import plan_table, regret_text, throughput_text
     from dflop.steps.planned_cluster import planned_cluster
     from dflop.units import num_bytes
 
@@ -82,8 +87,9 @@ def plan(
     if write is not None:
         print(write(plans[0], problem.cluster), end="")
     elif not explain:
-        table = plan_table(plans)
+        table = plan_table(plans, [found.throughput(p) for p in plans])
         print_rows(table.header, table.rows, wanted)
+    say(f"simulated: {throughput_text(found.throughput(plans[0]), found.num_samples, usd_per_gpu_hour)}")
     if explain:
         explained, out = explain_plan(problem, plans, say), Console(stderr=bool(emit))
         if wanted == "json":
@@ -92,6 +98,9 @@ def plan(
             print_explanation(explained, found.source, out)
     else:
         say(plans[0].reason)
+    if device and write is None:
+        for regret in encoder_regrets(problem, plans[0], say):
+            say(regret_text(regret))
     if picture is not None:
         save_plan_picture(problem, plans[0], found.source, picture)
         say(f"picture of a step: {picture}")

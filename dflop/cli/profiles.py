@@ -27,7 +27,7 @@ def profile(
     *,
     overrides: Overrides = (),
     dry_run: DryRun = False,
-    device: Annotated[str, Parameter(help="With -n: seconds by the data sheet of a100, h100 or h200.")] = "",
+    device: Annotated[str, Parameter(help="With -n: seconds by the data sheet of a100, h100, ...")] = "",
     as_json: Annotated[bool, Parameter(name="--json", help="With -n: an object of JSON per probe.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -108,6 +108,38 @@ def show_cost(
     print_rows(plots.COLUMNS, plots.table_rows(pairs), shown)
     if shown == "table":
         print_rows(plots.RESIDUAL_COLUMNS, [row for pair in pairs for row in plots.residual_rows(pair)], shown)
+
+
+@cost.command
+def published(
+    table: Annotated[Path | None, Parameter(help="CSV of published runs; the package's own without it.")] = None,
+    /,
+    *,
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare data sheets with published trainings: predicted tokens/s/GPU beside measured ones, and a fit to them.
+
+    Rows of your own need the columns of dflop/cost/public_runs.csv.
+
+    Example: dflop cost published
+    """
+    from dflop.cost import public_runs
+    from dflop.report.rows import print_rows
+
+    runs = public_runs.read_runs(table or public_runs.TABLE)
+    rows = [
+        (r.device, r.model, r.seq_len, r.gpus, r.micro_batch, r.sharding, r.tp, r.pp, r.recompute,
+         r.tokens_per_s_per_gpu, round(public_runs.predicted_tokens_per_s(r), 1), float(error))
+        for r, error in zip(runs, public_runs.error_fracs(runs), strict=True)
+    ]  # fmt: skip
+    print_rows(
+        ("device", "model", "seq_len", "gpus", "micro_batch", "sharding", "tp", "pp", "recompute", "published",
+         "predicted", "seconds_error_frac"), rows, form_of(form, as_json),
+    )  # fmt: skip
+    for line in public_runs.summary(runs):
+        talk(quiet)(line)
 
 
 @data.command(name="profile")

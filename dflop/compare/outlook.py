@@ -14,14 +14,16 @@ from typing import TypeVar
 from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import find_device
+from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.cost.model import CostModel
+from dflop.cost.throughput import Throughput, throughput
 from dflop.cost.towers import tables_for
 from dflop.data.distribution import sample_batches
 from dflop.errors import CostError
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
-from dflop.records import ClusterSpec, CostTable, SampleShape
+from dflop.records import ClusterSpec, CostTable, Plan, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.launcher import reading_launcher_of
 from dflop.run.messages import Say
@@ -43,7 +45,25 @@ class Outlook:
     shapes: tuple[SampleShape, ...]
     """Those that batches are drawn from."""
     source: str
-    """Of the costs: `measured on ...` or `analytic, ...`."""
+    """Of the costs: `measured on ...`, or of which data sheet and how far it is off."""
+    frozen: tuple[str, ...]
+    peak_flops_per_s: float
+    """Of one device; NaN where it is not known."""
+    num_samples: int
+    """Of an epoch."""
+
+    def throughput(self, plan: Plan, step_s: float | None = None) -> Throughput:
+        """What a step time of a plan, its predicted one unless given, means to people."""
+        problem = self.problem
+        return throughput(
+            plan.predicted_step_s if step_s is None else step_s,
+            problem.batches,
+            FlopCounter(problem.specs, self.frozen),
+            num_gpus=problem.cluster.num_processes,
+            peak_flops_per_s=self.peak_flops_per_s,
+            recomputed=[m.module for m in plan.modules if m.recompute and m.module not in self.frozen],
+            num_samples=self.num_samples,
+        )
 
 
 async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say) -> Outlook:
@@ -103,7 +123,9 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
 
 def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
     shapes, worst = _shapes(config, profile_key)
-    cost, source = _costs(config, device, cluster)
+    with Reader(config.store) as reader:
+        (profile,) = reader.records(ProfileRecord, where={"profile_key": profile_key})
+    cost, source, hardware = _costs(config, device, cluster)
     batches = sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed)
     problem = Problem(
         run_id="outlook",
@@ -116,7 +138,14 @@ def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec
         space=planning.search_space(config),
         worst_samples=tuple(worst),
     )
-    return Outlook(problem, tuple(shapes), source)
+    return Outlook(
+        problem,
+        tuple(shapes),
+        source,
+        frozen=stages_of(config)[-1].frozen,
+        peak_flops_per_s=peak_flops_per_s(hardware, "bfloat16" if device else config.model.dtype),
+        num_samples=profile.num_rows,
+    )
 
 
 def _shapes(config: Config, profile_key: str) -> tuple[list[SampleShape], list[SampleShape]]:
@@ -125,7 +154,8 @@ def _shapes(config: Config, profile_key: str) -> tuple[list[SampleShape], list[S
         return reader.shapes(profile_key, max_samples=MAX_SAMPLES), reader.largest_samples(profile_key)
 
 
-def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel, str]:
+def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel, str, str]:
+    """(costs, their source, hardware)."""
     specs, frozen = planning.bound_family(config).specs(), stages_of(config)[-1].frozen
     if device:
         sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
@@ -133,7 +163,7 @@ def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel
         links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
         tables, held = tables_for(analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen), frozen)
         cost = CostModel(tables, specs=specs, links=links, frozen=held)
-        return cost, f"analytic, {sheet.name}: never measured"
+        return cost, sheet.source, sheet.name
     key, hardware, _ = planning.model_profile_key(config)
     tables = []
     if stored_profile(config.store, key) is not None:
@@ -146,4 +176,4 @@ def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel
             hint="measure them: dflop profile CONFIG; or plan from a data sheet: --device h100",
         )
     tables, held = tables_for(tables, frozen)
-    return CostModel(tables, specs=specs, links=link_costs, frozen=held), f"measured on {hardware}"
+    return CostModel(tables, specs=specs, links=link_costs, frozen=held), f"measured on {hardware}", hardware

@@ -1,52 +1,42 @@
 """Cost tables and link costs from data sheets, for planning on hardware nobody has at hand.
 
-Never fitted to hardware: what follows is a model of it, and every table made here is marked `analytic`.
-
-Matmuls take `flops / (peak * efficiency(t))`. The efficiency saturates with the t tokens of a microbatch, as
-`best * t / (t + 200 tp)` for an LLM with a best of 0.62 and `t / (t + 500 tp)` for encoders with a best of 0.5; the
-curve, the loss to tensor parallelism and attention's 0.42 of peak are those of the synthetic studies this planner was
-developed on. Such a time is `(t + 200 tp)` times a constant: a line with a fixed part, so these tables need no knots.
-The fixed part is more than the time the weights take to be read from memory, below which no layer can go (on all of
-`devices.py`). Attention over a sequence of u tokens takes 4 u^2 h FLOPs, half of them where
-it is causal. Every layer launches some 15 kernels. A backward pass costs two forward ones, one with frozen weights,
-and one more that recomputes.
+What a layer asks for and how fast devices do it is in `roofline.py`; every table made here is marked `analytic` and
+carries the error against published trainings as that of its device. A pass takes as long as its work, or as its kernels
+take to be launched where that is longer: eager PyTorch keeps a device waiting on small microbatches. A head multiplies
+on the tokens that carry loss; an embedding is looked up.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dflop.cost import curve
 from dflop.cost.activations import edge_bytes, layer_bytes_per_token
-from dflop.cost.devices import Device
+from dflop.cost.devices import ENCODERS, Device
 from dflop.cost.identity import with_table_id
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
-from dflop.cost.tensor_parallel import all_reduces, efficiency
+from dflop.cost.roofline import (
+    BYTES_PER_VALUE,
+    EDGE_LAUNCH_S,
+    LAYER_LAUNCH_S,
+    LOGIT_BYTES,
+    Work,
+    backward_work,
+    layer_work,
+)
+from dflop.cost.tensor_parallel import all_reduces
 from dflop.records import LLM, CostTable, CostTerms, LinkCost, ModuleSpec
 
-BYTES_PER_VALUE = 2
-LLM_BEST_FRAC, ENCODER_BEST_FRAC, ATTENTION_FRAC = 0.62, 0.5, 0.42
-"""Of peak."""
-LLM_HALF_TOKENS, ENCODER_HALF_TOKENS = 200, 500
-"""Tokens per rank at which matmuls reach half of their best."""
-ENCODER_TP_EXPONENT = 1.3
-"""Narrow encoders lose more to being split."""
-LAUNCH_S = 15 * 3e-6
-"""Gaps between the kernels of a layer."""
-MEMORY_FRAC, LINK_FRAC = 0.8, 0.8
-"""Of the data sheet's rate that long transfers reach."""
+LINK_FRAC = 0.8
+"""Of the data sheet's rate that long messages reach."""
+OPTIMIZER_FRAC = 0.25
+"""Of the memory's rate that AdamW reaches; measured on one H200 (docs/measured.md)."""
 OPTIMIZER_BYTES_PER_PARAM = 28
 """AdamW: gradient 2 read; float32 weight and two moments read and written, 24; 16-bit weight 2 written."""
 NVLINK_LATENCY_S, NETWORK_LATENCY_S = 10e-6, 20e-6
 """Of a message between two ranks; collectives take it once per doubling of the ranks."""
 SOFTWARE = "analytic"
-
-
-def matmul_efficiency(spec: ModuleSpec, num_tokens: float, tp: int) -> float:
-    """Part of `tp` devices' peak that the matmuls of a microbatch reach."""
-    best, half_tokens, exponent = _constants(spec)
-    return float(best * efficiency(tp) ** exponent * num_tokens / (num_tokens + half_tokens * tp))
 
 
 def analytic_cost_tables(
@@ -78,13 +68,19 @@ def analytic_cost_tables(
 def _table(
     spec: ModuleSpec, device: Device, tp: int, profile_key: str, *, is_frozen: bool, recompute: bool
 ) -> CostTable:
-    once = _forward(spec, device, tp)
-    layer_backward = (1.0 if is_frozen else 2.0) + recompute
-    backward = curve.combine([(layer_backward, once)], [1.0 if is_frozen else 2.0])
+    once = layer_work(spec, tp)
+    again = backward_work(once, is_frozen=is_frozen, recomputed_frac=float(recompute))
+    launches_s = LAYER_LAUNCH_S[spec.module == LLM]
+    edges = _edges(spec, device, tp, is_frozen=is_frozen)
     links = LinkModel(analytic_link_costs(device, num_nodes=1, num_processes_per_node=tp, profile_key=profile_key))
-    forward_exchange, backward_exchange = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)
+    messages = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)
+    forward, backward = (
+        curve.combine([(1.0, _layer(work, device, passes * launches_s)), (1.0, edge), (1.0, exchange)])
+        for work, passes, edge, exchange in zip((once, again), (1, 1 + recompute), edges, messages, strict=True)
+    )
     whole, split = layer_bytes_per_token(spec, is_frozen=is_frozen, recompute=recompute)
     edge_per_token, edge_per_item = edge_bytes(spec, tp, is_frozen=is_frozen)
+    accuracy = device.accuracy if spec.module == LLM else ENCODERS
     return with_table_id(
         CostTable(
             table_id="",
@@ -96,8 +92,8 @@ def _table(
             tp=tp,
             source="analytic",
             num_layers=spec.num_layers,
-            forward_s=curve.combine([(1.0, once), (1.0, forward_exchange)]),
-            backward_s=curve.combine([(1.0, backward), (1.0, backward_exchange)]),
+            forward_s=forward,
+            backward_s=backward,
             activation_bytes=dataclasses.replace(
                 curve.ZERO,
                 layer_per_token=whole + split / tp,
@@ -106,44 +102,43 @@ def _table(
             ),
             layer_param_bytes=-(-BYTES_PER_VALUE * spec.num_layer_params // tp),
             edge_param_bytes=BYTES_PER_VALUE * spec.num_edge_params,
-            num_measurements=0,
-            median_error_frac=0.0,
-            p95_error_frac=0.0,
+            num_measurements=accuracy.num_runs,
+            median_error_frac=accuracy.median_frac,
+            p95_error_frac=accuracy.p95_frac,
             is_frozen=is_frozen,
             recompute=recompute,
             optimizer_s_per_param=0.0
             if is_frozen
-            else OPTIMIZER_BYTES_PER_PARAM / (MEMORY_FRAC * device.memory_bytes_per_s),
+            else OPTIMIZER_BYTES_PER_PARAM / (OPTIMIZER_FRAC * device.memory_bytes_per_s),
         )
     )
 
 
-def _forward(spec: ModuleSpec, device: Device, tp: int) -> CostTerms:
-    """Compute of a forward pass on one of `tp` ranks, no messages."""
-    best, half_tokens, exponent = _constants(spec)
-    lost = efficiency(tp) ** exponent
-    peak, is_llm = device.peak_bf16_flops, spec.module == LLM
-    per_token_s = 2.0 * spec.num_layer_params / (peak * best * lost * tp)
-    sq_flops = (2.0 if is_llm else 4.0) * spec.hidden_size
-    # An embedding is looked up, not multiplied: half of an LLM's edge is its head, which is split like a layer and
-    # works on the tokens that carry loss, its items.
-    edge_params, edge_tp, edge_lost = (spec.num_edge_params / 2, tp, lost) if is_llm else (spec.num_edge_params, 1, 1.0)
-    edge_s = 2.0 * edge_params / (peak * best * edge_lost * edge_tp)
-    return CostTerms(
-        layer_fixed=per_token_s * half_tokens * tp + LAUNCH_S,
-        layer_per_token=per_token_s,
-        layer_per_sq_token=sq_flops / (peak * ATTENTION_FRAC * lost * tp),
-        edge_fixed=edge_s * half_tokens * edge_tp + LAUNCH_S,
-        edge_per_token=0.0 if is_llm else edge_s,
-        edge_per_item=edge_s if is_llm else 0.0,
+def _layer(work: Work, device: Device, launches_s: float) -> CostTerms:
+    """A pass over a layer: flat while its kernels take longer to be launched than to run, then a line."""
+    per_token_s = work.seconds_per_token(device)
+    return curve.from_slopes(
+        layer_fixed=launches_s,
+        slopes=[0.0, per_token_s],
+        knots=[launches_s / per_token_s],
+        layer_per_sq_token=work.seconds_per_sq_token(device),
+        edge_fixed=0.0,
+        edge_per_token=0.0,
+        edge_per_item=0.0,
     )
 
 
-def _constants(spec: ModuleSpec) -> tuple[float, int, float]:
-    """(best fraction of peak, tokens at half of it, exponent of the loss to tensor parallelism)."""
-    if spec.module == LLM:
-        return LLM_BEST_FRAC, LLM_HALF_TOKENS, 1.0
-    return ENCODER_BEST_FRAC, ENCODER_HALF_TOKENS, ENCODER_TP_EXPONENT
+def _edges(spec: ModuleSpec, device: Device, tp: int, *, is_frozen: bool) -> Iterator[CostTerms]:
+    """Forward and backward of what is outside the layers: an LLM's head, cut like a layer; an encoder's, whole."""
+    fixed = dataclasses.replace(curve.ZERO, edge_fixed=EDGE_LAUNCH_S)
+    for matmuls, logit_bytes in zip((1.0, 1.0 if is_frozen else 2.0), LOGIT_BYTES, strict=True):
+        if spec.module == LLM:
+            head = Work(matmuls * 2.0 * spec.vocab_size * spec.hidden_size / tp, 0.0, 0.0)
+            logits_s = logit_bytes * spec.vocab_size / tp / device.memory_bytes_per_s
+            yield dataclasses.replace(fixed, edge_per_item=head.seconds_per_token(device) + logits_s)
+        else:
+            edge = Work(matmuls * 2.0 * spec.num_edge_params, 0.0, 0.0)
+            yield dataclasses.replace(fixed, edge_per_token=edge.seconds_per_token(device))
 
 
 def analytic_link_costs(

@@ -54,15 +54,13 @@ def layer_part(terms: CostTerms) -> CostTerms:
 def straightened(terms: CostTerms, min_tokens: float, max_tokens: float) -> CostTerms:
     """The curve as a line without fixed terms: what a load adds to a microbatch that exists anyway.
 
-    The slope is the curve's mean slope from `min_tokens` to `max_tokens` (from 0 to the last knot where the range is
+    The slope is the curve's mean slope from `min_tokens` to `max_tokens` (that beyond the last knot where the range is
     unknown), so loads add up exactly, and to the curve itself as well as any line can.
     """
-    if not terms.layer_knots:
-        bends = 0.0
-    else:
-        low, high = (min_tokens, max_tokens) if max_tokens > min_tokens else (0.0, terms.layer_knots[-1])
+    bends, span = 0.0, max_tokens - min_tokens
+    if span > 0:
         bends = sum(
-            bend * (min(high, knot) - min(low, knot)) / (high - low)
+            bend * (min(max_tokens, knot) - min(min_tokens, knot)) / span
             for knot, bend in zip(terms.layer_knots, terms.layer_bends, strict=True)
         )
     return CostTerms(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from dflop.cost.devices import find_device
 from dflop.errors import CostError
@@ -32,33 +33,51 @@ class FlopCounter:
     """
 
     def __init__(self, specs: Sequence[ModuleSpec], frozen: Collection[str] = ()) -> None:
-        # Of forward and backward together.
-        self._per_token: dict[str, float] = {}
-        self._per_sq_token: dict[str, float] = {}
-        for spec in specs:
-            weights, attention = _passes(spec.module, specs, frozen)
-            sq_flops = (2.0 if spec.module == LLM else 4.0) * spec.query_width
-            self._per_token[spec.module] = weights * spec.num_layers * 2.0 * spec.num_layer_params
-            self._per_sq_token[spec.module] = attention * spec.num_layers * sq_flops
-            if spec.module == LLM:
-                self._per_loss_token = weights * 2.0 * spec.vocab_size * spec.hidden_size
+        self._specs = tuple(specs)
+        self._passes = {spec.module: _passes(spec.module, specs, frozen) for spec in specs}
 
     def count(self, batch: Iterable[SampleShape]) -> float:
         """FLOPs of forward and backward of a global batch, all modules together; microseconds per sample."""
-        tokens = dict.fromkeys(self._per_token, 0)
-        sq_tokens = dict.fromkeys(self._per_token, 0)
-        num_loss_tokens = 0
-        for shape in batch:
-            num_loss_tokens += shape.num_supervised_tokens
-            tokens[LLM] += shape.num_llm_tokens
-            sq_tokens[LLM] += shape.num_llm_tokens**2
-            for item in shape.items:
-                tokens[item.module] += item.num_tokens
-                sq_tokens[item.module] += item.sum_sq_tokens
-        layers = sum(
-            self._per_token[name] * tokens[name] + self._per_sq_token[name] * sq_tokens[name] for name in tokens
+        load = _load(batch, self._specs)
+        heads = sum(
+            self._passes[spec.module][0] * 2.0 * spec.vocab_size * spec.hidden_size * load.num_loss_tokens
+            for spec in self._specs
         )
-        return layers + self._per_loss_token * num_loss_tokens
+        return heads + sum(_forward_flops(spec, load, *self._passes[spec.module]) for spec in self._specs)
+
+    def count_again(self, batch: Iterable[SampleShape], recomputed: Collection[str]) -> float:
+        """FLOPs of the forward passes that the layers of some modules run once more in their backward pass."""
+        load = _load(batch, self._specs)
+        return sum(_forward_flops(spec, load, 1.0, 1.0) for spec in self._specs if spec.module in recomputed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    num_tokens: dict[str, int]
+    sum_sq_tokens: dict[str, int]
+    num_loss_tokens: int
+
+
+def _load(batch: Iterable[SampleShape], specs: Sequence[ModuleSpec]) -> _Load:
+    tokens = dict.fromkeys((spec.module for spec in specs), 0)
+    sq_tokens, num_loss_tokens = dict(tokens), 0
+    for shape in batch:
+        num_loss_tokens += shape.num_supervised_tokens
+        tokens[LLM] += shape.num_llm_tokens
+        sq_tokens[LLM] += shape.num_llm_tokens**2
+        for item in shape.items:
+            tokens[item.module] += item.num_tokens
+            sq_tokens[item.module] += item.sum_sq_tokens
+    return _Load(tokens, sq_tokens, num_loss_tokens)
+
+
+def _forward_flops(spec: ModuleSpec, load: _Load, weights: float, attention: float) -> float:
+    """So many forward passes of the layers of a module: over its weights, and over its attention."""
+    sq_flops = (2.0 if spec.module == LLM else 4.0) * spec.query_width
+    return spec.num_layers * (
+        weights * 2.0 * spec.num_layer_params * load.num_tokens[spec.module]
+        + attention * sq_flops * load.sum_sq_tokens[spec.module]
+    )
 
 
 def peak_flops_per_s(hardware: str, dtype: str) -> float:

@@ -2,39 +2,38 @@
 
 Layers are cut as `dflop/models/tensor_split.py` says: matmuls and attention heads over the ranks, norms and residuals
 on every rank, one all-reduce of the hidden states behind attention and one behind the MLP, in each direction. So the
-terms that grow with the load are divided by the degree and by an efficiency, launches stay, and all-reduces are added
-where a link is known. An LLM's head is cut, too, and its edge divided with it; an encoder's edge stays whole, and so
-do the edge's parameters, for the embedding is. The efficiency is that of the planner's synthetic studies: a guess for
-what smaller matmuls lose, on top of the all-reduces, and therefore cautious; a measured table replaces all of it.
+terms that grow with the load are divided by the degree, as far as the device's roofline has the ranks share them, the
+fixed ones stay, and all-reduces are added where a link is known. An LLM's head is cut, too, and its edge divided with
+it; an encoder's edge stays whole, and so do the edge's parameters, for the embedding is. What narrower matmuls lose is
+not charged: a measured table replaces all of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-
-import numpy as np
 
 from dflop.cost import curve
 from dflop.cost.activations import layer_bytes_per_token
+from dflop.cost.devices import find_device
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.link_costs import ALL_REDUCE, LinkModel
+from dflop.cost.roofline import layer_work
+from dflop.errors import CostError
 from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
 
-EFFICIENCY = {1: 1.0, 2: 0.94, 4: 0.85, 8: 0.73}
-"""Of splitting a layer over so many ranks; in between it falls linearly with the logarithm of the degree."""
 LAYER_ALL_REDUCES = 2
 """Per pass, of the hidden states."""
 EDGE_ALL_REDUCES = (2, 1)
 """Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states."""
 
 
-def efficiency(tp: int) -> float:
-    """Part of the ideal speed-up that `tp` ranks reach; beyond 8 each doubling costs what the last one did."""
-    steps = [math.log2(degree) for degree in EFFICIENCY]
-    inside = float(np.interp(math.log2(tp), steps, list(EFFICIENCY.values())))
-    doublings_beyond = max(0.0, math.log2(tp) - steps[-1])
-    return inside * math.pow(EFFICIENCY[8] / EFFICIENCY[4], doublings_beyond)
+def speedup(spec: ModuleSpec, tp: int, hardware: str) -> float:
+    """How much faster `tp` ranks are at what is linear in tokens, messages apart; `tp` times where no data sheet is."""
+    try:
+        device = find_device(hardware)
+    except CostError:
+        return float(tp)
+    return layer_work(spec).seconds_per_token(device) / layer_work(spec, tp).seconds_per_token(device)
 
 
 def replicated_frac(spec: ModuleSpec) -> float:
@@ -80,8 +79,19 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
         spec: Hidden size, and the split of activation bytes.
         links: All-reduces; left out where it knows none.
     """
-    speedup = tp * efficiency(tp)
     cuts_edge = spec.module == LLM
+
+    def cut(terms: CostTerms) -> CostTerms:
+        """Terms that grow with the load, divided; fixed ones as they were."""
+        divided = curve.combine([(1.0 / faster, terms)], [1.0 / tp if cuts_edge else 1.0])
+        return dataclasses.replace(
+            divided,
+            layer_fixed=terms.layer_fixed,
+            layer_per_sq_token=terms.layer_per_sq_token / tp,
+            edge_fixed=terms.edge_fixed,
+        )
+
+    faster = speedup(spec, tp, base.hardware)
     forward, backward = all_reduces(spec, tp, links, bytes_per_value(base.dtype), recompute=base.recompute)
     if curve.layer_part(base.backward_s) == curve.ZERO:  # under these layers nothing trains
         backward = curve.edge_part(backward)
@@ -92,15 +102,9 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
             base,
             tp=tp,
             source="derived",
-            forward_s=curve.combine([(1.0, _cut(base.forward_s, speedup, cuts_edge)), (1.0, forward)]),
-            backward_s=curve.combine([(1.0, _cut(base.backward_s, speedup, cuts_edge)), (1.0, backward)]),
+            forward_s=curve.combine([(1.0, cut(base.forward_s)), (1.0, forward)]),
+            backward_s=curve.combine([(1.0, cut(base.backward_s)), (1.0, backward)]),
             activation_bytes=curve.combine([(share, base.activation_bytes)], [1.0 / tp if cuts_edge else 1.0]),
             layer_param_bytes=-(-base.layer_param_bytes // tp),
         )
     )
-
-
-def _cut(terms: CostTerms, speedup: float, cuts_edge: bool) -> CostTerms:
-    """Terms that grow with the load, divided by the speed-up; launches as they were."""
-    divided = curve.combine([(1.0 / speedup, terms)], [1.0 / speedup if cuts_edge else 1.0])
-    return dataclasses.replace(divided, layer_fixed=terms.layer_fixed, edge_fixed=terms.edge_fixed)

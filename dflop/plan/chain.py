@@ -176,8 +176,12 @@ class Chain:
             average_s = average_s + layers[m] * layer_s + edge * edge_s
             heavy_layer_s, heavy_edge_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_layer_s + edge * heavy_edge_s
-        tau_s, fill_s = average_s.max(axis=2), np.maximum(average_s, heaviest_s).sum(axis=2)
-        steps_s: Floats = (fill_s + (self.num_microbatches - 1) * tau_s).mean(axis=0)
+        if layers.shape[2] == 1:  # no fill: the scheduler puts less beside the heaviest sample
+            step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
+        else:
+            fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
+            step_s = fill_s + (self.num_microbatches - 1) * average_s.max(axis=2)
+        steps_s: Floats = step_s.mean(axis=0)
         return steps_s + chain_sync_s(
             self.problem,
             self.specs,

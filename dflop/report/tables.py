@@ -5,11 +5,14 @@ Headers say where a number comes from: `measured`, `simulated` (a whole step) or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dflop import units
+from dflop.cost.throughput import Throughput
+from dflop.plan.robust import Regret
 from dflop.records import LLM, ModulePlan, Plan
 
 Item = TypeVar("Item")
@@ -79,8 +82,29 @@ def stage_layers(plan: Plan, module: str, stage: int) -> str:
     return " + ".join(f"{name} {of[stage]}" for name, of in held.items() if stage < len(of) and of[stage])
 
 
-def plan_table(plans: Sequence[Plan]) -> Table:
-    """Candidates in their order, the plan that ran first."""
+def throughput_text(found: Throughput, num_samples: int, usd_per_gpu_hour: float = 0.0) -> str:
+    """What a step time means, in a line; all of it is simulated where the step is."""
+    price = f", {found.epoch_gpu_hours * usd_per_gpu_hour:,.0f} USD" * bool(usd_per_gpu_hour)
+    use = "" if math.isnan(found.mfu_frac) else f", MFU {found.mfu_frac:.0%} (HFU {found.hfu_frac:.0%})"
+    return (
+        f"{found.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{use}, {found.samples_per_s:.3g} samples/s; "
+        f"an epoch of {units.count(num_samples)} samples takes {found.epoch_gpu_hours:,.3g} GPU-hours{price}"
+    )
+
+
+def regret_text(found: Regret) -> str:
+    """How a plan does where encoders take more or less time than its costs say."""
+    than = f"than {layout_text(found.best)}, the best plan there" if found.frac else "than the best plan there"
+    return f"if encoders took {found.factor:g} times as long, it would be {units.percent(found.frac)} slower {than}"
+
+
+def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Table:
+    """Candidates in their order, the plan that ran first; with what their step times mean where that is given."""
+    known = dict(zip((p.plan_id for p in plans), speeds, strict=False))
+    means: dict[str, Callable[[Plan], str]] = {
+        "tokens/s/GPU": lambda p: f"{known[p.plan_id].tokens_per_s_per_gpu:,.0f}",
+        "MFU": lambda p: units.percent(known[p.plan_id].mfu_frac),
+    }
     return make_table(
         "Plan and runners-up",
         plans,
@@ -89,6 +113,7 @@ def plan_table(plans: Sequence[Plan]) -> Table:
             "layout": layout_text,
             "micro-batches": lambda p: str(p.num_microbatches),
             "step simulated": lambda p: units.seconds(p.predicted_step_s),
+            **(means if known else {}),
             "data-blind simulated": lambda p: units.seconds(p.baseline_step_s),
             "uniform simulated": lambda p: units.seconds(p.uniform_step_s),
             "processes": lambda p: str(p.num_processes),

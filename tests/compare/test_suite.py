@@ -123,7 +123,7 @@ def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp
     result = suite_run.run_suite("noise", lambda line: None, [picture], file)
     content = json.loads(file.read_text())
     assert content["simulated"] is True
-    assert content["costs"] == [f"analytic, {A100.name}: data sheets, never measured"]
+    assert content["costs"] == [A100.source]
     assert len(content["cost_tables"][LLAVA.name]) == len(found.setting.problem.cost.tables)
     assert set(content["versions"]) >= {"dflop", "numpy"}
     assert content["cases"][0]["label"] == "0 %"

@@ -45,6 +45,11 @@ def test_a_straightened_curve_rises_as_much_over_its_range(terms, low, width):
     assert rises[1] == pytest.approx(rises[0], rel=1e-6, abs=1e-9)
 
 
+@given(curves())
+def test_without_a_known_range_the_slope_is_that_of_large_loads(terms):
+    assert curve.straightened(terms, 0, 0).layer_per_token == terms.layer_per_token
+
+
 @given(curves(), curves(), LOADS, st.floats(0, 3), st.floats(0, 3))
 def test_sums_of_curves_are_sums_of_costs(first, second, load, a, b):
     both = curve.combine([(a, first), (b, second)])

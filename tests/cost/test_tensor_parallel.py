@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dflop.cost.model import CostModel
-from dflop.cost.tensor_parallel import replicated_frac
+from dflop.cost.tensor_parallel import replicated_frac, speedup
 from dflop.errors import CostError
 from dflop.records import CostTerms
 from tests.builders import make_link, make_specs, make_table
@@ -18,7 +18,7 @@ TABLE = make_table("llm", forward_s=BENT, backward_s=BENT)
 def test_work_is_divided_and_launches_are_not():
     cost = CostModel([TABLE], specs=[SPEC])
     derived = cost.table("llm", tp=4)
-    speedup = 4 * 0.85
+    speedup = 4
     assert (derived.source, derived.tp) == ("derived", 4)
     assert derived.table_id not in (TABLE.table_id, cost.table("llm", tp=2).table_id)
     names = ("layer_fixed", "layer_per_token", "layer_per_sq_token", "edge_fixed", "edge_per_token", "edge_per_item")
@@ -26,6 +26,14 @@ def test_work_is_divided_and_launches_are_not():
     assert [getattr(derived.forward_s, name) for name in names] == pytest.approx(expected)
     assert derived.forward_s.layer_bends == pytest.approx((9e-6 / speedup,))
     assert (derived.layer_param_bytes, derived.edge_param_bytes) == (1_000_000, TABLE.edge_param_bytes)
+
+
+def test_norms_and_residuals_are_on_every_rank_of_a_device_whose_roofline_is_known():
+    assert speedup(SPEC, 4, "a laptop") == 4
+    large = dataclasses.replace(
+        SPEC, hidden_size=4096, mlp_width=14336, num_norm_values=8 * 4096, num_layer_params=218_000_000
+    )
+    assert 2.5 < speedup(large, 4, "NVIDIA H100 80GB HBM3") < 3.7
 
 
 def test_the_edge_of_an_encoder_stays_whole():

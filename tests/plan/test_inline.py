@@ -143,8 +143,11 @@ def formula_by_hand(problem: Problem, plan: Plan) -> float:
         mean = {s.module: tuple(np.sum([x[s.module] for x in samples], axis=0) / num_buckets) for s in problem.specs}
         average = chain_seconds(problem, plan, mean)
         heaviest = chain_seconds(problem, plan, samples[int(np.argmax(whole_s))])
-        fill_s = np.maximum(average, heaviest).sum()
-        steps.append(fill_s + (plan.num_microbatches - 1) * max(average))
+        if len(average) == 1:
+            steps.append(max(plan.num_microbatches * average[0], heaviest[0]))
+        else:
+            fill_s = np.maximum(average, heaviest).sum()
+            steps.append(fill_s + (plan.num_microbatches - 1) * max(average))
     return sum(steps) / len(steps) + plan.sync_s
 
 

@@ -15,7 +15,7 @@ from dflop.report.tables import layout_text
 from dflop.views.explain_plan import explain_plan
 from tests.plan.problems import make_problem
 
-SOURCE = "analytic, X100: never measured"
+SOURCE = "analytic, X100"
 
 
 @pytest.fixture(scope="module")

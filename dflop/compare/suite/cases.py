@@ -1,7 +1,7 @@
 """The configurations of the DFLOP paper, as problems for the planner: models, machines, batches, costs of data sheets.
 
 A case is a model on 8 nodes of 8 A100 with a global batch of 512 samples, which leaves 8 samples to a GPU; the paper's
-own batch size is not known to us. Costs are analytic, never measured.
+own batch size is not known to us. Costs are analytic.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ def make_setting(
         snapshot_seq=0,
         space=space or SearchSpace(),
     )
-    name = f"analytic, {device.name}: data sheets, never measured"
     unseen = batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw)
-    return Setting(case.name, mixture.name, problem, unseen, name)
+    return Setting(case.name, mixture.name, problem, unseen, device.source)
 
 
 def suite_family(case: Case, mixture: Mixture) -> Family:

@@ -45,7 +45,7 @@ def suite_page(found: SuiteResult) -> Page:
     )
     return Page(
         title=TITLES[found.name],
-        subtitle=f"Suite {found.name}: {len(found.contests)} settings, costs of data sheets, never measured.",
+        subtitle=f"Suite {found.name}: {len(found.contests)} settings, costs of data sheets.",
         kinds=("simulated",),
         verdict=verdict,
         numbers=numbers,

@@ -1,0 +1,243 @@
+"""Published trainings of language models, beside what the roofline predicts for them.
+
+A row of `public_runs.csv` is a layout and the tokens/s/GPU that its authors measured. The seconds of a token are linear
+in what is fitted: matmuls and attention of each device, moved bytes, and the gathers and scatters of sharded weights.
+The rest is as the planner has it: cross entropy, optimizer, gradients of replicas, messages of tensor parallelism, and
+the bubble of a pipeline. No encoder has been published this way.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.cost.analytic import LINK_FRAC, OPTIMIZER_BYTES_PER_PARAM, OPTIMIZER_FRAC
+from dflop.cost.devices import Device, find_device
+from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, moved_frac
+from dflop.cost.regression import robust_nnls
+from dflop.cost.roofline import BYTES_PER_VALUE, EXPOSED_FRAC, LOGIT_BYTES, TRAFFIC, backward_work, layer_work
+from dflop.cost.tensor_parallel import LAYER_ALL_REDUCES
+from dflop.errors import CostError, did_you_mean
+from dflop.records import LLM, ModuleSpec
+
+TABLE = Path(__file__).with_name("public_runs.csv")
+GRADIENT_BYTES = 4
+RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
+"""Part of the forward pass that runs again; what is selected differs from one framework to the next."""
+MATRICES = {"gelu-2-matrices": 2, "swiglu": 3}
+SHARDED = ("fsdp", "fsdp2", "hsdp", "zero3")
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PublicRun:
+    """One row; field names are the columns."""
+
+    source: str
+    device: str
+    model: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    mlp: str
+    vocab: int
+    embeddings: str
+    seq_len: int
+    gpus: int
+    micro_batch: int
+    grad_accum: int
+    sharding: str
+    tp: int
+    pp: int
+    recompute: str
+    compile: str
+    tokens_per_s_per_gpu: float
+
+    @property
+    def sheet(self) -> Device:
+        """Data sheet of its device."""
+        return find_device(self.device)
+
+    @property
+    def spec(self) -> ModuleSpec:
+        """The model as the planner sees it; norms and biases are noise here."""
+        is_tied = self.embeddings == "tied"
+        kv_frac = self.kv_heads / self.heads
+        layer = 2 * self.hidden**2 * (1 + kv_frac) + MATRICES[self.mlp] * self.hidden * self.intermediate
+        return ModuleSpec(
+            module=LLM,
+            num_layers=self.layers,
+            hidden_size=self.hidden,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            num_layer_params=round(layer),
+            num_edge_params=self.vocab * self.hidden * (1 if is_tied else 2),
+            max_pp=self.layers,
+            tp_choices=(self.tp,),
+            vocab_size=self.vocab,
+            is_tied=is_tied,
+            head_dim=self.hidden // self.heads,
+            mlp_width=self.intermediate,
+            num_mlp_tensors=4 if self.mlp == "swiglu" else 2,
+            num_norm_values=4 * self.hidden,
+        )
+
+
+def read_runs(path: Path = TABLE) -> list[PublicRun]:
+    """Rows of a table of published runs.
+
+    Raises:
+        CostError: a column or a value is missing or not of its kind; the file and the line are named.
+    """
+    kinds = {f.name: {"int": int, "float": float, "str": str}[str(f.type)] for f in fields(PublicRun)}
+    with path.open(newline="") as file:
+        lines = csv.DictReader(file)
+        missing = sorted(set(kinds) - set(lines.fieldnames or ()))
+        if missing:
+            raise CostError(f"no column `{missing[0]}`", where=str(path), hint=f"columns: {', '.join(kinds)}")
+        runs = []
+        for line in lines:
+            try:
+                runs.append(PublicRun(**{name: kind(line[name]) for name, kind in kinds.items()}))
+            except (TypeError, ValueError) as error:
+                raise CostError(str(error), where=f"{path}:{lines.line_num}") from error
+    for run in runs:
+        for name, valid in (("mlp", MATRICES), ("recompute", RECOMPUTED), ("embeddings", ("tied", "untied"))):
+            if getattr(run, name) not in valid:
+                raise CostError(
+                    f"{name} `{getattr(run, name)}`", where=str(path), hint=did_you_mean(getattr(run, name), valid)
+                )
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """GPU-seconds that a run takes per token: what the fitted constants scale, and the rest."""
+
+    matmul_s: float
+    """At the peak of the data sheet."""
+    attention_s: float
+    """At the same peak."""
+    hidden_s: float
+    """Moving the hidden state of every layer and pass once, at the sheet's rate."""
+    sharding_s: float
+    """Gathering parameters for both passes and scattering gradients, at the sheet's rate."""
+    rest_s: float
+
+    def seconds(self, matmul_frac: float, attention_frac: float, traffic: float, exposed_frac: float) -> float:
+        """Of a token, on one GPU."""
+        return (
+            self.matmul_s / matmul_frac
+            + self.attention_s / attention_frac
+            + self.hidden_s * traffic
+            + self.sharding_s * exposed_frac
+            + self.rest_s
+        )
+
+
+def parts_of(run: PublicRun) -> Parts:
+    """What one token of a run takes."""
+    sheet, spec = run.sheet, run.spec
+    group = run.tp * run.pp
+    replicas, num_tokens = run.gpus // group, run.micro_batch * run.seq_len
+    rate = sheet.nvlink_bytes_per_s if run.gpus <= sheet.num_per_node else sheet.network_bytes_per_s
+    params = spec.num_layers * spec.num_layer_params + spec.num_edge_params
+    again = RECOMPUTED[run.recompute]
+    once = layer_work(spec, run.tp)
+    work = once + backward_work(once, recomputed_frac=again)
+    bubble = 1 + (run.pp - 1) / run.grad_accum
+    layers = spec.num_layers * run.tp * bubble
+    head_flops = 6.0 * spec.vocab_size * spec.hidden_size * bubble
+    messages = (2 + again) * LAYER_ALL_REDUCES * moved_frac(ALL_REDUCE, run.tp) * BYTES_PER_VALUE * spec.hidden_size
+    is_sharded = run.sharding in SHARDED
+    shares = replicas if run.sharding != "none" else 1
+    synced = 0.0 if is_sharded else GRADIENT_BYTES * moved_frac(ALL_REDUCE, replicas) * params
+    per_step_s = synced / (LINK_FRAC * rate) + OPTIMIZER_BYTES_PER_PARAM * params / shares / (
+        OPTIMIZER_FRAC * sheet.memory_bytes_per_s
+    )
+    gathered = 3 * BYTES_PER_VALUE * params * moved_frac(ALL_GATHER, replicas) if is_sharded else 0.0
+    return Parts(
+        matmul_s=(layers * work.matmul_flops + head_flops) / sheet.peak_bf16_flops,
+        attention_s=layers * work.attention_flops * run.seq_len / sheet.peak_bf16_flops,
+        hidden_s=layers * work.hidden_bytes / sheet.memory_bytes_per_s,
+        sharding_s=gathered / rate / num_tokens,
+        rest_s=sum(LOGIT_BYTES) * spec.vocab_size / sheet.memory_bytes_per_s
+        + layers * messages / (LINK_FRAC * sheet.nvlink_bytes_per_s)
+        + per_step_s / (num_tokens * run.grad_accum),
+    )
+
+
+def predicted_tokens_per_s(run: PublicRun) -> float:
+    """Of one GPU, by the constants of `roofline.py` and of the run's data sheet."""
+    sheet = run.sheet
+    return 1 / parts_of(run).seconds(sheet.matmul_frac, sheet.published_attention_frac, TRAFFIC, EXPOSED_FRAC)
+
+
+def error_fracs(runs: Iterable[PublicRun]) -> Floats:
+    """Predicted over published seconds of a token, less one."""
+    return np.array([run.tokens_per_s_per_gpu / predicted_tokens_per_s(run) - 1 for run in runs])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The constants that a table of published runs asks for."""
+
+    fracs: dict[str, tuple[float, float]]
+    """Of the peak, by name of data sheet: matmuls, attention."""
+    traffic: float
+    exposed_frac: float
+
+    def error_frac(self, run: PublicRun) -> float:
+        """Predicted over published seconds of a token, less one; NaN on a device that the fit did not see."""
+        name = run.sheet.name
+        if name not in self.fracs:
+            return math.nan
+        found = parts_of(run).seconds(*self.fracs[name], self.traffic, self.exposed_frac)
+        return found * run.tokens_per_s_per_gpu - 1
+
+
+def fit_runs(runs: Sequence[PublicRun]) -> Fit:
+    """Least squares on relative errors of the seconds of a token; no constant is negative."""
+    devices = sorted({run.sheet.name for run in runs})
+    parts = [parts_of(run) for run in runs]
+    features = np.zeros((len(runs), 2 * len(devices) + 2))
+    for row, (run, found) in enumerate(zip(runs, parts, strict=True)):
+        column = 2 * devices.index(run.sheet.name)
+        features[row, column : column + 2] = found.matmul_s, found.attention_s
+        features[row, -2:] = found.hidden_s, found.sharding_s
+    seconds = [1 / run.tokens_per_s_per_gpu - found.rest_s for run, found in zip(runs, parts, strict=True)]
+    *by_device, traffic, exposed_frac = robust_nnls(features, seconds).tolist()
+    fracs = [1 / x if x else math.inf for x in by_device]
+    pairs = {name: (fracs[2 * i], fracs[2 * i + 1]) for i, name in enumerate(devices)}
+    return Fit(pairs, traffic, exposed_frac)
+
+
+def unseen_errors(runs: Sequence[PublicRun]) -> Floats:
+    """`Fit.error_frac` of every run by a fit that saw no run of its model."""
+    fits = {name: fit_runs([run for run in runs if run.model != name]) for name in {run.model for run in runs}}
+    return np.array([fits[run.model].error_frac(run) for run in runs])
+
+
+def summary(runs: Sequence[PublicRun]) -> Iterator[str]:
+    """How far off predictions are on every device, and the constants that a fit to these runs has."""
+    unseen = unseen_errors(runs) if len({run.model for run in runs}) > 1 else np.full(len(runs), math.nan)
+    fit = fit_runs(runs)
+    for name in sorted(fit.fracs):
+        here = [run.sheet.name == name for run in runs]
+        seen, others = np.abs(error_fracs(runs)[here]), np.abs(unseen[here])
+        yield (
+            f"{name}: {sum(here)} runs, error {np.median(seen):.1%} (median), {np.quantile(seen, 0.9):.1%} (90 % of "
+            f"runs); by a fit that saw no run of the model {np.median(others):.1%}, {np.quantile(others, 0.9):.1%}"
+        )
+        matmul_frac, attention_frac = fit.fracs[name]
+        yield f"  fit: matmul_frac {matmul_frac:.3f}, published_attention_frac {attention_frac:.3f} (devices.py)"
+    yield f"  fit: TRAFFIC {fit.traffic:.1f}, EXPOSED_FRAC {fit.exposed_frac:.3f} (roofline.py)"

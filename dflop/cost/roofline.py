@@ -1,0 +1,81 @@
+"""What a layer asks of a device, and how fast devices have been seen to do it.
+
+A pass over a layer is three kinds of work, one after the other: matmuls, attention, and operations that only move
+bytes (norms, rotary positions, activations, residuals). Per token, with h the hidden size and q the width of all query
+heads: two FLOPs a weight; 4 q FLOPs per key that a query sees, half of them where attention is causal; and
+`TRAFFIC * 2 h` bytes. A backward pass takes matmuls twice (once with frozen weights), attention 2.5 times, because
+flash attention makes its scores again (Dao et al., arXiv 2205.14135), and bytes twice.
+
+`Device.matmul_frac`, `Device.attention_frac`, `TRAFFIC` and `EXPOSED_FRAC` are fitted to published trainings
+(`public_runs.py`; `python -m dflop.cost.refit` fits them again). The rest was measured on one H200 (docs/measured.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflop.cost.activations import layer_bytes_per_token
+from dflop.cost.devices import Device
+from dflop.records import LLM, ModuleSpec
+
+BYTES_PER_VALUE = 2
+TRAFFIC = 69.3
+"""Times that a layer and pass move the 2 h bytes of a token's hidden state."""
+EXPOSED_FRAC = 0.126
+"""Part of the time of gathering and scattering sharded parameters that no computation hides."""
+ATTENTION_BACKWARD = 2.5
+LOGIT_BYTES = 8, 16
+"""Moved per logit, forward and backward: written in 16 bit, and read and written again in 32 for the cross entropy."""
+LAYER_LAUNCH_S = {True: 1.1e-3, False: 0.6e-3}
+"""A pass over a layer of an LLM (True) or an encoder takes no less: eager PyTorch launches its kernels one by one, and
+so long it took on the host of one H200 for the smallest inputs."""
+EDGE_LAUNCH_S = 0.5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One pass over one layer or edge on one rank."""
+
+    matmul_flops: float
+    """Per token."""
+    attention_flops: float
+    """Per squared token."""
+    hidden_bytes: float
+    """Per token: its hidden state, as far as this rank holds it; `TRAFFIC` times that is moved."""
+
+    def times(self, matmul: float, attention: float, moved: float) -> Work:
+        """So many passes of each kind."""
+        return Work(matmul * self.matmul_flops, attention * self.attention_flops, moved * self.hidden_bytes)
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.matmul_flops + other.matmul_flops,
+            self.attention_flops + other.attention_flops,
+            self.hidden_bytes + other.hidden_bytes,
+        )
+
+    def seconds_per_token(self, device: Device) -> float:
+        """Matmuls and bytes."""
+        moved_s = TRAFFIC * self.hidden_bytes / device.memory_bytes_per_s
+        return self.matmul_flops / (device.peak_bf16_flops * device.matmul_frac) + moved_s
+
+    def seconds_per_sq_token(self, device: Device) -> float:
+        """Attention."""
+        return self.attention_flops / (device.peak_bf16_flops * device.attention_frac)
+
+
+def layer_work(spec: ModuleSpec, tp: int = 1) -> Work:
+    """A forward pass over one layer; `tp` ranks share matmuls and heads, and whole hidden states pass through norms."""
+    whole, split = layer_bytes_per_token(spec)
+    kept_whole = (whole + split / tp) / (whole + split)
+    return Work(
+        matmul_flops=2.0 * spec.num_layer_params / tp,
+        attention_flops=(2.0 if spec.module == LLM else 4.0) * spec.query_width / tp,
+        hidden_bytes=BYTES_PER_VALUE * spec.hidden_size * kept_whole,
+    )
+
+
+def backward_work(forward: Work, *, is_frozen: bool = False, recomputed_frac: float = 0.0) -> Work:
+    """The backward pass of a layer, with the part of the forward pass that runs once more."""
+    again = forward.times(recomputed_frac, recomputed_frac, recomputed_frac)
+    return forward.times(1.0 if is_frozen else 2.0, ATTENTION_BACKWARD, 2.0) + again

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dflop.cost.flops import FlopCounter
+from dflop.cost.throughput import throughput
+from tests.builders import make_sample, make_specs
+
+SPECS = make_specs()
+BATCHES = [[make_sample(i, 100 * (i + 1)) for i in range(4)], [make_sample(9, 500)] * 4]
+
+
+def found(step_s: float = 2.0, **changed):
+    given = {"num_gpus": 8, "peak_flops_per_s": 1e9, "recomputed": (), "num_samples": 1000} | changed
+    return throughput(step_s, BATCHES, FlopCounter(SPECS), **given)
+
+
+def test_every_gpu_that_is_paid_for_counts():
+    tokens = sum(shape.num_llm_tokens for batch in BATCHES for shape in batch)
+    one = found()
+    assert one.tokens_per_s_per_gpu == pytest.approx(tokens / 2 / 2.0 / 8)
+    assert one.samples_per_s == pytest.approx(4 / 2.0)
+    assert one.epoch_gpu_hours == pytest.approx(1000 / 2 * 8 / 3600)
+    assert one.epoch_cost(2.5) == pytest.approx(2.5 * one.epoch_gpu_hours)
+    assert found(num_gpus=16).mfu_frac == pytest.approx(one.mfu_frac / 2)
+    assert found(4.0).tokens_per_s_per_gpu == pytest.approx(one.tokens_per_s_per_gpu / 2)
+
+
+def test_recomputation_is_work_of_the_hardware_alone():
+    plain, again = found(), found(recomputed=["llm"])
+    assert plain.mfu_frac == plain.hfu_frac == again.mfu_frac
+    counter = FlopCounter(SPECS)
+    forward = sum(counter.count_again(batch, ["llm"]) for batch in BATCHES)
+    assert again.hfu_frac - again.mfu_frac == pytest.approx(forward / 4.0 / 8e9)
+    head = sum(6 * SPECS[-1].vocab_size * SPECS[-1].hidden_size * s.num_supervised_tokens for b in BATCHES for s in b)
+    text_only = sum(counter.count(batch) for batch in BATCHES)
+    assert 3 * forward + head <= text_only * (1 + 1e-9)
+
+
+def test_without_a_known_peak_utilisation_is_not_known():
+    assert math.isnan(found(peak_flops_per_s=math.nan).mfu_frac)
