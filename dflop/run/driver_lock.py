@@ -16,7 +16,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.errors import LaunchError, StoreError
@@ -34,25 +33,10 @@ _LOOK_S = 1.0
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """The process that drives a run."""
-
-    host: str
-    pid: int
-    since: str
-    """UTC, `2026-11-20T12:00:00Z`."""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since}"
-
-
-def driver_of(run: RunDir) -> Driver | None:
+def driver_of(run: RunDir) -> Claim | None:
     """Who drives a run now, or None."""
     claim = newest_claim(run.path / FOLDER)
-    if claim is None or not _is_alive(run, claim):
-        return None
-    return Driver(claim.host, claim.pid, claim.since)
+    return claim if claim is not None and _is_alive(run, claim) else None
 
 
 def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -60,33 +44,30 @@ def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.s
 
     A driver on another node is waited for until it gives a sign of life, seconds, or has been silent for too long.
 
-    Args:
-        run: The run.
-        say: Told that it is waited for.
-        sleep: Replaced in tests.
-
     Raises:
         LaunchError: naming who drives it.
     """
     driver = driver_of(run)
-    if driver is not None and not _falls_silent(run, driver, say, sleep):
+    if driver is not None and (driver.is_of_this_machine or not _falls_silent(run, driver, say, sleep)):
         raise _refusal(run, driver)
 
 
 @contextlib.contextmanager
 def drive_alone(run: RunDir, say: Say) -> Iterator[None]:
-    """Be the driver of a run for the length of the block.
-
-    Args:
-        run: The run.
-        say: Told if a driver on another node has to be waited for.
+    """Be the driver of a run for the length of the block; a driver on another node may have to be waited for.
 
     Raises:
         LaunchError: somebody else drives it, or files cannot be locked there.
     """
     check_free(run, say)
     with locked(run.path / LOCK, lambda: _refusal(run, driver_of(run))):
-        lease = _lease(run)
+        try:
+            lease = Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
+        except StoreError:
+            raise _refusal(run, driver_of(run)) from None
+        except OSError as error:
+            what = f"cannot note who drives the run: {error.strerror}"
+            raise LaunchError(what, where=str(run.path / FOLDER)) from error
         lease.__enter__()
         try:
             yield
@@ -116,13 +97,8 @@ def refuse_if_taken_over(run: RunDir) -> None:
 def locked(path: Path, refusal: Callable[[], LaunchError], timeout_s: float = _LOOK_S) -> Iterator[None]:
     """Hold a lock file for the length of the block; the kernel releases it, whatever kills this process.
 
-    Args:
-        path: The file; made where it is not there, and left.
-        refusal: What is raised when somebody else holds it for too long.
-        timeout_s: How long that is.
-
     Raises:
-        LaunchError: somebody else holds it, or files cannot be locked there.
+        LaunchError: `refusal`, where somebody else holds it for too long, or files cannot be locked there.
     """
     fd, deadline_s = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + timeout_s
     try:
@@ -151,21 +127,9 @@ def _is_ours(fd: int, path: Path) -> bool:
     return True
 
 
-def _lease(run: RunDir) -> Lease:
-    try:
-        return Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
-    except StoreError:
-        raise _refusal(run, driver_of(run)) from None
-    except OSError as error:
-        raise LaunchError(f"cannot note who drives the run: {error.strerror}", where=str(run.path / FOLDER)) from error
-
-
-def _falls_silent(run: RunDir, driver: Driver, say: Say, sleep: Callable[[float], None]) -> bool:
+def _falls_silent(run: RunDir, before: Claim, say: Say, sleep: Callable[[float], None]) -> bool:
     """Whether a driver that may be dead is."""
-    before = newest_claim(run.path / FOLDER)
-    if before is None or before.is_of_this_machine:
-        return False
-    say(f"run {run.run_id} was driven by {driver}, heard of {seconds(before.age_s)} ago; waiting for a sign of life")
+    say(f"run {run.run_id} was driven by {before}, heard of {seconds(before.age_s)} ago; waiting for a sign of life")
     while True:
         sleep(_POLL_S)
         now = newest_claim(run.path / FOLDER)
@@ -179,14 +143,10 @@ def _falls_silent(run: RunDir, driver: Driver, say: Say, sleep: Callable[[float]
 def _is_alive(run: RunDir, claim: Claim) -> bool:
     if claim.is_released:
         return False
-    if claim.is_of_this_machine:
-        return _is_locked(run.path / LOCK)
-    return claim.age_s <= LEASE_S
-
-
-def _is_locked(path: Path) -> bool:
+    if not claim.is_of_this_machine:
+        return claim.age_s <= LEASE_S
     try:
-        fd = os.open(path, os.O_RDWR)
+        fd = os.open(run.path / LOCK, os.O_RDWR)
     except OSError:
         return False
     try:
@@ -198,7 +158,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _refusal(run: RunDir, driver: Driver | None) -> LaunchError:
+def _refusal(run: RunDir, driver: Claim | None) -> LaunchError:
     return LaunchError(
         f"run `{run.run_id}` is being driven by {driver or 'a process that has not written its name yet'}",
         where=str(run.path),

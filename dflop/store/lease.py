@@ -50,7 +50,7 @@ class Claim:
     """Since its holder last gave a sign of life, by the clock of the file server."""
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host} since {self.since}"
+        return f"process {self.pid} on {self.host} since {self.since}"
 
     @property
     def is_of_this_machine(self) -> bool:

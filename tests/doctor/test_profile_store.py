@@ -87,11 +87,11 @@ def test_an_ingester_at_work_is_no_fault_and_a_claim_of_a_node_that_fell_silent_
     with live.hold(store):
         found = of(store)
     assert (found["live database"].status, found["lease"].status) == (OK, OK)
-    assert f"pid {os.getpid()}" in found["live database"].detail
-    assert found["lease"].detail.startswith(f"held by pid {os.getpid()} on ")
+    assert f"process {os.getpid()}" in found["live database"].detail
+    assert found["lease"].detail.startswith(f"held by process {os.getpid()} on ")
     claim = max((store / "INGEST.lease").glob("*.json"))
     content = json.loads(claim.read_text()) | {"is_released": False, "host": "node9"}
     claim.write_text(json.dumps(content))
     os.utime(claim, (time.time() - 1000,) * 2)
-    assert "free: pid" in of(store)["lease"].detail
+    assert "free: process" in of(store)["lease"].detail
     assert "on node9" in of(store)["lease"].detail

@@ -46,7 +46,7 @@ def test_a_live_claim_of_another_node_is_respected_and_named(tmp_path: Path, on_
     on_node("node-a")
     with take(tmp_path):
         on_node("node-b")
-        with pytest.raises(StoreError, match=rf"another node is ingesting: epoch 1, pid {os.getpid()}"):
+        with pytest.raises(StoreError, match=rf"another node is ingesting: epoch 1, process {os.getpid()}"):
             take(tmp_path)
     take(tmp_path)  # released
 
@@ -169,7 +169,7 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> Non
     path = tmp_path / "lock"
     with (
         lease.exclusive(path, timeout_s=0),
-        pytest.raises(StoreError, match=rf"pid {os.getpid()} on .* since 20"),
+        pytest.raises(StoreError, match=rf"process {os.getpid()} on .* since 20"),
         lease.exclusive(path, timeout_s=0),
     ):
         pass
