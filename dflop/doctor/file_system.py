@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from dflop import files, units
@@ -26,35 +26,22 @@ _NO_LOCKS = "mount it with locks (Lustre: -o flock; NFS: version 4), or move the
 
 
 def file_system(what: str, folder: Path) -> Iterator[Finding]:
-    """Findings about the file system of a folder, or of where it would be made.
-
-    Args:
-        what: `store` or `runs`, for the findings' names.
-        folder: Need not be there yet.
-    """
+    """Findings about the file system of a folder (`what`: `store` or `runs`), or of where it would be made."""
     place = next((f for f in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(f)), Path("/"))
     yield _kind(what, place)
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".tmp-doctor-") as made:
-            yield from _trials(what, Path(made))
+            for name, trial in (("locks", _try_lock), ("rename", _try_rename), ("link", _try_link)):
+                try:
+                    trial(Path(made))
+                except (OSError, AssertionError) as error:
+                    advice = _NO_LOCKS if name == "locks" else _MOVE
+                    yield Finding(AREA, f"{what}: {name}", FAIL, f"{error} in {place}", advice)
+                else:
+                    yield Finding(AREA, f"{what}: {name}", OK, "works")
     except OSError as error:
         failure = access.error_of("cannot write", error, folder)
         yield Finding(AREA, f"{what}: writing", FAIL, failure.what, (what == "store" and failure.hint) or _MOVE)
-
-
-def _trials(what: str, folder: Path) -> Iterator[Finding]:
-    trials: tuple[tuple[str, Callable[[Path], None], str], ...] = (
-        ("locks", _try_lock, _NO_LOCKS),
-        ("rename", _try_rename, _MOVE),
-        ("link", _try_link, _MOVE),
-    )
-    for name, trial, advice in trials:
-        try:
-            trial(folder)
-        except (OSError, AssertionError) as error:
-            yield Finding(AREA, f"{what}: {name}", FAIL, f"{error} in {folder.parent}", advice)
-        else:
-            yield Finding(AREA, f"{what}: {name}", OK, "works")
 
 
 def _try_lock(folder: Path) -> None:
@@ -103,21 +90,13 @@ def _kind(what: str, folder: Path) -> Finding:
 
 
 def mount_kind(folder: Path, mounts: str | None = None) -> str:
-    """Kind of the file system a folder is on (`ext4`, `nfs4`, `lustre`, ...).
-
-    Args:
-        folder: Absolute.
-        mounts: Content of `/proc/mounts`; None reads it.
-    """
+    """Kind of the file system a folder is on (`ext4`, `nfs4`, `lustre`, ...), by the content of `/proc/mounts`."""
     if mounts is None:
         try:
             mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "unknown"
-    real, best, kind = folder.resolve(), -1, "unknown"
-    for line in mounts.splitlines():
-        _, point, of_mount, *_ = [*line.split(), "", "", ""]
-        point = point.replace("\\040", " ")
-        if real.is_relative_to(point or "/nowhere") and len(point) >= best:
-            best, kind = len(point), of_mount
-    return kind
+    found = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
+    points = [(point.replace("\\040", " "), kind) for point, kind in found]
+    above = [(len(point), n, kind) for n, (point, kind) in enumerate(points) if folder.resolve().is_relative_to(point)]
+    return max(above, default=(0, 0, "unknown"))[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import ssl
 import urllib.error
 import urllib.request
@@ -40,15 +39,7 @@ Get = Callable[[FlowServer, str], tuple[int, str]]
 
 
 def get(server: FlowServer, path: str) -> tuple[int, str]:
-    """(status, text) of what a server answers.
-
-    Args:
-        server: Whom to ask.
-        path: Below its address.
-
-    Raises:
-        OSError: it does not answer.
-    """
+    """(status, text) of what a server answers below its address; OSError where it does not."""
     headers = {"Authorization": server.auth} if server.auth else {}
     request = urllib.request.Request(server.url + path, headers=headers)
     try:
@@ -59,13 +50,7 @@ def get(server: FlowServer, path: str) -> tuple[int, str]:
 
 
 def flow_server(server: FlowServer | None, problem: str = "", get: Get = get) -> Iterator[Finding]:
-    """Findings about Prefect.
-
-    Args:
-        server: What Prefect's settings say; None where it is not installed, or they cannot be read.
-        problem: Why they cannot be read.
-        get: Asks a server; replaced in tests.
-    """
+    """Findings about Prefect; without a server it is not installed, or `problem` says why its settings are not read."""
     version = installed_version("prefect")
     if version is None:
         yield Finding(AREA, "package", SKIP, "not installed", "for dflop run: pip install 'dflop[flows]'")
@@ -93,18 +78,11 @@ def _server(server: FlowServer, version: str, get: Get) -> Finding:
     if status != 200:
         advice = "PREFECT_API_URL ends in /api; is this a Prefect server?"
         return Finding(AREA, "server", FAIL, f"{server.url} answers with HTTP {status}", advice)
-    theirs = str(_parsed(told))
+    theirs = told.strip().strip('"')
     if _minor(theirs) < _minor(version):
         advice = "a client newer than its server is refused at times: upgrade the server"
         return Finding(AREA, "server", WARN, f"{server.url}, Prefect {theirs}; the client is {version}", advice)
     return Finding(AREA, "server", OK, f"{server.url}, Prefect {theirs}")
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _minor(version: str) -> tuple[int, ...]:

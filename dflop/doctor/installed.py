@@ -51,12 +51,7 @@ def python_and_dflop() -> Iterator[Finding]:
 
 
 def packages(requirements: Sequence[str], version_of: VersionOf = installed_version) -> Iterator[Finding]:
-    """A finding for what dflop cannot do without, and one per extra.
-
-    Args:
-        requirements: As dflop's metadata has them.
-        version_of: Looks a package up; replaced in tests.
-    """
+    """A finding for what dflop cannot do without, by its metadata's requirements, and one per extra."""
     parsed = [Requirement(text) for text in requirements]
     needed = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
     wrong = _wrong(needed, version_of)
@@ -71,16 +66,10 @@ def packages(requirements: Sequence[str], version_of: VersionOf = installed_vers
 
 
 def as_tested(constraints: Mapping[str, str], version_of: VersionOf = installed_version) -> Finding:
-    """Whether what is installed is what the tests ran with.
-
-    Args:
-        constraints: Exact versions by package.
-        version_of: Looks a package up; replaced in tests.
-    """
+    """Whether what is installed is what the tests ran with: exact versions by package."""
     found = {name: version for name in constraints if (version := version_of(name)) is not None}
-    other = [
-        f"{name} {v} (tested: {constraints[name]})" for name, v in found.items() if not _same(v, constraints[name])
-    ]
+    compared = ((name, version, constraints[name]) for name, version in found.items())
+    other = [f"{name} {version} (tested: {tested})" for name, version, tested in compared if not _same(version, tested)]
     if not other:
         return Finding(AREA, "tested versions", OK, f"{len(found)} packages as in constraints.txt")
     shown = ", ".join(other[:_MAX_SHOWN]) + (f" and {len(other) - _MAX_SHOWN} more" if len(other) > _MAX_SHOWN else "")
@@ -106,14 +95,12 @@ def _extra(extra: str, purpose: str, wanted: Sequence[Requirement], version_of: 
 
 
 def _wrong(wanted: Sequence[Requirement], version_of: VersionOf) -> list[str]:
-    found = []
-    for requirement in wanted:
-        version = version_of(requirement.name)
-        if version is None:
-            found.append(f"{requirement.name} is missing")
-        elif not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name} is {version}, not {requirement.specifier}")
-    return found
+    found = [(r, version_of(r.name)) for r in wanted]
+    return [
+        f"{r.name} is {version}, not {r.specifier}" if version else f"{r.name} is missing"
+        for r, version in found
+        if version is None or not r.specifier.contains(version, prereleases=True)
+    ]
 
 
 def _same(version: str, tested: str) -> bool:

@@ -63,22 +63,14 @@ def node_groups(answer: str) -> list[NodeGroup]:
                 _, _, largest = size.rpartition("-")
                 max_nodes = float(largest) if largest.isdigit() else math.inf
                 is_usable = not node_state.startswith(_OUT_OF_USE)
-                found.append(
-                    NodeGroup(
-                        name.rstrip("*"), name.endswith("*"), state, limit, max_nodes, int(count), int(cpus),
-                        int(memory), gres, is_usable,
-                    )
-                )  # fmt: skip
+                numbers, is_default = (int(count), int(cpus), int(memory)), name.endswith("*")
+                group = NodeGroup(name.rstrip("*"), is_default, state, limit, max_nodes, *numbers, gres, is_usable)
+                found.append(group)
     return found
 
 
 def obstacles(options: Mapping[str, str], groups: Sequence[NodeGroup]) -> list[Obstacle]:
-    """Why a job does not start in its partition; of several partitions, in the one where it lacks least.
-
-    Args:
-        options: Of sbatch, without dashes.
-        groups: All that sinfo knows.
-    """
+    """Why a job of these options of sbatch does not start; of several partitions, in the one where it lacks least."""
     named = options.get("partition", "")
     names = named.split(",") if named else [g.partition for g in groups if g.is_default][:1]
     found = [list(_in_partition(options, [g for g in groups if g.partition == name])) for name in names]
@@ -106,23 +98,24 @@ def _in_partition(options: Mapping[str, str], groups: Sequence[NodeGroup]) -> It
 
 def _of_nodes(options: Mapping[str, str], groups: Sequence[NodeGroup], num_nodes: int, name: str) -> Iterator[Obstacle]:
     cpus = _count(options.get("ntasks-per-node", "1")) * _count(options.get("cpus-per-task", "1"))
-    kind, gpus = wanted_gpus(options)
+    # (type, number per node) of the GPUs that it asks for; no type where any will do.
+    text = f"gpu:{options['gpus-per-node']}" if "gpus-per-node" in options else options.get("gres", "")
+    kind, number = (re.findall(_GPUS, text) or [("", "0")])[0]
+    gpus = int(number)
     memory = _memory_mib(options, cpus, gpus)
     of_node: tuple[tuple[str, str, float, Callable[[NodeGroup], float]], ...] = (
         ("cpus", "CPUs", cpus, lambda group: group.num_cpus),
         ("memory", "MiB of memory", memory, lambda group: group.memory_mib),
         ("gpus", f"GPUs{f' of type {kind}' * bool(kind)}", gpus, lambda group: _num_gpus(group.gres, kind)),
     )
-    enough, is_said = list(groups), False
-    for key, unit, wanted, has in of_node:
-        if sum(group.num_nodes for group in groups if has(group) >= wanted) < num_nodes:
-            most = max(map(has, groups))
-            what = f"the job asks for {wanted:g} {unit} on each of {num_nodes} nodes, those of {name} have {most:g}"
-            yield Obstacle(what, _KEYS[key])
-            is_said = True
-        enough = [group for group in enough if has(group) >= wanted]
-    if is_said:
+    lacking = [of for of in of_node if sum(g.num_nodes for g in groups if of[3](g) >= of[2]) < num_nodes]
+    for key, unit, wanted, has in lacking:
+        most = max(map(has, groups))
+        what = f"the job asks for {wanted:g} {unit} on each of {num_nodes} nodes, those of {name} have {most:g}"
+        yield Obstacle(what, _KEYS[key])
+    if lacking:
         return
+    enough = [group for group in groups if all(has(group) >= wanted for *_, wanted, has in of_node)]
     total, usable = sum(g.num_nodes for g in enough), sum(g.num_nodes for g in enough if g.is_usable)
     if total < num_nodes:
         what = f"{num_nodes} nodes of {name} that have {cpus} CPUs, {memory:g} MiB and {gpus} GPUs: there are {total}"
@@ -141,13 +134,6 @@ def minutes(text: str) -> float:
         return math.nan
     days, first, second, third = (int(part or 0) for part in found.groups())
     return 1440 * days + 60 * first + second + third / 60 if found[1] or found[4] else first + second / 60
-
-
-def wanted_gpus(options: Mapping[str, str]) -> tuple[str, int]:
-    """(type, number per node) of the GPUs that a job asks for; no type where any will do."""
-    text = f"gpu:{options['gpus-per-node']}" if "gpus-per-node" in options else options.get("gres", "")
-    kind, number = (re.findall(_GPUS, text) or [("", "0")])[0]
-    return kind, int(number)
 
 
 def _num_gpus(gres: str, kind: str) -> int:

@@ -18,11 +18,7 @@ OLD_S = 3600.0
 
 
 def profile_store(root: Path) -> Iterator[Finding]:
-    """Findings about a store.
-
-    Args:
-        root: Its folder.
-    """
+    """Findings about the store in a folder."""
     try:
         os.listdir(root)
     except (FileNotFoundError, NotADirectoryError):
@@ -36,7 +32,12 @@ def profile_store(root: Path) -> Iterator[Finding]:
     yield checked(AREA, "live database", lambda: health.live_health(root))
     yield checked(AREA, "lease", lambda: health.lease_health(root))
     yield _backlog(root)
-    yield _refused(root)
+    files = [path for path in (root / "quarantine").rglob("*.parquet.*") if not path.name.endswith(".reason.json")]
+    if files:
+        advice = "the reasons are beside them and in the table file_quarantine"
+        yield Finding(AREA, "quarantine", WARN, f"{len(files)} files in {root / 'quarantine'}", advice)
+    else:
+        yield Finding(AREA, "quarantine", OK, "no file was refused")
 
 
 def _backlog(root: Path) -> Finding:
@@ -51,11 +52,3 @@ def _backlog(root: Path) -> Finding:
     if max(ages_s) < OLD_S:
         return Finding(AREA, "spool", OK, detail)
     return Finding(AREA, "spool", WARN, detail, f"dflop store ingest --store {root} (--watch for ever)")
-
-
-def _refused(root: Path) -> Finding:
-    files = [path for path in (root / "quarantine").rglob("*.parquet.*") if not path.name.endswith(".reason.json")]
-    if not files:
-        return Finding(AREA, "quarantine", OK, "no file was refused")
-    advice = "the reasons are beside them and in the table file_quarantine"
-    return Finding(AREA, "quarantine", WARN, f"{len(files)} files in {root / 'quarantine'}", advice)

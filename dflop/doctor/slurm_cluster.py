@@ -14,12 +14,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from dflop.config import ClusterConfig, Config, SlurmConfig
+from dflop.config import ClusterConfig, Config
 from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
-from dflop.launch import JobSpec
 from dflop.launch.commands import job_environment, keys_of_refusal, run_command
 from dflop.launch.executor import Executor
 from dflop.launch.slurm import comment_of
@@ -47,12 +46,7 @@ class Command(Protocol):
 
 
 def slurm(config: Config | None = None, command: Command = run_command) -> Iterator[Finding]:
-    """Findings about Slurm.
-
-    Args:
-        config: Whose jobs are tried; None: the site's defaults.
-        command: Runs a client; replaced in tests.
-    """
+    """Findings about Slurm, by the jobs of a configuration or (None) the site's defaults."""
     is_wanted = config is not None and config.cluster.backend == "slurm"
     missing = [name for name in CLIENTS if shutil.which(name) is None]
     if missing:
@@ -68,9 +62,17 @@ def slurm(config: Config | None = None, command: Command = run_command) -> Itera
     yield Finding(AREA, "commands", OK, version or "installed")
     groups, cluster = partition_limits.node_groups(info.stdout), config.cluster if config and is_wanted else None
     yield _partitions(groups, cluster)
-    yield _gres(groups, cluster)
+    gres = sorted({group.gres for group in groups if group.gres not in ("", "(null)")})
+    if not gres and cluster is not None and cluster.device == "cuda":
+        advice = "GPUs cannot be asked for by count here: cluster.slurm.gpus: none, if nodes come with all of theirs"
+        yield Finding(AREA, "GRES", WARN, "none: no partition counts GPUs", advice)
+    else:
+        yield Finding(AREA, "GRES", OK, ", ".join(gres) or "none: no partition counts GPUs")
     if config is None or cluster is None:
-        yield _site_default(command)
+        is_taken, said = _test_only({"job-name": "dflop-doctor", "time": "1"}, command)
+        # Sites may want an account or a partition of everybody, which only a configuration knows.
+        advice = "" if is_taken else "give the configuration: dflop doctor CONFIG"
+        yield Finding(AREA, "submitting", OK if is_taken else WARN, said, advice)
     else:
         yield from _jobs(config, groups, command)
     yield _accounting(command)
@@ -101,24 +103,6 @@ def _partitions(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> F
     return Finding(AREA, "partitions", OK, shown)
 
 
-def _gres(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> Finding:
-    found = sorted({group.gres for group in groups if group.gres not in ("", "(null)")})
-    if found:
-        return Finding(AREA, "GRES", OK, ", ".join(found))
-    if cluster is not None and cluster.device == "cuda":
-        advice = "GPUs cannot be asked for by count here: cluster.slurm.gpus: none, if nodes come with all of theirs"
-        return Finding(AREA, "GRES", WARN, "none: no partition counts GPUs", advice)
-    return Finding(AREA, "GRES", OK, "none: no partition counts GPUs")
-
-
-def _site_default(command: Command) -> Finding:
-    ok, said = _test_only({"job-name": "dflop-doctor", "time": "1"}, command)
-    if ok:
-        return Finding(AREA, "submitting", OK, said)
-    # Sites may want an account or a partition of everybody, which only a configuration knows.
-    return Finding(AREA, "submitting", WARN, said, "give the configuration: dflop doctor CONFIG")
-
-
 def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iterator[Finding]:
     """A finding or more per shape of job that a run of this configuration submits."""
     config = absolute(config)
@@ -132,16 +116,12 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
         return
     for spec in specs:
         name = f"submitting {spec.name.removeprefix(f'{run.run_id}-')}"
-        wanted = sbatch_options(spec, site_of(run, config))
+        # As the launcher submits it; flags have empty values.
+        wanted = Executor([spec], site_of(run, config), comment_of("doctor")).options()
         shape = {option: value for option, value in wanted.items() if option not in ("job-name", "output", "error")}
         if shape not in tried:
             tried.append(shape)
             yield from _job(name, wanted, config, groups, command)
-
-
-def sbatch_options(spec: JobSpec, site: SlurmConfig) -> Mapping[str, str]:
-    """Options with which the launcher submits a job, without dashes; flags have empty values."""
-    return Executor([spec], site, comment_of("doctor")).options()
 
 
 def _job(

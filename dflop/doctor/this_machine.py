@@ -51,12 +51,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def machine(wants_gpu: bool, attention: str = "auto") -> Iterator[Finding]:
-    """Findings about this machine.
-
-    Args:
-        wants_gpu: Whether a configuration wants GPUs of this machine, not of a cluster's nodes.
-        attention: `model.attention` of the configuration.
-    """
+    """Findings about this machine, whose GPUs a configuration may want, with its `model.attention`."""
     yield Finding(AREA, "cores", OK, f"{len(os.sched_getaffinity(0))} for this process, of {os.cpu_count()}")
     yield Finding(AREA, "memory", OK, units.num_bytes(memory_bytes()))
     gpus = find_gpus()
@@ -71,12 +66,7 @@ def machine(wants_gpu: bool, attention: str = "auto") -> Iterator[Finding]:
 
 
 def torch_finding(num_gpus: int, wants_gpu: bool) -> Finding:
-    """Whether torch is there and sees the GPUs.
-
-    Args:
-        num_gpus: That nvidia-smi tells of.
-        wants_gpu: Whether a configuration wants them.
-    """
+    """Whether torch is there and sees the GPUs that nvidia-smi tells of."""
     if importlib.util.find_spec("torch") is None:
         return Finding(AREA, "torch", SKIP, "not installed", "for profiling and training: pip install 'dflop[train]'")
     done = _run((sys.executable, "-c", _TORCH))
@@ -88,18 +78,14 @@ def torch_finding(num_gpus: int, wants_gpu: bool) -> Finding:
         return Finding(AREA, "torch", OK, built)
     if is_available == "True" and int(count) == num_gpus:
         return Finding(AREA, "torch", OK, f"{built}, sees {count} GPUs")
-    advice = (
-        "install a torch built for CUDA" if cuda == "-" else "the driver may be older than this CUDA: see nvidia-smi"
-    )
+    advice = "install a torch built for CUDA"
+    if cuda != "-":
+        advice = "the driver may be older than this CUDA: see nvidia-smi"
     return Finding(AREA, "torch", FAIL if wants_gpu else WARN, f"{built}, sees {count} of {num_gpus} GPUs", advice)
 
 
 def flash_finding(attention: str) -> Finding:
-    """Whether flash-attn can be imported beside this torch: a wheel for another one fails with a missing symbol.
-
-    Args:
-        attention: `model.attention`; only `flash` cannot do without.
-    """
+    """Whether flash-attn can be imported beside this torch: a wheel for another one fails with a missing symbol."""
     is_needed = attention == "flash"
     if importlib.util.find_spec("flash_attn") is None:
         advice = "pip install 'dflop[flash]'" if is_needed else "torch's own kernel is used on GPUs, SDPA on CPUs"
